@@ -1,0 +1,35 @@
+# Two commands on a fresh machine with Python 3.11+ and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export FLWR_TELEMETRY_ENABLED := 0
+
+.PHONY: demo test check bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[simulation,dev]"
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/flwr-privacy demo --out runs/demo
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+# mypy does not follow setuptools' package-dir mapping, so it sees the packages through links.
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/typing && mkdir -p build/typing/flwr_privacy
+	ln -s $(CURDIR)/flwr_privacy/* $(CURDIR)/strategies $(CURDIR)/clients $(CURDIR)/simulations \
+		build/typing/flwr_privacy/
+	cd build/typing && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
+	$(BIN)/pytest --quiet --doctest-modules flwr_privacy strategies clients simulations
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build runs *.egg-info

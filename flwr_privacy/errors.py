@@ -1,0 +1,162 @@
+"""Errors that a user can cause, each with the exit code of the command line.
+
+A message names the parameter, its value and what is allowed. Anything else that is raised is a
+defect of the library.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, ClassVar
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "EngineError",
+    "FlwrPrivacyError",
+    "InvalidParameterError",
+    "ProtocolError",
+    "check_choice",
+    "check_integer",
+    "check_number",
+]
+
+
+class FlwrPrivacyError(Exception):
+    """Base of every error that a user of the library can cause."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InvalidParameterError(FlwrPrivacyError, ValueError):
+    """A parameter has a value that is not allowed.
+
+    Parameters
+    ----------
+    parameter : str
+        Name of the parameter as the user wrote it.
+    value : Any
+        Its value.
+    allowed : str
+        What is allowed, as a phrase that follows "expected".
+    """
+
+    exit_code = 2
+
+    def __init__(self, parameter: str, value: Any, allowed: str) -> None:
+        self.parameter = parameter
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{parameter} = {value!r}: expected {allowed}")
+
+
+class DataError(FlwrPrivacyError):
+    """A data set is missing, damaged or unfit for the task."""
+
+    exit_code = 3
+
+
+class EngineError(FlwrPrivacyError):
+    """An engine could not be started, or the app failed while it ran."""
+
+    exit_code = 4
+
+
+class CheckpointError(FlwrPrivacyError):
+    """A checkpoint is damaged or belongs to another experiment."""
+
+    exit_code = 5
+
+
+class ProtocolError(FlwrPrivacyError):
+    """The two ends of the wire do not agree (scheme, version, phase, round, identity)."""
+
+    exit_code = 6
+
+
+def check_integer(
+    parameter: str, value: Any, *, minimum: int | None = None, maximum: int | None = None
+) -> int:
+    """Return `value` if it is an integer in ``[minimum, maximum]``.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is no integer (a bool is none) or out of range.
+
+    Examples
+    --------
+    >>> check_integer("rounds", 3, minimum=1)
+    3
+    """
+    allowed = "an integer" + _range(minimum, maximum)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidParameterError(parameter, value, allowed)
+    _check_range(parameter, value, minimum, maximum, allowed)
+    return value
+
+
+def check_number(
+    parameter: str, value: Any, *, minimum: float | None = None, maximum: float | None = None
+) -> float:
+    """Return `value` as a float if it is a finite number in ``[minimum, maximum]``.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is no finite number or out of range.
+
+    Examples
+    --------
+    >>> check_number("alpha", 1, minimum=0)
+    1.0
+    """
+    allowed = "a finite number" + _range(minimum, maximum)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value - value != 0:
+        raise InvalidParameterError(parameter, value, allowed)
+    _check_range(parameter, value, minimum, maximum, allowed)
+    return float(value)
+
+
+def check_choice(parameter: str, value: Any, choices: Iterable[str]) -> str:
+    """Return `value` if it is one of `choices`.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is none of them; the message puts the nearest names first.
+
+    Examples
+    --------
+    >>> check_choice("task", "digits-mlp", ["digits-mlp", "mnist-mlp"])
+    'digits-mlp'
+    >>> check_choice("task", "digit-mpl", ["digits-mlp", "mnist-mlp"])
+    Traceback (most recent call last):
+    ...
+    flwr_privacy.errors.InvalidParameterError: task = 'digit-mpl': expected one of \
+'digits-mlp', 'mnist-mlp' (nearest: 'digits-mlp', 'mnist-mlp')
+    """
+    names = sorted(choices)
+    if isinstance(value, str) and value in names:
+        return value
+    nearest = get_close_matches(str(value), names, n=3, cutoff=0.5)
+    allowed = "one of " + ", ".join(map(repr, names))
+    if nearest:
+        allowed += " (nearest: " + ", ".join(map(repr, nearest)) + ")"
+    raise InvalidParameterError(parameter, value, allowed)
+
+
+def _range(minimum: float | None, maximum: float | None) -> str:
+    if minimum is not None and maximum is not None:
+        return f" from {minimum} to {maximum}"
+    if minimum is not None:
+        return f" of at least {minimum}"
+    if maximum is not None:
+        return f" of at most {maximum}"
+    return ""
+
+
+def _check_range(
+    parameter: str, value: float, minimum: float | None, maximum: float | None, allowed: str
+) -> None:
+    if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
+        raise InvalidParameterError(parameter, value, allowed)

@@ -1,0 +1,88 @@
+"""Simulated stragglers: how many virtual seconds a client takes for an answer.
+
+The times cost no real time. They are a function of (seed, round, client, phase) alone, so they are
+the same on every engine and after a resume.
+"""
+
+from dataclasses import dataclass
+
+from .errors import check_choice, check_number
+from .identity import stream
+
+__all__ = ["StragglerModel"]
+
+KINDS = ("constant", "exponential", "lognormal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerModel:
+    """Virtual time of an answer: ``seconds * variation * slowdown``.
+
+    Parameters
+    ----------
+    kind : {"constant", "exponential", "lognormal"}, default "exponential"
+        Law of the variation: 1; ``1 + spread * E`` with E standard exponential (the shifted
+        exponential law of the coded-computing literature); ``exp(spread * Z)`` with Z standard
+        normal (heavy-tailed).
+    seconds : float, default 1.0
+        Scale in virtual seconds, > 0.
+    spread : float, default 0.5
+        Parameter of the law, >= 0.
+    slow_fraction : float, default 0.0
+        Probability in [0, 1] that a client is a straggler.
+    slowdown : float, default 10.0
+        Factor >= 1 by which a straggler takes longer.
+    persistent : bool, default False
+        Whether a client is a straggler for the whole experiment or is drawn anew in every round.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a parameter is out of range.
+
+    Examples
+    --------
+    >>> model = StragglerModel(kind="constant", seconds=2.0, slow_fraction=1.0, slowdown=3.0)
+    >>> model.finish_time(seed=0, server_round=1, client_id="4", phase="train")
+    6.0
+    """
+
+    kind: str = "exponential"
+    seconds: float = 1.0
+    spread: float = 0.5
+    slow_fraction: float = 0.0
+    slowdown: float = 10.0
+    persistent: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("stragglers.kind", self.kind, KINDS)
+        check_number("stragglers.seconds", self.seconds, minimum=1e-9)
+        check_number("stragglers.spread", self.spread, minimum=0)
+        check_number("stragglers.slow_fraction", self.slow_fraction, minimum=0, maximum=1)
+        check_number("stragglers.slowdown", self.slowdown, minimum=1)
+
+    def finish_time(
+        self, *, seed: int | str, server_round: int, client_id: str, phase: str
+    ) -> float:
+        """Return the virtual seconds from the question to the answer of one client.
+
+        Parameters
+        ----------
+        seed : int or str
+            Root seed of the experiment (see `flwr_privacy.identity.derive_seed`).
+        server_round : int
+            Round, from 1.
+        client_id : str
+            The client.
+        phase : str
+            Phase within the round.
+        """
+        when = 0 if self.persistent else server_round
+        slow = stream(seed, "straggler", client_id, when).random() < self.slow_fraction
+        draws = stream(seed, "finish-time", client_id, server_round, phase)
+        variation = 1.0
+        if self.kind == "exponential":
+            variation += self.spread * float(draws.standard_exponential())
+        elif self.kind == "lognormal":
+            variation = float(draws.lognormal(0.0, self.spread))
+        return self.seconds * variation * (self.slowdown if slow else 1.0)

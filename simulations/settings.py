@@ -1,0 +1,267 @@
+"""The settings of a run: one frozen dataclass that travels as TOML.
+
+The command line fills it, `flwr run` carries it to the app as one string (run configs know no
+lists), and the run folder keeps it.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from typing import Any, get_type_hints
+
+import tomli_w
+
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.stragglers import StragglerModel
+
+__all__ = ["PartitionSettings", "Settings", "TrainingSettings"]
+
+PARTITIONS = ("iid", "dirichlet", "shards", "labels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionSettings:
+    """How the training data is split over the clients.
+
+    Parameters
+    ----------
+    kind : {"iid", "dirichlet", "shards", "labels"}, default "iid"
+        Evenly at random; label shares from a Dirichlet law; label-sorted shards; a fixed number
+        of labels per client.
+    alpha : float, default 0.5
+        Concentration of the Dirichlet law, > 0: the smaller, the more skewed.
+    shards : int, default 2
+        Shards per client.
+    labels : int, default 2
+        Labels per client.
+    """
+
+    kind: str = "iid"
+    alpha: float = 0.5
+    shards: int = 2
+    labels: int = 2
+
+    def __post_init__(self) -> None:
+        check_choice("partition.kind", self.kind, PARTITIONS)
+        check_number("partition.alpha", self.alpha, minimum=1e-6)
+        check_integer("partition.shards", self.shards, minimum=1)
+        check_integer("partition.labels", self.labels, minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """Local training of a client.
+
+    Parameters
+    ----------
+    epochs : int, default 1
+        Passes over the client's data per round.
+    batch_size : int, default 32
+        Records per step.
+    learning_rate : float, default 0.1
+        Step size of stochastic gradient descent.
+    """
+
+    epochs: int = 1
+    batch_size: int = 32
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_integer("training.epochs", self.epochs, minimum=1)
+        check_integer("training.batch_size", self.batch_size, minimum=1)
+        check_number("training.learning_rate", self.learning_rate, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one run trains, and how.
+
+    Parameters
+    ----------
+    scheme, task : str
+        Names from the registries (`flwr_privacy.simulations.schemes`, `.tasks`).
+    clients : int, optional
+        Number of clients of the federation; by default one per node.
+    per_round : int, optional
+        Clients asked in each round; by default all.
+    rounds : int, default 10
+        Learning rounds.
+    seed : int, default 0
+        Root of every seed of sampling, data, initialisation, training and stragglers.
+    fraction_evaluate : float, default 0.0
+        Fraction of the clients that evaluate the model on their own data after each round.
+    deadline : float, optional
+        Seconds after which a round goes on without the missing answers (virtual seconds where
+        stragglers are simulated).
+    quorum : int, optional
+        Number of answers after which a round goes on.
+    data_root : str, optional
+        Folder with the data sets that no library brings.
+    partition, training : PartitionSettings, TrainingSettings
+    stragglers : StragglerModel, optional
+        Simulated stragglers; by default none.
+    strategy : dict
+        The scheme's own parameters.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Examples
+    --------
+    >>> settings = Settings(task="mnist-mlp").with_values({"training.learning_rate": 0.05})
+    >>> settings == Settings.from_toml(settings.to_toml())
+    True
+    """
+
+    scheme: str = "fedavg"
+    task: str = "digits-mlp"
+    clients: int | None = None
+    per_round: int | None = None
+    rounds: int = 10
+    seed: int = 0
+    fraction_evaluate: float = 0.0
+    deadline: float | None = None
+    quorum: int | None = None
+    data_root: str | None = None
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    stragglers: StragglerModel | None = None
+    strategy: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_integer("rounds", self.rounds, minimum=1)
+        check_integer("seed", self.seed, minimum=0)
+        if self.clients is not None:
+            check_integer("clients", self.clients, minimum=1)
+        if self.per_round is not None:
+            check_integer("per_round", self.per_round, minimum=1, maximum=self.clients)
+        if self.quorum is not None:
+            check_integer(
+                "quorum", self.quorum, minimum=1, maximum=self.per_round or self.clients
+            )
+        if self.deadline is not None:
+            check_number("deadline", self.deadline, minimum=1e-9)
+        check_number("fraction_evaluate", self.fraction_evaluate, minimum=0, maximum=1)
+
+    def to_toml(self) -> str:
+        """Return the settings as TOML; what is unset is left out."""
+        return tomli_w.dumps(_without_none(asdict(self)))
+
+    @classmethod
+    def from_toml(cls, text: str) -> "Settings":
+        """Read settings from TOML.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the text is no TOML, a key is unknown or a value is not allowed.
+        """
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidParameterError("settings", text, f"TOML ({error})") from error
+        return cls().with_values(table)
+
+    def with_values(self, values: Mapping[str, Any]) -> "Settings":
+        """Return a copy with some values replaced; keys may be nested or dotted.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a key is unknown (with the nearest names) or a value is not allowed.
+        """
+        return _updated(self, _nested(values), prefix="")  # type: ignore[no-any-return]
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """Read ``key=value`` pairs as the command line has them.
+
+    The value is TOML (numbers, booleans, lists, tables); anything else is a string.
+
+    Raises
+    ------
+    InvalidParameterError
+        If an assignment has no ``=``.
+
+    Examples
+    --------
+    >>> parse_assignments(["rounds=3", "partition.kind=shards", "strategy.bits=[4, 8]"])
+    {'rounds': 3, 'partition.kind': 'shards', 'strategy.bits': [4, 8]}
+    """
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise InvalidParameterError("--set", assignment, "key=value")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        values[key.strip()] = value
+    return values
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, last = key.split(".")
+        table = nested
+        for part in path:
+            table = table.setdefault(part, {})
+        if isinstance(value, Mapping):
+            table.setdefault(last, {}).update(_nested(value))
+        else:
+            table[last] = value
+    return nested
+
+
+def _updated(settings: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    known = {f.name for f in fields(settings)}
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            _raise_unknown(prefix + key, {prefix + name for name in known})
+        current = getattr(settings, key)
+        if key == "stragglers" and current is None and isinstance(value, Mapping):
+            current = StragglerModel()
+        if is_dataclass(current):
+            if not isinstance(value, Mapping):
+                raise InvalidParameterError(prefix + key, value, "a table of settings")
+            changes[key] = _updated(current, value, f"{prefix}{key}.")
+        elif isinstance(current, dict):
+            changes[key] = {**current, **value}
+        else:
+            changes[key] = _typed(settings, prefix, key, value)
+    return replace(settings, **changes)
+
+
+def _typed(settings: Any, prefix: str, key: str, value: Any) -> Any:
+    # A string where text is not allowed, and the like: numbers are checked where they are used.
+    hint = get_type_hints(type(settings))[key]
+    if hint in (str, str | None) and not isinstance(value, str):
+        raise InvalidParameterError(prefix + key, value, "text")
+    if hint is bool and not isinstance(value, bool):
+        raise InvalidParameterError(prefix + key, value, "true or false")
+    return value
+
+
+def _raise_unknown(key: str, known: set[str]) -> None:
+    try:
+        check_choice("--set", key, known)
+    except InvalidParameterError as error:
+        raise InvalidParameterError("--set", key, f"a known key, {error.allowed}") from None
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
