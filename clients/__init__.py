@@ -1,1 +1,15 @@
-"""TODO."""
+"""The client half of each scheme, and the adapters that put it into a Flower app."""
+
+from .adapters import as_mod, numpy_client_app, own_client_app
+from .base import SchemeClient, Train, Trained
+from .fedavg import FedAvgClient
+
+__all__ = [
+    "FedAvgClient",
+    "SchemeClient",
+    "Train",
+    "Trained",
+    "as_mod",
+    "numpy_client_app",
+    "own_client_app",
+]

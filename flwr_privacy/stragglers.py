@@ -4,6 +4,8 @@ The times cost no real time. They are a function of (seed, round, client, phase)
 the same on every engine and after a resume.
 """
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from .errors import check_choice, check_number
@@ -86,3 +88,50 @@ class StragglerModel:
         elif self.kind == "lognormal":
             variation = float(draws.lognormal(0.0, self.spread))
         return self.seconds * variation * (self.slowdown if slow else 1.0)
+
+    def race(
+        self,
+        clients: Collection[str],
+        *,
+        seed: int | str,
+        server_round: int,
+        phase: str,
+        quorum: int | None = None,
+        deadline: float | None = None,
+    ) -> tuple[set[str], float]:
+        """Return which clients are late, and when the exchange ends.
+
+        Parameters
+        ----------
+        clients : collection of str
+            The clients asked, at least one.
+        seed, server_round, phase
+            As in `finish_time`.
+        quorum : int, optional
+            The exchange ends with the answer of the `quorum`-th fastest client.
+        deadline : float, optional
+            It ends after so many virtual seconds at the latest.
+
+        Returns
+        -------
+        late : set of str
+            Clients whose answer comes after the end.
+        end : float
+            Virtual seconds from the question.
+
+        Examples
+        --------
+        >>> model = StragglerModel(kind="constant", seconds=3.0)
+        >>> sorted(model.race(["a", "b"], seed=0, server_round=1, phase="train", deadline=2.0)[0])
+        ['a', 'b']
+        """
+        times = {
+            client: self.finish_time(
+                seed=seed, server_round=server_round, client_id=client, phase=phase
+            )
+            for client in clients
+        }
+        end = min(max(times.values()), math.inf if deadline is None else deadline)
+        if quorum is not None:
+            end = min(end, sorted(times.values())[:quorum][-1])
+        return {client for client, seconds in times.items() if seconds > end}, end

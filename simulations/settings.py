@@ -143,9 +143,7 @@ class Settings:
         if self.per_round is not None:
             check_integer("per_round", self.per_round, minimum=1, maximum=self.clients)
         if self.quorum is not None:
-            check_integer(
-                "quorum", self.quorum, minimum=1, maximum=self.per_round or self.clients
-            )
+            check_integer("quorum", self.quorum, minimum=1, maximum=self.per_round or self.clients)
         if self.deadline is not None:
             check_number("deadline", self.deadline, minimum=1e-9)
         check_number("fraction_evaluate", self.fraction_evaluate, minimum=0, maximum=1)

@@ -1,0 +1,29 @@
+"""Federated averaging: the scheme that passes everything through and protects nothing."""
+
+from typing import ClassVar
+
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.wire import METRICS, Fields
+
+from .base import SchemeClient, Train
+
+__all__ = ["FedAvgClient"]
+
+
+class FedAvgClient(SchemeClient):
+    """Client half of `flwr_privacy.strategies.FedAvg` (McMahan et al. 2017, algorithm 1).
+
+    Guarantee
+    ---------
+    None: the server sees the arrays and the metrics of every client.
+    """
+
+    scheme: ClassVar[str] = "fedavg"
+    bare_train: ClassVar[bool] = True
+
+    def handle(
+        self, phase: str, arrays: Arrays, fields: Fields, train: Train
+    ) -> tuple[Arrays, Fields]:
+        """Train and hand on what came out."""
+        trained = train(arrays)
+        return trained.arrays, {METRICS: trained.metrics}

@@ -1,0 +1,60 @@
+"""Run a Flower app inline: the ServerApp and the ClientApp of a run, in one process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from .faults import Fault
+from .flower_internals import SERVER_NODE_ID, acting_as_server
+from .grid import InlineGrid
+
+__all__ = ["run_inline"]
+
+
+def run_inline(
+    server_app: ServerApp,
+    client_app: ClientApp | str,
+    *,
+    nodes: int | Sequence[Mapping[str, Any]],
+    run_config: Mapping[str, Any] | None = None,
+    faults: Sequence[Fault] = (),
+    workers: int = 0,
+) -> None:
+    """Run an app to its end.
+
+    Parameters
+    ----------
+    server_app : ServerApp
+        The app's server half.
+    client_app : ClientApp or str
+        Its client half; with workers a reference "module:attribute".
+    nodes : int or sequence of mappings
+        Number of nodes, or the configuration of each.
+    run_config : mapping, optional
+        The run's configuration.
+    faults : sequence of Fault
+        Faults to inject.
+    workers : int, default 0
+        Number of worker processes.
+
+    Raises
+    ------
+    Exception
+        Whatever the ServerApp raises.
+    """
+    grid = InlineGrid(client_app, nodes, run_config=run_config, faults=faults, workers=workers)
+    context = Context(
+        run_id=grid.run_id,
+        node_id=SERVER_NODE_ID,
+        node_config={},
+        state=RecordDict(),
+        run_config=dict(run_config or {}),
+    )
+    try:
+        with acting_as_server(grid.run_id):
+            server_app(grid, context)
+    finally:
+        grid.close()

@@ -1,0 +1,62 @@
+"""What happened in each round: one JSON line per round for whoever watches."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["History"]
+
+Line = dict[str, Any]
+
+
+class History:
+    """The rounds of an experiment, kept in memory and, if asked, as lines of a file.
+
+    Parameters
+    ----------
+    path : Path, optional
+        File for the lines, one JSON document each; written as the rounds end.
+    on_round : callable, optional
+        Called with each new line.
+    """
+
+    def __init__(
+        self, path: Path | None = None, on_round: Callable[[Line], None] | None = None
+    ) -> None:
+        self.lines: list[Line] = []
+        self._path = path
+        self._on_round = on_round
+
+    def restart(self, lines: list[Line]) -> None:
+        """Begin with the lines of an earlier run; what the file had beyond them is dropped."""
+        self.lines = list(lines)
+        if self._path is not None:
+            temporary = self._path.with_name(self._path.name + ".new")
+            temporary.write_text("".join(_encode(line) for line in lines), encoding="utf-8")
+            temporary.replace(self._path)
+
+    def add(self, line: Line) -> None:
+        """Append the line of a round."""
+        self.lines.append(line)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(_encode(line))
+        if self._on_round is not None:
+            self._on_round(line)
+
+
+def plain(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return metrics as JSON can hold them: what is not finite becomes null."""
+    return {key: _finite(value) for key, value in metrics.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value if math.isfinite(value) else None
+
+
+def _encode(line: Line) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"

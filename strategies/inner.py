@@ -1,0 +1,84 @@
+"""Flower's server optimisers behind a scheme: the aggregate is handed on as a single reply."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+__all__ = ["InnerStrategy"]
+
+_NODE = 1  # the one node that an inner strategy sees
+
+
+class InnerStrategy:
+    """A Flower strategy (FedAdam, FedProx, ...) that sees the scheme's aggregate as one reply.
+
+    Parameters
+    ----------
+    strategy : flwr.serverapp.strategy.FedAvg
+        A strategy of FedAvg's family. Its sampling is not used.
+    """
+
+    def __init__(self, strategy: FedAvg) -> None:
+        self.strategy = strategy
+        strategy.min_train_nodes = strategy.min_available_nodes = 1
+        self._question: Message | None = None
+
+    def configure(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[ArrayRecord, ConfigRecord]:
+        """Return the arrays and the configuration that the strategy would send."""
+        (self._question,) = self.strategy.configure_train(server_round, arrays, config, _OneNode())
+        content = self._question.content
+        return (
+            content.array_records[self.strategy.arrayrecord_key],
+            content.config_records[self.strategy.configrecord_key],
+        )
+
+    def aggregate(
+        self, server_round: int, arrays: ArrayRecord, metrics: MetricRecord, weight: float
+    ) -> ArrayRecord:
+        """Return the strategy's arrays after one reply with the scheme's aggregate."""
+        if self._question is None:
+            raise RuntimeError("configure was not called before aggregate")
+        content = RecordDict(
+            {
+                self.strategy.arrayrecord_key: arrays,
+                "metrics": MetricRecord({**metrics, self.strategy.weighted_by_key: weight}),
+            }
+        )
+        reply = Message(content, reply_to=self._question)
+        stepped, _ = self.strategy.aggregate_train(server_round, [reply])
+        if stepped is None:
+            raise RuntimeError(f"{type(self.strategy).__name__} returned no arrays")
+        return stepped
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the strategy keeps between rounds: its numbers and arrays."""
+        return {name: value for name, value in vars(self.strategy).items() if _is_state(value)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        vars(self.strategy).update(state)
+
+
+def _is_state(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(item, np.ndarray) for item in value.values())
+    return isinstance(value, int | float | np.ndarray)
+
+
+class _OneNode(Grid):
+    """The grid that an inner strategy samples from; nothing is sent over it."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [_NODE]
+
+    def _no(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("an inner strategy only configures and aggregates")
+
+    run = property(_no)
+    set_run = create_message = push_messages = pull_messages = send_and_receive = _no
