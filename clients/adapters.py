@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import (
+    ArrayRecord,
     ConfigRecord,
     Context,
     Error,
@@ -186,17 +187,19 @@ def _bare(
 def _train_by_message(message: Message, context: Context, call_next: CallNext) -> Train:
     def train(arrays: Arrays) -> Trained:
         content = _users(message)
-        name = next(iter(content.array_records), "arrays")
+        names = (key for key, record in content.items() if isinstance(record, ArrayRecord))
+        name = next(names, "arrays")
         content[name] = to_record(arrays)
         question = _with_content(message, content)
         reply = _checked(call_next(question, context)).content
-        metric_records = list(reply.metric_records.values())
-        if len(reply.array_records) != 1 or len(metric_records) != 1:
+        array_records = [r for r in reply.values() if isinstance(r, ArrayRecord)]
+        metric_records = [r for r in reply.values() if isinstance(r, MetricRecord)]
+        if len(array_records) != 1 or len(metric_records) != 1:
             raise ProtocolError(
                 "the app's train function must reply with one ArrayRecord and one MetricRecord: "
-                f"it has {len(reply.array_records)} and {len(metric_records)}"
+                f"it has {len(array_records)} and {len(metric_records)}"
             )
-        return Trained(RecordArrays(first_array_record(reply)), dict(metric_records[0]))
+        return Trained(RecordArrays(array_records[0]), dict(metric_records[0]))
 
     return train
 
@@ -220,7 +223,7 @@ def _checked(reply: Message) -> Message:
 
 
 def _config(message: Message) -> dict[str, Any]:
-    records = (record for name, record in message.content.config_records.items() if name != RECORD)
+    records = (r for r in _users(message).values() if isinstance(r, ConfigRecord))
     return dict(next(records, ConfigRecord()))
 
 

@@ -243,11 +243,14 @@ class _Outcome:
 
 def first_array_record(content: RecordDict) -> ArrayRecord:
     """Return the arrays of a message, whatever their record is called; none is an empty record."""
-    return next(iter(content.array_records.values()), ArrayRecord())
+    # Not through `content.array_records`, whose cyclic garbage would keep the arrays alive.
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return next(records, ArrayRecord())
 
 
 def _metrics(reply: RecordDict) -> dict[str, Any]:
-    return dict(next(iter(reply.metric_records.values()), MetricRecord()))
+    records = (record for record in reply.values() if isinstance(record, MetricRecord))
+    return dict(next(records, MetricRecord()))
 
 
 def _reply_record(header: Header, client_id: str, fields: Fields) -> ConfigRecord:
@@ -263,8 +266,8 @@ def _reply_record(header: Header, client_id: str, fields: Fields) -> ConfigRecor
 
 def _check_round(header: Header, context: Context) -> None:
     key = f"{RECORD}.round"
-    last = context.state.config_records.get(key)
-    if last is not None and last["experiment-id"] == header.experiment_id:
+    last = context.state.get(key)
+    if isinstance(last, ConfigRecord) and last["experiment-id"] == header.experiment_id:
         last_round = int(str(last["round"]))
         if header.server_round < last_round:
             raise ProtocolError(

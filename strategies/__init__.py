@@ -1,6 +1,7 @@
 """The server half of each scheme: Flower strategies on one shared loop."""
 
-from .base import SchemeResult, SchemeStrategy
+from .base import SchemeStrategy
+from .experiment import SchemeResult
 from .fedavg import FedAvg
 
 __all__ = ["FedAvg", "SchemeResult", "SchemeStrategy"]

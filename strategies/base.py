@@ -3,66 +3,43 @@
 `SchemeStrategy` takes FedAvg's constructor arguments, keeps the signature of Flower's
 ``Strategy.start`` and returns its ``Result``, so it replaces FedAvg in place. A scheme overrides
 `train_round` if it talks to the nodes several times a round; one that needs a single exchange
-overrides `question`, `fold` or `finish` and then also works under a user's own ``start`` that calls
-only Flower's abstract methods.
+overrides `question`, `fold` or `aggregate_train` and then also works under a user's own ``start``
+that calls only Flower's abstract methods.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from flwr.serverapp.strategy import Result
 
-from flwr_privacy.arrays import Arrays, decode_npy
+from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
-from flwr_privacy.errors import (
-    CheckpointError,
-    InvalidParameterError,
-    ProtocolError,
-    check_integer,
-    check_number,
-)
-from flwr_privacy.identity import new_experiment_id, stream
+from flwr_privacy.errors import ProtocolError, check_integer, check_number
+from flwr_privacy.identity import stream
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire import HELLO, RECORD, Fields, Header, payload_bytes
 
-from . import checkpoint
 from .exchange import exchange
+from .experiment import Experiment, SchemeResult, to_record
 from .federation import Federation
-from .history import History, plain
+from .history import plain
 from .inner import InnerStrategy
 from .round import ClientReply, PartialSum, Round, arrays_of
 
-__all__ = ["SchemeResult", "SchemeStrategy"]
+__all__ = ["SchemeStrategy"]
 
 logger = logging.getLogger("flwr.privacy")
 
 TRAIN, EVALUATE = "train", "evaluate"
 _FOREVER = 3600.0  # Flower's default timeout, where a user's own start gives none
 
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-@dataclass
-class SchemeResult(Result):
-    """Flower's result with the history of the rounds (one dict per round, as in the JSON lines)."""
-
-    history: list[dict[str, Any]] = field(default_factory=list)
+Assigned = Mapping[int, list[str]]
+"""The clients that take part, by the node that plays them."""
 
 
 class SchemeStrategy(FlowerFedAvg):
@@ -152,22 +129,24 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             check_integer("quorum", quorum, minimum=1)
         if deadline is not None:
             check_number("deadline", deadline, minimum=1e-9)
-        if resume and run_dir is None:
-            raise InvalidParameterError("run_dir", run_dir, "the folder to resume from")
-        self._metrics_fns = {TRAIN: train_metrics_aggr_fn, EVALUATE: evaluate_metrics_aggr_fn}
-        self._seed = seed
-        self._experiment_id = experiment_id
-        self.quorum = quorum
-        self.deadline = deadline
-        self.stragglers = stragglers
-        self.inner = InnerStrategy(inner) if inner is not None else None
+        self.experiment = Experiment(
+            scheme=self.scheme,
+            seed=seed,
+            experiment_id=experiment_id,
+            run_dir=run_dir,
+            resume=resume,
+            on_round=on_round,
+        )
         self.federation = Federation(
             virtual_clients=clients, min_available_nodes=min_available_nodes
         )
-        self._run_dir = Path(run_dir) if run_dir is not None else None
-        self._resume = resume
-        self._history = History(self._run_dir and self._run_dir / "metrics.jsonl", on_round)
-        self._rounds: dict[str, Round] = {}
+        self.quorum = quorum
+        self.deadline = deadline
+        self.stragglers = stragglers
+        self.inner = None if inner is None else InnerStrategy(inner)
+        self._metrics_fns = {TRAIN: train_metrics_aggr_fn, EVALUATE: evaluate_metrics_aggr_fn}
+        self._books: dict[str, Round] = {}
+        self._exchanges: list[Round] = []  # since the last line of the history
         self._template: Arrays = {}
         self._timeout = _FOREVER
         self._virtual_seconds = 0.0
@@ -193,7 +172,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         return self.aggregate_train(server_round, self.exchange(grid, messages, phase=TRAIN))
 
     def question(self, server_round: int) -> Fields:
-        """Return the scheme's own fields of the question to all clients; by default none."""
+        """Return the scheme's own fields of the ``train`` question; by default none."""
         return {}
 
     def accumulator(self, template: Arrays) -> WeightedMean:
@@ -209,11 +188,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             If the reply cannot be used; the accumulator is unchanged then.
         """
         metrics = reply.metrics()
-        if self.weighted_by_key not in metrics:
-            raise ReplyRefusedError("weight", f"no metric '{self.weighted_by_key}'")
-        weight = metrics.pop(self.weighted_by_key)
-        if isinstance(weight, list):
-            raise ReplyRefusedError("weight", f"the metric '{self.weighted_by_key}' is a list")
+        weight = metrics.pop(self.weighted_by_key, None)
+        if not isinstance(weight, int | float):
+            raise ReplyRefusedError("weight", f"metric '{self.weighted_by_key}' is {weight!r}")
         arrays = reply.arrays() if template else {}
         mean.fold(reply.client_id, arrays, weight=float(weight), metrics=metrics)
 
@@ -234,7 +211,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> SchemeResult:
         """Train; parameters and result are those of Flower's ``Strategy.start``.
 
@@ -249,206 +226,121 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         check_integer("num_rounds", num_rounds, minimum=1)
         self._timeout = check_number("timeout", timeout, minimum=1e-9)
-        arrays, done = self._begin(initial_arrays)
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        began = time.monotonic()
-        earlier = self._history.lines[-1]["seconds"] if self._history.lines else 0.0
-        logger.info("%s: %d rounds, experiment %s", self.scheme, num_rounds, self.experiment_id)
+        arrays, first_round, earlier = self._begin(initial_arrays)
+        began = time.monotonic() - earlier
+        logger.info("%s: %d rounds, experiment %s", self.scheme, num_rounds, self.experiment.id)
         self.federation.wait(grid, self._timeout)
-        self.federation.meet(grid, self._header(HELLO, 0), self._timeout)
+        self._meet(grid)
         self.setup(grid)
-        for server_round in range(done, num_rounds + 1):
+        for server_round in range(first_round, num_rounds + 1):
             line: dict[str, Any] = {"round": server_round, "rounds": num_rounds}
             if server_round > 0:
                 trained, metrics = self.train_round(grid, server_round, arrays, train_config)
                 arrays = arrays if trained is None else trained
-                line |= {"skipped": trained is None, **self._close(TRAIN)}
+                line["skipped"] = trained is None
                 line["train"] = plain(dict(metrics or {}))
                 line["evaluate"] = self._evaluate(grid, server_round, arrays, evaluate_config)
             server = evaluate_fn(server_round, arrays) if evaluate_fn else None
             line["server"] = plain(dict(server or {}))
-            line["virtual_seconds"] = self._virtual_seconds
-            line["seconds"] = earlier + time.monotonic() - began
-            self._save(server_round, arrays, line)
-            self._history.add(line)
+            line |= self._close_round()
+            line["seconds"] = time.monotonic() - began
             self._log(line)
-        return self._result(arrays)
+            self.experiment.end_round(
+                line,
+                arrays,
+                virtual_seconds=self._virtual_seconds,
+                scheme_state=self.state_dict(),
+                inner=self.inner.state_dict() if self.inner else {},
+            )
+        return self.experiment.result(arrays)
 
     def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
         """Send the messages of a phase; yield replies until quorum or deadline."""
-        book = self._rounds[phase]
-
-        def enough() -> bool:
-            return (
-                self.quorum is not None and self.stragglers is None and book.folded >= self.quorum
-            )
-
-        yield from exchange(grid, messages, deadline=self._deadline(), enough=enough)
-
-    # -- Flower's abstract methods -----------------------------------------------------------
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Sample clients and return the messages to the nodes that play them."""
-        self._template = {name: decode_npy(array.data) for name, array in arrays.items()}
-        config = ConfigRecord({**config, "server-round": server_round})
-        if self.inner is not None:
-            arrays, config = self.inner.configure(server_round, arrays, config)
-        return self._ask(
+        book = self._books[phase]
+        quorum = self.quorum if self.stragglers is None and phase == TRAIN else None
+        yield from exchange(
             grid,
-            server_round,
-            TRAIN,
-            RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config}),
-            fraction=self.fraction_train,
-            minimum=self.min_train_nodes,
+            messages,
+            deadline=self._deadline(),
+            enough=lambda: quorum is not None and book.folded >= quorum,
         )
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the replies as they come; return the new global arrays and the mean metrics."""
-        mean, metrics = self._aggregate(TRAIN, replies, self._template)
-        if mean is None or metrics is None:
-            return None, None
-        arrays = _record(mean.finish())
-        if self.inner is not None:
-            arrays = self.inner.aggregate(server_round, arrays, metrics, mean.weight)
-            arrays = self._as_template(arrays)
-        return arrays, metrics
+    def sample(
+        self, grid: Grid, server_round: int, phase: str, *, fraction: float, minimum: int
+    ) -> Assigned:
+        """Draw the clients of a round; the same in every run with the same seed.
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Sample clients for the evaluation on their own data."""
-        config = ConfigRecord({**config, "server-round": server_round})
-        return self._ask(
-            grid,
-            server_round,
-            EVALUATE,
-            RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config}),
-            fraction=self.fraction_evaluate,
-            minimum=self.min_evaluate_nodes,
-        )
+        Raises
+        ------
+        InvalidParameterError
+            If more are to be drawn than there are.
+        """
+        if self.federation.met:
+            self._meet(grid)
+        else:  # a user's own start: the first replies will be the hello
+            self.federation.wait(grid, self._timeout)
+        draws = stream(self.experiment.seed, "sample", phase, server_round)
+        return self.federation.sample(draws, fraction=fraction, minimum=minimum)
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Return the mean metrics of the clients' evaluations."""
-        return self._aggregate(EVALUATE, replies, {})[1]
-
-    # -- Identities --------------------------------------------------------------------------
-
-    @property
-    def experiment_id(self) -> str:
-        """Identity of the experiment, made when it is first needed."""
-        if self._experiment_id is None:
-            self._experiment_id = new_experiment_id()
-        return self._experiment_id
-
-    @property
-    def seed(self) -> int | str:
-        """Root of all seeds."""
-        return self.experiment_id if self._seed is None else self._seed
-
-    # -- Questions ---------------------------------------------------------------------------
-
-    def _ask(
+    def ask(
         self,
-        grid: Grid,
         server_round: int,
         phase: str,
         content: RecordDict,
+        assigned: Assigned,
         *,
-        fraction: float,
-        minimum: int,
+        fields: Fields | None = None,
     ) -> list[Message]:
-        header = self._header(phase, server_round)
-        if fraction == 0:
-            self._rounds[phase] = Round(header, {})
-            return []
-        if not self.federation.met:  # a user's own start: the first replies will be the hello
-            self.federation.wait(grid, self._timeout)
-        else:
-            self.federation.meet(grid, self._header(HELLO, 0), self._timeout)
-        draws = stream(self.seed, "sample", phase, server_round)
-        assigned = self.federation.sample(draws, fraction=fraction, minimum=minimum)
+        """Return the messages that put one question to some clients, and open its book.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        phase : str
+            Phase of the scheme, or ``evaluate``.
+        content : RecordDict
+            Records of the question; a record ``name@client`` goes to that client alone.
+        assigned : dict
+            Who is asked, as `sample` returned it.
+        fields : dict, optional
+            The scheme's own values.
+        """
         late, virtual_seconds = self._late(server_round, phase, assigned)
-        book = self._rounds[phase] = Round(header, assigned, late, virtual_seconds)
-        record = {**header.write(), **(self.question(server_round) if phase == TRAIN else {})}
+        header = self._header(phase, server_round)
+        book = self._books[phase] = Round(header, assigned, late, virtual_seconds)
+        self._exchanges.append(book)
+        record = {**header.write(), **(fields or {})}
         single = RecordDict({**content, RECORD: ConfigRecord(record)})
         size = payload_bytes(single)
+        message_type = MessageType.EVALUATE if phase == EVALUATE else MessageType.TRAIN
         messages = []
         for node, clients in assigned.items():
             question = single
             if self.federation.cohorts:
-                own = self._cohort_fields(phase, clients, late)
-                question = RecordDict({**content, RECORD: ConfigRecord({**record, **own})})
+                cohort = self._cohort_fields(phase, clients, late)
+                question = RecordDict({**content, RECORD: ConfigRecord({**record, **cohort})})
             book.bytes_down += size * len(clients)
             book.wire_bytes_down += payload_bytes(question)
-            message_type = MessageType.TRAIN if phase == TRAIN else MessageType.EVALUATE
             # The ttl is the deadline, so that no two messages are outstanding for one client.
             messages.append(Message(question, node, message_type, ttl=self._deadline()))
         return messages
 
-    def _late(
-        self, server_round: int, phase: str, assigned: Mapping[int, list[str]]
-    ) -> tuple[set[str], float]:
-        """Return who is late and how long the exchange takes on the virtual clock."""
-        clients = [client for clients in assigned.values() for client in clients]
-        if self.stragglers is None or not clients:
-            return set(), 0.0
-        if "" in clients:
-            raise ProtocolError(
-                "simulated stragglers need to know who sits where: let this strategy's own start "
-                "run the rounds"
-            )
-        return self.stragglers.race(
-            clients,
-            seed=self.seed,
-            server_round=server_round,
-            phase=phase,
-            quorum=self.quorum if phase == TRAIN else None,
-            deadline=self.deadline,
-        )
-
-    def _cohort_fields(self, phase: str, clients: list[str], late: set[str]) -> Fields:
-        return {
-            "clients": clients,
-            "late": [client for client in clients if client in late],
-            "num-clients": self.federation.virtual_clients or 0,
-            "reply": "sum" if self._metrics_fns[phase] is None else "each",
-            "weighted-by": self.weighted_by_key,
-        }
-
-    def _header(self, phase: str, server_round: int) -> Header:
-        return Header(
-            scheme=self.scheme,
-            experiment_id=self.experiment_id,
-            phase=phase,
-            server_round=server_round,
-        )
-
-    def _deadline(self) -> float:
-        if self.deadline is None or self.stragglers is not None:
-            return self._timeout
-        return self.deadline
-
-    # -- Answers -----------------------------------------------------------------------------
-
-    def _aggregate(
+    def collect(
         self, phase: str, replies: Iterable[Message], template: Arrays
     ) -> tuple[WeightedMean | None, MetricRecord | None]:
-        book = self._rounds[phase]
+        """Fold the replies of a phase as they come; None if none could be used."""
+        book = self._books[phase]
         mean = self.accumulator(template)
         contents: list[RecordDict] = []
-        metrics_fn = self._metrics_fns[phase]
+        metrics_fn = self._metrics_fns.get(phase)
         for reply in book.replies(replies):
             try:
                 if isinstance(reply, PartialSum):
-                    arrays = arrays_of(reply.record)
-                    mean.merge(type(mean).from_state(template, arrays, reply.fields))
+                    sums = arrays_of(reply.record)
+                    mean.merge(type(mean).from_state(template, sums, reply.fields))
                     book.folded += len(reply.clients)
                 else:
                     self.fold(mean, reply, template)
@@ -463,14 +355,81 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             return mean, metrics_fn(contents, self.weighted_by_key)
         return mean, MetricRecord(mean.metrics())
 
-    def _as_template(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return arrays with the names, shapes and dtypes that the model came with."""
-        return ArrayRecord(
-            {
-                name: Array(decode_npy(arrays[name].data).astype(like.dtype).reshape(like.shape))
-                for name, like in self._template.items()
-            }
+    # -- Flower's abstract methods -----------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Sample clients and return the messages to the nodes that play them."""
+        self._template = arrays_of(arrays)
+        config = ConfigRecord({**config, "server-round": server_round})
+        if self.inner is not None:
+            arrays, config = self.inner.configure(server_round, arrays, config)
+        assigned = self._participants(
+            grid, server_round, TRAIN, self.fraction_train, self.min_train_nodes
         )
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return self.ask(server_round, TRAIN, content, assigned, fields=self.question(server_round))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies as they come; return the new global arrays and the mean metrics."""
+        mean, metrics = self.collect(TRAIN, replies, self._template)
+        if mean is None or metrics is None:
+            return None, None
+        arrays = to_record(mean.finish())
+        if self.inner is not None:
+            arrays = self.inner.aggregate(server_round, arrays, metrics, mean.weight)
+            arrays = to_record(
+                {
+                    name: arrays[name].numpy().astype(like.dtype).reshape(like.shape)
+                    for name, like in self._template.items()
+                }
+            )
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Sample clients for the evaluation on their own data."""
+        config = ConfigRecord({**config, "server-round": server_round})
+        assigned = self._participants(
+            grid, server_round, EVALUATE, self.fraction_evaluate, self.min_evaluate_nodes
+        )
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return self.ask(server_round, EVALUATE, content, assigned)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the mean metrics of the clients' evaluations."""
+        return self.collect(EVALUATE, replies, {})[1]
+
+    # -- Parts of the loop -------------------------------------------------------------------
+
+    def _begin(self, initial_arrays: ArrayRecord) -> tuple[ArrayRecord, int, float]:
+        """Return the arrays, the first round (0: evaluate first) and the seconds spent so far."""
+        state = self.experiment.begin(initial_arrays)
+        if state is None:
+            return initial_arrays, 0, 0.0
+        self._virtual_seconds = float(state["virtual_seconds"])
+        self.load_state_dict(state["scheme_state"])
+        if self.inner is not None:
+            self.inner.load_state_dict(state["inner"])
+        earlier = float(state["history"][-1]["seconds"])
+        return to_record(state["arrays"]), int(state["round"]) + 1, earlier
+
+    def _meet(self, grid: Grid) -> None:
+        books = self.federation.meet(grid, self._header(HELLO, 0), self._timeout)
+        self._exchanges.extend(books)
+
+    def _participants(
+        self, grid: Grid, server_round: int, phase: str, fraction: float, minimum: int
+    ) -> Assigned:
+        if fraction == 0:
+            return {}
+        return self.sample(grid, server_round, phase, fraction=fraction, minimum=minimum)
 
     def _evaluate(
         self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
@@ -479,93 +438,76 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             return {}
         messages = self.configure_evaluate(server_round, arrays, config, grid)
         replies = self.exchange(grid, messages, phase=EVALUATE)
-        metrics = self.aggregate_evaluate(server_round, replies)
-        self._close(EVALUATE)
-        return plain(dict(metrics or {}))
+        return plain(dict(self.aggregate_evaluate(server_round, replies) or {}))
 
-    def _close(self, phase: str) -> dict[str, Any]:
-        book = self._rounds[phase]
-        self._virtual_seconds += book.virtual_seconds
-        return book.line()
-
-    # -- Checkpoint and result ---------------------------------------------------------------
-
-    def _begin(self, initial_arrays: ArrayRecord) -> tuple[ArrayRecord, int]:
-        """Return the arrays to start from and the first round (0: evaluate before training)."""
-        if not self._resume or self._run_dir is None:
-            self._history.restart([])
-            return initial_arrays, 0
-        path = self._run_dir / "checkpoint.bin"
-        state = checkpoint.load(path)
-        self._check_same_experiment(path, state, initial_arrays)
-        self._experiment_id = state["experiment_id"]
-        self._virtual_seconds = state["virtual_seconds"]
-        self._history.restart(state["history"])
-        self.load_state_dict(state["scheme_state"])
-        if self.inner is not None:
-            self.inner.load_state_dict(state["inner"])
-        return _record(state["arrays"]), int(state["round"]) + 1
-
-    def _check_same_experiment(
-        self, path: Path, state: dict[str, Any], initial_arrays: ArrayRecord
-    ) -> None:
-        shapes = {name: tuple(array.shape) for name, array in initial_arrays.items()}
-        mine = {
-            "experiment_id": self._experiment_id or state["experiment_id"],
-            "scheme": self.scheme,
-            "seed": self._seed,
-            "shapes": shapes,
+    def _close_round(self) -> dict[str, Any]:
+        """Return the counts of the round: of its last training exchange, bytes of all."""
+        counts = self._books[TRAIN].counts() if TRAIN in self._books else {}
+        for book in self._exchanges:
+            self._virtual_seconds += book.virtual_seconds
+        sizes = {
+            key: sum(getattr(book, key) for book in self._exchanges)
+            for key in ("bytes_down", "bytes_up", "wire_bytes_down", "wire_bytes_up")
         }
-        theirs = {key: state.get(key) for key in mine}
-        theirs["shapes"] = {name: array.shape for name, array in state["arrays"].items()}
-        for key, value in mine.items():
-            if theirs[key] != value:
-                raise CheckpointError(
-                    f"the checkpoint {path} is of another experiment: its {key} is "
-                    f"{theirs[key]!r}, not {value!r}"
-                )
-
-    def _save(self, server_round: int, arrays: ArrayRecord, line: dict[str, Any]) -> None:
-        if self._run_dir is None:
-            return
-        state = {
-            "experiment_id": self.experiment_id,
-            "scheme": self.scheme,
-            "seed": self._seed,
-            "round": server_round,
-            "arrays": {name: array.numpy() for name, array in arrays.items()},
+        exchanges = len({book.header.phase for book in self._exchanges})
+        self._exchanges = []
+        return {
+            **counts,
+            **sizes,
+            "exchanges": exchanges,
             "virtual_seconds": self._virtual_seconds,
-            "history": [*self._history.lines, line],
-            "scheme_state": self.state_dict(),
-            "inner": self.inner.state_dict() if self.inner is not None else {},
         }
-        checkpoint.save(self._run_dir / "checkpoint.bin", state)
+
+    def _late(self, server_round: int, phase: str, assigned: Assigned) -> tuple[set[str], float]:
+        """Return who is late and how long the exchange takes on the virtual clock."""
+        clients = [client for clients in assigned.values() for client in clients]
+        if self.stragglers is None or not clients:
+            return set(), 0.0
+        if "" in clients:
+            raise ProtocolError(
+                "simulated stragglers need to know who sits where: let this strategy's own start "
+                "run the rounds"
+            )
+        return self.stragglers.race(
+            clients,
+            seed=self.experiment.seed,
+            server_round=server_round,
+            phase=phase,
+            quorum=self.quorum if phase == TRAIN else None,
+            deadline=self.deadline,
+        )
+
+    def _cohort_fields(self, phase: str, clients: list[str], late: set[str]) -> Fields:
+        return {
+            "clients": clients,
+            "late": [client for client in clients if client in late],
+            "num-clients": self.federation.virtual_clients or 0,
+            "reply": "sum" if self._metrics_fns.get(phase) is None else "each",
+            "weighted-by": self.weighted_by_key,
+        }
+
+    def _header(self, phase: str, server_round: int) -> Header:
+        return Header(
+            scheme=self.scheme,
+            experiment_id=self.experiment.id,
+            phase=phase,
+            server_round=server_round,
+        )
+
+    def _deadline(self) -> float:
+        if self.deadline is None or self.stragglers is not None:
+            return self._timeout
+        return self.deadline
 
     def _log(self, line: dict[str, Any]) -> None:
         if line.get("skipped"):
             logger.warning(
-                "round %d skipped: no reply that could be used before the deadline (%d asked)",
+                "round %d skipped: none of %d clients gave a reply that could be used before the "
+                "deadline",
                 line["round"],
                 line["asked"],
             )
         logger.info("round %d/%d: %s", line["round"], line["rounds"], line["server"])
-
-    def _result(self, arrays: ArrayRecord) -> SchemeResult:
-        result = SchemeResult(arrays=arrays, history=list(self._history.lines))
-        for line in result.history:
-            for key, metrics in (
-                ("train", result.train_metrics_clientapp),
-                ("evaluate", result.evaluate_metrics_clientapp),
-                ("server", result.evaluate_metrics_serverapp),
-            ):
-                if line.get(key):
-                    numbers = {k: v for k, v in line[key].items() if v is not None}
-                    metrics[line["round"]] = MetricRecord(numbers)
-        return result
-
-
-def _record(arrays: Mapping[str, Any]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def _without_arrays(content: RecordDict) -> RecordDict:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_integer
 from flwr_privacy.identity import check_client_id
-from flwr_privacy.wire import RECORD, Header
+from flwr_privacy.wire import RECORD, Header, payload_bytes
 
 from .exchange import exchange
 from .round import ClientReply, Round
@@ -80,8 +80,13 @@ class Federation:
                     f"{timeout:g} s"
                 )
 
-    def meet(self, grid: Grid, header: Header, timeout: float) -> None:
+    def meet(self, grid: Grid, header: Header, timeout: float) -> list[Round]:
         """Ask the nodes that are new who they are; forget those that left.
+
+        Returns
+        -------
+        list of Round
+            The books of the questions.
 
         Raises
         ------
@@ -95,11 +100,15 @@ class Federation:
         self._workers &= set(self._nodes)
         strangers = sorted(alive.difference(self._nodes.values()))
         if not strangers:
-            return
+            return []
         question = RecordDict({RECORD: ConfigRecord(header.write())})
         messages = [Message(question, node, MessageType.TRAIN, ttl=timeout) for node in strangers]
         # A book for each: the same identity from two nodes is no repeated reply but a conflict.
-        books = {node: Round(header, {node: [""]}) for node in strangers}
+        size = payload_bytes(question)
+        books = {
+            node: Round(header, {node: [""]}, bytes_down=size, wire_bytes_down=size)
+            for node in strangers
+        }
         for message in exchange(grid, messages, deadline=timeout):
             node = message.metadata.src_node_id
             for reply in books.get(node, Round(header, {})).replies([message]):
@@ -112,6 +121,7 @@ class Federation:
             )
         if silent := [node for node, book in books.items() if not book.answered]:
             logger.warning("%d of %d nodes did not say who they are", len(silent), len(strangers))
+        return list(books.values())
 
     def clients(self) -> list[str]:
         """Return the identities of all clients, in a fixed order.

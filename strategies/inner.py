@@ -58,7 +58,11 @@ class InnerStrategy:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the strategy keeps between rounds: its numbers and arrays."""
-        return {name: value for name, value in vars(self.strategy).items() if _is_state(value)}
+        return {
+            name: _as_arrays(value)
+            for name, value in vars(self.strategy).items()
+            if _is_state(value)
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` returned."""
@@ -67,8 +71,15 @@ class InnerStrategy:
 
 def _is_state(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(isinstance(item, np.ndarray) for item in value.values())
+        return all(isinstance(item, np.ndarray | np.generic) for item in value.values())
     return isinstance(value, int | float | np.ndarray)
+
+
+def _as_arrays(value: Any) -> Any:
+    # Arithmetic on arrays without dimensions leaves NumPy scalars, whose dtype must last as well.
+    if isinstance(value, dict):
+        return {name: np.asarray(item) for name, item in value.items()}
+    return value
 
 
 class _OneNode(Grid):

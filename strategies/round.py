@@ -2,6 +2,9 @@
 
 A reply is checked before anything of it is used, because it cannot be taken out of a sum again.
 What is refused is counted by reason and logged; it never ends a round.
+
+Records are found by their type, not through ``RecordDict.array_records`` and its like: those build
+cyclic garbage that keeps a reply's arrays in memory until the collector comes by.
 """
 
 import logging
@@ -10,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from flwr_privacy.arrays import Arrays, decode_npy
 from flwr_privacy.averaging import ReplyRefusedError
@@ -38,7 +41,7 @@ class ClientReply:
         ReplyRefusedError
             If there is not exactly one record of arrays, or one cannot be decoded.
         """
-        records = list(self.content.array_records.values())
+        records = [r for r in self.content.values() if isinstance(r, ArrayRecord)]
         if len(records) != 1:
             raise ReplyRefusedError("malformed", f"{len(records)} ArrayRecords instead of one")
         return arrays_of(records[0])
@@ -51,7 +54,7 @@ class ClientReply:
         ReplyRefusedError
             If there is not exactly one record of metrics.
         """
-        records = list(self.content.metric_records.values())
+        records = [r for r in self.content.values() if isinstance(r, MetricRecord)]
         if len(records) != 1:
             raise ReplyRefusedError("malformed", f"{len(records)} MetricRecords instead of one")
         return dict(records[0])
@@ -109,11 +112,6 @@ class Round:
     wire_bytes_down: int = 0
     wire_bytes_up: int = 0
 
-    @property
-    def asked_count(self) -> int:
-        """Number of clients asked."""
-        return sum(map(len, self.asked.values()))
-
     def replies(self, messages: Iterable[Message]) -> Iterator[ClientReply | PartialSum]:
         """Yield what may be used of the messages, one by one as they come."""
         for message in messages:
@@ -127,18 +125,14 @@ class Round:
         self.refused[reason] += 1
         logger.warning("round %d: refused (%s)", self.header.server_round, detail)
 
-    def line(self) -> dict[str, Any]:
-        """Return the counts of the exchange for the history."""
+    def counts(self) -> dict[str, Any]:
+        """Return what became of the question, for the history."""
         return {
-            "asked": self.asked_count,
+            "asked": sum(map(len, self.asked.values())),
             "answered": len(self.answered),
             "folded": self.folded,
             "late": self.late_count,
             "refused": dict(self.refused),
-            "bytes_down": self.bytes_down,
-            "bytes_up": self.bytes_up,
-            "wire_bytes_down": self.wire_bytes_down,
-            "wire_bytes_up": self.wire_bytes_up,
         }
 
     def _read(self, message: Message) -> Iterator[ClientReply | PartialSum]:
@@ -167,7 +161,7 @@ class Round:
             )
         try:
             header, fields = Header.read(content[RECORD])
-            header.check(scheme=self.header.scheme, phases={self.header.phase})
+            header.check(scheme=self.header.scheme, phases={header.phase})
         except ProtocolError as error:
             raise ReplyRefusedError("malformed", str(error)) from error
         mine = (self.header.experiment_id, self.header.phase, self.header.server_round)
@@ -194,7 +188,8 @@ class Round:
         ):
             self.refuse(reason, f"client {client}: {detail}")
         if "weight" in fields:
-            record = next(iter(content.array_records.values()), ArrayRecord())
+            records = (r for r in content.values() if isinstance(r, ArrayRecord))
+            record = next(records, ArrayRecord())
             yield from self._accept(node_id, clients, PartialSum(clients, record, fields))
             return
         for client in clients:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flwr_privacy.arrays import decode_npy
 from flwr_privacy.errors import check_choice
@@ -57,7 +57,8 @@ class Fault:
 
     def hits(self, question: Message, node_config: Mapping[str, object]) -> bool:
         """Tell whether the reply to a question is hit."""
-        record: Mapping[str, object] = question.content.config_records.get(RECORD, {})
+        entry = question.content.get(RECORD)
+        record: Mapping[str, object] = entry if isinstance(entry, ConfigRecord) else {}
         return (
             self.phase == record.get("phase")
             and self.server_round in (None, record.get("round"))

@@ -154,7 +154,8 @@ class InlineGrid(Grid):
         if fault is not None:
             fault.damage(reply)
         previous = self._previous.get(node_id, reply)
-        self._previous[node_id] = reply
+        if any(fault.kind == "stale" for fault in self._faults):
+            self._previous[node_id] = reply
         if kind == "drop":
             return []
         if kind == "stale":

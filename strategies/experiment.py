@@ -1,0 +1,150 @@
+"""What lasts beyond a run: identity, seed, history and checkpoint of an experiment."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
+
+from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.identity import new_experiment_id
+
+from . import checkpoint
+from .history import History
+
+__all__ = ["Experiment", "SchemeResult"]
+
+
+@dataclass
+class SchemeResult(Result):
+    """Flower's result with the history of the rounds (one dict per round, as in the JSON lines)."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Experiment:
+    """One training, which may be resumed in several runs.
+
+    Parameters
+    ----------
+    scheme : str
+        Name of its scheme.
+    seed : int, optional
+        Root of its seeds; by default its identity.
+    experiment_id : str, optional
+        Its identity; by default a new one, or the checkpoint's.
+    run_dir : Path, optional
+        Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
+    resume : bool
+        Whether to go on from the checkpoint.
+    on_round : callable, optional
+        Called with the line of every round.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is to be resumed and there is no folder.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheme: str,
+        seed: int | None,
+        experiment_id: str | None,
+        run_dir: str | Path | None,
+        resume: bool,
+        on_round: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        if resume and run_dir is None:
+            raise InvalidParameterError("run_dir", run_dir, "the folder to resume from")
+        self._scheme = scheme
+        self._seed = seed
+        self._id = experiment_id
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._resume = resume
+        metrics = None if self._run_dir is None else self._run_dir / "metrics.jsonl"
+        self.history = History(metrics, on_round)
+
+    @property
+    def id(self) -> str:
+        """Identity of the experiment, made when it is first needed."""
+        if self._id is None:
+            self._id = new_experiment_id()
+        return self._id
+
+    @property
+    def seed(self) -> int | str:
+        """Root of all seeds."""
+        return self.id if self._seed is None else self._seed
+
+    def begin(self, initial_arrays: ArrayRecord) -> dict[str, Any] | None:
+        """Return the state to go on from; None if the experiment begins.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint is missing, damaged or of another experiment.
+        """
+        if not self._resume or self._run_dir is None:
+            self.history.restart([])
+            return None
+        path = self._run_dir / "checkpoint.bin"
+        state = checkpoint.load(path)
+        self._check_same(path, state, initial_arrays)
+        self._id = state["experiment_id"]
+        self.history.restart(state["history"])
+        return state
+
+    def end_round(self, line: dict[str, Any], arrays: ArrayRecord, **state: Any) -> None:
+        """Write the checkpoint after a round, then its line."""
+        if self._run_dir is not None:
+            document = {
+                "experiment_id": self.id,
+                "scheme": self._scheme,
+                "seed": self._seed,
+                "round": line["round"],
+                "arrays": {name: array.numpy() for name, array in arrays.items()},
+                "history": [*self.history.lines, line],
+                **state,
+            }
+            checkpoint.save(self._run_dir / "checkpoint.bin", document)
+        self.history.add(line)
+
+    def result(self, arrays: ArrayRecord) -> SchemeResult:
+        """Return the result in Flower's form, with all rounds since the first run."""
+        result = SchemeResult(arrays=arrays, history=list(self.history.lines))
+        for line in result.history:
+            for key, metrics in (
+                ("train", result.train_metrics_clientapp),
+                ("evaluate", result.evaluate_metrics_clientapp),
+                ("server", result.evaluate_metrics_serverapp),
+            ):
+                if line.get(key):
+                    numbers = {name: v for name, v in line[key].items() if v is not None}
+                    metrics[line["round"]] = MetricRecord(numbers)
+        return result
+
+    def _check_same(self, path: Path, state: dict[str, Any], initial_arrays: ArrayRecord) -> None:
+        mine = {
+            "experiment_id": self._id or state["experiment_id"],
+            "scheme": self._scheme,
+            "seed": self._seed,
+            "shapes": {name: tuple(array.shape) for name, array in initial_arrays.items()},
+        }
+        theirs = {key: state.get(key) for key in mine}
+        theirs["shapes"] = {name: array.shape for name, array in state["arrays"].items()}
+        for key, value in mine.items():
+            if theirs[key] != value:
+                raise CheckpointError(
+                    f"the checkpoint {path} is of another experiment: its {key} is "
+                    f"{theirs[key]!r}, not {value!r}"
+                )
+
+
+def to_record(arrays: dict[str, Any]) -> ArrayRecord:
+    """Return named arrays as Flower's record."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})

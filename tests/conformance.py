@@ -1,0 +1,288 @@
+"""What every scheme must pass: subclass one of the two classes and fill in its attributes.
+
+`WrapsConformance` is for schemes that wrap a user's app, `OwnClientConformance` for those that
+bring their own client.
+"""
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from apps import StepClient, message_app, record, run_strategy, same
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Strategy
+
+from flwr_privacy.clients import SchemeClient, as_mod, numpy_client_app
+from flwr_privacy.simulations.inline import Fault, InlineGrid
+from flwr_privacy.simulations.inline.faults import KINDS
+from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.strategies import SchemeStrategy
+from flwr_privacy.wire import RECORD, Header, payload_bytes
+
+HARMLESS = {"delay", "reorder", "duplicate"}  # with a deadline that is longer than the delay
+
+
+class Killed(BaseException):
+    """Stands for the end of the server's process."""
+
+
+class SchemeConformance:
+    """Common to both kinds of scheme.
+
+    Attributes
+    ----------
+    strategy : type
+        The scheme's strategy; built with `options` and what a test adds.
+    options : dict
+        Parameters beyond the defaults.
+    exact_cohorts : bool
+        Whether a run with cohorts equals the one without bit for bit. False for float64 sums,
+        which may differ in the last bit of a float32.
+    """
+
+    strategy: ClassVar[type[SchemeStrategy]]
+    options: ClassVar[dict[str, Any]] = {}
+    exact_cohorts: ClassVar[bool] = False
+
+    def app(self) -> ClientApp:
+        """Return a client app under the scheme."""
+        raise NotImplementedError
+
+    def arrays(self) -> ArrayRecord:
+        """Return the model to start from."""
+        return record()
+
+    def run(self, **changes: Any) -> Any:
+        start = {
+            key: changes.pop(key)
+            for key in ("nodes", "faults", "num_rounds", "evaluate_fn", "before")
+            if key in changes
+        }
+        strategy = self.strategy(**{"seed": 3, **self.options, **changes})
+        return run_strategy(strategy, self.app(), arrays=self.arrays(), **start)
+
+    def test_start_has_the_signature_of_flower(self) -> None:
+        expected = inspect.signature(Strategy.start).parameters
+        assert list(inspect.signature(self.strategy.start).parameters) == list(expected)
+        mine = list(inspect.signature(self.strategy.__init__).parameters.values())
+        flowers = list(inspect.signature(FlowerFedAvg.__init__).parameters.values())
+        assert [p.name for p in mine[: len(flowers)]] == [p.name for p in flowers]
+        assert [p.default for p in mine[: len(flowers)]] == [p.default for p in flowers]
+
+    def test_it_is_the_same_whenever_it_is_repeated(self) -> None:
+        one = self.run(min_train_nodes=2, fraction_train=0.5)
+        other = self.run(min_train_nodes=2, fraction_train=0.5)
+        assert same(one.arrays, other.arrays)
+        times = {"seconds"}
+        for line, twin in zip(one.history, other.history, strict=True):
+            assert {k: v for k, v in line.items() if k not in times} == {
+                k: v for k, v in twin.items() if k not in times
+            }
+
+    def test_names_shapes_and_dtypes_are_those_it_came_with(self) -> None:
+        seen: list[ArrayRecord] = []
+        result = self.run(evaluate_fn=lambda _, arrays: seen.append(arrays))
+        for arrays in (*seen, result.arrays):
+            assert list(arrays) == list(self.arrays())
+            for name, array in self.arrays().items():
+                assert (arrays[name].dtype, arrays[name].shape) == (array.dtype, array.shape)
+        assert len(seen) == 4
+
+    @pytest.mark.parametrize("nodes", [1, 2, 3])
+    def test_cohorts_equal_one_node_per_client(self, nodes: int) -> None:
+        plain = self.run(nodes=4)
+        cohort = self.run(nodes=nodes, clients=4, min_available_nodes=nodes)
+        assert same(plain.arrays, cohort.arrays, exact=self.exact_cohorts)
+        for line, twin in zip(plain.history[1:], cohort.history[1:], strict=True):
+            for key in ("asked", "answered", "folded", "bytes_down", "bytes_up"):
+                assert line[key] == twin[key], key
+
+    @pytest.mark.parametrize("after", [0, 1, 2])
+    def test_killed_after_a_round_it_resumes_to_the_same_model(
+        self, after: int, tmp_path: Any
+    ) -> None:
+        unbroken = self.run(experiment_id="e")
+        with pytest.raises(Killed):
+            self.run(experiment_id="e", run_dir=tmp_path, on_round=_kill_after(after))
+        resumed = self.run(experiment_id="e", run_dir=tmp_path, resume=True)
+        assert same(unbroken.arrays, resumed.arrays)
+        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+        assert [line["round"] for line in lines] == [0, 1, 2, 3]
+        assert lines == resumed.history
+        assert resumed.train_metrics_clientapp == unbroken.train_metrics_clientapp
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_fault_is_survived_and_counted(self, kind: str) -> None:
+        fault = Fault(kind=kind, client="2", server_round=2, seconds=0.05)
+        plain = self.run()
+        result = self.run(faults=[fault], deadline=1.0)
+        line = result.history[2]
+        assert np.isfinite(
+            np.concatenate([a.numpy().ravel() for a in result.arrays.values()])
+        ).all()
+        assert not line["skipped"]
+        if kind in HARMLESS:
+            assert same(plain.arrays, result.arrays, exact=False)
+            assert line["folded"] == 4
+        else:
+            assert line["folded"] == 3
+        expected = {
+            "duplicate": "duplicate",
+            "stranger": "unknown node",
+            "stale": "another round",
+            "corrupt": "malformed",
+            "nan": "not finite",
+            "infinity": "not finite",
+            "reshape": "shape",
+        }
+        assert line["refused"] == ({expected[kind]: 1} if kind in expected else {})
+
+    def test_bytes_are_those_of_the_messages(self) -> None:
+        sent: list[int] = []
+        received: list[int] = []
+
+        def listen(grid: Any) -> None:
+            push, pull = grid.push_messages, grid.pull_messages
+
+            def push_messages(messages: list[Message]) -> Any:
+                sent.extend(payload_bytes(message.content) for message in messages)
+                return push(messages)
+
+            def pull_messages(ids: list[str]) -> Any:
+                replies = list(pull(ids))
+                received.extend(payload_bytes(reply.content) for reply in replies)
+                return replies
+
+            grid.push_messages, grid.pull_messages = push_messages, pull_messages
+
+        history = self.run(before=listen).history
+        assert sum(line["bytes_down"] for line in history) == sum(sent)
+        assert sum(line["bytes_up"] for line in history) == sum(received)
+
+    def test_no_answer_skips_the_round(self) -> None:
+        fault = Fault(kind="drop", server_round=2)
+        result = self.run(faults=[fault], deadline=0.2)
+        assert [line.get("skipped") for line in result.history] == [None, False, True, False]
+
+
+class WrapsConformance(SchemeConformance):
+    """For a scheme that wraps a user's app.
+
+    Attributes
+    ----------
+    client : type
+        The scheme's client half.
+    """
+
+    client: ClassVar[type[SchemeClient]]
+
+    def app(self) -> ClientApp:
+        return message_app([as_mod(self.client)])
+
+    def numpy_app(self) -> ClientApp:
+        return numpy_client_app(
+            lambda context: self.client(
+                StepClient(int(context.node_config["partition-id"])), context
+            ).to_client()
+        )
+
+    def test_both_kinds_of_app_train_alike(self) -> None:
+        by_message = self.run()
+        strategy = self.strategy(**{"seed": 3, **self.options})
+        by_numpy = run_strategy(strategy, self.numpy_app(), arrays=self.arrays())
+        assert same(by_message.arrays, by_numpy.arrays)
+
+    def test_it_works_under_a_users_own_start(self) -> None:
+        class Own(self.strategy):  # type: ignore[name-defined, misc]
+            start = Strategy.start
+
+        strategy = Own(**{"seed": 3, **self.options})
+        plain = self.run()
+        own = run_strategy(strategy, self.app(), arrays=self.arrays())
+        assert same(plain.arrays, own.arrays, exact=False)
+
+    def test_other_message_types_pass_through_untouched(self) -> None:
+        def ping(grid: Any) -> None:
+            nodes = list(grid.get_node_ids())
+            messages = [Message(RecordDict(), node, "query.ping") for node in nodes]
+            replies = list(grid.send_and_receive(messages, timeout=5))
+            assert len(replies) == 4
+            assert all(not reply.has_error() for reply in replies)
+
+        self.run(before=ping)
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            ({"scheme": "nonesuch"}, "scheme 'nonesuch': this end speaks"),
+            ({"version": 99}, "protocol version 99: this end speaks version 1"),
+            ({"phase": "nonesuch"}, "phase 'nonesuch' is not known"),
+            ({"round": "1"}, "the entry 'round' is '1'"),
+        ],
+    )
+    def test_the_client_says_what_it_does_not_understand(
+        self, change: dict[str, Any], text: str
+    ) -> None:
+        header = Header(scheme=self.client.scheme, experiment_id="e", phase="train", server_round=1)
+        for app in (self.app(), self.numpy_app()):
+            reply = _ask(app, {**header.write(), **change})
+            assert text in reply.error.reason
+
+    def test_a_round_must_follow(self) -> None:
+        app = self.app()
+        grid = InlineGrid(app, 1)
+        reasons = []
+        with acting_as_server(grid.run_id):
+            for server_round in (5, 5, 2):
+                header = Header(
+                    scheme=self.client.scheme,
+                    experiment_id="e",
+                    phase="train",
+                    server_round=server_round,
+                )
+                reply = _exchange(grid, header.write(), self.arrays())
+                reasons.append(reply.error.reason if reply.has_error() else "")
+        assert "round 2 does not follow round 5" in reasons[2]
+        assert not any("does not follow" in reason for reason in reasons[:2])
+
+
+class OwnClientConformance(SchemeConformance):
+    """For a scheme that brings its own client; fill in `app` and `arrays`."""
+
+    def test_a_message_without_the_record_is_refused(self) -> None:
+        grid = InlineGrid(self.app(), 1)
+        with acting_as_server(grid.run_id):
+            (node,) = grid.get_node_ids()
+            message = Message(RecordDict({"arrays": self.arrays()}), node, "train")
+            (reply,) = grid.send_and_receive([message], timeout=5)
+        assert RECORD in reply.error.reason
+
+
+def _kill_after(server_round: int) -> Callable[[dict[str, Any]], None]:
+    def on_round(line: dict[str, Any]) -> None:
+        if line["round"] == server_round:
+            raise Killed
+
+    return on_round
+
+
+def _ask(app: ClientApp, entries: dict[str, Any]) -> Message:
+    grid = InlineGrid(app, 1)
+    with acting_as_server(grid.run_id):
+        return _exchange(grid, entries, record())
+
+
+def _exchange(grid: InlineGrid, entries: dict[str, Any], arrays: ArrayRecord) -> Message:
+    from flwr.app import ConfigRecord
+
+    (node,) = grid.get_node_ids()
+    content = RecordDict(
+        {"arrays": arrays, "config": ConfigRecord(), RECORD: ConfigRecord(entries)}
+    )
+    (reply,) = grid.send_and_receive([Message(content, node, "train")], timeout=5)
+    return reply

@@ -1,0 +1,48 @@
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra.numpy import array_shapes, arrays, floating_dtypes, integer_dtypes
+
+from flwr_privacy.arrays import decode_npy, encode_npy, is_finite
+
+
+@given(arrays(floating_dtypes(sizes=(32, 64)) | integer_dtypes(), array_shapes(min_dims=0)))
+def test_round_trip_and_agreement_with_numpy(array):
+    data = encode_npy(array)
+    np.testing.assert_array_equal(decode_npy(data), array)
+    np.testing.assert_array_equal(np.load(io.BytesIO(data)), array)
+    assert decode_npy(data).dtype == array.dtype
+
+
+def test_fortran_order():
+    array = np.asfortranarray(np.arange(6).reshape(2, 3))
+    np.testing.assert_array_equal(decode_npy(encode_npy(array)), array)
+
+
+def test_decoding_makes_no_copy():
+    data = encode_npy(np.arange(4.0))
+    view = decode_npy(data)
+    assert not view.flags.owndata
+    assert not view.flags.writeable
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", encode_npy(np.arange(9.0))[:-1]])
+def test_what_is_no_array_is_an_error(data):
+    with pytest.raises(ValueError, match=r".+"):
+        decode_npy(data)
+
+
+def test_python_objects_are_never_loaded():
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="Python objects"):
+        decode_npy(buffer.getvalue())
+
+
+def test_an_overflowing_sum_is_not_taken_for_infinity():
+    assert is_finite(np.full(10, 3e38, np.float32))
+    assert not is_finite(np.array([np.inf, -np.inf]))
+    assert is_finite(np.array([1, 2]))
+    assert is_finite(np.array([], np.float32))

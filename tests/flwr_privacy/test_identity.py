@@ -1,0 +1,38 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.identity import check_client_id, client_id_from, derive_seed, new_experiment_id
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "a/b", "..", "ä", "x" * 65, "a\n"])
+def test_a_client_id_must_fit_a_file_name(bad):
+    with pytest.raises(InvalidParameterError, match="client-id"):
+        check_client_id(bad)
+
+
+def test_identity_comes_from_the_node():
+    assert client_id_from({"client-id": "ward-7", "partition-id": 2}) == "ward-7"
+    assert client_id_from({"partition-id": 2}) == "2"
+    with pytest.raises(InvalidParameterError, match="'client-id' or 'partition-id'"):
+        client_id_from({"region": "north"})
+
+
+parts = st.lists(st.text() | st.integers(), max_size=4)
+
+
+@given(st.integers(min_value=0), parts, parts)
+def test_seeds_of_different_purposes_differ(root, one, other):
+    seeds = derive_seed(root, *one), derive_seed(root, *other)
+    assert (seeds[0] == seeds[1]) == (one == other)
+    assert 0 <= seeds[0] < 2**63
+
+
+def test_a_number_and_its_text_are_different_purposes():
+    assert derive_seed(0, 1) != derive_seed(0, "1")
+    assert derive_seed(1) != derive_seed("1")
+
+
+def test_experiments_differ():
+    assert len({new_experiment_id() for _ in range(100)}) == 100

@@ -1,0 +1,47 @@
+import re
+
+import numpy as np
+import pytest
+from apps import record
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.wire import Header, payload_bytes
+
+HEADER = Header(scheme="fedavg", experiment_id="e1", phase="train", server_round=2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("scheme", "udp", "scheme 'udp': this end speaks 'fedavg'"),
+        ("version", 9, "protocol version 9: this end speaks version 1"),
+        ("phase", "trian", "phase 'trian' is not known: scheme 'fedavg' has 'hello', 'train'"),
+    ],
+)
+def test_a_disagreement_names_both(key, value, text):
+    header, _ = Header.read({**HEADER.write(), key: value})
+    with pytest.raises(ProtocolError, match=re.escape(text)):
+        header.check(scheme="fedavg", phases={"train"})
+
+
+@pytest.mark.parametrize("key", HEADER.write())
+def test_an_entry_that_is_missing_or_ill_typed_is_named(key):
+    entries = HEADER.write()
+    with pytest.raises(ProtocolError, match=f"'{key}' is None"):
+        Header.read({k: v for k, v in entries.items() if k != key})
+    with pytest.raises(ProtocolError, match=f"'{key}' is 1.5"):
+        Header.read({**entries, key: 1.5})
+
+
+def test_the_schemes_own_fields_survive():
+    own = {"bits": 4, "codes": b"\x00\x01", "widths": [1, 2]}
+    assert Header.read({**HEADER.write(), **own}) == (HEADER, own)
+
+
+def test_payload_counts_what_is_sent():
+    model = {"w": np.zeros(1000, np.float32)}
+    empty = payload_bytes(RecordDict({"arrays": record({"w": np.zeros(0, np.float32)})}))
+    assert payload_bytes(RecordDict({"arrays": record(model)})) == empty + 4000
+    config = RecordDict({"c": ConfigRecord({"codes": bytes(500)}), "m": MetricRecord({"x": 1})})
+    assert 500 < payload_bytes(config) < 700
