@@ -112,17 +112,16 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         check_number("fraction_train", fraction_train, minimum=0, maximum=1)
         check_number("fraction_evaluate", fraction_evaluate, minimum=0, maximum=1)
         super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            min_train_nodes,
-            min_evaluate_nodes,
-            min_available_nodes,
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn,
+            min_available_nodes=min_available_nodes,
+            weighted_by_key=weighted_by_key,
+            arrayrecord_key=arrayrecord_key,
+            configrecord_key=configrecord_key,
+            train_metrics_aggr_fn=train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
         )
+        # Set here: FedAvg's constructor warns of a fraction of 0, which is as good as any.
+        self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
+        self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
         if clients is not None:
             check_integer("clients", clients, minimum=1)
         if quorum is not None:

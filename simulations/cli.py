@@ -1,0 +1,208 @@
+"""The command line: `flwr-privacy run`, `compare`, `demo`, `doctor`."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flwr_privacy import __version__
+from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
+from flwr_privacy.simulations.demo import demo_settings
+from flwr_privacy.simulations.jobs import DEFAULT_CLIENTS, Engine, carry_out, next_folder
+from flwr_privacy.simulations.ray_engine import RayResources
+from flwr_privacy.simulations.runs import RunFolder
+from flwr_privacy.simulations.settings import Settings, parse_assignments
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Federated learning schemes for Flower: train, compare and check them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+SETTING = "Setting"
+ENGINE = "Engine"
+
+EXIT_CODES = """Exit codes: 0 done, 2 wrong parameter, 3 data missing or damaged, 4 the engine or
+the app failed, 5 checkpoint unfit, 6 the two ends disagree, 130 interrupted."""
+
+
+def main() -> None:
+    """Run the command line; what a user did wrong is one line and an exit code."""
+    try:
+        app(prog_name="flwr-privacy")
+    except FlwrPrivacyError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(130)
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Federated learning schemes for Flower: train, compare and check them."""
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command(epilog=EXIT_CODES)
+def run(
+    scheme: Annotated[str | None, typer.Option(help="Scheme, e.g. fedavg.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Task: digits-mlp, mnist-mlp, fashion-cnn or adult-linear."),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients of the federation.")] = None,
+    per_round: Annotated[
+        int | None, typer.Option(help="Clients asked in each round; by default all.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Learning rounds.")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="Split of the data: iid, dirichlet, shards or labels."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Root of all seeds.")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder with the data sets that no library brings.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="ray (Flower's simulation engine) or inline (this process).")
+    ] = "ray",
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Nodes that play the clients between them; by default one per client."),
+    ] = None,
+    cpus_per_client: Annotated[
+        float, typer.Option(help="CPUs that Ray reserves per node: a whole number.")
+    ] = 1,
+    gpus_per_client: Annotated[
+        float, typer.Option(help="GPU share that Ray reserves per node; fractions are fine.")
+    ] = 0.0,
+    ray_address: Annotated[
+        str | None, typer.Option(help="host:port of a Ray cluster that runs already.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the SuperLink for Ray.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any other setting, as often as needed: training.learning_rate=0.05, "
+            'partition.alpha=0.1, stragglers.slow_fraction=0.2, strategy.bits="[4, 8]".',
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder from its checkpoint.")
+    ] = None,
+) -> None:
+    """Train a scheme on a task and keep everything in a run folder."""
+    chosen: dict[str, Any] = {
+        "scheme": scheme,
+        "task": task,
+        "clients": clients,
+        "per_round": per_round,
+        "rounds": rounds,
+        "partition.kind": partition,
+        "seed": seed,
+        "data_root": None if data_root is None else str(data_root.resolve()),
+    }
+    values = {key: value for key, value in chosen.items() if value is not None}
+    values |= parse_assignments(assignments or [])
+    resources = RayResources(
+        cpus_per_client=_whole(cpus_per_client),
+        gpus_per_client=gpus_per_client,
+        ray_address=ray_address,
+    )
+    where = Engine(name=engine, workers=workers, resources=resources, port=port)
+    if resume is not None:
+        if values or out is not None:
+            raise InvalidParameterError(
+                "--resume", str(resume), "no other setting beside it: a run keeps its own"
+            )
+        folder = RunFolder.open(resume)
+        folder.reopen()
+    else:
+        settings = _settings(values)
+        path = next_folder(Path("runs"), settings) if out is None else out
+        folder = RunFolder.create(path, settings, engine=engine, nodes=where.nodes(settings))
+    carry_out([folder], where, resume=resume is not None)
+    typer.echo(f"run: {folder.path}")
+
+
+@app.command(epilog=EXIT_CODES)
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of the runs.")],
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
+) -> None:
+    """Draw runs side by side in one HTML report, with the numbers as JSON beside it."""
+    from flwr_privacy.simulations.report import write_report
+
+    typer.echo(f"report: {write_report([RunFolder.open(run) for run in runs], out)}")
+
+
+@app.command(epilog=EXIT_CODES)
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path(
+        "runs/demo"
+    ),
+    engine: Annotated[str, typer.Option(help="ray or inline.")] = "ray",
+) -> None:
+    """Train on real data, evenly split and skewed, with and without stragglers, and report."""
+    from flwr_privacy.simulations.report import write_report
+
+    where = Engine(name=engine)
+    parent = out
+    number = 2
+    while parent.exists():
+        parent, number = out.with_name(f"{out.name}-{number}"), number + 1
+    folders = [
+        RunFolder.create(parent / name, settings, engine=engine, nodes=where.nodes(settings))
+        for name, settings in demo_settings().items()
+    ]
+    carry_out(folders, where)
+    typer.echo(f"report: {write_report(folders, parent, title='Federated averaging on digits')}")
+
+
+@app.command(epilog=EXIT_CODES)
+def doctor(
+    data_root: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
+) -> None:
+    """Say what this machine has: versions, Ray, GPUs, ports in use, data found."""
+    from flwr_privacy.simulations.doctor import diagnose
+
+    checks = diagnose(data_root)
+    for check in checks:
+        typer.echo(f"{check.status:8} {check.name}: {check.detail}")
+    if any(check.status == "error" for check in checks):
+        raise typer.Exit(1)
+
+
+def _settings(values: dict[str, Any]) -> Settings:
+    """Return the settings of a run; refuse at once what the app would refuse later."""
+    # Imported late: torch takes seconds, which `--help` need not wait for.
+    from flwr_privacy.simulations.server_app import build_strategy
+    from flwr_privacy.simulations.tasks import client_data, task
+
+    settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
+    chosen = task(settings.task)
+    settings = replace(settings, training=chosen.training).with_values(values)
+    build_strategy(settings, None)
+    client_data(chosen, settings, 0, settings.clients or DEFAULT_CLIENTS)
+    return settings
+
+
+def _whole(value: float) -> Any:
+    # Ray's CPU shares are whole numbers; a fraction goes on as it is, to be refused with its name.
+    return int(value) if value.is_integer() else value

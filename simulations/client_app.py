@@ -1,0 +1,77 @@
+"""The app's client half: a client of the task, wrapped in the scheme that the settings name."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from flwr_privacy.clients import as_mod
+from flwr_privacy.identity import client_id_from, derive_seed
+from flwr_privacy.simulations import tasks
+from flwr_privacy.simulations.schemes import scheme
+from flwr_privacy.simulations.settings import Settings
+
+__all__ = ["app"]
+
+
+def scheme_mod(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Wrap the app in its scheme, which is only known once there is a run configuration."""
+    return as_mod(scheme(_settings(context).scheme).client)(message, context, call_next)
+
+
+app = ClientApp(mods=[scheme_mod])
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train the model on this client's part of the data."""
+    settings = _settings(context)
+    server_round = int(str(message.content.config_records["config"]["server-round"]))
+    arrays, examples, metrics = tasks.train_client(
+        tasks.task(settings.task),
+        settings,
+        _model(message),
+        *_place(context),
+        seed=derive_seed(settings.seed, "train", client_id_from(context.node_config), server_round),
+    )
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({name: Array(array) for name, array in arrays.items()}),
+            "metrics": MetricRecord({**metrics, "num-examples": examples}),
+        }
+    )
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate the model on this client's part of the data."""
+    settings = _settings(context)
+    examples, metrics = tasks.evaluate_client(
+        tasks.task(settings.task), settings, _model(message), *_place(context)
+    )
+    record = MetricRecord({**metrics, "num-examples": examples})
+    return Message(RecordDict({"metrics": record}), reply_to=message)
+
+
+def _settings(context: Context) -> Settings:
+    return _parsed(str(context.run_config["settings"]))
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> Settings:
+    return Settings.from_toml(text)
+
+
+def _model(message: Message) -> dict[str, NDArray[Any]]:
+    return {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
+
+
+def _place(context: Context) -> tuple[int, int]:
+    """Return the index of this client's partition and the number of partitions."""
+    return int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])

@@ -1,0 +1,167 @@
+"""Figures of a report: line charts as SVG to be placed inside an HTML page.
+
+Text and axes take the colour of the page (``currentColor``), so that a figure is readable in a
+light and in a dark scheme. Nothing in it refers to anything outside of it.
+"""
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+__all__ = ["Series", "Style", "chart", "swatch"]
+
+# Okabe and Ito's palette for all kinds of colour vision, without the yellow (too pale on white)
+# and with the colour of the text in place of black. Reading order is order of contrast.
+INK = "#010203"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)
+DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
+    (0, ()),
+    (0, (5, 1.5)),
+    (0, (1.2, 1.2)),
+    (0, (6, 1.5, 1.2, 1.5)),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+
+SIZE = (5.0, 3.1)  # inches
+MARKERS_PER_LINE = 8
+LOG_SPAN = 50.0
+
+
+@dataclass(frozen=True)
+class Style:
+    """Look of one run, the same in every figure; `index` counts the runs from 0."""
+
+    index: int
+
+    @property
+    def colour(self) -> str:
+        """Colour of the line."""
+        return COLOURS[self.index % len(COLOURS)]
+
+    def line(self, xs: Sequence[float], ys: Sequence[float]) -> Line2D:
+        """Return the run's line through some points, with a marker on some of them."""
+        every = max(1, math.ceil(len(xs) / MARKERS_PER_LINE))
+        return Line2D(
+            xs,
+            ys,
+            color=self.colour,
+            linestyle=DASHES[self.index % len(DASHES)],
+            linewidth=1.7,
+            marker=MARKERS[self.index % len(MARKERS)],
+            markersize=5,
+            markeredgewidth=0,
+            markevery=(self.index % every, every),
+            clip_on=False,
+            zorder=3 + 0.01 * self.index,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Values of one run: `ys` over `xs`, equally long."""
+
+    label: str
+    style: Style
+    xs: Sequence[float]
+    ys: Sequence[float]
+
+
+def chart(
+    series: Sequence[Series],
+    *,
+    name: str,
+    xlabel: str,
+    ylabel: str,
+    limits: tuple[float, float] | None = None,
+    whole_xs: bool = False,
+) -> str:
+    """Draw lines and return them as an ``<svg>`` element.
+
+    Parameters
+    ----------
+    series : Sequence of Series
+        At least one.
+    name : str
+        Name of the figure, unique in its page; the ids in it start with it.
+    xlabel, ylabel : str
+        What the axes show, with the unit.
+    limits : (float, float), optional
+        Ends of the upright axis. By default they fit the data, and the axis is logarithmic where
+        positive values span a factor of 50 or more.
+    whole_xs : bool, default False
+        Whether the level axis has whole numbers only.
+    """
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axes = figure.add_subplot()
+    for one in series:
+        axes.add_line(one.style.line(one.xs, one.ys))
+    axes.relim()
+    values = [y for one in series for y in one.ys if math.isfinite(y)]
+    if limits is not None:
+        axes.set_ylim(*limits)
+    elif values and min(values) > 0 and max(values) / min(values) >= LOG_SPAN:
+        axes.set_yscale("log")
+    axes.autoscale_view()
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    if whole_xs:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _plain(axes)
+    lines = ", ".join(one.label for one in series)
+    return _svg(figure, name=name, description=f"{ylabel} over {xlabel}: {lines}")
+
+
+def swatch(style: Style, *, name: str) -> str:
+    """Return a piece of a run's line, for legends and tables, as an ``<svg>`` element."""
+    figure = Figure(figsize=(0.42, 0.14))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, 2)
+    axes.set_ylim(-1, 1)
+    line = style.line([0.1, 1, 1.9], [0, 0, 0])
+    line.set_markevery([1])
+    axes.add_line(line)
+    return _svg(figure, name=name, description=None)
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, color=INK, alpha=0.14, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for spine in axes.spines.values():
+        spine.set_color(INK)
+        spine.set_alpha(0.5)
+    axes.tick_params(color=INK, labelcolor=INK, labelsize=9, length=3)
+    axes.tick_params(which="minor", length=0)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_color(INK)
+        label.set_fontsize(10)
+
+
+def _svg(figure: Figure, *, name: str, description: str | None) -> str:
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    # HTML knows the namespaces of SVG by itself; matplotlib's style sheet would hold for the
+    # whole page; and ids are to be unique in the page.
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(r'(\sid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = text.replace(INK, "currentColor")
+    look = 'aria-hidden="true"'
+    if description is not None:
+        look = f'role="img" aria-label="{escape(description)}"'
+    return text.replace("<svg", f"<svg {look}", 1)

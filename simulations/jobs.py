@@ -1,0 +1,157 @@
+"""Carry out a run on an engine, with a display of its progress, and keep how it ended."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr_privacy.errors import FlwrPrivacyError, check_choice, check_integer
+from flwr_privacy.simulations.progress import Progress
+from flwr_privacy.simulations.ray_engine import RayResources, RaySession
+from flwr_privacy.simulations.runs import RunFolder, follow
+from flwr_privacy.simulations.settings import Settings
+
+__all__ = ["Engine", "carry_out", "next_folder"]
+
+APP = Path(__file__).parent
+CLIENT_APP = "flwr_privacy.simulations.client_app:app"
+DEFAULT_CLIENTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Where runs are carried out.
+
+    Parameters
+    ----------
+    name : {"ray", "inline"}, default "ray"
+        Flower's Ray engine through `flwr run`, or this process.
+    workers : int, optional
+        Number of nodes that play the clients between them; by default one node per client. The
+        inline engine gives each worker a process of its own.
+    resources : RayResources
+        What Ray has and what a node gets.
+    port : int, optional
+        Port of the SuperLink for Ray.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    name: str = "ray"
+    workers: int | None = None
+    resources: RayResources = field(default_factory=RayResources)
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.name, ("ray", "inline"))
+        if self.workers is not None:
+            check_integer("workers", self.workers, minimum=1)
+
+    def nodes(self, settings: Settings) -> int:
+        """Return the number of nodes for a run."""
+        clients = settings.clients or DEFAULT_CLIENTS
+        return clients if self.workers is None else min(self.workers, clients)
+
+
+def next_folder(parent: Path, settings: Settings) -> Path:
+    """Return a folder for a run that does not exist yet: ``fedavg-digits-mlp-1`` and so on."""
+    number = 1
+    while (path := parent / f"{settings.scheme}-{settings.task}-{number}").exists():
+        number += 1
+    return path
+
+
+def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) -> None:
+    """Carry out runs one after another on one engine.
+
+    Raises
+    ------
+    FlwrPrivacyError
+        If a run fails; its folder then says why.
+    """
+    with ExitStack() as stack:
+        session: RaySession | None = None
+        if engine.name == "ray":
+            log = runs[0].log_path
+            session = stack.enter_context(
+                RaySession(resources=engine.resources, port=engine.port, log_path=log)
+            )
+        for run in runs:
+            with _kept(run), _shown(run):
+                config: dict[str, str | bool] = {
+                    "settings": run.settings_path.read_text(encoding="utf-8"),
+                    "run-dir": str(run.path.resolve()),
+                    "resume": resume,
+                }
+                nodes = int(run.summary["nodes"])
+                if session is not None:
+                    session.run(APP, nodes=nodes, run_config=config)
+                else:
+                    with _logged(run):
+                        _inline(config, nodes=nodes, workers=engine.workers or 0)
+
+
+def _inline(config: dict[str, str | bool], *, nodes: int, workers: int) -> None:
+    # Imported late: the apps bring torch, which no other command needs.
+    from flwr_privacy.simulations.inline import run_inline
+    from flwr_privacy.simulations.server_app import app
+
+    run_inline(
+        app, CLIENT_APP, nodes=nodes, run_config=config, workers=0 if workers <= 1 else workers
+    )
+
+
+@contextmanager
+def _logged(run: RunFolder) -> Iterator[None]:
+    """Send Flower's log to the run folder; the terminal shows the progress."""
+    logger = logging.getLogger("flwr")
+    handler = logging.FileHandler(run.log_path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = logger.handlers
+    logger.handlers = [handler]
+    try:
+        yield
+    finally:
+        logger.handlers = before
+        handler.close()
+
+
+@contextmanager
+def _kept(run: RunFolder) -> Iterator[None]:
+    """Write down how the run ended, however it does."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        run.finish("interrupted")
+        raise
+    except FlwrPrivacyError as error:
+        run.finish("failed", str(error))
+        raise
+    except BaseException as error:
+        run.finish("failed", f"{type(error).__name__}: {error}")
+        raise
+    run.finish("completed")
+
+
+@contextmanager
+def _shown(run: RunFolder) -> Iterator[None]:
+    """Show the rounds as the app writes them, whichever process it runs in."""
+    done = threading.Event()
+    with Progress(run.path.name, run.settings.rounds) as progress:
+
+        def show() -> None:
+            for line in follow(run.metrics_path, done.is_set):
+                progress.update(line)
+
+        watcher = threading.Thread(target=show, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()

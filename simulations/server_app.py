@@ -1,0 +1,98 @@
+"""The app's server half: trains what the settings say and keeps the result in the run folder."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+from flwr_privacy.errors import EngineError, InvalidParameterError
+from flwr_privacy.simulations import tasks
+from flwr_privacy.simulations.runs import RunFolder
+from flwr_privacy.simulations.schemes import scheme
+from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.strategies import SchemeResult, SchemeStrategy
+
+__all__ = ["app", "build_strategy"]
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, as the run's configuration says."""
+    settings = Settings.from_toml(str(context.run_config["settings"]))
+    run_dir = str(context.run_config["run-dir"])
+    run = RunFolder.open(run_dir) if run_dir else None
+    task = tasks.task(settings.task)
+    strategy = build_strategy(settings, run, resume=bool(context.run_config["resume"]))
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = {name: array.numpy() for name, array in arrays.items()}
+        return MetricRecord(dict(tasks.evaluate_server(task, settings, model)))
+
+    initial = tasks.initial_arrays(task, settings.seed)
+    result = strategy.start(
+        grid,
+        ArrayRecord({name: Array(array) for name, array in initial.items()}),
+        num_rounds=settings.rounds,
+        train_config=ConfigRecord({"seed": settings.seed}),
+        evaluate_fn=evaluate,
+    )
+    _check_trained(result)
+    if run is not None:
+        save_model(run.model_path, result.arrays)
+
+
+def build_strategy(
+    settings: Settings, run: RunFolder | None, *, resume: bool = False
+) -> SchemeStrategy:
+    """Return the strategy of a run.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a setting of the scheme is unknown or out of range.
+    """
+    nodes = None if run is None else int(run.summary["nodes"])
+    # Exactly so many clients: a fraction that is too small to count, and a minimum that does.
+    fraction, minimum = (1.0, 1) if settings.per_round is None else (1e-9, settings.per_round)
+    parameters: dict[str, Any] = {
+        "fraction_train": fraction,
+        "min_train_nodes": minimum,
+        "fraction_evaluate": settings.fraction_evaluate,
+        "min_evaluate_nodes": 1,
+        "min_available_nodes": nodes or 1,
+        "seed": settings.seed,
+        "clients": settings.clients,
+        "quorum": settings.quorum,
+        "deadline": settings.deadline,
+        "stragglers": settings.stragglers,
+        "run_dir": None if run is None else run.path,
+        "experiment_id": None if run is None else run.summary["experiment_id"],
+        "resume": resume,
+    }
+    if clashing := sorted(set(settings.strategy) & set(parameters)):
+        raise InvalidParameterError("strategy", clashing, "the scheme's own parameters only")
+    try:
+        return scheme(settings.scheme).strategy(**parameters, **settings.strategy)
+    except TypeError as error:  # an unknown keyword
+        raise InvalidParameterError(
+            "strategy", settings.strategy, f"parameters of '{settings.scheme}' ({error})"
+        ) from error
+
+
+def save_model(path: Path, arrays: ArrayRecord) -> None:
+    """Write the final model as an npz archive of its arrays by name."""
+    model: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
+    np.savez(path, allow_pickle=False, **model)
+
+
+def _check_trained(result: SchemeResult) -> None:
+    rounds = [line for line in result.history if line["round"] > 0]
+    if rounds and all(line["skipped"] for line in rounds):
+        raise EngineError(
+            f"none of {len(rounds)} rounds had a reply that could be used; the last one refused "
+            f"{rounds[-1]['refused']} of {rounds[-1]['asked']} (the log has the reasons)"
+        )

@@ -1,0 +1,258 @@
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from flwr_privacy.errors import DataError, FlwrPrivacyError, InvalidParameterError
+from flwr_privacy.simulations import report
+from flwr_privacy.simulations.page import Html
+from flwr_privacy.simulations.report import write_report
+from flwr_privacy.simulations.runs import RunFolder
+from flwr_privacy.simulations.settings import Settings
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Reads a page, and is strict about nesting."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.open, self.tags, self.ids, self.references, self.texts = [], [], [], [], []
+        self.feed(self.source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for key, value in attrs:
+            if key == "id":
+                self.ids.append(value)
+            if key in ("src", "href", "xlink:href", "data", "action"):
+                self.references.append(value)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+    @property
+    def figures(self):
+        return self.tags.count("figure")
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(name, *, rounds=6, status="completed", error=None, judge="server", late=0, **values):
+        settings = Settings(rounds=6, clients=10).with_values(values)
+        run = RunFolder.create(tmp_path / name, settings, engine="inline", nodes=10)
+        if rounds is not None and judge == "server":
+            first = {"round": 0, "rounds": 6, "server": {"accuracy": 0.1, "loss": 2.3}}
+            run.append({**first, "seconds": 0.1, "virtual_seconds": 0.0})
+        for number in range(1, (rounds or 0) + 1):
+            line = {
+                "round": number,
+                "rounds": 6,
+                "skipped": False,
+                "asked": 10,
+                "answered": 10,
+                "folded": 10 - late,
+                "late": late,
+                "refused": {"<non-finite>": 1} if late else {},
+                "exchanges": 1,
+                "bytes_down": 2_000_000,
+                "bytes_up": 500_000,
+                "virtual_seconds": 1.5 * number,
+                "seconds": 0.2 * number,
+                "train": {"loss": 1.0},
+                judge: {"accuracy": 1 - 0.5**number, "loss": 2 * 0.6**number},
+                "scheme": {},
+            }
+            run.append(line)
+        if status != "running":
+            run.finish(status, error)
+        return run
+
+    return make
+
+
+def written(runs, out, **more):
+    path = write_report(runs, out, **more)
+    assert path == out / "report.html"
+    page = Page(path)
+    assert "http://" not in page.source
+    assert "https://" not in page.source
+    assert all(reference.startswith("#") for reference in page.references)
+    assert {reference[1:] for reference in page.references} <= set(page.ids)
+    assert set(re.findall(r"url\(#([^)]*)\)", page.source)) <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert "@import" not in page.source
+    assert page.tags[0] == "html"
+    assert page.source.startswith("<!DOCTYPE html>")
+    table = json.loads((out / "report.json").read_text(), parse_constant=pytest.fail)
+    return page, table
+
+
+def test_page_of_two_runs(make, tmp_path):
+    runs = [make("a"), make("b", scheme="udp", rounds=4, status="interrupted")]
+    page, table = written(runs, tmp_path / "new" / "out", title="Noise & budget")
+    assert "<title>Noise &amp; budget</title>" in page.source
+    assert "2 runs of fedavg and udp on digits-mlp: 1 completed and 1 interrupted." in page.text
+    assert "The best final accuracy is 0.9844 (fedavg), after 6 of 6 rounds" in page.text
+    assert page.figures == 6
+    assert "udp: interrupted after 4 of 6 rounds No error was noted." in page.text
+    assert "Answers" not in page.texts  # no reply was late or refused
+    assert [run["results"]["rounds"] for run in table["runs"]] == [6, 4]
+
+
+def test_json_holds_all_there_is(make, tmp_path):
+    run = make("a", **{"strategy.bits": [4, 8]})
+    _, table = written([run], tmp_path / "out")
+    (entry,) = table["runs"]
+    assert entry["rounds"] == run.rounds()
+    assert entry["summary"] == run.summary
+    unset = {key: value for key, value in entry["settings"].items() if value is not None}
+    assert Settings().with_values(unset) == run.settings
+    assert entry["results"] == {
+        "rounds": 6,
+        "planned": 6,
+        "accuracy": 1 - 0.5**6,
+        "best_accuracy": 1 - 0.5**6,
+        "loss": 2 * 0.6**6,
+        "evaluated_by": "server",
+        "bytes_up": 3_000_000,
+        "bytes_down": 12_000_000,
+        "virtual_seconds": 9.0,
+        "seconds": pytest.approx(1.2),
+        "asked": 60,
+        "answered": 60,
+        "folded": 60,
+        "late": 0,
+        "refused": 0,
+        "skipped": 0,
+    }
+
+
+def test_same_runs_same_bytes(make, tmp_path):
+    run = make("a")
+    written([run], tmp_path / "x")
+    written([run], tmp_path / "y")
+    for name in ("report.html", "report.json"):
+        assert (tmp_path / "x" / name).read_bytes() == (tmp_path / "y" / name).read_bytes()
+
+
+def test_text_from_outside_is_escaped(make, tmp_path):
+    evil = "<script>alert('x')</script>"
+    run = make("a<b>", status="failed", error=evil, **{"strategy.note": evil})
+    run.update(guarantee={"protects": evil, "not protected": [evil]})
+    other = make("b", late=1, scheme="<i>udp</i>")
+    page, table = written([run, other], tmp_path / "out", title=evil)
+    assert not {"script", "i", "b"} & set(page.tags)
+    assert page.text.count("<script>alert('x')</script>") >= 4
+    assert "Refused: <non-finite>" in page.text
+    assert table["runs"][0]["summary"]["error"] == evil
+
+
+def test_late_and_refused_replies_are_shown(make, tmp_path):
+    page, _ = written([make("a"), make("b", scheme="mspdq", late=3)], tmp_path / "out")
+    assert page.figures == 8
+    assert "mspdq 60 60 42 18 6" in page.text
+
+
+def test_tasks_have_figures_of_their_own(make, tmp_path):
+    runs = [make("a"), make("b", task="mnist-mlp"), make("c", task="mnist-mlp", rounds=None)]
+    page, _ = written(runs, tmp_path / "out")
+    assert page.figures == 12
+    assert "Task digits-mlp" in page.text
+    assert "Task mnist-mlp" in page.text
+    assert "best final accuracy on mnist-mlp" in page.text
+
+
+def test_run_without_rounds(make, tmp_path):
+    run = make("a", rounds=None, status="running")
+    page, table = written([run], tmp_path / "out")
+    assert page.figures == 0
+    assert "The model was not evaluated yet." in page.text
+    assert "One run of fedavg on digits-mlp: running." in page.text
+    assert table["runs"][0]["results"]["accuracy"] is None
+
+
+def test_round_zero_alone(make, tmp_path):
+    page, _ = written([make("a", rounds=0, status="running")], tmp_path / "out")
+    assert page.figures == 2  # over rounds; no bytes and no time yet
+
+
+def test_clients_judge_where_the_server_does_not(make, tmp_path):
+    runs = [make("a"), make("b", scheme="m2fdp", judge="evaluate")]
+    page, table = written(runs, tmp_path / "out")
+    assert "In m2fdp the clients evaluated it on their own data." in page.text
+    assert [run["results"]["evaluated_by"] for run in table["runs"]] == ["server", "clients"]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, None])
+def test_diverged_run(make, tmp_path, loss):
+    run = make("a", rounds=2)
+    run.append({"round": 3, "rounds": 6, "server": {"accuracy": 0.1, "loss": loss}})
+    page, table = written([run], tmp_path / "out")
+    assert ("inf" if loss == math.inf else "NaN") in page.text
+    assert table["runs"][0]["results"]["loss"] is None
+
+
+def test_more_runs_than_colours(make, tmp_path):
+    runs = [make(f"run{seed}", rounds=1, seed=seed) for seed in range(12)]
+    page, _ = written(runs, tmp_path / "out")
+    assert "fedavg, seed 11" in page.text
+    looks = {
+        tuple(re.findall(r'style="([^"]*)"', item))
+        for item in re.findall(r"<li>.*?</li>", page.source, flags=re.DOTALL)
+    }
+    assert len(looks) == 12
+
+
+def test_a_cut_line_is_left_out_and_a_damaged_one_is_named(make, tmp_path):
+    run = make("a", rounds=2)
+    with run.metrics_path.open("a") as file:
+        file.write('{"round": 3, "server": {"acc')
+    _, table = written([run], tmp_path / "out")
+    assert table["runs"][0]["results"]["rounds"] == 2
+    with run.metrics_path.open("a") as file:
+        file.write("\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 4"):
+        write_report([run], tmp_path / "out")
+
+
+def test_folder_that_cannot_be_written(make, tmp_path):
+    run = make("a", rounds=1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FlwrPrivacyError, match=r"out = .*file/out.*can be written"):
+        write_report([run], tmp_path / "file" / "out")
+    (tmp_path / "taken" / "report.html").mkdir(parents=True)
+    with pytest.raises(FlwrPrivacyError, match=r"out = .*taken"):
+        write_report([run], tmp_path / "taken")
+
+
+def test_no_runs(tmp_path):
+    with pytest.raises(InvalidParameterError, match="at least one run folder"):
+        write_report([], tmp_path)
+
+
+def test_a_section_can_be_added(make, tmp_path, monkeypatch):
+    extra = (*report.SECTIONS, lambda runs: Html(f"<p>Attacked {len(runs)} runs</p>"))
+    monkeypatch.setattr(report, "SECTIONS", extra)
+    page, _ = written([make("a", rounds=1)], tmp_path / "out")
+    assert "Attacked 1 runs" in page.text

@@ -1,0 +1,289 @@
+import json
+import math
+import threading
+import time
+
+import pytest
+
+from flwr_privacy.errors import DataError, InvalidParameterError
+from flwr_privacy.simulations import runs
+from flwr_privacy.simulations.runs import RunFolder, differing_settings, follow, labels, score
+from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.stragglers import StragglerModel
+
+
+def line(number, *, rounds=5, **more):
+    return {
+        "round": number,
+        "rounds": rounds,
+        "asked": 4,
+        "answered": 4,
+        "folded": 4,
+        "late": 0,
+        "refused": {},
+        "bytes_down": 400,
+        "bytes_up": 100,
+        "virtual_seconds": 2.0 * number,
+        "seconds": 0.5 * number,
+        "server": {"accuracy": 0.1 * number, "loss": 2.0 / (1 + number)},
+        **more,
+    }
+
+
+FIRST = {"round": 0, "rounds": 5, "server": {"accuracy": 0.1}, "seconds": 0.1}
+
+
+@pytest.fixture
+def create(tmp_path):
+    def create(name="run", settings=None):
+        return RunFolder.create(tmp_path / name, settings or Settings(), engine="inline", nodes=4)
+
+    return create
+
+
+@pytest.fixture
+def run(create):
+    return create()
+
+
+class TestCreate:
+    def test_holds_what_it_was_told(self, tmp_path):
+        settings = Settings(task="mnist-mlp", strategy={"bits": [4, 8]})
+        path = tmp_path / "deep" / "run"
+        made = RunFolder.create(path, settings, engine="ray", nodes=7, experiment_id="e1")
+        opened = RunFolder.open(str(path))
+        assert opened == made
+        assert opened.settings == settings
+        assert opened.rounds() == []
+        summary = opened.summary
+        assert summary["status"] == "running"
+        assert (summary["engine"], summary["nodes"], summary["experiment_id"]) == ("ray", 7, "e1")
+        assert summary["finished"] is summary["error"] is summary["guarantee"] is None
+        assert {"flwr-privacy", "flwr", "python", "numpy"} <= set(summary["versions"])
+        assert summary["started"].endswith("+00:00")
+
+    def test_gives_each_run_an_experiment_of_its_own(self, create):
+        first, second = create("a"), create("b")
+        assert first.summary["experiment_id"] != second.summary["experiment_id"]
+
+    def test_refuses_a_folder_that_holds_a_run(self, run):
+        run.append(line(1))
+        with pytest.raises(InvalidParameterError, match="holds no run yet") as caught:
+            RunFolder.create(run.path, Settings(rounds=9), engine="inline", nodes=4)
+        assert str(run.path) in str(caught.value)
+        assert run.settings == Settings()
+        assert len(run.rounds()) == 1
+
+    def test_takes_a_folder_that_holds_something_else(self, tmp_path):
+        (tmp_path / "notes.txt").write_text("hello")
+        RunFolder.create(tmp_path, Settings(), engine="inline", nodes=1)
+        assert (tmp_path / "notes.txt").read_text() == "hello"
+
+    @pytest.mark.parametrize("below", [".", "run"])
+    def test_names_a_place_that_cannot_be_written(self, tmp_path, below):
+        file = tmp_path / "file"
+        file.write_text("")
+        with pytest.raises(InvalidParameterError, match=r"run folder = .*file"):
+            RunFolder.create(file / below, Settings(), engine="inline", nodes=1)
+
+    @pytest.mark.parametrize(("engine", "nodes"), [("cloud", 1), ("ray", 0)])
+    def test_checks_values_before_it_writes(self, tmp_path, engine, nodes):
+        with pytest.raises(InvalidParameterError, match=r"engine|nodes"):
+            RunFolder.create(tmp_path / "run", Settings(), engine=engine, nodes=nodes)
+        assert not (tmp_path / "run").exists()
+
+
+class TestOpen:
+    def test_names_what_is_missing(self, run):
+        run.summary_path.unlink()
+        with pytest.raises(InvalidParameterError, match=r"has no summary\.json\)"):
+            RunFolder.open(run.path)
+        run.settings_path.unlink()
+        with pytest.raises(InvalidParameterError, match=r"no settings\.toml and no summary"):
+            RunFolder.open(run.path)
+        with pytest.raises(InvalidParameterError, match="a folder that exists"):
+            RunFolder.open(run.path / "nowhere")
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"status": "fine"}', "\xff"])
+    def test_names_a_damaged_summary(self, run, text):
+        run.summary_path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(DataError, match=r"summary\.json"):
+            _ = run.summary
+
+
+class TestSummary:
+    def test_finish(self, run):
+        run.update(guarantee={"protects": "user"})
+        run.finish("failed", error="no room")
+        summary = run.summary
+        assert (summary["status"], summary["error"]) == ("failed", "no room")
+        assert summary["finished"] >= summary["started"]
+        assert summary["guarantee"] == {"protects": "user"}
+        with pytest.raises(InvalidParameterError, match="status"):
+            run.finish("running")
+
+    def test_is_replaced_as_a_whole(self, run, monkeypatch):
+        before = run.summary
+
+        def fails(source, target):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(runs.os, "replace", fails)
+        with pytest.raises(InvalidParameterError, match="No space left"):
+            run.finish("completed")
+        assert run.summary == before
+        names = {path.name for path in run.path.iterdir()}
+        assert names == {"settings.toml", "summary.json", "metrics.jsonl"}
+
+
+class TestRounds:
+    def test_add_up_bytes(self, run):
+        for one in (FIRST, line(1), line(2, bytes_up=7)):
+            run.append(one)
+        rounds = run.rounds()
+        assert [one["round"] for one in rounds] == [0, 1, 2]
+        assert [one["total_bytes_down"] for one in rounds] == [0, 400, 800]
+        assert [one["total_bytes_up"] for one in rounds] == [0, 100, 107]
+        assert [one["total_bytes"] for one in rounds] == [0, 500, 907]
+
+    def test_bear_keys_of_later_versions(self, run):
+        run.append(line(1, colour="green", server=None))
+        assert run.rounds()[0]["colour"] == "green"
+
+    def test_drop_a_last_line_cut_anywhere(self, run):
+        run.append(line(1))
+        whole = run.metrics_path.read_bytes()
+        second = json.dumps(line(2, note="ü"), ensure_ascii=False).encode()
+        for cut in range(len(second)):
+            run.metrics_path.write_bytes(whole + second[:cut])
+            assert [one["round"] for one in run.rounds()] == [1], cut
+        run.metrics_path.write_bytes(whole + second)  # all but the end of the line
+        assert [one["round"] for one in run.rounds()] == [1, 2]
+
+    @pytest.mark.parametrize(
+        "damaged",
+        [
+            *("{", "", "[1]", '{"rounds": 3}', '{"round": "2"}'),
+            *('{"round": 2, "late": "no"}', '{"round": 2, "server": 3}'),
+            '{"round": 2, "server": {"loss": "low"}}',
+        ],
+    )
+    def test_name_file_and_line_of_damage(self, run, damaged):
+        good = json.dumps(line(1))
+        run.metrics_path.write_text(f"{good}\n{damaged}\n{good}\n")
+        with pytest.raises(DataError, match=r"metrics\.jsonl, line 2: "):
+            run.rounds()
+
+    def test_take_the_new_lines_of_a_resumed_run(self, run):
+        for number in (1, 2, 3):
+            run.append(line(number, note="old"))
+        for number in (2, 3, 4):
+            run.append(line(number, note="new"))
+        assert [(one["round"], one["note"]) for one in run.rounds()] == [
+            *((1, "old"), (2, "new"), (3, "new"), (4, "new"))
+        ]
+        assert run.rounds()[-1]["total_bytes_down"] == 1600
+
+    @pytest.mark.parametrize("tail", ["", '{"round": 2, "la', json.dumps(line(2))])
+    def test_go_on_after_reopen(self, run, tail):
+        run.append(line(1))
+        run.finish("interrupted", error="killed")
+        with run.metrics_path.open("a") as file:
+            file.write(tail)
+        run.reopen()
+        run.append(line(3))
+        assert [one["round"] for one in run.rounds()] == ([1, 2, 3] if tail[-1:] == "}" else [1, 3])
+        assert run.summary["status"] == "running"
+        assert run.summary["error"] is run.summary["finished"] is None
+
+
+class TestFollow:
+    def test_yields_lines_as_they_come(self, run):
+        done = threading.Event()
+        text = "".join(json.dumps(line(number)) + "\n" for number in range(1, 6))
+
+        def write():
+            with run.metrics_path.open("a") as file:
+                for start in range(0, len(text), 97):  # in pieces that are no lines
+                    file.write(text[start : start + 97])
+                    file.flush()
+                    time.sleep(0.01)
+            done.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        seen = [one["round"] for one in follow(run.metrics_path, done.is_set)]
+        writer.join()
+        assert seen == [1, 2, 3, 4, 5]
+
+    def test_yields_what_is_there_before_the_run_is_over(self, run):
+        run.append(line(1))
+        lines = follow(run.metrics_path, lambda: False)
+        assert next(lines)["round"] == 1
+        run.append(line(2))
+        assert next(lines)["round"] == 2
+
+    def test_bears_no_file_and_a_cut_end(self, tmp_path, run):
+        assert list(follow(tmp_path / "nothing", lambda: True)) == []
+        run.append(line(1))
+        with run.metrics_path.open("a") as file:
+            file.write('{"round": 2')
+        assert [one["round"] for one in follow(run.metrics_path, lambda: True)] == [1]
+
+    def test_starts_again_when_a_resumed_run_replaces_the_file(self, run):
+        for number in (1, 2, 3):
+            run.append(line(number))
+        lines = follow(run.metrics_path, lambda: False)
+        assert [next(lines)["round"] for _ in range(3)] == [1, 2, 3]
+        beside = run.path / "metrics.new"
+        beside.write_text(json.dumps(line(1)) + "\n")
+        beside.replace(run.metrics_path)
+        run.append(line(2, note="again"))
+        assert [next(lines).get("note") for _ in range(2)] == [None, "again"]
+
+    def test_names_damage(self, run):
+        run.metrics_path.write_text("no\n")
+        with pytest.raises(DataError, match="line 1"):
+            list(follow(run.metrics_path, lambda: True))
+
+
+class TestLabels:
+    def test_name_what_differs(self, create):
+        folders = [
+            create(str(rate), Settings(scheme=scheme).with_values({"training.learning_rate": rate}))
+            for scheme, rate in (("fedavg", 0.1), ("fedavg", 0.2), ("udp", 0.3))
+        ]
+        assert differing_settings(folders) == [
+            {"scheme": "fedavg", "training.learning_rate": 0.1},
+            {"scheme": "fedavg", "training.learning_rate": 0.2},
+            {"scheme": "udp", "training.learning_rate": 0.3},
+        ]
+        assert labels(folders) == [
+            *("fedavg, learning_rate 0.1", "fedavg, learning_rate 0.2", "udp, learning_rate 0.3")
+        ]
+
+    def test_leave_out_what_is_usual(self, create):
+        folders = [
+            create("a", Settings()),
+            create("b", Settings(scheme="mspdq", strategy={"bits": 4})),
+            create("c", Settings(stragglers=StragglerModel(slow_fraction=0.2))),
+        ]
+        assert labels(folders) == ["fedavg", "mspdq, bits 4", "fedavg, slow_fraction 0.2"]
+        assert differing_settings(folders)[0]["stragglers.kind"] is None
+
+    def test_tell_equal_runs_apart(self, create):
+        folders = [create("a"), create("b"), create("c/a")]
+        assert differing_settings(folders) == [{}, {}, {}]
+        assert labels(folders) == ["fedavg (a) #1", "fedavg (b)", "fedavg (a) #2"]
+        assert differing_settings([]) == labels([]) == []
+
+    def test_of_one_run(self, create):
+        settings = Settings(rounds=3).with_values({"partition.kind": "shards"})
+        assert create("a", settings).label == "fedavg, digits-mlp, rounds 3, partition.kind shards"
+
+
+def test_score_bears_what_is_missing():
+    assert score({"round": 1}, "accuracy") is None
+    assert score({"round": 1, "server": None, "evaluate": {}}, "accuracy") is None
+    assert math.isnan(score({"round": 1, "server": {"loss": None}}, "loss"))
+    assert score({"round": 1, "server": {"accuracy": 1}}, "accuracy") == 1.0
