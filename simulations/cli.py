@@ -193,13 +193,13 @@ def _settings(values: dict[str, Any]) -> Settings:
     """Return the settings of a run; refuse at once what the app would refuse later."""
     # Imported late: torch takes seconds, which `--help` need not wait for.
     from flwr_privacy.simulations.server_app import build_strategy
-    from flwr_privacy.simulations.tasks import client_data, task
+    from flwr_privacy.simulations.tasks import check_data, task
 
     settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
     chosen = task(settings.task)
     settings = replace(settings, training=chosen.training).with_values(values)
     build_strategy(settings, None)
-    client_data(chosen, settings, 0, settings.clients or DEFAULT_CLIENTS)
+    typer.echo(f"data: {check_data(settings)}")
     return settings
 
 

@@ -69,10 +69,13 @@ class SchemeConformance:
     def test_start_has_the_signature_of_flower(self) -> None:
         expected = inspect.signature(Strategy.start).parameters
         assert list(inspect.signature(self.strategy.start).parameters) == list(expected)
-        mine = list(inspect.signature(self.strategy.__init__).parameters.values())
-        flowers = list(inspect.signature(FlowerFedAvg.__init__).parameters.values())
-        assert [p.name for p in mine[: len(flowers)]] == [p.name for p in flowers]
-        assert [p.default for p in mine[: len(flowers)]] == [p.default for p in flowers]
+
+    def test_it_takes_the_arguments_of_flowers_fedavg(self) -> None:
+        values = (0.5, 0.25, 3, 4, 5, "weight", "model", "settings")
+        mine, flowers = self.strategy(*values, **self.options), FlowerFedAvg(*values)
+        for name in inspect.signature(FlowerFedAvg.__init__).parameters:
+            if name not in ("self", "fraction_evaluate", "min_evaluate_nodes"):
+                assert getattr(mine, name) == getattr(flowers, name), name
 
     def test_it_is_the_same_whenever_it_is_repeated(self) -> None:
         one = self.run(min_train_nodes=2, fraction_train=0.5)

@@ -1,1 +1,16 @@
-"""TODO."""
+"""The one room for torch: models, and the training and evaluation of a client."""
+
+from .models import cnn, linear, mlp
+from .training import allotted_device, evaluate, get_arrays, initialise, set_arrays, train
+
+__all__ = [
+    "allotted_device",
+    "cnn",
+    "evaluate",
+    "get_arrays",
+    "initialise",
+    "linear",
+    "mlp",
+    "set_arrays",
+    "train",
+]

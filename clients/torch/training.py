@@ -1,0 +1,225 @@
+"""Local training and evaluation of a torch model, bit for bit the same in every process.
+
+On the CPU everything runs on one thread, because the order of a sum depends on the number of
+threads. A GPU makes no such promise.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from flwr_privacy.errors import (
+    DataError,
+    InvalidParameterError,
+    check_integer,
+    check_number,
+)
+
+__all__ = ["allotted_device", "evaluate", "get_arrays", "initialise", "set_arrays", "train"]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def allotted_device() -> str:
+    """Return ``"cuda"`` where a GPU was allotted to this process, else ``"cpu"``.
+
+    Ray sets ``CUDA_VISIBLE_DEVICES`` to nothing for a client without a share of a GPU.
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return "cuda" if torch.cuda.is_available() and not hidden else "cpu"
+
+
+def initialise(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return a new model with seeded weights; torch's global generator stays as it was.
+
+    Parameters
+    ----------
+    factory : callable
+        Makes the model, on the CPU.
+    seed : int
+        Seed of its weights, 0 to 2**63 - 1.
+
+    Examples
+    --------
+    >>> a, b = (initialise(lambda: nn.Linear(2, 2), 7) for _ in range(2))
+    >>> torch.equal(a.weight, b.weight)
+    True
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return factory()
+
+
+def get_arrays(model: nn.Module) -> Arrays:
+    """Return copies of all parameters and buffers under the names of ``state_dict``."""
+    return {
+        name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()
+    }
+
+
+def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Copy `arrays` into the parameters and buffers of `model`, cast to their types.
+
+    Raises
+    ------
+    InvalidParameterError
+        If arrays are missing or unknown, or a shape differs; the model is then as it was.
+    """
+    state = model.state_dict()
+    missing = [name for name in state if name not in arrays]
+    unknown = [name for name in arrays if name not in state]
+    if missing or unknown:
+        raise InvalidParameterError(
+            "arrays",
+            list(arrays),
+            f"the names {list(state)} (missing: {missing}, unknown: {unknown})",
+        )
+    for name, tensor in state.items():
+        if np.shape(arrays[name]) != tuple(tensor.shape):
+            raise InvalidParameterError(
+                f"arrays[{name!r}]",
+                f"shape {np.shape(arrays[name])}",
+                f"shape {tuple(tensor.shape)}",
+            )
+    with torch.no_grad():
+        for name, tensor in state.items():
+            tensor.copy_(torch.from_numpy(np.array(arrays[name], order="C")))
+
+
+def train(
+    model: nn.Module,
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    *,
+    epochs: int = 1,
+    batch_size: int = 32,
+    learning_rate: float = 0.1,
+    seed: int,
+    device: str | None = None,
+) -> float:
+    """Train `model` in place by stochastic gradient descent on the cross entropy.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Maps (batch, ...) features to (batch, classes) logits; it is moved to `device`.
+    features : (n, ...) float32
+        Records.
+    labels : (n,) int64
+        Their classes.
+    epochs : int, default 1
+        Passes over the records, each in a new order.
+    batch_size : int, default 32
+        Records per step; the last step of a pass may have fewer.
+    learning_rate : float, default 0.1
+        Step size, >= 0.
+    seed : int
+        Seed of the orders. A model whose layers draw numbers themselves (dropout) takes those
+        from torch's global generator.
+    device : str, optional
+        By default `allotted_device`.
+
+    Returns
+    -------
+    float
+        Mean loss per record over all passes, each measured before the step it leads to.
+
+    Raises
+    ------
+    DataError
+        If there are no records, or not one label per record.
+    InvalidParameterError
+        If a setting is out of range.
+    """
+    check_integer("epochs", epochs, minimum=1)
+    check_integer("batch_size", batch_size, minimum=1)
+    check_number("learning_rate", learning_rate, minimum=0)
+    _check_records(features, labels)
+    device = device or allotted_device()
+    model.to(device).train()
+    # By hand, because the first torch.optim.SGD of a process takes over a second to import.
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    inputs = torch.tensor(features, device=device)
+    targets = torch.tensor(labels, device=device)
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros((), device=device)
+    with _one_thread():
+        for _ in range(epochs):
+            order = torch.randperm(len(labels), generator=generator).to(device)
+            for batch in torch.split(order, batch_size):
+                loss = functional.cross_entropy(model(inputs[batch]), targets[batch])
+                loss.backward()  # type: ignore[no-untyped-call]
+                with torch.no_grad():
+                    for parameter in parameters:
+                        if parameter.grad is not None:
+                            parameter.add_(parameter.grad, alpha=-learning_rate)
+                            parameter.grad = None
+                total += loss.detach() * len(batch)
+    return float(total) / (epochs * len(labels))
+
+
+def evaluate(
+    model: nn.Module,
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    *,
+    batch_size: int = 1024,
+    device: str | None = None,
+) -> dict[str, float]:
+    """Return the mean cross entropy (``loss``) and the share of hits (``accuracy``).
+
+    Parameters
+    ----------
+    model : nn.Module
+        Maps (batch, ...) features to (batch, classes) logits; it is moved to `device`.
+    features : (n, ...) float32
+        Records.
+    labels : (n,) int64
+        Their classes.
+    batch_size : int, default 1024
+        Records at a time; it bounds the memory.
+    device : str, optional
+        By default `allotted_device`.
+
+    Raises
+    ------
+    DataError
+        If there are no records, or not one label per record.
+    """
+    check_integer("batch_size", batch_size, minimum=1)
+    _check_records(features, labels)
+    device = device or allotted_device()
+    model.to(device).eval()
+    loss, hits = 0.0, 0
+    with _one_thread(), torch.no_grad():
+        for start in range(0, len(labels), batch_size):
+            batch = slice(start, start + batch_size)
+            logits = model(torch.tensor(features[batch], device=device))
+            targets = torch.tensor(labels[batch], device=device)
+            loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
+            hits += int((logits.argmax(dim=1) == targets).sum())
+    return {"loss": loss / len(labels), "accuracy": hits / len(labels)}
+
+
+def _check_records(features: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
+    if len(labels) == 0:
+        raise DataError("there are no records: training and evaluation need at least one")
+    if len(features) != len(labels):
+        raise DataError(f"{len(features)} records but {len(labels)} labels")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

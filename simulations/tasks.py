@@ -1,0 +1,289 @@
+"""What a simulation trains: a model on a data set, seen from a client and from the server."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from flwr_privacy.clients.torch import (
+    cnn,
+    evaluate,
+    get_arrays,
+    initialise,
+    linear,
+    mlp,
+    set_arrays,
+    train,
+)
+from flwr_privacy.errors import check_choice, check_integer
+from flwr_privacy.identity import derive_seed
+
+from .data import Dataset, load
+from .partition import Description, describe, partition
+from .settings import PartitionSettings, Settings, TrainingSettings
+
+__all__ = [
+    "TASKS",
+    "Task",
+    "check_data",
+    "client_data",
+    "dataset",
+    "evaluate_client",
+    "evaluate_server",
+    "initial_arrays",
+    "task",
+    "train_client",
+]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model and the data set that it is trained on.
+
+    Parameters
+    ----------
+    name, dataset : str
+        Names in `TASKS` and of `flwr_privacy.simulations.data.load`.
+    model : callable
+        Makes the model. Its layers draw no random numbers in training.
+    description : str
+        One line for the user.
+    training : TrainingSettings
+        Settings that suit the task with about ten clients, all of them asked in each round.
+    """
+
+    name: str
+    dataset: str
+    model: Callable[[], nn.Module]
+    description: str
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+
+TASKS: dict[str, Task] = {
+    entry.name: entry
+    for entry in (
+        Task(
+            name="digits-mlp",
+            dataset="digits",
+            model=partial(mlp, (64, 64, 10)),
+            description="8x8 handwritten digits, perceptron with 4,810 weights; needs no files",
+            training=TrainingSettings(batch_size=16, learning_rate=0.3),
+        ),
+        Task(
+            name="mnist-mlp",
+            dataset="mnist",
+            model=partial(mlp, (784, 256, 10)),
+            description="28x28 handwritten digits, perceptron with 203,530 weights",
+        ),
+        Task(
+            name="fashion-cnn",
+            dataset="fashion-mnist",
+            model=partial(cnn, 10),
+            description="28x28 pieces of clothing, LeNet-5 with 44,426 weights",
+        ),
+        Task(
+            name="adult-linear",
+            dataset="adult",
+            model=partial(linear, 108, 2),
+            description="income over 50,000 from a census, logistic regression with 218 weights",
+            training=TrainingSettings(learning_rate=0.5),
+        ),
+    )
+}
+
+
+def task(name: str) -> Task:
+    """Return the task of that name.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is none; the message puts the nearest names first.
+
+    Examples
+    --------
+    >>> task("digits-mlp").dataset
+    'digits'
+    """
+    return TASKS[check_choice("task", name, TASKS)]
+
+
+def dataset(task: Task, settings: Settings) -> Dataset:
+    """Return the data set of a task from the run's data root; see `load` for its errors."""
+    return load(task.dataset, data_root=settings.data_root)
+
+
+def check_data(settings: Settings) -> Description | None:
+    """Read the data set and split it, so that a run is refused before anything is started.
+
+    Returns
+    -------
+    Description or None
+        What the clients hold; None where ``settings.clients`` is left to the number of nodes.
+
+    Raises
+    ------
+    DataError, InvalidParameterError
+        As `task` and `client_data`.
+
+    Examples
+    --------
+    >>> print(check_data(Settings(clients=10)))
+    10 clients, 143 to 144 records of 10 to 10 classes each
+    """
+    data = dataset(task(settings.task), settings)
+    if settings.clients is None:
+        return None
+    return describe(data.labels, _parts(data, settings.clients, settings.partition, settings.seed))
+
+
+def initial_arrays(task: Task, seed: int) -> Arrays:
+    """Return the weights that the training starts from.
+
+    Parameters
+    ----------
+    task : Task
+        What is trained.
+    seed : int
+        Root of the experiment.
+    """
+    return get_arrays(initialise(task.model, derive_seed(seed, "initialise")))
+
+
+def client_data(
+    task: Task, settings: Settings, index: int, clients: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return copies of a client's features and labels.
+
+    Parameters
+    ----------
+    task : Task
+        What is trained.
+    settings : Settings
+        Gives the partition, the seed and the data root.
+    index : int
+        Position of the client, 0 to ``clients - 1``.
+    clients : int
+        Number of clients of the federation.
+
+    Raises
+    ------
+    DataError
+        If the data set is missing or damaged, or a client would have no data.
+    InvalidParameterError
+        If there is no such client, or the partition does not fit the data.
+    """
+    check_integer("clients", clients, minimum=1)
+    check_integer("client", index, minimum=0, maximum=clients - 1)
+    data = dataset(task, settings)
+    part = partition(data.labels, clients=clients, settings=settings.partition, seed=settings.seed)[
+        index
+    ]
+    return data.features[part], data.labels[part]
+
+
+def train_client(
+    task: Task,
+    settings: Settings,
+    arrays: Mapping[str, NDArray[Any]],
+    index: int,
+    clients: int,
+    *,
+    seed: int,
+) -> tuple[Arrays, int, dict[str, float]]:
+    """Train on a client's own data, starting from `arrays`.
+
+    Parameters
+    ----------
+    task, settings, index, clients
+        As for `client_data`; ``settings.training`` counts.
+    arrays : mapping of str to array
+        Weights to start from; they stay as they are.
+    seed : int
+        Seed of the order of the records, e.g. ``derive_seed(root, "train", client_id, round)``.
+
+    Returns
+    -------
+    arrays : dict of str to array
+        The trained weights.
+    num_examples : int
+        Records of the client.
+    metrics : dict of str to float
+        ``loss``, the mean over the training.
+
+    Raises
+    ------
+    DataError, InvalidParameterError
+        As `client_data`; also if `arrays` do not fit the model.
+    """
+    features, labels = client_data(task, settings, index, clients)
+    model = _model(task, arrays)
+    loss = train(
+        model,
+        features,
+        labels,
+        epochs=settings.training.epochs,
+        batch_size=settings.training.batch_size,
+        learning_rate=settings.training.learning_rate,
+        seed=seed,
+    )
+    return get_arrays(model), len(labels), {"loss": loss}
+
+
+def evaluate_client(
+    task: Task,
+    settings: Settings,
+    arrays: Mapping[str, NDArray[Any]],
+    index: int,
+    clients: int,
+) -> tuple[int, dict[str, float]]:
+    """Return the number of a client's records and the ``loss`` and ``accuracy`` on them.
+
+    Parameters and errors are those of `train_client`.
+    """
+    features, labels = client_data(task, settings, index, clients)
+    return len(labels), evaluate(_model(task, arrays), features, labels)
+
+
+def evaluate_server(
+    task: Task, settings: Settings, arrays: Mapping[str, NDArray[Any]]
+) -> dict[str, float]:
+    """Return ``loss`` and ``accuracy`` on the test records.
+
+    Raises
+    ------
+    DataError, InvalidParameterError
+        As `train_client`.
+    """
+    data = dataset(task, settings)
+    return evaluate(_model(task, arrays), data.test_features, data.test_labels)
+
+
+@lru_cache(maxsize=8)
+def _parts(
+    data: Dataset, clients: int, settings: PartitionSettings, seed: int
+) -> list[NDArray[np.int64]]:
+    # `partition` remembers by the content of the labels, which takes 0.15 ms to compare; a data
+    # set is one object in a process.
+    return partition(data.labels, clients=clients, settings=settings, seed=seed)
+
+
+_models = threading.local()
+
+
+def _model(task: Task, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
+    # Making a model takes as long as training a small client, so each thread keeps the last one;
+    # whoever asks for it sets all its weights.
+    if getattr(_models, "task", None) is not task:
+        _models.model = initialise(task.model, 0)
+        _models.task = task
+    model: nn.Module = _models.model
+    set_arrays(model, arrays)
+    return model

@@ -1,0 +1,177 @@
+"""Both kinds of app: what passes, what is refused, what a stock app's author changes."""
+
+import pickle
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from apps import StepClient, message_app, record, run_strategy, same
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from flwr_privacy.clients import FedAvgClient, SchemeClient, as_mod, numpy_client_app
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.simulations.inline import InlineGrid
+from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.strategies import FedAvg
+from flwr_privacy.wire import METRICS
+
+
+class StrictClient(FedAvgClient):
+    """A scheme that protects something: it does not train without its record."""
+
+    bare_train: ClassVar[bool] = False
+
+
+def ask(app: ClientApp, content: RecordDict, message_type: str = "train") -> Message:
+    grid = InlineGrid(app, 1)
+    with acting_as_server(grid.run_id):
+        (node,) = grid.get_node_ids()
+        (reply,) = grid.send_and_receive([Message(content, node, message_type)], timeout=5)
+    return reply
+
+
+def question() -> RecordDict:
+    return RecordDict({"arrays": record(), "config": ConfigRecord({"lr": 0.1})})
+
+
+@pytest.mark.parametrize("scheme", [FedAvgClient, StrictClient])
+def test_bare_training_is_up_to_the_scheme(scheme: type[SchemeClient]) -> None:
+    numpy_app = numpy_client_app(lambda context: scheme(StepClient(0), context))
+    for app in (message_app([as_mod(scheme)]), numpy_app):
+        reply = ask(app, question())
+        if scheme is FedAvgClient:
+            assert reply.content["metrics"]["num-examples"] == 1
+        else:
+            assert "trains under the scheme 'fedavg' only" in reply.error.reason
+
+
+def test_the_same_wrapped_app_serves_flowers_own_strategy() -> None:
+    flowers = run_strategy(FlowerFedAvg(min_available_nodes=4))
+    ours = run_strategy(FedAvg(min_available_nodes=4))
+    for name in ("layer.weight", "0"):
+        np.testing.assert_allclose(
+            ours.arrays[name].numpy(), flowers.arrays[name].numpy(), rtol=1e-5
+        )
+
+
+def test_a_mod_can_be_sent_to_a_worker() -> None:
+    assert pickle.loads(pickle.dumps(as_mod(FedAvgClient))).scheme_client is FedAvgClient
+
+
+def test_client_fn_must_return_a_schemes_client() -> None:
+    app = numpy_client_app(lambda context: StepClient(0))
+    with pytest.raises(ProtocolError, match="none of 4 nodes said who it is"):
+        run_strategy(FedAvg(), app)
+
+
+def test_a_numpy_client_may_train_in_place() -> None:
+    class InPlace(StepClient):
+        def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
+            for array in parameters:
+                array += 1
+            return parameters, 1, {}
+
+    app = numpy_client_app(lambda context: FedAvgClient(InPlace(0), context))
+    start = record({"w": np.zeros(3, np.float32)})
+    result = run_strategy(FedAvg(fraction_evaluate=0), app, arrays=start)
+    np.testing.assert_array_equal(result.arrays["w"].numpy(), np.full(3, 3.0))
+
+
+def test_fit_is_a_face_of_handle() -> None:
+    client = FedAvgClient(StepClient(2))
+    parameters = [np.ones(3, np.float32)]
+    fields = {"phase": "train", "round": 1}
+    trained, examples, metrics = client.fit(parameters, {"flwr-privacy": fields})
+    bare, bare_examples, bare_metrics = client.fit(parameters, {})
+    np.testing.assert_array_equal(trained[0], bare[0])
+    assert (examples, metrics["loss"]) == (bare_examples, bare_metrics["loss"])
+    with pytest.raises(ProtocolError, match="trains under the scheme"):
+        StrictClient(StepClient(2)).fit(parameters, {})
+
+
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [
+        ({"arrays": record()}, "it has 1 and 0"),
+        ({"metrics": MetricRecord({"num-examples": 1})}, "it has 0 and 1"),
+        (
+            {"a": record(), "b": record(), "metrics": MetricRecord({"num-examples": 1})},
+            "it has 2 and 1",
+        ),
+    ],
+)
+def test_an_app_must_reply_with_one_record_of_each(records: dict[str, Any], text: str) -> None:
+    app = ClientApp(mods=[as_mod(FedAvgClient)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict(records), reply_to=message)
+
+    seen: list[dict[str, Any]] = []
+    run_strategy(FedAvg(fraction_evaluate=0, on_round=seen.append), app)
+    assert [line["refused"] for line in seen[1:]] == [{"error": 4}] * 3
+
+
+def test_odd_but_legal_apps() -> None:
+    """Names like "0", 0-d counters, other record keys, weights by batches, state of its own."""
+    app = ClientApp(mods=[as_mod(FedAvgClient)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        assert message.content["cfg"]["lr"] == 0.5
+        assert "flwr-privacy" not in message.content
+        visits = int(context.state.metric_records.get("visits", {"n": 0})["n"]) + 1
+        context.state["visits"] = MetricRecord({"n": visits})
+        client = int(context.node_config["partition-id"])
+        metrics = MetricRecord({"batches": client, "visits": visits})
+        content = RecordDict({"weights": message.content["weights"], "stuff": metrics})
+        return Message(content, reply_to=message)
+
+    strategy = FedAvg(
+        weighted_by_key="batches",
+        arrayrecord_key="weights",
+        configrecord_key="cfg",
+        fraction_evaluate=0,
+    )
+    result = run_strategy(strategy, app, train_config=ConfigRecord({"lr": 0.5}))
+    assert same(result.arrays, record())
+    assert [line["train"]["visits"] for line in result.history[1:]] == [1, 2, 3]
+
+
+def test_the_scheme_decides_what_leaves_the_node() -> None:
+    class Silent(FedAvgClient):
+        def handle(self, phase: str, arrays: Any, fields: Any, train: Any) -> Any:
+            trained = train(arrays)
+            return trained.arrays, {METRICS: {"num-examples": 1}}
+
+    result = run_strategy(FedAvg(fraction_evaluate=0), message_app([as_mod(Silent)]))
+    assert [line["train"] for line in result.history[1:]] == [{}, {}, {}]
+
+
+def test_a_users_round_error_is_that_clients_alone() -> None:
+    class Failing(StepClient):
+        def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
+            if self.client == 1:
+                raise OSError("disk full")
+            return super().fit(parameters, config)
+
+    def client_fn(context: Context) -> Any:
+        return FedAvgClient(Failing(int(context.node_config["partition-id"])), context)
+
+    for clients, nodes in ((None, 4), (4, 1)):
+        strategy = FedAvg(clients=clients, min_available_nodes=nodes, fraction_evaluate=0)
+        result = run_strategy(strategy, numpy_client_app(client_fn), nodes=nodes)
+        line = result.history[1]
+        assert (line["folded"], line["refused"]) == (3, {"error": 1})
+
+
+def test_evaluation_passes_through() -> None:
+    app = numpy_client_app(
+        lambda context: FedAvgClient(StepClient(int(context.node_config["partition-id"])), context)
+    )
+    assert isinstance(record(), ArrayRecord)
+    by_numpy = run_strategy(FedAvg(), app).evaluate_metrics_clientapp[1]
+    by_message = run_strategy(FedAvg()).evaluate_metrics_clientapp[1]
+    assert by_numpy["accuracy"] == pytest.approx(by_message["accuracy"])

@@ -1,0 +1,223 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flwr_privacy.clients.torch import (
+    allotted_device,
+    cnn,
+    evaluate,
+    get_arrays,
+    initialise,
+    linear,
+    mlp,
+    set_arrays,
+    train,
+)
+from flwr_privacy.errors import DataError, InvalidParameterError
+
+
+def records(n=100, features=6, classes=3):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, features)).astype(np.float32)
+    return x, (x @ rng.normal(size=(features, classes))).argmax(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes"),
+    [
+        (mlp([784, 16, 10]), (1, 28, 28), 10),
+        (mlp([5, 4, 3, 2]), (5,), 2),
+        (cnn(10), (1, 28, 28), 10),
+        (linear(108, 2), (108,), 2),
+    ],
+)
+def test_shapes(model, shape, classes):
+    assert model(torch.zeros(4, *shape)).shape == (4, classes)
+    assert isinstance(model[-1], nn.Linear)
+
+
+def test_mlp_needs_two_sizes():
+    with pytest.raises(InvalidParameterError, match="sizes = "):
+        mlp([3])
+
+
+def test_initialise_leaves_the_global_generator():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    initialise(lambda: mlp([6, 4, 3]), 1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_initialise_is_seeded():
+    one, same, other = (
+        get_arrays(initialise(lambda: mlp([6, 3]), seed)) for seed in (1, 1, 2**63 - 1)
+    )
+    assert all(np.array_equal(one[name], same[name]) for name in one)
+    assert not np.array_equal(one["1.weight"], other["1.weight"])
+
+
+def test_arrays_there_and_back():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    arrays = get_arrays(model)
+    assert arrays["1.num_batches_tracked"].shape == ()
+    arrays["1.num_batches_tracked"] = np.array(7)
+    arrays["0.weight"] = np.arange(6, dtype=np.float64).reshape(2, 3)
+    set_arrays(model, arrays)
+    back = get_arrays(model)
+    assert list(back) == list(model.state_dict())
+    assert back["0.weight"].dtype == np.float32
+    assert all(np.array_equal(back[name], arrays[name]) for name in arrays)
+
+
+def test_arrays_are_copies():
+    model = linear(2, 2)
+    arrays = get_arrays(model)
+    before = arrays["1.bias"].copy()
+    train(model, *records(features=2, classes=2), seed=0)
+    assert np.array_equal(arrays["1.bias"], before)
+    for array in arrays.values():
+        array.flags.writeable = False
+    set_arrays(model, arrays)
+    train(model, *records(features=2, classes=2), seed=0)
+    assert np.array_equal(arrays["1.bias"], before)
+
+
+def test_set_arrays_names_what_is_wrong():
+    model = linear(2, 2)
+    arrays = get_arrays(model)
+    bias = arrays.pop("1.bias")
+    with pytest.raises(InvalidParameterError, match=r"missing: \['1.bias'\], unknown: \['b'\]"):
+        set_arrays(model, {**arrays, "b": bias})
+    with pytest.raises(InvalidParameterError, match=r"'1.bias'.*shape \(3,\).*shape \(2,\)"):
+        set_arrays(model, {"1.weight": np.zeros((2, 2)), "1.bias": np.zeros(3)})
+    assert np.array_equal(get_arrays(model)["1.weight"], arrays["1.weight"])
+
+
+def test_train_equals_torch_optim():
+    features, labels = records()
+    model, oracle = (initialise(lambda: mlp([6, 8, 3]), 0) for _ in range(2))
+    train(model, features, labels, epochs=2, batch_size=16, learning_rate=0.2, seed=9)
+    optimiser = torch.optim.SGD(oracle.parameters(), lr=0.2)
+    generator = torch.Generator().manual_seed(9)
+    x, y = torch.tensor(features), torch.tensor(labels)
+    for _ in range(2):
+        for batch in torch.randperm(100, generator=generator).split(16):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(oracle(x[batch]), y[batch]).backward()
+            optimiser.step()
+    expected = get_arrays(oracle)
+    for name, array in get_arrays(model).items():
+        np.testing.assert_allclose(array, expected[name], atol=1e-6)
+
+
+def test_loss_is_the_mean_over_records():
+    features, labels = records(n=33)
+    model = initialise(lambda: linear(6, 3), 0)
+    expected = evaluate(model, features, labels)["loss"]
+    assert train(model, features, labels, learning_rate=0.0, seed=0) == pytest.approx(expected)
+
+
+def test_training_learns():
+    features, labels = records(n=300)
+    model = initialise(lambda: linear(6, 3), 0)
+    train(model, features, labels, epochs=20, learning_rate=0.5, seed=0)
+    assert evaluate(model, features, labels)["accuracy"] > 0.95
+
+
+def test_one_record_of_one_class():
+    features, labels = records(n=1)
+    assert np.isfinite(train(linear(6, 3), features, labels, seed=0))
+
+
+def test_evaluate_does_not_depend_on_the_batch_size():
+    features, labels = records()
+    model = initialise(lambda: mlp([6, 8, 3]), 0)
+    whole, parts = (evaluate(model, features, labels, batch_size=size) for size in (1000, 7))
+    assert whole["accuracy"] == parts["accuracy"]
+    assert whole["loss"] == pytest.approx(parts["loss"])
+
+
+def test_frozen_and_unused_parameters_stay():
+    model = nn.ModuleDict({"used": nn.Linear(6, 3), "unused": nn.Linear(2, 2)})
+    model["used"].bias.requires_grad_(False)
+    model.forward = lambda x: model["used"](x)
+    before = get_arrays(model)
+    train(model, *records(), seed=0)
+    after = get_arrays(model)
+    changed = [name for name in before if not np.array_equal(before[name], after[name])]
+    assert changed == ["used.weight"]
+
+
+def test_same_bits_in_another_process_with_other_threads():
+    code = (
+        "import sys, hashlib, numpy as np, torch\n"
+        "from flwr_privacy.clients.torch import *\n"
+        "torch.set_num_threads(int(sys.argv[1])); torch.manual_seed(int(sys.argv[1]))\n"
+        "rng = np.random.default_rng(0)\n"
+        "x = rng.normal(size=(96, 1, 28, 28)).astype(np.float32); y = np.arange(96) % 10\n"
+        "model = initialise(lambda: cnn(10), 3)\n"
+        "loss = train(model, x, y, seed=4)\n"
+        "scores = evaluate(model, x, y)\n"
+        "assert torch.get_num_threads() == int(sys.argv[1])\n"
+        "print(loss.hex(), scores, [hashlib.md5(a).hexdigest() for a in "
+        "get_arrays(model).values()])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code, threads], capture_output=True, text=True, check=True
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(outputs) == 1
+    assert outputs.pop()
+
+
+def test_threads_are_restored_after_an_error():
+    threads = torch.get_num_threads()
+    with pytest.raises(RuntimeError):
+        train(linear(5, 3), *records(), seed=0)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("work", [lambda m, x, y: train(m, x, y, seed=0), evaluate])
+def test_no_records(work):
+    with pytest.raises(DataError, match="there are no records"):
+        work(linear(6, 3), *records(n=0))
+
+
+def test_records_without_labels():
+    features, labels = records(n=5)
+    with pytest.raises(DataError, match="5 records but 4 labels"):
+        evaluate(linear(6, 3), features, labels[:4])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("epochs", 0), ("batch_size", 0), ("learning_rate", -0.1)]
+)
+def test_bad_settings(name, value):
+    with pytest.raises(InvalidParameterError, match=f"{name} = {value}"):
+        train(linear(6, 3), *records(), seed=0, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("available", "visible", "device"),
+    [
+        (True, "0", "cuda"),
+        (True, None, "cuda"),
+        (True, "", "cpu"),
+        (False, "0", "cpu"),
+        (False, None, "cpu"),
+    ],
+)
+def test_allotted_device(monkeypatch, available, visible, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert allotted_device() == device
