@@ -1,0 +1,16 @@
+"""A stock Message-API server."""
+
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+app = ServerApp()
+results = []
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    arrays = ArrayRecord([np.zeros((2, 2), np.float32), np.ones(3, np.float32)])
+    strategy = FedAvg(fraction_train=1.0, min_available_nodes=4)
+    results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2).arrays)
