@@ -39,9 +39,6 @@ def main() -> None:
     except FlwrPrivacyError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
 
 
 @app.callback(invoke_without_command=True)
@@ -75,8 +72,9 @@ def run(
         Path | None, typer.Option(help="Folder with the data sets that no library brings.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="ray (Flower's simulation engine) or inline (this process).")
-    ] = "ray",
+        str | None,
+        typer.Option(help="ray (Flower's simulation engine, default) or inline (this process)."),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(help="Nodes that play the clients between them; by default one per client."),
@@ -125,18 +123,19 @@ def run(
         gpus_per_client=gpus_per_client,
         ray_address=ray_address,
     )
-    where = Engine(name=engine, workers=workers, resources=resources, port=port)
+    where = Engine(name=engine or "ray", workers=workers, resources=resources, port=port)
     if resume is not None:
-        if values or out is not None:
+        if values or out is not None or workers is not None:
             raise InvalidParameterError(
                 "--resume", str(resume), "no other setting beside it: a run keeps its own"
             )
         folder = RunFolder.open(resume)
+        where = replace(where, **_engine_of(folder, engine))
         folder.reopen()
     else:
         settings = _settings(values)
         path = next_folder(Path("runs"), settings) if out is None else out
-        folder = RunFolder.create(path, settings, engine=engine, nodes=where.nodes(settings))
+        folder = RunFolder.create(path, settings, engine=where.name, nodes=where.nodes(settings))
     carry_out([folder], where, resume=resume is not None)
     typer.echo(f"run: {folder.path}")
 
@@ -201,6 +200,14 @@ def _settings(values: dict[str, Any]) -> Settings:
     build_strategy(settings, None)
     typer.echo(f"data: {check_data(settings)}")
     return settings
+
+
+def _engine_of(folder: RunFolder, engine: str | None) -> dict[str, Any]:
+    """Return where a run was carried out, for its resume."""
+    nodes = int(folder.summary["nodes"])
+    clients = folder.settings.clients
+    cohorts = clients is not None and nodes < clients
+    return {"name": engine or folder.summary["engine"], "workers": nodes if cohorts else None}
 
 
 def _whole(value: float) -> Any:

@@ -1,0 +1,219 @@
+"""The command line: what it prints, what it leaves, and what survives a kill."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flwr_privacy.simulations.cli import main
+
+COMMAND = Path(sys.executable).parent / "flwr-privacy"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Run a command in this process: importing torch for each would take most of the time."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["flwr-privacy", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        return Done(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return run
+
+
+def model(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "model.npz") as archive:
+        return dict(archive)
+
+
+def same_model(one: Path, other: Path) -> bool:
+    first, second = model(one), model(other)
+    assert list(first) == list(second)
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+    return True
+
+
+def kill_after_rounds(arguments: Sequence[str], folder: Path, rounds: int, cwd: Path) -> None:
+    """Start a run and kill its process, with no chance to clean up, after some rounds."""
+    process = subprocess.Popen(
+        [str(COMMAND), *arguments], cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    metrics = folder / "metrics.jsonl"
+    end = time.monotonic() + 120
+    while not metrics.exists() or metrics.read_text().count("\n") <= rounds:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+INLINE = ("run", "--engine", "inline", "--clients", "4")
+
+
+def test_a_run_leaves_its_folder_and_two_can_be_compared(command: Command, tmp_path: Path) -> None:
+    for partition in ("iid", "labels"):
+        done = command(*INLINE, "--rounds", "2", "--partition", partition, "--out", partition)
+        assert done.returncode == 0, done.stderr
+        assert f"{partition}: round 2/2, accuracy 0." in done.stdout
+        assert done.stdout.endswith(f"run: {partition}\n")
+        expected = {"settings.toml", "summary.json", "metrics.jsonl", "checkpoint.bin"}
+        assert {p.name for p in (tmp_path / partition).iterdir()} == {
+            *expected,
+            "model.npz",
+            "log.txt",
+        }
+    done = command("compare", "iid", "labels", "--out", "both")
+    assert done.stdout == "report: both/report.html\n"
+    assert len(json.loads((tmp_path / "both" / "report.json").read_text())["runs"]) == 2
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")])
+def test_killed_in_the_middle_it_resumes_to_the_same_model(
+    command: Command, tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    arguments = (*INLINE, "--rounds", "40", *workers)
+    assert command(*arguments, "--out", "whole").returncode == 0
+    kill_after_rounds([*arguments, "--out", "broken"], tmp_path / "broken", 5, tmp_path)
+    assert not (tmp_path / "broken" / "model.npz").exists()
+    resumed = command("run", "--resume", "broken")
+    assert resumed.returncode == 0, resumed.stderr
+    assert same_model(tmp_path / "whole", tmp_path / "broken")
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "broken/metrics.jsonl").open()]
+    assert rounds == list(range(41))
+
+
+def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [str(COMMAND), *INLINE, "--rounds", "5000", "--out", "r"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    metrics = tmp_path / "r" / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < 3:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("--rounds", "0"), 2, "rounds = 0: expected an integer of at least 1"),
+        (("--per-round", "9"), 2, "per_round = 9: expected an integer from 1 to 4"),
+        (("--scheme", "fedavgg"), 2, "scheme = 'fedavgg': expected one of 'fedavg'"),
+        (("--task", "digit-mlp"), 2, "nearest: 'digits-mlp'"),
+        (("--partition", "dirichlt"), 2, "nearest: 'dirichlet'"),
+        (("--engine", "rayy"), 2, "engine = 'rayy': expected one of 'inline', 'ray'"),
+        (("--set", "lerning=1"), 2, "--set = 'lerning': expected a known key"),
+        (("--set", "strategy.bitz=1"), 2, "bitz"),
+        (("--set", "strategy.seed=1"), 2, "strategy = ['seed']: expected the scheme's own"),
+        (("--cpus-per-client", "0.5"), 2, "CPU shares are whole numbers"),
+        (("--workers", "0"), 2, "workers = 0: expected an integer of at least 1"),
+        (("--task", "mnist-mlp"), 3, "--data-root DIR"),
+        (("--task", "mnist-mlp", "--data-root", "nowhere"), 3, "nowhere"),
+        (("--clients", "2000"), 3, "client"),
+        (("--resume", "nowhere"), 2, "run folder = 'nowhere': expected a folder that exists"),
+    ],
+)
+def test_what_a_user_did_wrong_is_one_line_and_an_exit_code(
+    command: Command, tmp_path: Path, arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    start = ("run",) if "--resume" in arguments else INLINE
+    done = command(*start, *arguments)
+    assert done.returncode == code, done.stderr
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_cannot_be_used(command: Command, tmp_path: Path) -> None:
+    assert command(*INLINE, "--rounds", "1", "--out", "r").returncode == 0
+    again = command(*INLINE, "--rounds", "1", "--out", "r")
+    assert again.returncode == 2
+    assert "a folder that holds no run yet" in again.stderr
+    (tmp_path / "file").write_text("")
+    for arguments in (
+        (*INLINE, "--rounds", "1", "--out", "file/run"),
+        ("compare", "r", "--out", "file/report"),
+    ):
+        done = command(*arguments)
+        assert done.returncode == 2
+        assert "file" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_run_is_resumed_alone(command: Command, tmp_path: Path) -> None:
+    done = command("run", "--resume", "r", "--rounds", "3")
+    assert done.returncode == 2
+    assert "no other setting beside it" in done.stderr
+
+
+def test_a_damaged_checkpoint(command: Command, tmp_path: Path) -> None:
+    assert command(*INLINE, "--rounds", "1", "--out", "r").returncode == 0
+    path = tmp_path / "r" / "checkpoint.bin"
+    path.write_bytes(path.read_bytes()[:-7])
+    done = command("run", "--resume", "r")
+    assert done.returncode == 5
+    assert "is damaged: its checksum does not fit" in done.stderr
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "is damaged" in summary["error"]
+
+
+def test_a_port_that_is_taken(command: Command, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = command("run", "--rounds", "1", "--port", port, "--out", "r")
+    assert done.returncode == 2
+    assert f"port = {port}: expected a port of 127.0.0.1 that is not taken" in done.stderr
+
+
+def test_help_says_what_there_is(command: Command, tmp_path: Path) -> None:
+    overview = command("--help")
+    assert all(name in overview.stdout for name in ("run", "compare", "demo", "doctor"))
+    details = command("run", "--help")
+    assert "--data-root" in details.stdout
+    assert "Exit codes" in details.stdout
+    version = command("--version").stdout
+    assert version.startswith("0.")
+
+
+def test_doctor_names_what_it_finds(command: Command, tmp_path: Path) -> None:
+    done = command("doctor", "--data-root", str(tmp_path))
+    assert "flwr" in done.stdout
+    assert "mnist" in done.stdout.lower()

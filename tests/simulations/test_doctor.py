@@ -1,0 +1,82 @@
+import builtins
+import socket
+from pathlib import Path
+
+import pytest
+
+from flwr_privacy.simulations import doctor
+from flwr_privacy.simulations.doctor import Check, diagnose, flwr_status
+
+
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def test_this_environment_is_fine() -> None:
+    checks = by_name(diagnose())
+    for name in ("python", "numpy", "flwr", "ray", "torch", "gpu", "temporary folder"):
+        assert checks[name].status == "ok", checks[name]
+    assert checks["data digits"].status == "ok"
+    assert checks["data mnist"].status == "warning"
+    assert "missing" in checks["data mnist"].detail
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ("1.41.0", "ok"),
+        ("1.50.1", "ok"),
+        ("1.40.9", "error"),
+        ("2.0.0", "error"),
+        ("unknown", "warning"),
+    ],
+)
+def test_supported_range_of_flwr(version: str, status: str) -> None:
+    check = flwr_status(version)
+    assert check.status == status
+    assert version in check.detail
+
+
+def test_left_over_superlink_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(doctor, "FLOWER_PORTS", {port: "SuperLink"})
+        check = by_name(diagnose())[f"port {port}"]
+    assert check.status == "warning"
+    assert "left behind" in check.detail
+
+
+def test_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    assert by_name(diagnose())["telemetry"].status == "ok"
+    monkeypatch.delenv("FLWR_TELEMETRY_ENABLED")
+    assert by_name(diagnose())["telemetry"].status == "warning"
+
+
+def test_missing_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PACKAGES", ("no-such-package-of-ours",))
+    check = by_name(diagnose())["no-such-package-of-ours"]
+    assert check.status == "error"
+    assert "flwr-privacy[simulation]" in check.detail
+
+
+def test_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    monkeypatch.setattr(doctor.tempfile, "tempdir", str(gone))
+    check = by_name(diagnose())["temporary folder"]
+    assert check.status == "error"
+    assert str(gone) in check.detail
+
+
+def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: object, **kwargs: object) -> object:
+        if name == "flwr_privacy.simulations.data":
+            raise ImportError("No module named 'sklearn'")
+        return real(name, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    check = by_name(diagnose())["data"]
+    assert check.status == "error"
+    assert "sklearn" in check.detail

@@ -1,0 +1,59 @@
+import pytest
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.settings import Settings, parse_assignments
+
+
+def test_round_trip_with_everything_set() -> None:
+    settings = Settings(
+        clients=7, per_round=3, quorum=2, deadline=1.5, data_root="a b"
+    ).with_values(
+        {
+            "stragglers.slow_fraction": 0.25,
+            "partition": {"kind": "dirichlet", "alpha": 0.3},
+            "strategy.bits": [4, 8],
+            "training.learning_rate": 1,
+        }
+    )
+    assert Settings.from_toml(settings.to_toml()) == settings
+    assert settings.stragglers is not None
+    assert settings.stragglers.slow_fraction == 0.25
+    assert settings.strategy == {"bits": [4, 8]}
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"rounds": 0}, "rounds = 0: expected an integer of at least 1"),
+        ({"rounds": "3"}, "rounds = '3': expected an integer"),
+        ({"clients": 4, "per_round": 5}, "per_round = 5: expected an integer from 1 to 4"),
+        ({"clients": 4, "quorum": 5}, "quorum = 5: expected an integer from 1 to 4"),
+        ({"partition.kind": "dirichle"}, r"nearest: 'dirichlet'\)"),
+        ({"partition": "iid"}, "partition = 'iid': expected a table of settings"),
+        ({"stragglers.slow_fraction": 2}, "stragglers.slow_fraction = 2: expected a finite number"),
+        ({"training.lerning_rate": 1}, r"nearest: 'training.learning_rate'"),
+        ({"ronds": 3}, r"--set = 'ronds': expected a known key.*nearest: 'rounds'"),
+        ({"task": 3}, "task = 3: expected text"),
+        ({"stragglers.persistent": 1}, "stragglers.persistent = 1: expected true or false"),
+    ],
+)
+def test_a_bad_setting_is_named(values: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidParameterError, match=text):
+        Settings().with_values(values)
+
+
+def test_text_that_is_no_toml() -> None:
+    with pytest.raises(InvalidParameterError, match="settings = 'rounds = '"):
+        Settings.from_toml("rounds = ")
+
+
+def test_assignments() -> None:
+    assert parse_assignments(["a=1", "b.c=[1.5, 2]", "d=some text", "e=true", "f=x=y"]) == {
+        "a": 1,
+        "b.c": [1.5, 2],
+        "d": "some text",
+        "e": True,
+        "f": "x=y",
+    }
+    with pytest.raises(InvalidParameterError, match="--set = 'rounds': expected key=value"):
+        parse_assignments(["rounds"])
