@@ -11,7 +11,6 @@ brings its own client  ``app = own_client_app(Scheme, data_fn)``
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -29,9 +28,9 @@ from flwr_privacy.arrays import Arrays
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.wire import RECORD
 
-from .base import SchemeClient, Train, Trained, bare_train_refusal
-from .node import ERROR_CODE, App, answer, first_array_record
-from .records import RecordArrays, to_record
+from .base import SchemeClient, Train, Trained, bare_refusal
+from .node import ERROR_CODE, App, answer
+from .records import RecordArrays, first_array_record, to_record
 
 __all__ = ["as_mod", "numpy_client_app", "own_client_app"]
 
@@ -62,18 +61,18 @@ class SchemeMod:
         self.scheme_client = scheme_client
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
-        """Answer a message of this library; let every other one through untouched."""
+        """Answer a message of this library; see to every other one as the scheme allows."""
         if not message.has_content() or RECORD not in message.content:
-            if message.metadata.message_type == MessageType.TRAIN:
-                return _bare(self.scheme_client, message, lambda: call_next(message, context))
+            if not self.scheme_client.bare and _is_bare_work(message):
+                return _refusal(bare_refusal(self.scheme_client.scheme), message)
             return call_next(message, context)
         app = App(
             client=lambda own_context: self.scheme_client(None, own_context),
             train=lambda _, own_message, own_context: _train_by_message(
                 own_message, own_context, call_next
             ),
-            pass_on=lambda _, own_message, own_context: _checked(
-                call_next(_with_content(own_message, _users(own_message)), own_context)
+            evaluate=lambda _, own_message, own_context: _evaluate_by_message(
+                own_message, own_context, call_next
             ),
         )
         return answer(app, message, context)
@@ -110,9 +109,10 @@ def numpy_client_app(
         train=lambda client, message, _: client.local_training(
             _config(message), list(first_array_record(message.content))
         ),
-        pass_on=lambda client, message, _: _evaluate_by_numpy(client, message),
+        evaluate=lambda client, message, _: client.local_evaluation(
+            RecordArrays(first_array_record(message.content)), _config(message)
+        ),
     )
-
     app = ClientApp()
 
     @app.train()
@@ -120,13 +120,24 @@ def numpy_client_app(
         if RECORD in message.content:
             return answer(numpy_app, message, context)
         client = scheme_client(context)
-        return _bare(type(client), message, lambda: _fit_by_numpy(numpy_app, client, message))
+        if not client.bare:
+            return _refusal(bare_refusal(client.scheme), message)
+        arrays = RecordArrays(first_array_record(message.content))
+        trained = client.local_training(_config(message), list(arrays))(arrays)
+        metrics = MetricRecord(dict(trained.metrics))
+        content = RecordDict({"arrays": to_record(trained.arrays), "metrics": metrics})
+        return Message(content, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         if RECORD in message.content:
             return answer(numpy_app, message, context)
-        return _evaluate_by_numpy(scheme_client(context), message)
+        client = scheme_client(context)
+        if not client.bare:
+            return _refusal(bare_refusal(client.scheme), message)
+        arrays = RecordArrays(first_array_record(message.content))
+        metrics = MetricRecord(client.local_evaluation(arrays, _config(message)))
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
 
@@ -150,37 +161,40 @@ def own_client_app(
 
         return train
 
-    def no_evaluation(client: SchemeClient, message: Message, context: Context) -> Message:
+    def no_evaluation(client: SchemeClient, message: Message, context: Context) -> dict[str, Any]:
         raise ProtocolError(f"the scheme '{client.scheme}' has no evaluation on the clients")
 
     own_app = App(
         client=lambda context: scheme_client(data_fn(context), context),
         train=no_training,
-        pass_on=no_evaluation,
+        evaluate=no_evaluation,
     )
     app = ClientApp()
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
+    def work(message: Message, context: Context) -> Message:
         if RECORD not in message.content:
-            return Message(
-                Error(ERROR_CODE, f"the message has no record '{RECORD}'"), reply_to=message
-            )
+            return _refusal(f"the message has no record '{RECORD}'", message)
         return answer(own_app, message, context)
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return answer(own_app, message, context)
-
+    app.train()(work)
+    app.evaluate()(work)
     return app
 
 
-def _bare(
-    scheme_client: type[SchemeClient], message: Message, train: Callable[[], Message]
-) -> Message:
-    if scheme_client.bare_train:
-        return train()
-    reason = bare_train_refusal(scheme_client.scheme)
+def _is_bare_work(message: Message) -> bool:
+    """Tell whether a message asks for training or evaluation outside of the scheme.
+
+    A message type of the user's own, like ``train.report``, passes as long as it brings no arrays
+    to train on.
+    """
+    category, _, action = message.metadata.message_type.partition(".")
+    if category not in (MessageType.TRAIN, MessageType.EVALUATE):
+        return False
+    brings_arrays = message.has_content() and len(first_array_record(message.content)) > 0
+    return action in ("", "default") or brings_arrays
+
+
+def _refusal(reason: str, message: Message) -> Message:
     return Message(Error(ERROR_CODE, reason), reply_to=message)
 
 
@@ -204,6 +218,17 @@ def _train_by_message(message: Message, context: Context, call_next: CallNext) -
     return train
 
 
+def _evaluate_by_message(message: Message, context: Context, call_next: CallNext) -> dict[str, Any]:
+    question = _with_content(message, _users(message))
+    reply = _checked(call_next(question, context)).content
+    records = [record for record in reply.values() if isinstance(record, MetricRecord)]
+    if len(records) != 1:
+        raise ProtocolError(
+            f"the app's evaluate function must reply with one MetricRecord: it has {len(records)}"
+        )
+    return dict(records[0])
+
+
 def _users(message: Message) -> RecordDict:
     """Return the part of a question that the user's code knows."""
     return RecordDict({name: value for name, value in message.content.items() if name != RECORD})
@@ -225,21 +250,3 @@ def _checked(reply: Message) -> Message:
 def _config(message: Message) -> dict[str, Any]:
     records = (r for r in _users(message).values() if isinstance(r, ConfigRecord))
     return dict(next(records, ConfigRecord()))
-
-
-def _fit_by_numpy(app: App, client: SchemeClient, message: Message) -> Message:
-    arrays = RecordArrays(first_array_record(message.content))
-    trained = client.local_training(_config(message), list(arrays))(arrays)
-    content = RecordDict(
-        {"arrays": to_record(trained.arrays), "metrics": MetricRecord(dict(trained.metrics))}
-    )
-    return Message(content, reply_to=message)
-
-
-def _evaluate_by_numpy(client: SchemeClient, message: Message) -> Message:
-    arrays = RecordArrays(first_array_record(message.content))
-    parameters = [np.array(array) for array in arrays.values()]
-    loss, examples, metrics = client.evaluate(parameters, _config(message))
-    numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-    record = MetricRecord({**numbers, "loss": float(loss), "num-examples": int(examples)})
-    return Message(RecordDict({"metrics": record}), reply_to=message)

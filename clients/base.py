@@ -1,7 +1,8 @@
 """The client half that all schemes share: one class, one method per message.
 
-`SchemeClient.handle` is where a scheme does its work. `fit` (for NumPyClient apps) and the mod (for
-Message-API apps, see `flwr_privacy.clients.adapters`) are two thin faces of it.
+`SchemeClient.handle` is where a scheme does its work. The mod (for Message-API apps) and
+`numpy_client_app` (for NumPyClient apps) are two thin faces of it, see
+`flwr_privacy.clients.adapters`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from flwr.client import NumPyClient
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.wire import METRICS, RECORD, Fields
+from flwr_privacy.wire import RECORD, Fields
 
 __all__ = ["SchemeClient", "Train", "Trained"]
 
@@ -48,15 +49,15 @@ class SchemeClient(NumPyClient):
         Name of the scheme on the wire.
     phases : frozenset of str
         Phases of the scheme's ``train`` messages, besides ``hello``.
-    bare_train : bool
-        Whether a train message that is not of this library reaches the user's training. A scheme
-        that protects something says no: otherwise a server could leave out the record and get the
-        bare update.
+    bare : bool
+        Whether messages that are not of this library reach the user's training and evaluation. A
+        scheme that protects something says no: otherwise a server could leave out the record and
+        get the bare update.
     """
 
     scheme: ClassVar[str]
     phases: ClassVar[frozenset[str]] = frozenset({"train"})
-    bare_train: ClassVar[bool] = False
+    bare: ClassVar[bool] = False
 
     def __init__(self, inner: NumPyClient | None = None, context: Context | None = None) -> None:
         self.inner = inner
@@ -74,7 +75,7 @@ class SchemeClient(NumPyClient):
         arrays : Mapping of str to ndarray
             The arrays of the message.
         fields : dict
-            The scheme's own values in the message, and ``round``.
+            The scheme's own values in the message, and ``round`` and ``request``.
         train : callable
             The user's local training; called only if the phase asks for it.
 
@@ -88,8 +89,18 @@ class SchemeClient(NumPyClient):
         """
         raise NotImplementedError
 
-    @classmethod
-    def accumulator(cls, template: Arrays) -> WeightedMean:
+    def introduce(self) -> Fields:
+        """Return what the client says of itself in the hello, e.g. public keys; by default nothing.
+
+        The names ``client-id`` and ``plays`` are taken.
+        """
+        return {}
+
+    def released_metrics(self, metrics: Metrics) -> dict[str, Any]:
+        """Return what leaves the node of the metrics of an evaluation; by default nothing."""
+        return {}
+
+    def accumulator(self, template: Arrays) -> WeightedMean:
         """Return an empty accumulator for the replies of several clients on one node."""
         return WeightedMean(template)
 
@@ -101,7 +112,7 @@ class SchemeClient(NumPyClient):
             # Copies: a client may train in place, and the arrays may be views into a message.
             start = [np.array(array) for array in arrays.values()]
             parameters, examples, metrics = inner.fit(start, dict(config))
-            numbers = {key: value for key, value in metrics.items() if _is_metric(value)}
+            numbers = numbers_of(metrics)
             trained = dict(zip(_names(names, len(parameters)), parameters, strict=True))
             return Trained(trained, {**numbers, _NUM_EXAMPLES: examples})
 
@@ -110,54 +121,39 @@ class SchemeClient(NumPyClient):
     def fit(
         self, parameters: list[Any], config: dict[str, Any]
     ) -> tuple[list[Any], int, dict[str, Any]]:
-        """Answer one message in a NumPyClient's dialect.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The arrays of the message.
-        config : dict
-            The message's configuration; the scheme's fields lie under ``flwr-privacy``.
-
-        Returns
-        -------
-        tuple
-            Arrays, number of examples, metrics; the scheme's fields lie in the metrics under
-            ``flwr-privacy``.
+        """Train outside of any scheme, as a server asks that is not of this library.
 
         Raises
         ------
         ProtocolError
-            If the fields are missing and the scheme does not allow bare training.
+            If the scheme does not allow it.
         """
-        config = dict(config)
-        fields = config.pop(RECORD, None)
-        if fields is None:
-            if not self.bare_train:
-                raise ProtocolError(bare_train_refusal(self.scheme))
-            return self._inner().fit(parameters, config)
-        names = _names([], len(parameters))
-        train = self.local_training(config, names)
-        arrays, fields = self.handle(
-            fields["phase"], dict(zip(names, parameters, strict=True)), fields, train
-        )
-        metrics = dict(fields.pop(METRICS, {}))
-        examples = int(metrics.pop(_NUM_EXAMPLES, 0))
-        return list(arrays.values()), examples, {**metrics, RECORD: fields}
+        return self._bare_inner().fit(parameters, config)
 
     def evaluate(
         self, parameters: list[Any], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate through the inner client."""
-        return self._inner().evaluate(parameters, config)
+        """Evaluate, with the conditions of `fit`."""
+        return self._bare_inner().evaluate(parameters, config)
 
     def get_parameters(self, config: dict[str, Any]) -> list[Any]:
-        """Return the inner client's parameters."""
-        return self._inner().get_parameters(config)
+        """Return the inner client's parameters, with the conditions of `fit`."""
+        return self._bare_inner().get_parameters(config)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return the inner client's properties."""
-        return self._inner().get_properties(config)
+        """Return the inner client's properties, with the conditions of `fit`."""
+        return self._bare_inner().get_properties(config)
+
+    def local_evaluation(self, arrays: Arrays, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics of the inner NumPyClient's ``evaluate``."""
+        parameters = [np.array(array) for array in arrays.values()]
+        loss, examples, metrics = self._inner().evaluate(parameters, dict(config))
+        return {**numbers_of(metrics), "loss": float(loss), _NUM_EXAMPLES: int(examples)}
+
+    def _bare_inner(self) -> NumPyClient:
+        if not self.bare:
+            raise ProtocolError(bare_refusal(self.scheme))
+        return self._inner()
 
     def _inner(self) -> NumPyClient:
         if self.inner is None:
@@ -165,16 +161,22 @@ class SchemeClient(NumPyClient):
         return self.inner
 
 
-def bare_train_refusal(scheme: str) -> str:
-    """Return the text with which a node refuses to train outside its scheme."""
+def bare_refusal(scheme: str) -> str:
+    """Return the text with which a node refuses to work outside its scheme."""
     return (
-        f"this node trains under the scheme '{scheme}' only: the message has no record "
+        f"this node works under the scheme '{scheme}' only: the message has no record "
         f"'{RECORD}'; use the strategy of '{scheme}' on the server"
     )
 
 
-def _is_metric(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def numbers_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that are numbers, NumPy's included, as Python's."""
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in metrics.items()}
+    return {
+        key: value
+        for key, value in plain.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _names(names: list[str], count: int) -> list[str]:

@@ -1,8 +1,9 @@
 """Federated averaging: the scheme that passes everything through and protects nothing."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import Metrics
 from flwr_privacy.wire import METRICS, Fields
 
 from .base import SchemeClient, Train
@@ -19,7 +20,7 @@ class FedAvgClient(SchemeClient):
     """
 
     scheme: ClassVar[str] = "fedavg"
-    bare_train: ClassVar[bool] = True
+    bare: ClassVar[bool] = True
 
     def handle(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
@@ -27,3 +28,7 @@ class FedAvgClient(SchemeClient):
         """Train and hand on what came out."""
         trained = train(arrays)
         return trained.arrays, {METRICS: trained.metrics}
+
+    def released_metrics(self, metrics: Metrics) -> dict[str, Any]:
+        """Return all metrics of an evaluation."""
+        return dict(metrics)

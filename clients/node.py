@@ -6,12 +6,12 @@ answers with their replies or with one accumulator.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import (
-    ArrayRecord,
     ConfigRecord,
     Context,
     Error,
@@ -24,25 +24,41 @@ from flwr.app import (
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.errors import FlwrPrivacyError, ProtocolError
 from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY, client_id_from
-from flwr_privacy.wire import HELLO, METRICS, RECORD, Fields, Header, payload_bytes
+from flwr_privacy.wire import (
+    COHORT,
+    EVALUATE,
+    HELLO,
+    METRICS,
+    RECORD,
+    SUM,
+    Cohort,
+    CohortAnswer,
+    Fields,
+    Header,
+    payload_bytes,
+)
 
 from .base import SchemeClient, Train
-from .records import RecordArrays, to_record
+from .records import RecordArrays, first_array_record, to_record
 
-__all__ = ["ERROR_CODE", "App", "answer"]
+__all__ = ["COHORTS_VARIABLE", "ERROR_CODE", "App", "answer"]
 
 ERROR_CODE = 1000
 """Code of the error replies of this library; the reason says what is wrong."""
 
-EVALUATE = "evaluate"
+COHORTS_VARIABLE = "FLWR_PRIVACY_COHORTS"
+"""Environment variable that, set to 1 on a node, lets servers have it play several clients."""
 
+_COHORTS_KEY = "cohorts"  # the same in a node's configuration
 _ARRAYS = "arrays"
-_COHORT_KEYS = ("clients", "late", "num-clients", "reply", "weighted-by")
+
+Outcome = RecordDict | ReplyRefusedError
+"""The reply of one client of a cohort, or why there is none."""
 
 
 @dataclass(frozen=True)
 class App:
-    """What a kind of app gives: its client halves, the user's training, everything else.
+    """What a kind of app gives: its client halves, the user's training, the user's evaluation.
 
     Parameters
     ----------
@@ -50,13 +66,13 @@ class App:
         Builds the client half for a context.
     train : callable
         Returns the user's training for a client half, a message and its context.
-    pass_on : callable
-        Lets the user's app answer a message by itself (evaluation).
+    evaluate : callable
+        Returns the metrics of the user's evaluation.
     """
 
     client: Callable[[Context], SchemeClient]
     train: Callable[[SchemeClient, Message, Context], Train]
-    pass_on: Callable[[SchemeClient, Message, Context], Message]
+    evaluate: Callable[[SchemeClient, Message, Context], dict[str, Any]]
 
 
 def answer(app: App, message: Message, context: Context) -> Message:
@@ -66,186 +82,180 @@ def answer(app: App, message: Message, context: Context) -> Message:
     user's own code raises goes through to Flower, which makes an error reply of it.
     """
     try:
-        header, fields = Header.read(message.content[RECORD])
-        cohort = {key: fields.pop(key) for key in _COHORT_KEYS if key in fields}
-        if cohort:
-            return Message(_play_cohort(app, header, cohort, message, context), reply_to=message)
-        client = app.client(context)
-        client_id = client_id_from(context.node_config)
-        header.check(scheme=client.scheme, phases={*client.phases, EVALUATE})
-        if header.phase == HELLO:
-            return Message(_hello(header, context), reply_to=message)
-        _check_round(header, context)
-        return Message(_play(app, client, header, client_id, message, context), reply_to=message)
+        header, _ = Header.read(_record(message.content, RECORD))
+        if COHORT in message.content:
+            content = _play_cohort(app, header, message, context)
+        else:
+            client_id = client_id_from(context.node_config)
+            content = _play(app, app.client(context), client_id, message, context)
+        return Message(content, reply_to=message)
     except FlwrPrivacyError as error:
         return Message(Error(ERROR_CODE, str(error)), reply_to=message)
 
 
-def _hello(header: Header, context: Context) -> RecordDict:
-    # A node with an explicit identity plays that client alone; one that only knows a partition is
-    # a worker of a simulation and may be given any.
-    plays = "one" if CLIENT_ID_KEY in context.node_config else "any"
-    return RecordDict(
-        {RECORD: _reply_record(header, client_id_from(context.node_config), {"plays": plays})}
-    )
+def may_play_any(node_config: Mapping[str, Any]) -> bool:
+    """Tell whether the node lets a server choose the clients that it plays.
+
+    Only the node's own configuration or environment can say so, and a node with a ``client-id``
+    of its own never does: a server that names a node's identity could give it a second one.
+    """
+    if CLIENT_ID_KEY in node_config:
+        return False
+    return bool(node_config.get(_COHORTS_KEY)) or os.environ.get(COHORTS_VARIABLE) == "1"
 
 
 def _play(
-    app: App,
-    client: SchemeClient,
-    header: Header,
-    client_id: str,
-    message: Message,
-    context: Context,
+    app: App, client: SchemeClient, client_id: str, message: Message, context: Context
 ) -> RecordDict:
-    if message.metadata.message_type == MessageType.EVALUATE:
-        content = RecordDict(dict(app.pass_on(client, message, context).content))
-        content[RECORD] = _reply_record(header, client_id, {})
-        return content
-    _, fields = Header.read(message.content[RECORD])
-    fields.update(phase=header.phase, round=header.server_round)
+    """Return one client's reply to a question."""
+    header, fields = Header.read(_record(message.content, RECORD))
+    evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
+    header.check(scheme=client.scheme, phases={EVALUATE} if evaluation else {HELLO, *client.phases})
+    if header.phase == HELLO:
+        plays = "any" if may_play_any(context.node_config) else "one"
+        own = {**client.introduce(), "plays": plays}
+        return RecordDict({RECORD: _reply_record(header, client_id, own)})
+    if evaluation:
+        metrics = client.released_metrics(app.evaluate(client, message, context))
+        return RecordDict(
+            {METRICS: MetricRecord(metrics), RECORD: _reply_record(header, client_id, {})}
+        )
+    _check_round(header, context)
+    fields = {**fields, "round": header.server_round, "request": header.request}
     arrays = RecordArrays(first_array_record(message.content))
     out, own = client.handle(header.phase, arrays, fields, app.train(client, message, context))
-    metrics = own.pop(METRICS, {})
+    metrics = dict(own.pop(METRICS, {}))
     return RecordDict(
         {
             _ARRAYS: to_record(out),
-            METRICS: MetricRecord(dict(metrics)),
+            METRICS: MetricRecord(metrics),
             RECORD: _reply_record(header, client_id, own),
         }
     )
 
 
-def _play_cohort(
-    app: App, header: Header, cohort: Fields, message: Message, context: Context
-) -> RecordDict:
-    if CLIENT_ID_KEY in context.node_config:
+def _play_cohort(app: App, header: Header, message: Message, context: Context) -> RecordDict:
+    if not may_play_any(context.node_config):
         raise ProtocolError(
-            f"this node is client '{context.node_config[CLIENT_ID_KEY]}' and plays no other: it "
-            f"was asked to play {cohort['clients'][:3]}..."
+            "this node plays its own client only; to let it play the clients that a server names, "
+            f"set {COHORTS_VARIABLE}=1 in its environment or {_COHORTS_KEY}=true in its node "
+            "configuration"
         )
-    _check_round(header, context)
-    late = set(cohort["late"])
-    replies: Iterator[tuple[str, RecordDict | str]] = (
-        (client_id, _play_one_of(app, header, cohort, client_id, message, context))
-        for client_id in cohort["clients"]
-    )
-    if cohort["reply"] == "sum":
-        client_class = type(app.client(_context_of(cohort, cohort["clients"][0], context)))
-        template = (
-            RecordArrays(first_array_record(message.content))
-            if message.metadata.message_type == MessageType.TRAIN
-            else {}
-        )
-        mean = client_class.accumulator(template)
-        return _sum(header, cohort, mean, replies, late)
-    return _gather(header, replies, late)
+    cohort = Cohort.read(_record(message.content, COHORT))
+    if header.phase == HELLO:
+        raise ProtocolError("a hello is no question to a cohort")
+    mean: list[WeightedMean] = []
+
+    def outcomes() -> Iterator[tuple[str, Outcome]]:
+        for client_id in cohort.clients:
+            own_message = copy.copy(message)
+            own_message.content = _content_of(client_id, message.content)
+            own_context = _context_of(cohort, client_id, context)
+            yield client_id, _attempt(app, mean, client_id, own_message, own_context)
+            _keep_state(client_id, own_context.state, context.state)
+
+    collect = _sum if cohort.reply == SUM else _gather
+    return collect(header, cohort, mean, outcomes())
 
 
-def _play_one_of(
-    app: App,
-    header: Header,
-    cohort: Fields,
-    client_id: str,
-    message: Message,
-    context: Context,
-) -> RecordDict | str:
-    """Return the reply of one client of a cohort, or why it failed."""
-    own_context = _context_of(cohort, client_id, context)
-    own_message = copy.copy(message)
-    own_message.content = _content_of(client_id, message.content)
+def _attempt(
+    app: App, mean: list[WeightedMean], client_id: str, message: Message, context: Context
+) -> Outcome:
     try:
-        client = app.client(own_context)
-        header.check(scheme=client.scheme, phases={*client.phases, EVALUATE})
-        reply = _play(app, client, header, client_id, own_message, own_context)
+        client = app.client(context)
+        if not mean:
+            training = message.metadata.message_type == MessageType.TRAIN
+            arrays = RecordArrays(first_array_record(message.content)) if training else {}
+            mean.append(client.accumulator(dict(arrays)))
+        return _play(app, client, client_id, message, context)
     # Flower turns whatever a client's code raises into an error reply of that client alone; a
     # client of a cohort must fare the same, or one of them could take the others down.
     except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
-    _keep_state(client_id, own_context.state, context.state)
-    return reply
+        return ReplyRefusedError("error", f"{type(error).__name__}: {error}")
 
 
 def _sum(
     header: Header,
-    cohort: Fields,
-    mean: WeightedMean,
-    replies: Iterator[tuple[str, RecordDict | str]],
-    late: set[str],
+    cohort: Cohort,
+    mean: list[WeightedMean],
+    outcomes: Iterator[tuple[str, Outcome]],
 ) -> RecordDict:
-    outcome = _Outcome()
-    for client_id, reply in replies:
-        if isinstance(reply, str):
-            outcome.refuse(client_id, "error", reply)
-            continue
-        outcome.bytes_up += payload_bytes(reply)
-        if client_id in late:
-            outcome.late.append(client_id)
-            continue
+    tally = _Tally(cohort)
+    for client_id, reply in tally.usable(outcomes):
         metrics = _metrics(reply)
+        weight = metrics.pop(cohort.weighted_by, None)
+        arrays = RecordArrays(first_array_record(reply)) if mean[0].template else {}
         try:
-            if cohort["weighted-by"] not in metrics:
-                raise ReplyRefusedError("weight", f"no metric '{cohort['weighted-by']}'")
-            weight = float(metrics.pop(cohort["weighted-by"]))
-            arrays = dict(RecordArrays(first_array_record(reply)))
-            mean.fold(client_id, arrays, weight=weight, metrics=metrics)
+            if not isinstance(weight, int | float):
+                raise ReplyRefusedError("weight", f"metric '{cohort.weighted_by}' is {weight!r}")
+            mean[0].fold(client_id, dict(arrays), weight=float(weight), metrics=metrics)
         except ReplyRefusedError as error:
-            outcome.refuse(client_id, error.reason, str(error))
+            tally.refuse(client_id, error)
         except ValueError as error:
-            outcome.refuse(client_id, "malformed", str(error))
-    sums, fields = mean.state()
-    fields.update(outcome.fields())
-    return RecordDict({_ARRAYS: to_record(sums), RECORD: _reply_record(header, "", fields)})
+            tally.refuse(client_id, ReplyRefusedError("malformed", str(error)))
+    sums, fields = mean[0].state() if mean else ({}, {"weight": 0.0})
+    return RecordDict(
+        {
+            _ARRAYS: to_record(sums),
+            RECORD: _reply_record(header, "", fields),
+            COHORT: ConfigRecord(tally.answer().write()),
+        }
+    )
 
 
 def _gather(
-    header: Header, replies: Iterator[tuple[str, RecordDict | str]], late: set[str]
+    header: Header,
+    cohort: Cohort,
+    mean: list[WeightedMean],
+    outcomes: Iterator[tuple[str, Outcome]],
 ) -> RecordDict:
-    outcome = _Outcome()
+    tally = _Tally(cohort)
     content = RecordDict()
-    for client_id, reply in replies:
-        if isinstance(reply, str):
-            outcome.refuse(client_id, "error", reply)
-            continue
-        outcome.bytes_up += payload_bytes(reply)
-        if client_id in late:
-            outcome.late.append(client_id)
-            continue
-        outcome.answered.append(client_id)
+    for client_id, reply in tally.usable(outcomes):
         for name, record in reply.items():
             content[f"{name}@{client_id}"] = record
-    fields = {"clients": outcome.answered, **outcome.fields()}
-    content[RECORD] = _reply_record(header, "", fields)
+    content[RECORD] = _reply_record(header, "", {})
+    content[COHORT] = ConfigRecord(tally.answer().write())
     return content
 
 
-class _Outcome:
+class _Tally:
     """What became of the clients of a cohort."""
 
-    def __init__(self) -> None:
-        self.answered: list[str] = []
-        self.late: list[str] = []
-        self.refused: list[tuple[str, str, str]] = []
-        self.bytes_up = 0
+    def __init__(self, cohort: Cohort) -> None:
+        self._cohort = cohort
+        self._refused: dict[str, ReplyRefusedError] = {}
+        self._bytes_up = 0
 
-    def refuse(self, client_id: str, reason: str, detail: str) -> None:
-        self.refused.append((client_id, reason, detail))
+    def usable(self, outcomes: Iterator[tuple[str, Outcome]]) -> Iterator[tuple[str, RecordDict]]:
+        """Yield the replies that are there in time."""
+        for client_id, outcome in outcomes:
+            if isinstance(outcome, ReplyRefusedError):
+                self.refuse(client_id, outcome)
+                continue
+            self._bytes_up += payload_bytes(outcome)
+            if client_id not in self._cohort.late:
+                yield client_id, outcome
 
-    def fields(self) -> Fields:
-        return {
-            "late": self.late,
-            "refused-clients": [client for client, _, _ in self.refused],
-            "refused-reasons": [reason for _, reason, _ in self.refused],
-            "refused-details": [detail for _, _, detail in self.refused],
-            "bytes-up": self.bytes_up,
-        }
+    def refuse(self, client_id: str, error: ReplyRefusedError) -> None:
+        self._refused[client_id] = error
+
+    def answer(self) -> CohortAnswer:
+        late = [c for c in self._cohort.late if c not in self._refused]
+        gone = {*late, *self._refused}
+        return CohortAnswer(
+            answered=[client for client in self._cohort.clients if client not in gone],
+            late=late,
+            refused=[(client, e.reason, str(e)) for client, e in self._refused.items()],
+            bytes_up=self._bytes_up,
+        )
 
 
-def first_array_record(content: RecordDict) -> ArrayRecord:
-    """Return the arrays of a message, whatever their record is called; none is an empty record."""
-    # Not through `content.array_records`, whose cyclic garbage would keep the arrays alive.
-    records = (record for record in content.values() if isinstance(record, ArrayRecord))
-    return next(records, ArrayRecord())
+def _record(content: RecordDict, name: str) -> ConfigRecord:
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise ProtocolError(f"the message has no ConfigRecord '{name}'")
+    return record
 
 
 def _metrics(reply: RecordDict) -> dict[str, Any]:
@@ -259,31 +269,32 @@ def _reply_record(header: Header, client_id: str, fields: Fields) -> ConfigRecor
         experiment_id=header.experiment_id,
         phase=header.phase,
         server_round=header.server_round,
+        request=header.request,
         client_id=client_id,
     )
-    return ConfigRecord({**own.write(), **fields})
+    return ConfigRecord(own.write(fields))
 
 
 def _check_round(header: Header, context: Context) -> None:
-    key = f"{RECORD}.round"
-    last = context.state.get(key)
-    if isinstance(last, ConfigRecord) and last["experiment-id"] == header.experiment_id:
-        last_round = int(str(last["round"]))
-        if header.server_round < last_round:
-            raise ProtocolError(
-                f"round {header.server_round} does not follow round {last_round} of this experiment"
-            )
-    context.state[key] = ConfigRecord(
-        {"experiment-id": header.experiment_id, "round": header.server_round}
-    )
+    key = f"{RECORD}.rounds"
+    rounds = context.state.get(key, ConfigRecord())
+    if not isinstance(rounds, ConfigRecord):
+        raise ProtocolError(f"the app's state has something else under '{key}'")
+    last = int(str(rounds.get(header.experiment_id, 0)))
+    if header.server_round < last:
+        raise ProtocolError(
+            f"round {header.server_round} does not follow round {last} of this experiment"
+        )
+    rounds[header.experiment_id] = header.server_round
+    context.state[key] = rounds
 
 
-def _context_of(cohort: Fields, client_id: str, context: Context) -> Context:
+def _context_of(cohort: Cohort, client_id: str, context: Context) -> Context:
     prefix = f"{client_id}/"
     state = RecordDict(
         {
-            key[len(prefix) :]: value
-            for key, value in context.state.items()
+            key.removeprefix(prefix): record
+            for key, record in context.state.items()
             if key.startswith(prefix)
         }
     )
@@ -291,7 +302,7 @@ def _context_of(cohort: Fields, client_id: str, context: Context) -> Context:
         **context.node_config,
         CLIENT_ID_KEY: client_id,
         PARTITION_ID_KEY: int(client_id),
-        "num-partitions": int(cohort["num-clients"]),
+        "num-partitions": cohort.size,
     }
     return Context(
         run_id=context.run_id,
@@ -312,16 +323,16 @@ def _keep_state(client_id: str, own: RecordDict, state: RecordDict) -> None:
 
 
 def _content_of(client_id: str, content: RecordDict) -> RecordDict:
-    """Return the question to one client: what is addressed to it goes before what all share."""
+    """Return the question to one client, in records of its own that it may write into.
+
+    A record ``name@client`` goes to that client alone: its entries are put over those of the
+    record ``name`` that all share.
+    """
     own: dict[str, Any] = {}
     for name, record in content.items():
-        base, at, addressee = name.partition("@")
-        if not at:
-            own.setdefault(base, record)
-        elif addressee == client_id:
-            own[base] = record
-    record = ConfigRecord(dict(own[RECORD]))
-    for key in _COHORT_KEYS:
-        record.pop(key, None)
-    own[RECORD] = record
+        base, at, addressee = name.rpartition("@")
+        if name != COHORT and (not at or addressee == client_id):
+            base = base if at else name
+            kind: Any = type(record)
+            own[base] = kind({**own.get(base, {}), **record})
     return RecordDict(own)

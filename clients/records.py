@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from flwr_privacy.arrays import decode_npy
 
-__all__ = ["RecordArrays", "to_record"]
+__all__ = ["RecordArrays", "first_array_record", "to_record"]
 
 
 class RecordArrays(Mapping[str, NDArray[np.generic]]):
@@ -36,3 +36,10 @@ def to_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     if isinstance(arrays, RecordArrays):
         return arrays.record
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def first_array_record(content: RecordDict) -> ArrayRecord:
+    """Return the arrays of a message, whatever their record is called; none is an empty record."""
+    # Not through `content.array_records`, whose cyclic garbage would keep the arrays alive.
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return next(records, ArrayRecord())

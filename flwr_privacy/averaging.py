@@ -1,10 +1,12 @@
 """The weighted mean as an accumulator: fold replies in as they come, merge, finish.
 
 An accumulator holds one sum however many replies went into it, so the memory of a server does not
-grow with the number of clients, and a node that plays many clients can answer with one.
+grow with the number of clients, and a node that plays many clients can answer with one. What is
+folded cannot be taken out again, so everything is checked first.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,12 @@ __all__ = ["Metrics", "ReplyRefusedError", "WeightedMean"]
 Metrics = Mapping[str, Any]
 """Numbers, or lists of numbers, by name."""
 
+LARGEST_WEIGHT = 2.0**53
+"""Weights lie between the inverse of this and this, or are 0."""
+
+_LARGEST_VALUE = 2.0**900  # times weights and clients this stays below float64's 2**1024
 _BLOCK = 1 << 14  # elements: the scratch block stays in the fastest cache
+_SCALAR = -1  # length of a metric that is a number and no list
 
 
 class ReplyRefusedError(FlwrPrivacyError):
@@ -51,12 +58,11 @@ class WeightedMean:
     """
 
     def __init__(self, template: Arrays) -> None:
-        self._template = {
+        self.template = {
             name: (np.shape(array), np.asarray(array).dtype) for name, array in template.items()
         }
         self._sums: dict[str, NDArray[np.float64]] = {}
-        self._metric_sums: dict[str, NDArray[np.float64]] = {}
-        self._metric_weights: dict[str, float] = {}
+        self._metrics: dict[str, tuple[NDArray[np.float64], float]] = {}  # sum, weight
         self.weight = 0.0
         self.clients: set[str] = set()
 
@@ -70,11 +76,12 @@ class WeightedMean:
         client_id : str
             Whose reply it is.
         arrays : Mapping of str to ndarray
-            As the template.
+            As the template; other dtypes are taken if the template's can hold the values.
         weight : float
-            Its weight, finite and not negative.
+            Its weight: 0, or from ``1 / LARGEST_WEIGHT`` to ``LARGEST_WEIGHT``.
         metrics : Mapping, optional
-            Numbers or lists of numbers; values that are not finite are left out of their mean.
+            Numbers or lists of numbers. A value that is not finite, or a list of another length
+            than before, is left out of that metric's mean.
 
         Raises
         ------
@@ -84,15 +91,13 @@ class WeightedMean:
         """
         if client_id in self.clients:
             raise ReplyRefusedError("duplicate", f"client {client_id} is already in the mean")
-        self._check(arrays, weight)
-        for name, array in arrays.items():
+        self._check_weight(weight)
+        for name, array in self._fitting(arrays).items():
             self._add(name, array, weight)
         self.weight += weight
         self.clients.add(client_id)
         for key, value in (metrics or {}).items():
-            numbers = np.asarray(value, dtype=np.float64)
-            if np.isfinite(numbers).all():
-                self._add_metric(key, numbers * weight, weight)
+            self._add_metric(key, np.asarray(value, dtype=np.float64) * weight, weight)
 
     def merge(self, other: "WeightedMean") -> None:
         """Add everything that another accumulator holds.
@@ -100,9 +105,9 @@ class WeightedMean:
         Raises
         ------
         ReplyRefusedError
-            If a client is in both, or the templates differ.
+            If a client is in both, or the templates differ. The accumulator is then unchanged.
         """
-        if self._template != other._template:
+        if self.template != other.template:
             raise ReplyRefusedError("shape", "the two means have different templates")
         if common := self.clients & other.clients:
             raise ReplyRefusedError("duplicate", f"clients {sorted(common)} are in both means")
@@ -110,8 +115,8 @@ class WeightedMean:
             self._add(name, array, 1.0)
         self.weight += other.weight
         self.clients |= other.clients
-        for key, numbers in other._metric_sums.items():
-            self._add_metric(key, numbers, other._metric_weights[key])
+        for key, (numbers, weight) in other._metrics.items():
+            self._add_metric(key, numbers, weight)
 
     def finish(self) -> dict[str, NDArray[np.generic]]:
         """Return the mean, with the template's dtypes.
@@ -124,7 +129,7 @@ class WeightedMean:
         if self.weight == 0:
             raise ZeroDivisionError("the weights of all replies are zero")
         mean: dict[str, NDArray[np.generic]] = {}
-        for name, (shape, dtype) in self._template.items():
+        for name, (shape, dtype) in self.template.items():
             exact = self._sums[name] / self.weight
             if not np.issubdtype(dtype, np.inexact):
                 exact = np.rint(exact)
@@ -134,67 +139,66 @@ class WeightedMean:
     def metrics(self) -> dict[str, Any]:
         """Return the weighted mean of each metric over the replies that had it."""
         return {
-            key: (numbers / self._metric_weights[key]).tolist()
-            for key, numbers in self._metric_sums.items()
-            if self._metric_weights[key] > 0
+            key: (numbers / weight).tolist()
+            for key, (numbers, weight) in self._metrics.items()
+            if weight > 0
         }
 
     def state(self) -> tuple[dict[str, NDArray[np.float64]], dict[str, Any]]:
         """Return the sums as arrays and the rest as plain values, for a message or a file."""
-        fields: dict[str, Any] = {
+        numbers = [sums for sums, _ in self._metrics.values()]
+        fields = {
             "weight": self.weight,
             "clients": sorted(self.clients),
-            "metric-keys": list(self._metric_sums),
-            "metric-weights": [self._metric_weights[key] for key in self._metric_sums],
+            "metric-keys": list(self._metrics),
+            "metric-weights": [weight for _, weight in self._metrics.values()],
+            "metric-lengths": [len(sums) if sums.ndim else _SCALAR for sums in numbers],
+            "metric-sums": [float(x) for sums in numbers for x in np.atleast_1d(sums)],
         }
-        arrays = dict(self._sums)
-        arrays.update({f"metric/{key}": value for key, value in self._metric_sums.items()})
-        return arrays, fields
+        return dict(self._sums), fields
 
-    @classmethod
-    def from_state(
-        cls, template: Arrays, arrays: Arrays, fields: Mapping[str, Any]
-    ) -> "WeightedMean":
-        """Build an accumulator from what `state` returned.
+    def from_state(self, arrays: Arrays, fields: Mapping[str, Any]) -> "WeightedMean":
+        """Return an accumulator over the same template with what `state` returned.
 
         Raises
         ------
         ReplyRefusedError
-            If names, shapes or values are not those of a mean over this template.
+            If it is not the state of a mean over this template; it may come from an adversary.
         """
-        mean = cls(template)
-        clients: Iterable[str] = fields["clients"]
-        mean.clients = set(clients)
-        sums = {name: array for name, array in arrays.items() if name in mean._template}
+        mean = WeightedMean({})
+        mean.template = self.template
+        entries = _StateFields.read(fields)
+        mean.clients = set(entries.clients)
+        if not mean.clients and (arrays or entries.weight):
+            raise ReplyRefusedError("malformed", "a sum over no clients")
         if mean.clients:
-            mean._check(sums, float(fields["weight"]), dtype=np.dtype(np.float64))
-        for name, array in sums.items():
-            mean._add(name, array, 1.0)
-        mean.weight = float(fields["weight"])
-        for key, weight in zip(fields["metric-keys"], fields["metric-weights"], strict=True):
-            mean._add_metric(key, np.asarray(arrays[f"metric/{key}"], np.float64), float(weight))
+            largest = LARGEST_WEIGHT * len(mean.clients)
+            if not 0 <= entries.weight <= largest:
+                raise ReplyRefusedError(
+                    "weight", f"{entries.weight} of {len(mean.clients)} clients"
+                )
+            for name, array in mean._fitting(arrays, dtype=np.dtype(np.float64)).items():
+                mean._add(name, array, 1.0)
+        mean.weight = entries.weight
+        for key, sums, weight in entries.metrics:
+            mean._add_metric(key, sums, weight)
         return mean
 
-    def _check(
-        self, arrays: Arrays, weight: float, dtype: np.dtype[np.generic] | None = None
-    ) -> None:
-        if not np.isfinite(weight) or weight < 0:
-            raise ReplyRefusedError("weight", f"{weight} is not a finite number of at least 0")
-        if set(arrays) != set(self._template):
-            unexpected = sorted(set(arrays) ^ set(self._template))
+    def _check_weight(self, weight: float) -> None:
+        if weight != 0 and not 1 / LARGEST_WEIGHT <= weight <= LARGEST_WEIGHT:
+            raise ReplyRefusedError("weight", f"{weight} is neither 0 nor between 2**-53 and 2**53")
+
+    def _fitting(
+        self, arrays: Arrays, dtype: np.dtype[np.generic] | None = None
+    ) -> dict[str, NDArray[np.generic]]:
+        """Return the arrays in the template's dtypes (or `dtype`), or refuse them."""
+        if set(arrays) != set(self.template):
+            unexpected = sorted(set(arrays) ^ set(self.template))
             raise ReplyRefusedError("names", f"arrays {unexpected} are missing or not known")
-        for name, array in arrays.items():
-            shape, template_dtype = self._template[name]
-            if array.shape != shape:
-                raise ReplyRefusedError(
-                    "shape", f"array '{name}' has shape {array.shape}, not {shape}"
-                )
-            if not np.can_cast(array.dtype, dtype or template_dtype, "same_kind"):
-                raise ReplyRefusedError(
-                    "dtype", f"array '{name}' is {array.dtype}, not {dtype or template_dtype}"
-                )
-            if not is_finite(array):
-                raise ReplyRefusedError("not finite", f"array '{name}' has NaN or infinity")
+        return {
+            name: _fitted(name, array, self.template[name][0], dtype or self.template[name][1])
+            for name, array in arrays.items()
+        }
 
     def _add(self, name: str, array: NDArray[np.generic], weight: float) -> None:
         if name not in self._sums:
@@ -209,10 +213,75 @@ class WeightedMean:
             total[start : start + _BLOCK] += product
 
     def _add_metric(self, key: str, numbers: NDArray[np.float64], weight: float) -> None:
-        if key not in self._metric_sums:
-            self._metric_sums[key] = np.zeros_like(numbers)
-            self._metric_weights[key] = 0.0
-        elif self._metric_sums[key].shape != numbers.shape:
-            raise ReplyRefusedError("metrics", f"'{key}' has another length than before")
-        self._metric_sums[key] = self._metric_sums[key] + numbers
-        self._metric_weights[key] += weight
+        sums, weights = self._metrics.get(key, (np.zeros_like(numbers), 0.0))
+        if np.isfinite(numbers).all() and sums.shape == numbers.shape:
+            self._metrics[key] = (sums + numbers, weights + weight)
+
+
+class _StateFields:
+    """The plain part of a state, with the types it must have."""
+
+    def __init__(
+        self,
+        weight: float,
+        clients: list[str],
+        metrics: list[tuple[str, NDArray[np.float64], float]],
+    ) -> None:
+        self.weight = weight
+        self.clients = clients
+        self.metrics = metrics
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> "_StateFields":
+        weight = fields.get("weight")
+        if not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ReplyRefusedError("malformed", "the entry 'weight' is no finite number")
+        clients = _list_of(fields, "clients", str)
+        keys = _list_of(fields, "metric-keys", str)
+        weights = _list_of(fields, "metric-weights", float)
+        lengths = _list_of(fields, "metric-lengths", int)
+        numbers = _list_of(fields, "metric-sums", float)
+        sizes = [1 if length == _SCALAR else length for length in lengths]
+        if not (
+            len(keys) == len(weights) == len(lengths)
+            and min(sizes, default=0) >= 0
+            and sum(sizes) == len(numbers)
+            and all(0 <= w < math.inf for w in weights)
+        ):
+            raise ReplyRefusedError("malformed", "metric entries that do not fit each other")
+        metrics = []
+        ends = np.cumsum(sizes, dtype=np.int64)
+        for key, metric_weight, length, size, end in zip(
+            keys, weights, lengths, sizes, ends, strict=True
+        ):
+            part = np.array(numbers[end - size : end], np.float64)
+            metrics.append((key, part[0] if length == _SCALAR else part, metric_weight))
+        return cls(float(weight), clients, metrics)
+
+
+def _list_of(fields: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    values = fields.get(key, [])
+    if not isinstance(values, list) or not all(type(value) is kind for value in values):
+        raise ReplyRefusedError("malformed", f"the entry '{key}' is no list of {kind.__name__}")
+    return values
+
+
+def _fitted(
+    name: str, array: NDArray[np.generic], shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> NDArray[np.generic]:
+    if array.shape != shape:
+        raise ReplyRefusedError("shape", f"array '{name}' has shape {array.shape}, not {shape}")
+    if array.dtype != dtype:
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise ReplyRefusedError("dtype", f"array '{name}' is {array.dtype}, not {dtype}")
+        with np.errstate(over="ignore"):
+            cast = array.astype(dtype)
+        if not np.issubdtype(dtype, np.inexact) and not np.array_equal(cast, array):
+            raise ReplyRefusedError("range", f"array '{name}' has values beyond {dtype}")
+        array = cast
+    if not is_finite(array):
+        raise ReplyRefusedError("not finite", f"array '{name}' has NaN or infinity")
+    wide = array.dtype.itemsize > 4 and np.issubdtype(dtype, np.inexact) and array.size > 0
+    if wide and np.abs(array).max() > _LARGEST_VALUE:
+        raise ReplyRefusedError("range", f"array '{name}' has values beyond 2**900")
+    return array

@@ -64,7 +64,7 @@ def client_id_from(node_config: Mapping[str, Any]) -> str:
             return check_client_id(str(node_config[key]))
     raise InvalidParameterError(
         "node-config",
-        dict(node_config),
+        sorted(node_config),  # the keys only: an error goes to the server, a configuration never
         f"the key '{CLIENT_ID_KEY}' or '{PARTITION_ID_KEY}' "
         "(flower-supernode --node-config 'client-id=\"...\"')",
     )

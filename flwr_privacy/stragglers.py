@@ -64,7 +64,7 @@ class StragglerModel:
         check_number("stragglers.slowdown", self.slowdown, minimum=1)
 
     def finish_time(
-        self, *, seed: int | str, server_round: int, client_id: str, phase: str
+        self, *, seed: int | str, server_round: int, client_id: str, phase: str, request: int = 0
     ) -> float:
         """Return the virtual seconds from the question to the answer of one client.
 
@@ -78,10 +78,12 @@ class StragglerModel:
             The client.
         phase : str
             Phase within the round.
+        request : int, default 0
+            Number of the question within the round.
         """
         when = 0 if self.persistent else server_round
         slow = stream(seed, "straggler", client_id, when).random() < self.slow_fraction
-        draws = stream(seed, "finish-time", client_id, server_round, phase)
+        draws = stream(seed, "finish-time", client_id, server_round, phase, request)
         variation = 1.0
         if self.kind == "exponential":
             variation += self.spread * float(draws.standard_exponential())
@@ -96,6 +98,7 @@ class StragglerModel:
         seed: int | str,
         server_round: int,
         phase: str,
+        request: int = 0,
         quorum: int | None = None,
         deadline: float | None = None,
     ) -> tuple[set[str], float]:
@@ -105,7 +108,7 @@ class StragglerModel:
         ----------
         clients : collection of str
             The clients asked, at least one.
-        seed, server_round, phase
+        seed, server_round, phase, request
             As in `finish_time`.
         quorum : int, optional
             The exchange ends with the answer of the `quorum`-th fastest client.
@@ -127,7 +130,11 @@ class StragglerModel:
         """
         times = {
             client: self.finish_time(
-                seed=seed, server_round=server_round, client_id=client, phase=phase
+                seed=seed,
+                server_round=server_round,
+                client_id=client,
+                phase=phase,
+                request=request,
             )
             for client in clients
         }

@@ -1,25 +1,42 @@
-"""What travels beside the arrays: the record ``flwr-privacy`` of every message, both ways.
+"""What travels beside the arrays: the records ``flwr-privacy`` and ``flwr-privacy.cohort``.
 
-The record is a flat mapping of names to numbers, strings, bytes or lists of one of them (Flower's
-ConfigRecord). The names of `Header` are reserved; all others are the scheme's own.
+A record is a flat mapping of names to numbers, strings, bytes or lists of one of them (Flower's
+ConfigRecord). Empty strings and lists are left out: some of Flower's own tools fail on them.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import ProtocolError
 
-__all__ = ["HELLO", "METRICS", "RECORD", "VERSION", "Fields", "Header", "payload_bytes"]
+__all__ = [
+    "COHORT",
+    "EVALUATE",
+    "HELLO",
+    "METRICS",
+    "RECORD",
+    "TRAIN",
+    "VERSION",
+    "Cohort",
+    "CohortAnswer",
+    "Fields",
+    "Header",
+    "payload_bytes",
+]
 
 RECORD = "flwr-privacy"
 """Name of the record in a message."""
 
+COHORT = "flwr-privacy.cohort"
+"""Name of the record in a message to or from a node that plays several clients."""
+
 VERSION = 1
 """Version of the protocol that this library speaks."""
 
-HELLO = "hello"
-"""Phase in which a node tells who it is."""
+HELLO, TRAIN, EVALUATE = "hello", "train", "evaluate"
+"""Phases that every scheme has: telling who one is, training, evaluation."""
 
 METRICS = "metrics"
 """Key under which a client half hands its metrics to the message's MetricRecord."""
@@ -27,14 +44,8 @@ METRICS = "metrics"
 Fields = dict[str, Any]
 """The scheme's own values in a message."""
 
-_KEYS: dict[str, type] = {
-    "scheme": str,
-    "version": int,
-    "experiment-id": str,
-    "phase": str,
-    "round": int,
-    "client-id": str,
-}
+SUM, EACH = "sum", "each"
+"""How a node answers for its clients: one accumulator, or every reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +62,9 @@ class Header:
         Step within the round, e.g. ``hello`` or ``train``.
     server_round : int
         Round, from 1; 0 before the first.
+    request : int, default 0
+        Number of the question within the round. Experiment, round and request together name a
+        question, also when a resumed round asks it again.
     client_id : str, default ""
         In a reply, who answers. Empty in a question.
     version : int
@@ -59,7 +73,7 @@ class Header:
     Examples
     --------
     >>> header = Header(scheme="fedavg", experiment_id="e", phase="train", server_round=1)
-    >>> read, own = Header.read({**header.write(), "bits": 4})
+    >>> read, own = Header.read(header.write({"bits": 4}))
     >>> read == header, own
     (True, {'bits': 4})
     """
@@ -68,19 +82,31 @@ class Header:
     experiment_id: str
     phase: str
     server_round: int
+    request: int = 0
     client_id: str = ""
     version: int = VERSION
 
-    def write(self) -> Fields:
-        """Return the header as the reserved entries of a record."""
-        return {
+    def write(self, own: Mapping[str, Any] | None = None) -> Fields:
+        """Return the record of a message: the header and the scheme's own fields.
+
+        Raises
+        ------
+        ProtocolError
+            If one of the scheme's fields has a name of the header.
+        """
+        record: Fields = {
             "scheme": self.scheme,
             "version": self.version,
             "experiment-id": self.experiment_id,
             "phase": self.phase,
             "round": self.server_round,
-            "client-id": self.client_id,
+            "request": self.request,
         }
+        if self.client_id:
+            record["client-id"] = self.client_id
+        if reserved := sorted(set(own or {}) & set(_HEADER)):
+            raise ProtocolError(f"the names {reserved} are the header's: name the fields otherwise")
+        return {**record, **_without_empty(own or {})}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> tuple["Header", Fields]:
@@ -89,26 +115,25 @@ class Header:
         Raises
         ------
         ProtocolError
-            If a reserved entry is missing or has another type.
+            If an entry of the header is missing or has another type.
         """
-        for key, kind in _KEYS.items():
-            if type(record.get(key)) is not kind:
-                raise ProtocolError(
-                    f"{RECORD}: the entry '{key}' is {record.get(key)!r}, not of type "
-                    f"{kind.__name__}"
-                )
+        entries = {key: record.get(key) for key in _HEADER}
+        entries["client-id"] = record.get("client-id", "")
+        for key, kind in _HEADER.items():
+            _check_type(RECORD, key, entries[key], kind)
         header = cls(
             scheme=record["scheme"],
             version=record["version"],
             experiment_id=record["experiment-id"],
             phase=record["phase"],
             server_round=record["round"],
-            client_id=record["client-id"],
+            request=record["request"],
+            client_id=str(entries["client-id"]),
         )
-        return header, {key: value for key, value in record.items() if key not in _KEYS}
+        return header, {key: value for key, value in record.items() if key not in _HEADER}
 
     def check(self, *, scheme: str, phases: Iterable[str]) -> None:
-        """Check that this message is for a given scheme and one of its phases.
+        """Check that this message is for a given scheme and one of some phases.
 
         Raises
         ------
@@ -120,13 +145,149 @@ class Header:
                 f"protocol version {self.version}: this end speaks version {VERSION}"
             )
         if self.scheme != scheme:
-            raise ProtocolError(f"scheme '{self.scheme}': this end speaks '{scheme}'")
-        known = sorted({HELLO, *phases})
+            raise ProtocolError(f"scheme {self.scheme[:64]!r}: this end speaks {scheme!r}")
+        known = sorted(phases)
         if self.phase not in known:
             raise ProtocolError(
-                f"phase '{self.phase}' is not known: scheme '{scheme}' has "
-                + ", ".join(f"'{phase}'" for phase in known)
+                f"phase {self.phase[:64]!r} is not known: for this type of message the scheme "
+                f"{scheme!r} has " + ", ".join(map(repr, known))
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """The question to a node that plays several clients.
+
+    Parameters
+    ----------
+    clients : list of str
+        Identities to play: numbers from 0, as the partitions.
+    late : list of str
+        Those whose answer is computed but comes too late to be used.
+    size : int
+        Number of clients of the federation.
+    reply : {"sum", "each"}
+        Whether to answer with one accumulator or with every reply.
+    weighted_by : str
+        Name of the metric that is a reply's weight.
+    """
+
+    clients: list[str]
+    late: list[str]
+    size: int
+    reply: str
+    weighted_by: str
+
+    def write(self) -> Fields:
+        """Return the record."""
+        return _without_empty(
+            {
+                "clients": self.clients,
+                "late": self.late,
+                "size": self.size,
+                "reply": self.reply,
+                "weighted-by": self.weighted_by,
+            }
+        )
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "Cohort":
+        """Read the record.
+
+        Raises
+        ------
+        ProtocolError
+            If an entry is missing or ill-typed, or the clients are not distinct numbers below
+            `size` in their one decimal form: a second name for a client would be a second client.
+        """
+        for key, kind in (("size", int), ("reply", str), ("weighted-by", str)):
+            _check_type(COHORT, key, record.get(key), kind)
+        clients, late = _strings(record, "clients"), _strings(record, "late")
+        size = record["size"]
+        distinct = len(set(clients)) == len(clients) > 0
+        if not distinct or not all(_is_number_below(client, size) for client in clients):
+            raise ProtocolError(
+                f"{COHORT}: the clients are not distinct numbers from 0 to {size - 1}"
+            )
+        if record["reply"] not in (SUM, EACH) or not set(late) <= set(clients):
+            raise ProtocolError(f"{COHORT}: unknown 'reply', or somebody late who is not asked")
+        return cls(
+            clients=clients,
+            late=late,
+            size=size,
+            reply=record["reply"],
+            weighted_by=record["weighted-by"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortAnswer:
+    """What became of the clients of a cohort.
+
+    Parameters
+    ----------
+    answered, late : list of str
+        Clients whose reply is in the answer, and those who were too late.
+    refused : list of (str, str, str)
+        Client, reason and detail of each reply that is not used.
+    bytes_up : int
+        Payload of the clients' replies.
+    """
+
+    answered: list[str]
+    late: list[str]
+    refused: list[tuple[str, str, str]]
+    bytes_up: int
+
+    def write(self) -> Fields:
+        """Return the record."""
+        return _without_empty(
+            {
+                "answered": self.answered,
+                "late": self.late,
+                "refused-clients": [client for client, _, _ in self.refused],
+                "refused-reasons": [reason for _, reason, _ in self.refused],
+                "refused-details": [detail for _, _, detail in self.refused],
+                "bytes-up": self.bytes_up,
+            }
+        )
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any], *, asked: Iterable[str]) -> "CohortAnswer":
+        """Read the record.
+
+        Raises
+        ------
+        ProtocolError
+            If an entry is missing or ill-typed, or the answer does not account for every client
+            that was asked, once.
+        """
+        _check_type(COHORT, "bytes-up", record.get("bytes-up"), int)
+        answered, late = _strings(record, "answered"), _strings(record, "late")
+        columns = [
+            _strings(record, f"refused-{name}") for name in ("clients", "reasons", "details")
+        ]
+        if len({len(column) for column in columns}) != 1 or record["bytes-up"] < 0:
+            raise ProtocolError(f"{COHORT}: entries that do not fit each other")
+        if sorted([*answered, *late, *columns[0]]) != sorted(asked):
+            raise ProtocolError(f"{COHORT}: the answer is not about the clients that were asked")
+        return cls(
+            answered=answered,
+            late=late,
+            refused=list(zip(*columns, strict=True)),
+            bytes_up=record["bytes-up"],
+        )
+
+
+_HEADER: dict[str, type] = {
+    "scheme": str,
+    "version": int,
+    "experiment-id": str,
+    "phase": str,
+    "round": int,
+    "request": int,
+    "client-id": str,
+}
 
 
 def payload_bytes(content: Mapping[str, Any]) -> int:
@@ -147,8 +308,30 @@ def payload_bytes(content: Mapping[str, Any]) -> int:
     total = 0
     for record in content.values():
         values = list(record.values())
-        if values and hasattr(values[0], "data"):
+        if values and hasattr(values[0], "stype"):
             total += sum(len(array.data) for array in values)
         else:
             total += len(record.deflate())
     return total
+
+
+def _check_type(record: str, key: str, value: Any, kind: type) -> None:
+    if type(value) is not kind:
+        raise ProtocolError(
+            f"{record}: the entry '{key}' is {repr(value)[:64]}, not of type {kind.__name__}"
+        )
+
+
+def _is_number_below(text: str, size: int) -> bool:
+    return re.fullmatch(r"0|[1-9][0-9]{0,8}", text) is not None and int(text) < size
+
+
+def _strings(record: Mapping[str, Any], key: str) -> list[str]:
+    values = record.get(key, [])
+    if not isinstance(values, list) or not all(type(value) is str for value in values):
+        raise ProtocolError(f"{COHORT}: the entry '{key}' is no list of str")
+    return values
+
+
+def _without_empty(fields: Mapping[str, Any]) -> Fields:
+    return {key: value for key, value in fields.items() if value not in ("", [])}

@@ -21,6 +21,7 @@ from typing import Any
 
 import tomli_w
 
+from flwr_privacy.clients.node import COHORTS_VARIABLE
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.keeper import Keeper, Process, ray_command
 
@@ -228,6 +229,7 @@ def _environment(flwr_home: Path, ray_address: str) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
+        COHORTS_VARIABLE: "1",  # the nodes of a simulation play the clients they are told
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         "RAY_ADDRESS": ray_address,
         "RAY_USAGE_STATS_ENABLED": "0",

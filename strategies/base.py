@@ -3,43 +3,40 @@
 `SchemeStrategy` takes FedAvg's constructor arguments, keeps the signature of Flower's
 ``Strategy.start`` and returns its ``Result``, so it replaces FedAvg in place. A scheme overrides
 `train_round` if it talks to the nodes several times a round; one that needs a single exchange
-overrides `question`, `fold` or `aggregate_train` and then also works under a user's own ``start``
-that calls only Flower's abstract methods.
+overrides `question`, `accumulator`, `fold` or `aggregate_train` and then also works under a user's
+own ``start`` that calls only Flower's abstract methods.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.errors import ProtocolError, check_integer, check_number
-from flwr_privacy.identity import stream
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.wire import HELLO, RECORD, Fields, Header, payload_bytes
+from flwr_privacy.wire import (
+    EVALUATE,
+    TRAIN,
+    Fields,
+)
 
-from .exchange import exchange
+from .conversation import Assigned, Conversation
 from .experiment import Experiment, SchemeResult, to_record
 from .federation import Federation
 from .history import plain
 from .inner import InnerStrategy
-from .round import ClientReply, PartialSum, Round, arrays_of
+from .round import ClientReply, PartialSum, arrays_of
 
 __all__ = ["SchemeStrategy"]
 
 logger = logging.getLogger("flwr.privacy")
-
-TRAIN, EVALUATE = "train", "evaluate"
-_FOREVER = 3600.0  # Flower's default timeout, where a user's own start gives none
-
-Assigned = Mapping[int, list[str]]
-"""The clients that take part, by the node that plays them."""
 
 
 class SchemeStrategy(FlowerFedAvg):
@@ -139,16 +136,24 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.federation = Federation(
             virtual_clients=clients, min_available_nodes=min_available_nodes
         )
+        self.conversation = Conversation(
+            scheme=self.scheme,
+            experiment=self.experiment,
+            federation=self.federation,
+            stragglers=stragglers,
+            deadline=deadline,
+            weighted_by=weighted_by_key,
+        )
         self.quorum = quorum
-        self.deadline = deadline
-        self.stragglers = stragglers
+        self._only_with_start = {
+            "clients": clients,
+            "quorum": quorum,
+            "stragglers": stragglers,
+            "run_dir": run_dir,
+        }
         self.inner = None if inner is None else InnerStrategy(inner)
         self._metrics_fns = {TRAIN: train_metrics_aggr_fn, EVALUATE: evaluate_metrics_aggr_fn}
-        self._books: dict[str, Round] = {}
-        self._exchanges: list[Round] = []  # since the last line of the history
         self._template: Arrays = {}
-        self._timeout = _FOREVER
-        self._virtual_seconds = 0.0
 
     # -- What a scheme overrides -------------------------------------------------------------
 
@@ -168,18 +173,22 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             Aggregated metrics of the clients.
         """
         messages = self.configure_train(server_round, arrays, config, grid)
-        return self.aggregate_train(server_round, self.exchange(grid, messages, phase=TRAIN))
+        replies = self.conversation.exchange(grid, messages, phase=TRAIN)
+        return self.aggregate_train(server_round, replies)
 
     def question(self, server_round: int) -> Fields:
         """Return the scheme's own fields of the ``train`` question; by default none."""
         return {}
 
-    def accumulator(self, template: Arrays) -> WeightedMean:
-        """Return an empty accumulator over the arrays of the global model."""
-        return WeightedMean(template)
+    def joined(self, grid: Grid, clients: list[str]) -> None:
+        """Do what `setup` did for clients that come later; by default nothing."""
 
-    def fold(self, mean: WeightedMean, reply: ClientReply, template: Arrays) -> None:
-        """Add one client's reply to the accumulator.
+    def accumulator(self, phase: str) -> WeightedMean:
+        """Return an empty accumulator for the replies of a phase."""
+        return WeightedMean(self._template if phase == TRAIN else {})
+
+    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
+        """Add one client's reply to the accumulator of its phase.
 
         Raises
         ------
@@ -190,8 +199,17 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         weight = metrics.pop(self.weighted_by_key, None)
         if not isinstance(weight, int | float):
             raise ReplyRefusedError("weight", f"metric '{self.weighted_by_key}' is {weight!r}")
-        arrays = reply.arrays() if template else {}
+        arrays = reply.arrays() if mean.template else {}
         mean.fold(reply.client_id, arrays, weight=float(weight), metrics=metrics)
+
+    def summed(self, phase: str) -> bool:
+        """Tell whether a node that plays several clients answers with one accumulator.
+
+        By default for training and evaluation, unless somebody wants to see every reply: a metrics
+        function of the user, or a scheme that folds in its own way.
+        """
+        own_fold = type(self).fold is not SchemeStrategy.fold
+        return phase in (TRAIN, EVALUATE) and not own_fold and not self._metrics_fns[phase]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the scheme itself needs to resume; by default nothing."""
@@ -224,18 +242,20 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             If the checkpoint to resume from is damaged or belongs to another experiment.
         """
         check_integer("num_rounds", num_rounds, minimum=1)
-        self._timeout = check_number("timeout", timeout, minimum=1e-9)
+        self.conversation.timeout = check_number("timeout", timeout, minimum=1e-9)
+        self.conversation.recorded = True
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         arrays, first_round, earlier = self._begin(initial_arrays)
         began = time.monotonic() - earlier
         logger.info("%s: %d rounds, experiment %s", self.scheme, num_rounds, self.experiment.id)
-        self.federation.wait(grid, self._timeout)
-        self._meet(grid)
+        self.federation.wait(grid, timeout)
+        self.conversation.meet(grid)
         self.setup(grid)
         for server_round in range(first_round, num_rounds + 1):
             line: dict[str, Any] = {"round": server_round, "rounds": num_rounds}
             if server_round > 0:
+                self._welcome(grid)
                 trained, metrics = self.train_round(grid, server_round, arrays, train_config)
                 arrays = arrays if trained is None else trained
                 line["skipped"] = trained is None
@@ -243,109 +263,35 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 line["evaluate"] = self._evaluate(grid, server_round, arrays, evaluate_config)
             server = evaluate_fn(server_round, arrays) if evaluate_fn else None
             line["server"] = plain(dict(server or {}))
-            line |= self._close_round()
+            line |= self.conversation.counts()
             line["seconds"] = time.monotonic() - began
             self._log(line)
             self.experiment.end_round(
                 line,
                 arrays,
-                virtual_seconds=self._virtual_seconds,
+                virtual_seconds=self.conversation.virtual_seconds,
                 scheme_state=self.state_dict(),
                 inner=self.inner.state_dict() if self.inner else {},
             )
         return self.experiment.result(arrays)
 
-    def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
-        """Send the messages of a phase; yield replies until quorum or deadline."""
-        book = self._books[phase]
-        quorum = self.quorum if self.stragglers is None and phase == TRAIN else None
-        yield from exchange(
-            grid,
-            messages,
-            deadline=self._deadline(),
-            enough=lambda: quorum is not None and book.folded >= quorum,
-        )
-
-    def sample(
-        self, grid: Grid, server_round: int, phase: str, *, fraction: float, minimum: int
-    ) -> Assigned:
-        """Draw the clients of a round; the same in every run with the same seed.
-
-        Raises
-        ------
-        InvalidParameterError
-            If more are to be drawn than there are.
-        """
-        if self.federation.met:
-            self._meet(grid)
-        else:  # a user's own start: the first replies will be the hello
-            self.federation.wait(grid, self._timeout)
-        draws = stream(self.experiment.seed, "sample", phase, server_round)
-        return self.federation.sample(draws, fraction=fraction, minimum=minimum)
-
-    def ask(
-        self,
-        server_round: int,
-        phase: str,
-        content: RecordDict,
-        assigned: Assigned,
-        *,
-        fields: Fields | None = None,
-    ) -> list[Message]:
-        """Return the messages that put one question to some clients, and open its book.
-
-        Parameters
-        ----------
-        server_round : int
-            Round.
-        phase : str
-            Phase of the scheme, or ``evaluate``.
-        content : RecordDict
-            Records of the question; a record ``name@client`` goes to that client alone.
-        assigned : dict
-            Who is asked, as `sample` returned it.
-        fields : dict, optional
-            The scheme's own values.
-        """
-        late, virtual_seconds = self._late(server_round, phase, assigned)
-        header = self._header(phase, server_round)
-        book = self._books[phase] = Round(header, assigned, late, virtual_seconds)
-        self._exchanges.append(book)
-        record = {**header.write(), **(fields or {})}
-        single = RecordDict({**content, RECORD: ConfigRecord(record)})
-        size = payload_bytes(single)
-        message_type = MessageType.EVALUATE if phase == EVALUATE else MessageType.TRAIN
-        messages = []
-        for node, clients in assigned.items():
-            question = single
-            if self.federation.cohorts:
-                cohort = self._cohort_fields(phase, clients, late)
-                question = RecordDict({**content, RECORD: ConfigRecord({**record, **cohort})})
-            book.bytes_down += size * len(clients)
-            book.wire_bytes_down += payload_bytes(question)
-            # The ttl is the deadline, so that no two messages are outstanding for one client.
-            messages.append(Message(question, node, message_type, ttl=self._deadline()))
-        return messages
-
     def collect(
-        self, phase: str, replies: Iterable[Message], template: Arrays
+        self, phase: str, messages: Iterable[Message]
     ) -> tuple[WeightedMean | None, MetricRecord | None]:
         """Fold the replies of a phase as they come; None if none could be used."""
-        book = self._books[phase]
-        mean = self.accumulator(template)
+        book = self.conversation.book(phase)
+        mean = self.accumulator(phase)
         contents: list[RecordDict] = []
         metrics_fn = self._metrics_fns.get(phase)
-        for reply in book.replies(replies):
+        for reply in book.replies(messages):
             try:
                 if isinstance(reply, PartialSum):
-                    sums = arrays_of(reply.record)
-                    mean.merge(type(mean).from_state(template, sums, reply.fields))
-                    book.folded += len(reply.clients)
-                else:
-                    self.fold(mean, reply, template)
-                    book.folded += 1
-                    if metrics_fn is not None:
-                        contents.append(_without_arrays(reply.content))
+                    book.folded += _merge(mean, reply)
+                    continue
+                self.fold(phase, mean, reply)
+                book.folded += 1
+                if metrics_fn is not None:
+                    contents.append(_without_arrays(reply.content))
             except ReplyRefusedError as error:
                 book.refuse(error.reason, str(error))
         if mean.weight == 0:
@@ -360,6 +306,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Sample clients and return the messages to the nodes that play them."""
+        if not self.conversation.recorded:
+            self._check_own_start()
         self._template = arrays_of(arrays)
         config = ConfigRecord({**config, "server-round": server_round})
         if self.inner is not None:
@@ -368,13 +316,22 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             grid, server_round, TRAIN, self.fraction_train, self.min_train_nodes
         )
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self.ask(server_round, TRAIN, content, assigned, fields=self.question(server_round))
+        fields = self.question(server_round)
+        return self.conversation.ask(
+            server_round,
+            TRAIN,
+            content,
+            assigned,
+            fields=fields,
+            summed=self.summed(TRAIN),
+            quorum=self.quorum,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Fold the replies as they come; return the new global arrays and the mean metrics."""
-        mean, metrics = self.collect(TRAIN, replies, self._template)
+        mean, metrics = self.collect(TRAIN, replies)
         if mean is None or metrics is None:
             return None, None
         arrays = to_record(mean.finish())
@@ -397,13 +354,15 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             grid, server_round, EVALUATE, self.fraction_evaluate, self.min_evaluate_nodes
         )
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self.ask(server_round, EVALUATE, content, assigned)
+        return self.conversation.ask(
+            server_round, EVALUATE, content, assigned, summed=self.summed(EVALUATE)
+        )
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the mean metrics of the clients' evaluations."""
-        return self.collect(EVALUATE, replies, {})[1]
+        return self.collect(EVALUATE, replies)[1]
 
     # -- Parts of the loop -------------------------------------------------------------------
 
@@ -412,23 +371,33 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         state = self.experiment.begin(initial_arrays)
         if state is None:
             return initial_arrays, 0, 0.0
-        self._virtual_seconds = float(state["virtual_seconds"])
+        self.conversation.virtual_seconds = float(state["virtual_seconds"])
         self.load_state_dict(state["scheme_state"])
         if self.inner is not None:
             self.inner.load_state_dict(state["inner"])
         earlier = float(state["history"][-1]["seconds"])
         return to_record(state["arrays"]), int(state["round"]) + 1, earlier
 
-    def _meet(self, grid: Grid) -> None:
-        books = self.federation.meet(grid, self._header(HELLO, 0), self._timeout)
-        self._exchanges.extend(books)
+    def _welcome(self, grid: Grid) -> None:
+        if joined := self.conversation.meet(grid):
+            logger.info("joined: %s", joined)
+            self.joined(grid, joined)
+
+    def _check_own_start(self) -> None:
+        """Refuse under a user's own start what only this class's start can do."""
+        if given := [name for name, value in self._only_with_start.items() if value is not None]:
+            raise ProtocolError(
+                f"{', '.join(given)}: works only where this strategy's own start runs the rounds"
+            )
 
     def _participants(
         self, grid: Grid, server_round: int, phase: str, fraction: float, minimum: int
     ) -> Assigned:
         if fraction == 0:
             return {}
-        return self.sample(grid, server_round, phase, fraction=fraction, minimum=minimum)
+        return self.conversation.sample(
+            grid, server_round, phase, fraction=fraction, minimum=minimum
+        )
 
     def _evaluate(
         self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
@@ -436,67 +405,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if self.fraction_evaluate == 0:
             return {}
         messages = self.configure_evaluate(server_round, arrays, config, grid)
-        replies = self.exchange(grid, messages, phase=EVALUATE)
+        replies = self.conversation.exchange(grid, messages, phase=EVALUATE)
         return plain(dict(self.aggregate_evaluate(server_round, replies) or {}))
-
-    def _close_round(self) -> dict[str, Any]:
-        """Return the counts of the round: of its last training exchange, bytes of all."""
-        counts = self._books[TRAIN].counts() if TRAIN in self._books else {}
-        for book in self._exchanges:
-            self._virtual_seconds += book.virtual_seconds
-        sizes = {
-            key: sum(getattr(book, key) for book in self._exchanges)
-            for key in ("bytes_down", "bytes_up", "wire_bytes_down", "wire_bytes_up")
-        }
-        exchanges = len({book.header.phase for book in self._exchanges})
-        self._exchanges = []
-        return {
-            **counts,
-            **sizes,
-            "exchanges": exchanges,
-            "virtual_seconds": self._virtual_seconds,
-        }
-
-    def _late(self, server_round: int, phase: str, assigned: Assigned) -> tuple[set[str], float]:
-        """Return who is late and how long the exchange takes on the virtual clock."""
-        clients = [client for clients in assigned.values() for client in clients]
-        if self.stragglers is None or not clients:
-            return set(), 0.0
-        if "" in clients:
-            raise ProtocolError(
-                "simulated stragglers need to know who sits where: let this strategy's own start "
-                "run the rounds"
-            )
-        return self.stragglers.race(
-            clients,
-            seed=self.experiment.seed,
-            server_round=server_round,
-            phase=phase,
-            quorum=self.quorum if phase == TRAIN else None,
-            deadline=self.deadline,
-        )
-
-    def _cohort_fields(self, phase: str, clients: list[str], late: set[str]) -> Fields:
-        return {
-            "clients": clients,
-            "late": [client for client in clients if client in late],
-            "num-clients": self.federation.virtual_clients or 0,
-            "reply": "sum" if self._metrics_fns.get(phase) is None else "each",
-            "weighted-by": self.weighted_by_key,
-        }
-
-    def _header(self, phase: str, server_round: int) -> Header:
-        return Header(
-            scheme=self.scheme,
-            experiment_id=self.experiment.id,
-            phase=phase,
-            server_round=server_round,
-        )
-
-    def _deadline(self) -> float:
-        if self.deadline is None or self.stragglers is not None:
-            return self._timeout
-        return self.deadline
 
     def _log(self, line: dict[str, Any]) -> None:
         if line.get("skipped"):
@@ -513,3 +423,12 @@ def _without_arrays(content: RecordDict) -> RecordDict:
     return RecordDict(
         {name: value for name, value in content.items() if not isinstance(value, ArrayRecord)}
     )
+
+
+def _merge(mean: WeightedMean, reply: PartialSum) -> int:
+    """Add a node's sum to a mean; return how many clients are in it."""
+    other = mean.from_state(reply.arrays, reply.fields)
+    if other.clients != set(reply.clients):
+        raise ReplyRefusedError("malformed", "the sum is over other clients than the answer")
+    mean.merge(other)
+    return len(reply.clients)

@@ -1,7 +1,7 @@
 """Checkpoints: a state in one file that is whole or refused.
 
-The state is a nested dict of numbers, strings, lists and arrays. The file is an npz archive behind
-a SHA-256 of its bytes; it is written beside the old one and put in its place in one step.
+The state is a nested dict of numbers, strings, bytes, lists and arrays. The file is an npz archive
+behind a SHA-256 of its bytes; it is written beside the old one and put in its place in one step.
 """
 
 import hashlib
@@ -19,11 +19,19 @@ __all__ = ["load", "save"]
 
 _MAGIC = b"flwr-privacy checkpoint 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
-_ARRAY, _DOCUMENT = "__array__", "document"
+_ARRAY, _BYTES, _DOCUMENT = "__array__", "__bytes__", "document"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a state; a crash at any moment leaves the old file or the new one."""
+    """Write a state; a crash at any moment leaves the old file or the new one.
+
+    Tuples come back as lists.
+
+    Raises
+    ------
+    TypeError
+        If the state holds something else than the above.
+    """
     arrays: dict[str, Any] = {}
     document = json.dumps(_take_arrays(state, arrays))
     buffer = io.BytesIO()
@@ -69,7 +77,11 @@ def _take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
         return {_ARRAY: name}
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, bytes):
+        return {_BYTES: value.hex()}
     if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"keys of a state are strings, not {sorted(map(repr, value))}")
         return {key: _take_arrays(item, arrays) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_take_arrays(item, arrays) for item in value]
@@ -80,6 +92,8 @@ def _put_arrays(value: Any, arrays: dict[str, Any]) -> Any:
     if isinstance(value, dict):
         if set(value) == {_ARRAY}:
             return arrays[value[_ARRAY]]
+        if set(value) == {_BYTES}:
+            return bytes.fromhex(value[_BYTES])
         return {key: _put_arrays(item, arrays) for key, item in value.items()}
     if isinstance(value, list):
         return [_put_arrays(item, arrays) for item in value]

@@ -1,7 +1,8 @@
 """One exchange with the nodes: push, pull replies as they arrive, stop early if told so."""
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -14,10 +15,12 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25  # seconds
 
 def exchange(
     grid: Grid,
-    messages: Iterable[Message],
+    messages: Sequence[Message],
     *,
     deadline: float,
+    idle: float = math.inf,
     enough: Callable[[], bool] = lambda: False,
+    left_open: dict[str, int] | None = None,
 ) -> Iterator[Message]:
     """Send messages and hand on each reply as soon as it is there.
 
@@ -25,38 +28,53 @@ def exchange(
     ----------
     grid : Grid
         Flower's grid.
-    messages : iterable of Message
+    messages : sequence of Message
         The questions.
     deadline : float
         Seconds after which the missing replies are given up.
+    idle : float, optional
+        Seconds without a further reply, once there was one, after which they are given up.
     enough : callable, optional
         Asked after every reply: whether the rest is not needed any more.
+    left_open : dict, optional
+        Takes the ids of the questions without a reply, with their nodes.
 
     Yields
     ------
     Message
         Replies in order of arrival, errors included.
     """
-    end = time.monotonic() + deadline
+    began = last = time.monotonic()
     # A list: the deployed grid's push_messages fails on a generator.
-    ids = [message_id for message_id in grid.push_messages(list(messages)) if message_id]
-    pending = dict.fromkeys(ids)
+    ids = grid.push_messages(list(messages))
+    pending = {
+        message_id: message.metadata.dst_node_id
+        for message_id, message in zip(ids, messages, strict=True)
+        if message_id
+    }
+    asked = len(pending)
     pause = _SHORTEST_PAUSE
-    while pending and not enough():
-        arrived = False
-        waiting = list(pending)
-        for start in range(0, len(waiting), _FEW):
-            some = waiting[start : start + _FEW]
-            for reply in grid.pull_messages(some):
+    try:
+        while pending and not enough():
+            before = len(pending)
+            for reply in _arrived(grid, list(pending)):
                 pending.pop(reply.metadata.reply_to_message_id, None)
-                arrived = True
                 yield reply
                 if enough():
                     return
-        if time.monotonic() > end:
-            return
-        if arrived:
-            pause = _SHORTEST_PAUSE
-        else:
-            time.sleep(min(pause, max(0.0, end - time.monotonic())))
+            now = time.monotonic()
+            if len(pending) < before:
+                last, pause = now, _SHORTEST_PAUSE
+                continue
+            if now - began > deadline or (before < asked and now - last > idle):
+                return
+            time.sleep(min(pause, max(0.0, began + deadline - now)))
             pause = min(2 * pause, _LONGEST_PAUSE)
+    finally:
+        if left_open is not None:
+            left_open.update(pending)
+
+
+def _arrived(grid: Grid, waiting: list[str]) -> Iterator[Message]:
+    for start in range(0, len(waiting), _FEW):
+        yield from grid.pull_messages(waiting[start : start + _FEW])

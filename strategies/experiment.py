@@ -64,9 +64,9 @@ class Experiment:
         self._scheme = scheme
         self._seed = seed
         self._id = experiment_id
-        self._run_dir = None if run_dir is None else Path(run_dir)
+        self.run_dir = None if run_dir is None else Path(run_dir)
         self._resume = resume
-        metrics = None if self._run_dir is None else self._run_dir / "metrics.jsonl"
+        metrics = None if self.run_dir is None else self.run_dir / "metrics.jsonl"
         self.history = History(metrics, on_round)
 
     @property
@@ -89,10 +89,10 @@ class Experiment:
         CheckpointError
             If the checkpoint is missing, damaged or of another experiment.
         """
-        if not self._resume or self._run_dir is None:
+        if not self._resume or self.run_dir is None:
             self.history.restart([])
             return None
-        path = self._run_dir / "checkpoint.bin"
+        path = self.run_dir / "checkpoint.bin"
         state = checkpoint.load(path)
         self._check_same(path, state, initial_arrays)
         self._id = state["experiment_id"]
@@ -101,7 +101,7 @@ class Experiment:
 
     def end_round(self, line: dict[str, Any], arrays: ArrayRecord, **state: Any) -> None:
         """Write the checkpoint after a round, then its line."""
-        if self._run_dir is not None:
+        if self.run_dir is not None:
             document = {
                 "experiment_id": self.id,
                 "scheme": self._scheme,
@@ -111,7 +111,7 @@ class Experiment:
                 "history": [*self.history.lines, line],
                 **state,
             }
-            checkpoint.save(self._run_dir / "checkpoint.bin", document)
+            checkpoint.save(self.run_dir / "checkpoint.bin", document)
         self.history.add(line)
 
     def result(self, arrays: ArrayRecord) -> SchemeResult:
@@ -124,7 +124,7 @@ class Experiment:
                 ("server", result.evaluate_metrics_serverapp),
             ):
                 if line.get(key):
-                    numbers = {name: v for name, v in line[key].items() if v is not None}
+                    numbers = {name: v for name, v in line[key].items() if _is_whole(v)}
                     metrics[line["round"]] = MetricRecord(numbers)
         return result
 
@@ -143,6 +143,11 @@ class Experiment:
                     f"the checkpoint {path} is of another experiment: its {key} is "
                     f"{theirs[key]!r}, not {value!r}"
                 )
+
+
+def _is_whole(value: Any) -> bool:
+    # What was not finite is null in the history and cannot be in a MetricRecord.
+    return value is not None and not (isinstance(value, list) and None in value)
 
 
 def to_record(arrays: dict[str, Any]) -> ArrayRecord:

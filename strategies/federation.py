@@ -1,22 +1,22 @@
 """Who takes part: the nodes that are connected, the clients they play, and a sample of them.
 
 Every node says once who it is (the hello exchange). From then on clients are known by their own
-identity; Flower's node ids only serve as addresses.
+identity; Flower's node ids only serve as addresses. A conflict of identities ends the run before
+it begins; later a node that comes with a bad hello is only kept out, or any node could end it.
 """
 
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_integer
-from flwr_privacy.identity import check_client_id
-from flwr_privacy.wire import RECORD, Header, payload_bytes
+from flwr_privacy.errors import ProtocolError, check_integer
+from flwr_privacy.wire import RECORD, Fields, Header, payload_bytes
 
 from .exchange import exchange
 from .round import ClientReply, Round
@@ -26,6 +26,8 @@ __all__ = ["Federation"]
 logger = logging.getLogger("flwr.privacy")
 
 _SETTLE = 0.1  # seconds between two looks at the nodes before they are counted
+_SILENCE = 60.0  # seconds without a further hello after which the silent nodes are left out
+_JOINING = 10.0  # seconds for the hello of nodes that come later
 
 
 class Federation:
@@ -37,24 +39,26 @@ class Federation:
         Number of simulated clients, named "0", "1", ... By default every node is one client.
     min_available_nodes : int, default 2
         Number of nodes to wait for.
+
+    Attributes
+    ----------
+    introductions : dict
+        What each node said of itself in its hello beyond its identity, by its client.
     """
 
     def __init__(self, *, virtual_clients: int | None = None, min_available_nodes: int = 2) -> None:
         self.virtual_clients = virtual_clients
+        self.met = False
+        self.cohorts = False
+        self.introductions: dict[str, Fields] = {}
         self._minimum = min_available_nodes
         self._connected: list[int] = []
         self._nodes: dict[str, int] = {}
-        self._workers: set[str] = set()
-
-    @property
-    def met(self) -> bool:
-        """Whether nodes have said who they are."""
-        return bool(self._nodes)
-
-    @property
-    def cohorts(self) -> bool:
-        """Whether nodes play several clients each."""
-        return self.met and (self.virtual_clients or 0) > len(self._nodes)
+        self._seats: dict[str, str] = {}  # virtual client: the worker that plays it
+        self._meetings = 0
+        self._failures: Counter[int] = Counter()  # hellos that failed, by node
+        self._next_try: dict[int, int] = {}
+        self._most = 0
 
     def wait(self, grid: Grid, timeout: float) -> None:
         """Wait until enough nodes are connected and no more come.
@@ -80,70 +84,89 @@ class Federation:
                     f"{timeout:g} s"
                 )
 
-    def meet(self, grid: Grid, header: Header, timeout: float) -> list[Round]:
+    def meet(self, grid: Grid, header: Header, timeout: float) -> tuple[list[Round], list[str]]:
         """Ask the nodes that are new who they are; forget those that left.
 
         Returns
         -------
-        list of Round
+        books : list of Round
             The books of the questions.
+        joined : list of str
+            The clients of the new nodes.
 
         Raises
         ------
         ProtocolError
-            If two connected nodes have one identity, or no node answers.
-        InvalidParameterError
-            If an identity is malformed.
+            At the first meeting: if two nodes have one identity, or no node answers.
         """
         alive = set(grid.get_node_ids())
         self._nodes = {client: node for client, node in self._nodes.items() if node in alive}
-        self._workers &= set(self._nodes)
-        strangers = sorted(alive.difference(self._nodes.values()))
+        strangers = sorted(
+            node
+            for node in alive.difference(self._nodes.values())
+            if self._next_try.get(node, 0) <= self._meetings
+        )
+        self._meetings += 1
         if not strangers:
-            return []
+            return [], []
         question = RecordDict({RECORD: ConfigRecord(header.write())})
-        messages = [Message(question, node, MessageType.TRAIN, ttl=timeout) for node in strangers]
-        # A book for each: the same identity from two nodes is no repeated reply but a conflict.
         size = payload_bytes(question)
+        # A book for each: the same identity from two nodes is no repeated reply but a conflict.
         books = {
             node: Round(header, {node: [""]}, bytes_down=size, wire_bytes_down=size)
             for node in strangers
         }
-        for message in exchange(grid, messages, deadline=timeout):
+        deadline = min(timeout, _JOINING) if self.met else timeout
+        messages = [Message(question, node, MessageType.TRAIN, ttl=deadline) for node in strangers]
+        joined = []
+        for message in exchange(grid, messages, deadline=deadline, idle=_SILENCE):
             node = message.metadata.src_node_id
             for reply in books.get(node, Round(header, {})).replies([message]):
-                if isinstance(reply, ClientReply):
-                    self._admit(node, reply.client_id, reply.fields.get("plays") == "any")
-        if not self._nodes:
+                if isinstance(reply, ClientReply) and self._admit(node, reply):
+                    joined.append(reply.client_id)
+        for node in strangers:
+            if node not in self._nodes.values():
+                self._failures[node] += 1
+                self._next_try[node] = self._meetings + 2 ** self._failures[node]
+        if not self._nodes and not self.met:
             raise ProtocolError(
                 f"none of {len(strangers)} nodes said who it is: wrap their app in the client half "
                 f"of '{header.scheme}' ({_refusals(books.values())})"
             )
-        if silent := [node for node, book in books.items() if not book.answered]:
-            logger.warning("%d of %d nodes did not say who they are", len(silent), len(strangers))
-        return list(books.values())
+        if len(joined) < len(strangers):
+            logger.warning("%d of %d nodes were kept out", len(strangers) - len(joined), len(books))
+        if not self.met:
+            self.met = True
+            self.cohorts = not {*self._virtual()} <= set(self._nodes)
+        return list(books.values()), joined
 
     def clients(self) -> list[str]:
-        """Return the identities of all clients, in a fixed order.
+        """Return the identities of all clients that can be asked, in a fixed order.
 
         Raises
         ------
-        InvalidParameterError
+        ProtocolError
             If there are simulated clients and no node that may play them.
         """
-        if not self.cohorts:
+        if self.virtual_clients is None:
             return sorted(self._nodes)
-        if not self._workers:
-            raise InvalidParameterError(
-                "clients",
-                self.virtual_clients,
-                f"at most {len(self._nodes)}, the number of nodes: each has a client-id of its own "
-                "and plays no other client",
+        if not self.cohorts:
+            return [client for client in self._virtual() if client in self._nodes]
+        if not self._workers() and self._nodes:
+            raise ProtocolError(
+                f"clients = {self.virtual_clients} for {len(self._nodes)} nodes, and none lets a "
+                "server choose whom it plays: set FLWR_PRIVACY_COHORTS=1 in the environment of the "
+                "nodes, or cohorts=true in their configuration (never with a client-id)"
             )
-        return [str(index) for index in range(self.virtual_clients or 0)]
+        return self._virtual() if self._nodes else []
 
     def sample(
-        self, draws: np.random.Generator, *, fraction: float, minimum: int
+        self,
+        draws: np.random.Generator,
+        *,
+        fraction: float,
+        minimum: int,
+        busy: Collection[int] = (),
     ) -> dict[int, list[str]]:
         """Draw clients without replacement.
 
@@ -154,43 +177,64 @@ class Federation:
         fraction : float
             Fraction of the clients, rounded down.
         minimum : int
-            At least so many.
+            At least so many. If nodes left and fewer clients remain, all of them are taken.
+        busy : collection of int
+            Nodes that still owe an answer and are not asked.
 
         Returns
         -------
         dict
-            For each node the clients that it plays. A client always sits at the same node. Nodes
-            that have not said who they are play the client "".
+            For each node the clients that it plays. A client keeps its node while it is connected.
+            Nodes that have not said who they are play the client "".
 
         Raises
         ------
         InvalidParameterError
-            If more are to be drawn than there are.
+            If more are to be drawn than there ever were.
         """
         population: Sequence[str | int] = self.clients() if self.met else self._connected
+        self._most = max(self._most, len(population))
         size = max(math.floor(len(population) * fraction + 1e-9), minimum)
-        check_integer("clients per round", size, minimum=1, maximum=len(population))
+        check_integer("clients per round", size, minimum=0, maximum=self._most)
+        if size > len(population):
+            logger.warning("%d clients to draw, %d are left", size, len(population))
+        size = min(size, len(population))
         chosen = [population[i] for i in sorted(draws.choice(len(population), size, replace=False))]
         assigned: dict[int, list[str]] = {}
-        workers = sorted(self._workers)
         for who in chosen:
-            if isinstance(who, int):
-                assigned[who] = [""]
-            else:
-                seat = workers[int(who) % len(workers)] if self.cohorts else who
-                assigned.setdefault(self._nodes[seat], []).append(who)
+            node = who if isinstance(who, int) else self._node_of(who)
+            if node not in busy:
+                assigned.setdefault(node, []).append("" if isinstance(who, int) else who)
         return assigned
 
-    def _admit(self, node_id: int, client_id: str, plays_any: bool) -> None:
-        check_client_id(client_id)
-        holder = self._nodes.setdefault(client_id, node_id)
-        if holder != node_id:
-            raise ProtocolError(
-                f"two nodes say that they are client '{client_id}' (nodes {holder} and {node_id}): "
-                "give each its own client-id in its node configuration"
-            )
-        if plays_any:
-            self._workers.add(client_id)
+    def _node_of(self, client: str) -> int:
+        if not self.cohorts:
+            return self._nodes[client]
+        if self._seats.get(client) not in self._nodes:
+            workers = self._workers()
+            self._seats[client] = workers[int(client) % len(workers)]
+        return self._nodes[self._seats[client]]
+
+    def _workers(self) -> list[str]:
+        return sorted(c for c in self._nodes if self.introductions[c].get("plays") == "any")
+
+    def _virtual(self) -> list[str]:
+        return [str(index) for index in range(self.virtual_clients or 0)]
+
+    def _admit(self, node: int, reply: ClientReply) -> bool:
+        client = reply.client_id
+        holder = self._nodes.setdefault(client, node)
+        if holder == node:
+            self.introductions[client] = reply.fields
+            return True
+        conflict = ProtocolError(
+            f"two nodes say that they are client '{client}' (nodes {holder} and {node}): give each "
+            "its own client-id in its node configuration"
+        )
+        if not self.met:
+            raise conflict
+        logger.warning("%s", conflict)
+        return False
 
 
 def _refusals(books: Iterable[Round]) -> str:

@@ -1,16 +1,30 @@
 """Flower's server optimisers behind a scheme: the aggregate is handed on as a single reply."""
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import FedAvg
+
+from flwr_privacy.errors import InvalidParameterError
 
 __all__ = ["InnerStrategy"]
 
+_NUMPY = (np.ndarray, np.generic)
 _NODE = 1  # the one node that an inner strategy sees
+
+
+_NEED_EVERY_REPLY = (
+    strategy.Bulyan,
+    strategy.FedMedian,
+    strategy.FedTrimmedAvg,
+    strategy.Krum,
+    strategy.MultiKrum,
+    strategy.QFedAvg,
+)
 
 
 class InnerStrategy:
@@ -18,13 +32,27 @@ class InnerStrategy:
 
     Parameters
     ----------
-    strategy : flwr.serverapp.strategy.FedAvg
-        A strategy of FedAvg's family. Its sampling is not used.
+    inner : flwr.serverapp.strategy.FedAvg
+        A server optimiser of FedAvg's family. Its sampling is not used.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it needs to see every client's reply: it would do nothing.
     """
 
-    def __init__(self, strategy: FedAvg) -> None:
-        self.strategy = strategy
-        strategy.min_train_nodes = strategy.min_available_nodes = 1
+    def __init__(self, inner: FedAvg) -> None:
+        if not isinstance(inner, FedAvg) or isinstance(inner, _NEED_EVERY_REPLY):
+            raise InvalidParameterError(
+                "inner",
+                type(inner).__name__,
+                "a strategy that works on the aggregate, like FedAvgM, FedAdagrad, FedAdam, "
+                "FedYogi or FedProx",
+            )
+        self.strategy = inner
+        inner.fraction_train = 1.0
+        inner.min_train_nodes = inner.min_available_nodes = 1
+        self._given = set(inspect.signature(type(inner).__init__).parameters)
         self._question: Message | None = None
 
     def configure(
@@ -57,11 +85,11 @@ class InnerStrategy:
         return stepped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the strategy keeps between rounds: its numbers and arrays."""
+        """Return what the strategy keeps between rounds: arrays and numbers not given to it."""
         return {
             name: _as_arrays(value)
             for name, value in vars(self.strategy).items()
-            if _is_state(value)
+            if name not in self._given and _is_state(value)
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -70,8 +98,10 @@ class InnerStrategy:
 
 
 def _is_state(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(item, np.ndarray | np.generic) for item in value.values())
+    if isinstance(value, dict) and not isinstance(value, ArrayRecord):
+        return all(isinstance(item, _NUMPY) for item in value.values())
+    if isinstance(value, list):
+        return all(isinstance(item, _NUMPY) for item in value)
     return isinstance(value, int | float | np.ndarray)
 
 
@@ -79,6 +109,8 @@ def _as_arrays(value: Any) -> Any:
     # Arithmetic on arrays without dimensions leaves NumPy scalars, whose dtype must last as well.
     if isinstance(value, dict):
         return {name: np.asarray(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [np.asarray(item) for item in value]
     return value
 
 

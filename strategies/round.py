@@ -1,7 +1,7 @@
 """One question to the clients: who was asked, and what became of every reply.
 
-A reply is checked before anything of it is used, because it cannot be taken out of a sum again.
-What is refused is counted by reason and logged; it never ends a round.
+A reply may come from an adversary, and it cannot be taken out of a sum again, so it is checked
+before anything of it is used. What is refused is counted by reason and logged.
 
 Records are found by their type, not through ``RecordDict.array_records`` and its like: those build
 cyclic garbage that keeps a reply's arrays in memory until the collector comes by.
@@ -13,16 +13,35 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from flwr_privacy.arrays import Arrays, decode_npy
+from flwr_privacy.arrays import decode_npy
 from flwr_privacy.averaging import ReplyRefusedError
-from flwr_privacy.errors import ProtocolError
-from flwr_privacy.wire import RECORD, Fields, Header, payload_bytes
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.identity import check_client_id
+from flwr_privacy.wire import COHORT, RECORD, CohortAnswer, Fields, Header, payload_bytes
 
 __all__ = ["ClientReply", "PartialSum", "Round", "arrays_of"]
 
 logger = logging.getLogger("flwr.privacy")
+
+REASONS = {
+    "another round",
+    "dtype",
+    "duplicate",
+    "error",
+    "malformed",
+    "names",
+    "not finite",
+    "range",
+    "shape",
+    "unknown client",
+    "unknown node",
+    "weight",
+}
+"""Under what a reply that is not used is counted; docs/wire.md explains them."""
+
+_LONGEST_DETAIL = 300  # characters of a log line that an adversary may fill
 
 
 @dataclass(frozen=True)
@@ -33,7 +52,7 @@ class ClientReply:
     content: RecordDict
     fields: Fields
 
-    def arrays(self) -> Arrays:
+    def arrays(self) -> dict[str, Any]:
         """Return the arrays of the reply.
 
         Raises
@@ -41,10 +60,7 @@ class ClientReply:
         ReplyRefusedError
             If there is not exactly one record of arrays, or one cannot be decoded.
         """
-        records = [r for r in self.content.values() if isinstance(r, ArrayRecord)]
-        if len(records) != 1:
-            raise ReplyRefusedError("malformed", f"{len(records)} ArrayRecords instead of one")
-        return arrays_of(records[0])
+        return arrays_of(self._only(ArrayRecord))
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of the reply.
@@ -54,10 +70,13 @@ class ClientReply:
         ReplyRefusedError
             If there is not exactly one record of metrics.
         """
-        records = [r for r in self.content.values() if isinstance(r, MetricRecord)]
+        return dict(self._only(MetricRecord))
+
+    def _only(self, kind: type) -> Any:
+        records = [record for record in self.content.values() if isinstance(record, kind)]
         if len(records) != 1:
-            raise ReplyRefusedError("malformed", f"{len(records)} MetricRecords instead of one")
-        return dict(records[0])
+            raise ReplyRefusedError("malformed", f"{len(records)} {kind.__name__}s and not one")
+        return records[0]
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,7 @@ class PartialSum:
     """The answer of a node that played several clients: the state of an accumulator."""
 
     clients: list[str]
-    record: ArrayRecord
+    arrays: dict[str, Any]
     fields: Fields
 
 
@@ -85,7 +104,7 @@ def arrays_of(record: ArrayRecord) -> dict[str, Any]:
 
 @dataclass
 class Round:
-    """The book of one exchange.
+    """The book of one question.
 
     Parameters
     ----------
@@ -93,6 +112,12 @@ class Round:
         Header of the question.
     asked : dict
         Clients asked, by node. A node whose identity is not known yet has the client "".
+    cohorts : bool
+        Whether the nodes were asked to play several clients each.
+    summed : bool
+        Whether such nodes answer with one accumulator.
+    quorum : int, optional
+        Number of used replies after which the rest is not needed.
     late : set of str
         Clients whose simulated answer comes too late: counted, not used.
     virtual_seconds : float
@@ -101,6 +126,9 @@ class Round:
 
     header: Header
     asked: Mapping[int, list[str]]
+    cohorts: bool = False
+    summed: bool = False
+    quorum: int | None = None
     late: set[str] = field(default_factory=set)
     virtual_seconds: float = 0.0
     answered: set[str] = field(default_factory=set)
@@ -111,19 +139,22 @@ class Round:
     bytes_up: int = 0
     wire_bytes_down: int = 0
     wire_bytes_up: int = 0
+    _heard: set[int] = field(default_factory=set)
 
     def replies(self, messages: Iterable[Message]) -> Iterator[ClientReply | PartialSum]:
         """Yield what may be used of the messages, one by one as they come."""
         for message in messages:
             try:
                 yield from self._read(message)
-            except ReplyRefusedError as error:
-                self.refuse(error.reason, f"node {message.metadata.src_node_id}: {error}")
+            except (ReplyRefusedError, ProtocolError, InvalidParameterError) as error:
+                reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
+                self.refuse(reason, f"node {message.metadata.src_node_id}: {error}")
 
     def refuse(self, reason: str, detail: str) -> None:
         """Count and log a reply that is not used."""
-        self.refused[reason] += 1
-        logger.warning("round %d: refused (%s)", self.header.server_round, detail)
+        self.refused[reason if reason in REASONS else "error"] += 1
+        text = "".join(c if c.isprintable() else "?" for c in detail[:_LONGEST_DETAIL])
+        logger.warning("round %d: refused (%s)", self.header.server_round, text)
 
     def counts(self) -> dict[str, Any]:
         """Return what became of the question, for the history."""
@@ -136,63 +167,54 @@ class Round:
         }
 
     def _read(self, message: Message) -> Iterator[ClientReply | PartialSum]:
+        node = message.metadata.src_node_id
         if message.has_error():
             reason = message.error.reason or f"code {message.error.code}"
             raise ReplyRefusedError("error", reason.strip().partition("\n")[0])
-        size = payload_bytes(message.content)
+        content = message.content
+        size = payload_bytes(content)
         self.wire_bytes_up += size
-        node_id = message.metadata.src_node_id
-        if node_id not in self.asked:
+        if node not in self.asked:
             raise ReplyRefusedError("unknown node", "it was not asked")
-        header, fields = self._header(message.content)
-        if "clients" in fields:
-            yield from self._read_cohort(node_id, message.content, fields)
+        client_id, fields = self._header(content)
+        if node in self._heard:
+            raise ReplyRefusedError("duplicate", "it has answered already")
+        if self.cohorts:
+            answer = CohortAnswer.read(_config(content, COHORT), asked=self.asked[node])
+            self._heard.add(node)
+            yield from self._read_cohort(answer, content, fields)
             return
+        expected = self.asked[node]
+        if expected == [""]:
+            check_client_id(client_id)
+        elif [client_id] != expected:
+            raise ReplyRefusedError("unknown client", f"{client_id[:64]!r} does not sit there")
+        if client_id in self.answered:
+            raise ReplyRefusedError("duplicate", f"client {client_id} has answered already")
+        self._heard.add(node)
         self.bytes_up += size
-        reply = ClientReply(header.client_id, message.content, fields)
-        yield from self._accept(node_id, [header.client_id], reply)
-
-    def _header(self, content: RecordDict) -> tuple[Header, Fields]:
-        if RECORD not in content:
-            raise ReplyRefusedError(
-                "malformed",
-                f"no record '{RECORD}': its app is not wrapped in the client half of "
-                f"'{self.header.scheme}'",
-            )
-        try:
-            header, fields = Header.read(content[RECORD])
-            header.check(scheme=self.header.scheme, phases={header.phase})
-        except ProtocolError as error:
-            raise ReplyRefusedError("malformed", str(error)) from error
-        mine = (self.header.experiment_id, self.header.phase, self.header.server_round)
-        if (header.experiment_id, header.phase, header.server_round) != mine:
-            raise ReplyRefusedError(
-                "another round",
-                f"it answers phase '{header.phase}' of round {header.server_round}",
-            )
-        return header, fields
+        self.answered.add(client_id)
+        if client_id in self.late:
+            self.late_count += 1
+            return
+        yield ClientReply(client_id, content, fields)
 
     def _read_cohort(
-        self, node_id: int, content: RecordDict, fields: Fields
+        self, answer: CohortAnswer, content: RecordDict, fields: Fields
     ) -> Iterator[ClientReply | PartialSum]:
-        self.bytes_up += int(fields["bytes-up"])
-        clients = list(fields["clients"])
-        self._check_asked(node_id, clients)
-        self.late_count += len(fields["late"])
-        self.answered.update(fields["late"])
-        for client, reason, detail in zip(
-            fields["refused-clients"],
-            fields["refused-reasons"],
-            fields["refused-details"],
-            strict=True,
-        ):
+        self.bytes_up += answer.bytes_up
+        self.late_count += len(answer.late)
+        self.answered.update(answer.late, answer.answered)
+        for client, reason, detail in answer.refused:
+            if reason != "error":
+                self.answered.add(client)
             self.refuse(reason, f"client {client}: {detail}")
-        if "weight" in fields:
+        if self.summed:
             records = (r for r in content.values() if isinstance(r, ArrayRecord))
-            record = next(records, ArrayRecord())
-            yield from self._accept(node_id, clients, PartialSum(clients, record, fields))
+            arrays = arrays_of(next(records, ArrayRecord()))
+            yield PartialSum(answer.answered, arrays, fields)
             return
-        for client in clients:
+        for client in answer.answered:
             own = RecordDict(
                 {
                     name.removesuffix(f"@{client}"): record
@@ -201,25 +223,32 @@ class Round:
                 }
             )
             try:
-                _, own_fields = self._header(own)
-                yield from self._accept(node_id, [client], ClientReply(client, own, own_fields))
-            except ReplyRefusedError as error:
-                self.refuse(error.reason, f"client {client}: {error}")
+                own_id, own_fields = self._header(own)
+                if own_id != client:
+                    raise ReplyRefusedError("unknown client", f"{own_id[:64]!r} is another")
+                yield ClientReply(client, own, own_fields)
+            except (ReplyRefusedError, ProtocolError) as error:
+                self.refuse("malformed", f"client {client}: {error}")
 
-    def _accept(
-        self, node_id: int, clients: list[str], reply: ClientReply | PartialSum
-    ) -> Iterator[ClientReply | PartialSum]:
-        self._check_asked(node_id, clients)
-        if repeated := self.answered.intersection(clients):
-            raise ReplyRefusedError("duplicate", f"client {min(repeated)} has answered already")
-        self.answered.update(clients)
-        if self.late.intersection(clients):
-            self.late_count += len(clients)
-            return
-        yield reply
+    def _header(self, content: RecordDict) -> tuple[str, Fields]:
+        """Return who answers and the scheme's own fields, if it is this question's answer."""
+        header, fields = Header.read(_config(content, RECORD))
+        header.check(scheme=self.header.scheme, phases={header.phase})
+        mine, theirs = (
+            (h.experiment_id, h.phase, h.server_round, h.request) for h in (self.header, header)
+        )
+        if mine != theirs:
+            raise ReplyRefusedError(
+                "another round",
+                f"it answers phase {header.phase[:64]!r} of round {header.server_round}",
+            )
+        return header.client_id, fields
 
-    def _check_asked(self, node_id: int, clients: list[str]) -> None:
-        expected = self.asked[node_id]
-        if expected != [""] and not set(clients) <= set(expected):
-            strangers = sorted(set(clients) - set(expected))
-            raise ReplyRefusedError("unknown client", f"{strangers} were not asked there")
+
+def _config(content: RecordDict, name: str) -> ConfigRecord:
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise ReplyRefusedError(
+            "malformed", f"no record '{name}': the app is not wrapped in the scheme's client half"
+        )
+    return record

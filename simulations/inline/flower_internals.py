@@ -4,10 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flwr.app import Message
+from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["SERVER_NODE_ID", "acting_as_server", "assign_message_id", "empty_run"]
+__all__ = [
+    "SERVER_NODE_ID",
+    "acting_as_server",
+    "assign_message_id",
+    "empty_run",
+    "over_the_wire",
+]
 
 SERVER_NODE_ID = 1
 
@@ -32,3 +39,8 @@ def assign_message_id(message: Message, message_id: str) -> None:
 def empty_run(run_id: int) -> Run:
     """Return the description of a run that no SuperLink knows."""
     return Run.create_empty(run_id)
+
+
+def over_the_wire(message: Message) -> Message:
+    """Return a message as it comes out of Flower's serialisation."""
+    return message_from_proto(message_to_proto(message))

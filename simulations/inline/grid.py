@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from .faults import Fault, fault_of
-from .flower_internals import assign_message_id, empty_run
+from .flower_internals import assign_message_id, empty_run, over_the_wire
 from .workers import WorkerPool
 
 __all__ = ["InlineGrid"]
@@ -32,13 +32,16 @@ class InlineGrid(Grid):
     client_app : ClientApp or str
         The app; with workers a reference "module:attribute", because an app cannot be sent.
     nodes : int or sequence of mappings
-        Number of nodes with partitions 0, 1, ..., or the configuration of each.
+        Number of nodes with partitions 0, 1, ..., which may play any client; or the configuration
+        of each.
     run_config : mapping, optional
         The run's configuration, as `flwr run --run-config` gives it.
     faults : sequence of Fault
         Faults to inject.
     workers : int, default 0
         Number of worker processes; 0 runs everything in this one.
+    serialise : bool, default False
+        Whether messages go through Flower's serialisation both ways, as in a deployment.
     """
 
     def __init__(
@@ -49,12 +52,16 @@ class InlineGrid(Grid):
         run_config: Mapping[str, Any] | None = None,
         faults: Sequence[Fault] = (),
         workers: int = 0,
+        serialise: bool = False,
     ) -> None:
         if isinstance(nodes, int):
-            nodes = [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
+            nodes = [
+                {"partition-id": i, "num-partitions": nodes, "cohorts": True} for i in range(nodes)
+            ]
         self.run_id = secrets.randbits(62)
         self._run = empty_run(self.run_id)
         self._faults = tuple(faults)
+        self._serialise = serialise
         self._pool = WorkerPool(client_app, workers)
         self._questions: dict[str, Message] = {}
         self._ready_at: dict[str, float] = {}
@@ -103,8 +110,8 @@ class InlineGrid(Grid):
                 self._ready_at[message_id] = time.monotonic() + fault.seconds
             if fault is not None and fault.kind == "reorder":
                 self._last.add(message_id)
-            own = copy.copy(message)
-            own.content = _own_records(message.content)
+            own = over_the_wire(message) if self._serialise else copy.copy(message)
+            own.content = _own_records(own.content)
             context = self._contexts[message.metadata.dst_node_id]
             self._pool.submit(message_id, own, context)
             self._questions[message_id] = message
@@ -151,6 +158,8 @@ class InlineGrid(Grid):
         if kind == "crash":
             return []
         context.state = state
+        if self._serialise:
+            reply = over_the_wire(reply)
         if fault is not None:
             fault.damage(reply)
         previous = self._previous.get(node_id, reply)

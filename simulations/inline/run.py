@@ -22,6 +22,7 @@ def run_inline(
     run_config: Mapping[str, Any] | None = None,
     faults: Sequence[Fault] = (),
     workers: int = 0,
+    serialise: bool = False,
 ) -> None:
     """Run an app to its end.
 
@@ -39,13 +40,22 @@ def run_inline(
         Faults to inject.
     workers : int, default 0
         Number of worker processes.
+    serialise : bool, default False
+        Whether messages go through Flower's serialisation, as in a deployment.
 
     Raises
     ------
     Exception
         Whatever the ServerApp raises.
     """
-    grid = InlineGrid(client_app, nodes, run_config=run_config, faults=faults, workers=workers)
+    grid = InlineGrid(
+        client_app,
+        nodes,
+        run_config=run_config,
+        faults=faults,
+        workers=workers,
+        serialise=serialise,
+    )
     context = Context(
         run_id=grid.run_id,
         node_id=SERVER_NODE_ID,

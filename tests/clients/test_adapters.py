@@ -21,7 +21,7 @@ from flwr_privacy.wire import METRICS
 class StrictClient(FedAvgClient):
     """A scheme that protects something: it does not train without its record."""
 
-    bare_train: ClassVar[bool] = False
+    bare: ClassVar[bool] = False
 
 
 def ask(app: ClientApp, content: RecordDict, message_type: str = "train") -> Message:
@@ -44,7 +44,7 @@ def test_bare_training_is_up_to_the_scheme(scheme: type[SchemeClient]) -> None:
         if scheme is FedAvgClient:
             assert reply.content["metrics"]["num-examples"] == 1
         else:
-            assert "trains under the scheme 'fedavg' only" in reply.error.reason
+            assert "works under the scheme 'fedavg' only" in reply.error.reason
 
 
 def test_the_same_wrapped_app_serves_flowers_own_strategy() -> None:
@@ -79,16 +79,12 @@ def test_a_numpy_client_may_train_in_place() -> None:
     np.testing.assert_array_equal(result.arrays["w"].numpy(), np.full(3, 3.0))
 
 
-def test_fit_is_a_face_of_handle() -> None:
-    client = FedAvgClient(StepClient(2))
-    parameters = [np.ones(3, np.float32)]
-    fields = {"phase": "train", "round": 1}
-    trained, examples, metrics = client.fit(parameters, {"flwr-privacy": fields})
-    bare, bare_examples, bare_metrics = client.fit(parameters, {})
-    np.testing.assert_array_equal(trained[0], bare[0])
-    assert (examples, metrics["loss"]) == (bare_examples, bare_metrics["loss"])
-    with pytest.raises(ProtocolError, match="trains under the scheme"):
-        StrictClient(StepClient(2)).fit(parameters, {})
+@pytest.mark.parametrize("name", ["fit", "evaluate", "get_parameters", "get_properties"])
+def test_a_legacy_server_gets_nothing_past_the_scheme(name: str) -> None:
+    arguments = ([np.ones(3, np.float32)], {}) if name in ("fit", "evaluate") else ({},)
+    assert getattr(FedAvgClient(StepClient(2)), name)(*arguments) is not None
+    with pytest.raises(ProtocolError, match="works under the scheme 'fedavg' only"):
+        getattr(StrictClient(StepClient(2)), name)(*arguments)
 
 
 @pytest.mark.parametrize(

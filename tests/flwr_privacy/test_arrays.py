@@ -28,8 +28,33 @@ def test_decoding_makes_no_copy():
     assert not view.flags.writeable
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", encode_npy(np.arange(9.0))[:-1]])
-def test_what_is_no_array_is_an_error(data):
+def npy_with(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin1")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"nonsense" * 4,
+        encode_npy(np.arange(9.0))[:-1],
+        encode_npy(np.arange(9.0)) + b"x",
+        npy_with("{1: 2, 'a': 3}"),
+        npy_with("{[]: 1}"),
+        npy_with("(((("),
+        npy_with("(" * 5000),
+        npy_with("{'descr': ('f4',), 'fortran_order': False, 'shape': (0,)}"),
+        npy_with("{'descr': '|S4', 'fortran_order': False, 'shape': (0,)}"),
+        npy_with("{'descr': 'f99', 'fortran_order': False, 'shape': (0,)}"),
+        npy_with("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}"),
+        npy_with("{'descr': '<f4', 'fortran_order': False, 'shape': (2**60,)}"),
+        npy_with("{'descr': '<f4', 'fortran_order': False, 'shape': (10**30,)}"),
+        npy_with("{'descr': '<f4', 'fortran_order': False, 'shape': [0]}"),
+        npy_with("{'descr': '<f4', 'fortran_order': 0, 'shape': (0,)}"),
+        npy_with("__import__('os')"),
+    ],
+)
+def test_what_is_no_array_is_a_value_error(data):
     with pytest.raises(ValueError, match=r".+"):
         decode_npy(data)
 
@@ -37,7 +62,7 @@ def test_what_is_no_array_is_an_error(data):
 def test_python_objects_are_never_loaded():
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match="Python objects"):
+    with pytest.raises(ValueError, match="is no number"):
         decode_npy(buffer.getvalue())
 
 

@@ -99,7 +99,7 @@ def test_state_round_trip_and_metrics():
     mean.fold("a", reply(1), weight=1, metrics={"loss": 2.0, "each": [1, 2]})
     mean.fold("b", reply(2), weight=3, metrics={"loss": math.nan, "each": [3, 6]})
     arrays_, fields = mean.state()
-    copy = WeightedMean.from_state(TEMPLATE, arrays_, fields)
+    copy = WeightedMean(TEMPLATE).from_state(arrays_, fields)
     assert copy.clients == {"a", "b"}
     # The NaN is left out of the mean of its own metric only.
     assert copy.metrics() == {"loss": 2.0, "each": [2.5, 5.0]}
@@ -112,9 +112,9 @@ def test_state_that_does_not_fit_is_refused():
     mean.fold("a", reply(1), weight=1)
     arrays_, fields = mean.state()
     with pytest.raises(ReplyRefusedError, match="not finite"):
-        WeightedMean.from_state(TEMPLATE, {**arrays_, "w": arrays_["w"] * np.nan}, fields)
+        WeightedMean(TEMPLATE).from_state({**arrays_, "w": arrays_["w"] * np.nan}, fields)
     with pytest.raises(ReplyRefusedError, match="names"):
-        WeightedMean.from_state(TEMPLATE, {"w": arrays_["w"]}, fields)
+        WeightedMean(TEMPLATE).from_state({"w": arrays_["w"]}, fields)
 
 
 def test_zero_weight_has_no_mean():

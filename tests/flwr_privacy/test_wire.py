@@ -16,7 +16,11 @@ HEADER = Header(scheme="fedavg", experiment_id="e1", phase="train", server_round
     [
         ("scheme", "udp", "scheme 'udp': this end speaks 'fedavg'"),
         ("version", 9, "protocol version 9: this end speaks version 1"),
-        ("phase", "trian", "phase 'trian' is not known: scheme 'fedavg' has 'hello', 'train'"),
+        (
+            "phase",
+            "trian",
+            "phase 'trian' is not known: for this type of message the scheme 'fedavg' has 'train'",
+        ),
     ],
 )
 def test_a_disagreement_names_both(key, value, text):

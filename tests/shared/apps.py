@@ -84,7 +84,7 @@ def run_strategy(
     """Run a strategy's start inline and return its result."""
     results = []
     faults = options.pop("faults", ())
-    workers = options.pop("workers", 0)
+    engine = {key: options.pop(key) for key in ("workers", "serialise") if key in options}
     options.setdefault("num_rounds", 3)
     options.setdefault("timeout", 5)
     server_app = ServerApp()
@@ -96,7 +96,7 @@ def run_strategy(
         results.append(strategy.start(grid, record() if arrays is None else arrays, **options))
 
     app = message_app([as_mod(FedAvgClient)]) if app is None else app
-    run_inline(server_app, app, nodes=nodes, faults=faults, workers=workers)
+    run_inline(server_app, app, nodes=nodes, faults=faults, **engine)
     return results[0]
 
 

@@ -60,7 +60,7 @@ class SchemeConformance:
     def run(self, **changes: Any) -> Any:
         start = {
             key: changes.pop(key)
-            for key in ("nodes", "faults", "num_rounds", "evaluate_fn", "before")
+            for key in ("nodes", "faults", "num_rounds", "evaluate_fn", "before", "serialise")
             if key in changes
         }
         strategy = self.strategy(**{"seed": 3, **self.options, **changes})
@@ -104,6 +104,10 @@ class SchemeConformance:
         for line, twin in zip(plain.history[1:], cohort.history[1:], strict=True):
             for key in ("asked", "answered", "folded", "bytes_down", "bytes_up"):
                 assert line[key] == twin[key], key
+
+    @pytest.mark.parametrize("cohort", [{}, {"nodes": 2, "clients": 4}])
+    def test_messages_survive_flowers_serialisation(self, cohort: dict[str, Any]) -> None:
+        assert same(self.run(**cohort).arrays, self.run(**cohort, serialise=True).arrays)
 
     @pytest.mark.parametrize("after", [0, 1, 2])
     def test_killed_after_a_round_it_resumes_to_the_same_model(

@@ -56,9 +56,10 @@ class GradientStrategy(SchemeStrategy):
     def setup(self, grid: Any) -> None:
         if self.largest:  # resumed
             return
-        assigned = self.sample(grid, 0, "setup", fraction=1.0, minimum=1)
-        messages = self.ask(0, "setup", RecordDict({"config": ConfigRecord()}), assigned)
-        _, metrics = self.collect("setup", self.exchange(grid, messages, phase="setup"), {})
+        talk = self.conversation
+        assigned = talk.sample(grid, 0, "setup", fraction=1.0, minimum=1)
+        messages = talk.ask(0, "setup", RecordDict({"config": ConfigRecord()}), assigned)
+        _, metrics = self.collect("setup", talk.exchange(grid, messages, phase="setup"))
         assert metrics is not None
         self.largest = float(metrics["largest"])
 

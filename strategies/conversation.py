@@ -1,0 +1,315 @@
+"""The talk between a strategy and its clients: questions put, answers heard, and the book of both.
+
+A strategy asks (`Conversation.ask`), sends what it was given (`exchange`) and reads what may be
+used (`replies`). What was asked, answered, refused and sent is counted on the way.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.identity import stream
+from flwr_privacy.stragglers import StragglerModel
+from flwr_privacy.wire import (
+    COHORT,
+    EACH,
+    EVALUATE,
+    HELLO,
+    RECORD,
+    SUM,
+    TRAIN,
+    Cohort,
+    Fields,
+    Header,
+    payload_bytes,
+)
+
+from .exchange import exchange
+from .experiment import Experiment
+from .federation import Federation
+from .round import ClientReply, PartialSum, Round
+
+__all__ = ["Assigned", "Conversation"]
+
+_FOREVER = 3600.0  # Flower's default timeout, where a user's own start gives none
+
+Assigned = Mapping[int, list[str]]
+"""The clients that take part, by the node that plays them."""
+
+
+class Conversation:
+    """The questions of one strategy to the clients of one federation.
+
+    Parameters
+    ----------
+    scheme : str
+        Name of the scheme.
+    experiment : Experiment
+        Gives identity and seed.
+    federation : Federation
+        Who there is.
+    stragglers : StragglerModel, optional
+        Simulated answer times.
+    deadline : float, optional
+        Seconds after which missing replies are given up: virtual ones where stragglers are
+        simulated. By default `timeout`.
+    weighted_by : str
+        Name of the metric that is a reply's weight.
+
+    Attributes
+    ----------
+    timeout : float
+        Real seconds that any exchange may take.
+    recorded : bool
+        Whether `counts` will be called, so that what is exchanged is kept for it.
+    virtual_seconds : float
+        The virtual clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheme: str,
+        experiment: Experiment,
+        federation: Federation,
+        stragglers: StragglerModel | None,
+        deadline: float | None,
+        weighted_by: str,
+    ) -> None:
+        self.federation = federation
+        self.timeout = _FOREVER
+        self.recorded = False
+        self.virtual_seconds = 0.0
+        self._scheme = scheme
+        self._experiment = experiment
+        self._stragglers = stragglers
+        self._deadline = deadline
+        self._weighted_by = weighted_by
+        self._books: dict[str, Round] = {}
+        self._exchanges: list[Round] = []  # since the last call of `counts`
+        self._open: dict[str, tuple[int, float]] = {}  # unanswered questions: node, expiry
+        self._late_answers = 0
+        self._request_round, self._requests = -1, 0
+
+    def meet(self, grid: Grid) -> list[str]:
+        """Greet the nodes that are new; return their clients. See `Federation.meet`."""
+        header = Header(
+            scheme=self._scheme, experiment_id=self._experiment.id, phase=HELLO, server_round=0
+        )
+        books, joined = self.federation.meet(grid, header, self.timeout)
+        self._exchanges.extend(books)
+        return joined
+
+    def sample(
+        self, grid: Grid, server_round: int, phase: str, *, fraction: float, minimum: int
+    ) -> Assigned:
+        """Draw the clients of a round; the same in every run with the same seed.
+
+        Nodes that still owe an answer to an earlier question are left out, so that no two messages
+        are outstanding for one client.
+
+        Raises
+        ------
+        InvalidParameterError
+            If more are to be drawn than there are.
+        """
+        if not self.federation.met:  # a user's own start: the first replies will be the hello
+            self.federation.wait(grid, self.timeout)
+        draws = stream(self._experiment.seed, "sample", phase, server_round)
+        return self.federation.sample(
+            draws, fraction=fraction, minimum=minimum, busy=self._busy(grid)
+        )
+
+    def ask(
+        self,
+        server_round: int,
+        phase: str,
+        content: RecordDict,
+        assigned: Assigned,
+        *,
+        fields: Fields | None = None,
+        own: Mapping[str, RecordDict] | None = None,
+        summed: bool = False,
+        quorum: int | None = None,
+    ) -> list[Message]:
+        """Return the messages that put one question to some clients, and open its book.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        phase : str
+            Phase of the scheme, or ``evaluate``.
+        content : RecordDict
+            Records of the question that all clients share.
+        assigned : dict
+            Who is asked, as `sample` returned it.
+        fields : dict, optional
+            The scheme's own values.
+        own : dict, optional
+            For some clients, records that go to that client alone; their entries are put over
+            those that all share. Values of the scheme go under ``flwr-privacy``.
+        summed : bool, default False
+            Whether a node that plays several clients answers with one accumulator.
+        quorum : int, optional
+            Number of used replies after which the exchange ends.
+        """
+        header = self._header(phase, server_round)
+        late, virtual_seconds = self._late(header, assigned, quorum)
+        book = self._books[phase] = Round(
+            header,
+            assigned,
+            cohorts=self.federation.cohorts,
+            summed=summed,
+            quorum=quorum,
+            late=late,
+            virtual_seconds=virtual_seconds,
+        )
+        if self.recorded:
+            self._exchanges.append(book)
+        shared = RecordDict({**content, RECORD: ConfigRecord(header.write(fields))})
+        size = payload_bytes(shared)
+        message_type = MessageType.EVALUATE if phase == EVALUATE else MessageType.TRAIN
+        messages = []
+        for node, clients in assigned.items():
+            mine = {client: (own or {})[client] for client in clients if client in (own or {})}
+            questions = {client: _merged(shared, records) for client, records in mine.items()}
+            if book.cohorts:
+                question = RecordDict({**shared, COHORT: self._cohort(book, clients)})
+                for client, records in mine.items():
+                    question.update({f"{name}@{client}": r for name, r in records.items()})
+            else:
+                question = questions.get(clients[0], shared)
+            book.bytes_down += sum(map(payload_bytes, questions.values()))
+            book.bytes_down += size * (len(clients) - len(questions))
+            book.wire_bytes_down += payload_bytes(question)
+            # The ttl is the deadline: an answer that comes later is not waited for by anybody.
+            messages.append(Message(question, node, message_type, ttl=self._real_deadline()))
+        return messages
+
+    def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
+        """Send the messages of a phase; yield replies until quorum or deadline."""
+        book = self.book(phase)
+        quorum = None if self._stragglers else book.quorum
+        left_open: dict[str, int] = {}
+        expires = time.monotonic() + self._real_deadline()
+        yield from exchange(
+            grid,
+            list(messages),
+            deadline=self._real_deadline(),
+            enough=lambda: quorum is not None and book.folded >= quorum,
+            left_open=left_open,
+        )
+        self._open |= {message: (node, expires) for message, node in left_open.items()}
+
+    def replies(
+        self, phase: str, messages: Iterable[Message]
+    ) -> Iterator[ClientReply | PartialSum]:
+        """Yield what may be used of the messages of a phase, one by one as they come.
+
+        Raises
+        ------
+        ProtocolError
+            If there was no question of this phase.
+        """
+        return self.book(phase).replies(messages)
+
+    def book(self, phase: str) -> Round:
+        """Return the book of the last question of a phase.
+
+        Raises
+        ------
+        ProtocolError
+            If there was none.
+        """
+        if phase not in self._books:
+            raise ProtocolError(
+                f"there is no question of phase '{phase}': a configure_{phase} of your own must "
+                f"return the messages of super().configure_{phase}"
+            )
+        return self._books[phase]
+
+    def counts(self) -> dict[str, Any]:
+        """Return what was counted since the last call: bytes of all, fates of the last training."""
+        counts = self._books[TRAIN].counts() if TRAIN in self._books else {}
+        if counts:
+            counts["late"] += self._late_answers
+        self.virtual_seconds += sum(book.virtual_seconds for book in self._exchanges)
+        sizes = {
+            key: sum(getattr(book, key) for book in self._exchanges)
+            for key in ("bytes_down", "bytes_up", "wire_bytes_down", "wire_bytes_up")
+        }
+        hello = any(book.header.phase == HELLO for book in self._exchanges)
+        questions = sum(book.header.phase != HELLO for book in self._exchanges)
+        self._exchanges, self._late_answers = [], 0
+        return {
+            **counts,
+            **sizes,
+            "exchanges": questions + hello,
+            "virtual_seconds": self.virtual_seconds,
+        }
+
+    def _busy(self, grid: Grid) -> set[int]:
+        """Return the nodes that owe an answer; late answers are taken in, and counted as late."""
+        for reply in grid.pull_messages(list(self._open)) if self._open else ():
+            self._open.pop(reply.metadata.reply_to_message_id, None)
+            self._late_answers += not reply.has_error()
+        now = time.monotonic()
+        self._open = {m: (node, end) for m, (node, end) in self._open.items() if end > now}
+        return {node for node, _ in self._open.values()}
+
+    def _late(
+        self, header: Header, assigned: Assigned, quorum: int | None
+    ) -> tuple[set[str], float]:
+        """Return who is late and how long the exchange takes on the virtual clock."""
+        clients = [client for clients in assigned.values() for client in clients]
+        if self._stragglers is None or not clients:
+            return set(), 0.0
+        return self._stragglers.race(
+            clients,
+            seed=self._experiment.seed,
+            server_round=header.server_round,
+            phase=header.phase,
+            request=header.request,
+            quorum=quorum,
+            deadline=self._deadline,
+        )
+
+    def _cohort(self, book: Round, clients: list[str]) -> ConfigRecord:
+        cohort = Cohort(
+            clients=clients,
+            late=[client for client in clients if client in book.late],
+            size=self.federation.virtual_clients or 0,
+            reply=SUM if book.summed else EACH,
+            weighted_by=self._weighted_by,
+        )
+        return ConfigRecord(cohort.write())
+
+    def _header(self, phase: str, server_round: int) -> Header:
+        if server_round != self._request_round:
+            self._request_round, self._requests = server_round, 0
+        self._requests += 1
+        return Header(
+            scheme=self._scheme,
+            experiment_id=self._experiment.id,
+            phase=phase,
+            server_round=server_round,
+            request=self._requests - 1,
+        )
+
+    def _real_deadline(self) -> float:
+        if self._deadline is None or self._stragglers is not None:
+            return self.timeout
+        return self._deadline
+
+
+def _merged(shared: RecordDict, own: RecordDict) -> RecordDict:
+    merged: dict[str, Any] = dict(shared)
+    for name, record in own.items():
+        kind: Any = type(record)
+        merged[name] = kind({**shared.get(name, {}), **record})
+    return RecordDict(merged)
