@@ -425,7 +425,7 @@ def test_numpy_numbers_are_metrics(options: dict[str, Any]) -> None:
 def test_one_client_of_a_cohort_does_not_take_the_others_down() -> None:
     def client_fn(context: Context) -> Any:
         partition = int(context.node_config["partition-id"])
-        if partition == 0:
+        if partition == 1:
             raise FileNotFoundError("no data here")
         return FedAvgClient(StepClient(partition), context)
 
