@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ def diagnose(data_root: Path | None = None) -> list[Check]:
         *(_package(name) for name in PACKAGES),
         _gpu(),
         *(_port(port, use) for port, use in FLOWER_PORTS.items()),
+        _ray_cluster(),
         _temporary_folder(),
         _telemetry(),
         *_data(data_root),
@@ -118,6 +120,24 @@ def _port(port: int, use: str) -> Check:
         f"packages; `flwr-privacy` brings a SuperLink of its own. Its process can be found with: "
         f"lsof -i :{port}",
     )
+
+
+def _ray_cluster() -> Check:
+    name = "Ray cluster"
+    file = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray" / "ray_current_cluster"
+    if not file.is_file():
+        return Check(name, "ok", "none is running or left over")
+    address = file.read_text(encoding="utf-8").strip()
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except (OSError, ValueError):
+        detail = (
+            f"{file} names a cluster at {address} that does not answer: a plain `flwr run` waits "
+            "for it; remove the file (flwr-privacy run is not affected)"
+        )
+        return Check(name, "warning", detail)
+    return Check(name, "ok", f"one answers at {address}; a plain `flwr run` uses it")
 
 
 def _temporary_folder() -> Check:

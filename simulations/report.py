@@ -289,13 +289,13 @@ def overview(runs: Sequence[ReportedRun]) -> Html:
 
 
 def table_of_runs(runs: Sequence[ReportedRun]) -> Html:
-    """Return one row of results per run."""
+    """Return one row of results per run; scheme and task where they differ."""
+    differing = {name for name in _what(runs[0]) if len({_what(run)[name] for run in runs}) > 1}
     rows = [
         {
             "Run": _swatched(run, place="runs"),
             "Status": Html(f'<span class="{run.summary["status"]}">{run.summary["status"]}</span>'),
-            "Scheme": run.settings.scheme,
-            "Task": run.settings.task,
+            **{name: value for name, value in _what(run).items() if name in differing},
             "Clients": run.settings.clients or run.summary.get("nodes"),
             "Rounds": f"{run.results.rounds}/{run.results.planned}",
             "Accuracy": _score(run.results.accuracy),
@@ -311,7 +311,7 @@ def table_of_runs(runs: Sequence[ReportedRun]) -> Html:
         }
         for run in runs
     ]
-    numbers = list(rows[0])[4:]
+    numbers = list(rows[0])[list(rows[0]).index("Clients") :]
     notes = (
         "Accuracy and loss are those of the last evaluation, Best is the best accuracy of all."
         f"{_judges(runs)} MB are millions of payload bytes of all messages."
@@ -488,6 +488,10 @@ def _swatched(run: ReportedRun, *, place: str) -> Html:
 def _legend(runs: Sequence[ReportedRun], *, place: str) -> Html:
     items = joined(Html(f"<li>{_swatched(run, place=place)}</li>\n") for run in runs)
     return Html(f'<ul class="legend">\n{items}</ul>\n')
+
+
+def _what(run: ReportedRun) -> dict[str, str]:
+    return {"Scheme": run.settings.scheme, "Task": run.settings.task}
 
 
 def _judges(runs: Sequence[ReportedRun]) -> str:

@@ -334,9 +334,11 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         mean, metrics = self.collect(TRAIN, replies)
         if mean is None or metrics is None:
             return None, None
-        arrays = to_record(mean.finish())
+        weight, averaged = mean.weight, mean.finish()
+        del mean  # the sums are twice as large as the model
+        arrays = to_record(averaged)
         if self.inner is not None:
-            arrays = self.inner.aggregate(server_round, arrays, metrics, mean.weight)
+            arrays = self.inner.aggregate(server_round, arrays, metrics, weight)
             arrays = to_record(
                 {
                     name: arrays[name].numpy().astype(like.dtype).reshape(like.shape)

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 __all__ = ["exchange"]
 
 _FEW = 16  # a deployed grid downloads every reply that is ready: ask for few at a time
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25  # seconds
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25  # seconds; looking more often takes CPU from Ray
 
 
 def exchange(

@@ -134,15 +134,19 @@ class InlineGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push questions and pull replies until all are there or the time is over."""
-        pending = set(self.push_messages(messages))
+        pending = list(self.push_messages(messages))
         end = time.monotonic() + (timeout if timeout is not None else float("inf"))
         replies: list[Message] = []
         while pending and time.monotonic() < end:
-            arrived = list(self.pull_messages(sorted(pending)))
-            pending -= {reply.metadata.reply_to_message_id for reply in arrived}
-            replies += arrived
-            if not arrived:
+            missing = []
+            for message_id in pending:  # one by one: looking for what is ready takes all of them
+                arrived = list(self.pull_messages([message_id]))
+                replies += arrived
+                if not arrived:
+                    missing.append(message_id)
+            if len(missing) == len(pending):
                 time.sleep(0.001)
+            pending = missing
         return replies
 
     def _answer(self, message_id: str) -> list[Message]:

@@ -80,3 +80,18 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     check = by_name(diagnose())["data"]
     assert check.status == "error"
     assert "sklearn" in check.detail
+
+
+def test_a_left_over_ray_cluster_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert status_of("Ray cluster") == "ok"
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    (check,) = (check for check in diagnose() if check.name == "Ray cluster")
+    assert check.status == "warning"
+    assert "127.0.0.1:1 that does not answer" in check.detail
+
+
+def status_of(name: str) -> str:
+    (check,) = (check for check in diagnose() if check.name == name)
+    return check.status

@@ -1,0 +1,1 @@
+"""Measurements of this library against named rivals; ``python -m benchmarks`` prints them."""

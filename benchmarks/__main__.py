@@ -1,0 +1,40 @@
+"""``python -m benchmarks [row ...]``: measure the rows and print each against its rival."""
+
+import argparse
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from .aggregate import aggregate
+from .report import HEADER, Comparison
+from .rounds import cohorts, echo, fedavg
+
+ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
+    "aggregate": aggregate,
+    "echo": echo,
+    "fedavg": fedavg,
+    "cohorts": cohorts,
+}
+
+
+def main() -> None:
+    """Measure; a missed target is reported and is no error."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("row", nargs="*", help=f"{', '.join(ROWS)}; all by default")
+    chosen = parser.parse_args().row or list(ROWS)
+    if unknown := [row for row in chosen if row not in ROWS]:
+        parser.error(f"unknown row {', '.join(unknown)}: choose from {', '.join(ROWS)}")
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    began = time.monotonic()
+    missed = 0
+    print(HEADER, flush=True)
+    for row in chosen:
+        for comparison in ROWS[row]():
+            missed += comparison.missed
+            print(comparison.line(), flush=True)
+    verdict = f"{missed} MISSED" if missed else "all met"
+    print(f"targets: {verdict}; {time.monotonic() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

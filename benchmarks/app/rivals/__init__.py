@@ -1,0 +1,1 @@
+"""The server and client app that both sides of a comparison run."""

@@ -1,0 +1,82 @@
+"""The server app: runs the parts of a plan in order and writes down the seconds of each.
+
+echo    every node sends 4 kB back; the seconds of one ``send_and_receive`` each
+flower  Flower's FedAvg; the seconds of each round
+ours    this library's FedAvg; the seconds of each round
+"""
+
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from flwr_privacy.strategies import FedAvg
+
+from .client_app import SIZES
+
+__all__ = ["app"]
+
+ECHO_FLOATS = 1000  # 4 kB
+TIMEOUT = 600.0
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the plan."""
+    config = context.run_config
+    rounds, clients = int(config["rounds"]), int(config["clients"])
+    with Path(str(config["out"])).open("a", encoding="utf-8") as out:
+        for part in str(config["plan"]).split():
+            if part == "echo":
+                seconds = [_echo(grid) for _ in range(rounds)]
+            else:
+                seconds = _train(grid, part, rounds, clients)
+            out.write(json.dumps({"part": part, "seconds": seconds}) + "\n")
+
+
+def _echo(grid: Grid) -> float:
+    nodes = list(grid.get_node_ids())
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(ECHO_FLOATS, np.float32)])})
+    messages = [Message(content, node, "query.echo") for node in nodes]
+    began = time.perf_counter()
+    replies = list(grid.send_and_receive(messages, timeout=TIMEOUT))
+    seconds = time.perf_counter() - began
+    if len(replies) != len(nodes) or any(reply.has_error() for reply in replies):
+        raise RuntimeError(f"{len(replies)} replies of {len(nodes)} nodes, or errors among them")
+    return seconds
+
+
+def _train(grid: Grid, part: str, rounds: int, clients: int) -> list[float]:
+    """Return the seconds of each round; what comes before the first is not counted."""
+    nodes = len(list(grid.get_node_ids()))
+    asked = {"min_train_nodes": clients or nodes, "min_available_nodes": nodes}
+    strategy: FlowerFedAvg
+    if part == "ours":
+        strategy = FedAvg(fraction_evaluate=0.0, clients=clients or None, **asked)
+    else:
+        strategy = FlowerFedAvg(fraction_evaluate=0.0, **asked)
+    ends: list[float] = []
+
+    def clock(server_round: int, arrays: ArrayRecord) -> None:
+        ends.append(time.perf_counter())
+
+    result = strategy.start(
+        grid, _initial_arrays(), num_rounds=rounds, timeout=TIMEOUT, evaluate_fn=clock
+    )
+    if len(result.train_metrics_clientapp) != rounds:
+        raise RuntimeError(f"{part}: a round was skipped")
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+def _initial_arrays() -> ArrayRecord:
+    from flwr_privacy.clients.torch import get_arrays, initialise, mlp
+
+    arrays = get_arrays(initialise(lambda: mlp(SIZES), seed=0))
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})

@@ -1,0 +1,72 @@
+"""The rows that need Flower's Ray engine: an echo, and rounds of FedAvg."""
+
+from collections.abc import Iterator
+
+from .engines import Engines, Seconds, engines
+from .report import Comparison
+
+__all__ = ["cohorts", "echo", "fedavg"]
+
+ECHO_NODES, ECHO_EXCHANGES, ECHO_RUNS = 1000, 2, 2
+FEDAVG_NODES, FEDAVG_ROUNDS, FEDAVG_PAIRS = 50, 3, 12
+COHORT_CLIENTS, COHORT_NODES, COHORT_ROUNDS, COHORT_RUNS = 200, 2, 4, 2
+
+
+def echo() -> Iterator[Comparison]:
+    """Compare the inline engine with Ray, per message."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    with engines() as engine:
+        for _ in range(ECHO_RUNS):
+            for seconds, run in ((ours, engine.inline), (theirs, engine.ray)):
+                # The first exchange of a run starts the workers.
+                [(_, exchanges)] = run("echo", nodes=ECHO_NODES, rounds=1 + ECHO_EXCHANGES)
+                seconds += [exchange / ECHO_NODES for exchange in exchanges[1:]]
+    yield Comparison(
+        what=f"inline engine, {ECHO_NODES} x 4 kB echo, per message",
+        rival="Flower on Ray, 2 workers, same apps",
+        ours=ours,
+        theirs=theirs,
+        at_least=20.0,
+    )
+
+
+def fedavg() -> Iterator[Comparison]:
+    """Compare our FedAvg with Flower's, in turns within one run; the first turns warm up."""
+    turns = ["flower ours" if pair % 2 else "ours flower" for pair in range(1 + FEDAVG_PAIRS)]
+    with engines() as engine:
+        seconds = engine.ray(" ".join(turns), nodes=FEDAVG_NODES, rounds=FEDAVG_ROUNDS)
+    yield Comparison(
+        what=f"FedAvg on Ray, {FEDAVG_NODES} nodes, per round",
+        rival="Flower's FedAvg, same client app",
+        ours=_rounds(seconds[2:], "ours"),
+        theirs=_rounds(seconds[2:], "flower"),
+        at_most=1.05,
+    )
+
+
+def cohorts() -> Iterator[Comparison]:
+    """Compare our FedAvg on few nodes, which play all clients, with Flower's node per client."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    with engines() as engine:
+        for _ in range(COHORT_RUNS):
+            theirs += _one_run(engine, "flower", nodes=COHORT_CLIENTS)
+            ours += _one_run(engine, "ours", nodes=COHORT_NODES)
+    yield Comparison(
+        what=f"cohorts: {COHORT_CLIENTS} clients, {COHORT_NODES} nodes, per round",
+        rival=f"Flower's FedAvg on {COHORT_CLIENTS} nodes, same client app",
+        ours=ours,
+        theirs=theirs,
+        at_least=3.0,
+    )
+
+
+def _one_run(engine: Engines, part: str, *, nodes: int) -> list[float]:
+    clients = 0 if nodes == COHORT_CLIENTS else COHORT_CLIENTS
+    seconds = engine.ray(part, nodes=nodes, rounds=1 + COHORT_ROUNDS, clients=clients)
+    return _rounds(seconds, part)[1:]  # the first round starts the workers
+
+
+def _rounds(seconds: Seconds, side: str) -> list[float]:
+    return [second for part, rounds in seconds if part == side for second in rounds]
