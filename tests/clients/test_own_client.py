@@ -10,6 +10,7 @@ from gradient_scheme import FEATURES, TRUTH, GradientStrategy, gradient_app
 
 class TestGradients(OwnClientConformance):
     strategy = GradientStrategy
+    registered = False
 
     def app(self) -> ClientApp:
         return gradient_app()

@@ -7,6 +7,7 @@ bring their own client.
 import inspect
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +22,9 @@ from flwr_privacy.clients import SchemeClient, as_mod, numpy_client_app
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.faults import KINDS
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.jobs import Engine, carry_out
+from flwr_privacy.simulations.runs import RunFolder
+from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.wire import RECORD, Header, payload_bytes
 
@@ -40,6 +44,8 @@ class SchemeConformance:
         The scheme's strategy; built with `options` and what a test adds.
     options : dict
         Parameters beyond the defaults.
+    registered : bool
+        Whether the scheme is one of `flwr_privacy.simulations.schemes` and trains the app's tasks.
     exact_cohorts : bool
         Whether a run with cohorts equals the one without bit for bit. False for float64 sums,
         which may differ in the last bit of a float32.
@@ -47,6 +53,7 @@ class SchemeConformance:
 
     strategy: ClassVar[type[SchemeStrategy]]
     options: ClassVar[dict[str, Any]] = {}
+    registered: ClassVar[bool] = True
     exact_cohorts: ClassVar[bool] = False
 
     def app(self) -> ClientApp:
@@ -170,6 +177,30 @@ class SchemeConformance:
         history = self.run(before=listen).history
         assert sum(line["bytes_down"] for line in history) == sum(sent)
         assert sum(line["bytes_up"] for line in history) == sum(received)
+
+    @pytest.mark.ray
+    def test_the_app_trains_alike_on_ray_inline_and_in_cohorts(self, tmp_path: Path) -> None:
+        if not self.registered:
+            return
+        settings = Settings(scheme=self.strategy.scheme, clients=4, rounds=3, per_round=3)
+        runs = {
+            name: RunFolder.create(tmp_path / name, settings, engine=engine, nodes=nodes)
+            for name, engine, nodes in (
+                ("inline", "inline", 4),
+                ("ray", "ray", 4),
+                ("cohorts", "ray", 2),
+            )
+        }
+        carry_out([runs["inline"]], Engine(name="inline"))
+        carry_out([runs["ray"], runs["cohorts"]], Engine(name="ray"))
+        models = {}
+        for name, run in runs.items():
+            with np.load(run.model_path) as archive:
+                models[name] = dict(archive)
+            assert [line["folded"] for line in run.rounds()[1:]] == [3, 3, 3]
+        for name, array in models["inline"].items():
+            np.testing.assert_allclose(models["ray"][name], array, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(models["cohorts"][name], array, rtol=1e-5, atol=1e-6)
 
     def test_no_answer_skips_the_round(self) -> None:
         fault = Fault(kind="drop", server_round=2)

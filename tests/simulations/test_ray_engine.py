@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -343,7 +344,10 @@ def test_killed_app_then_nothing_is_left(session: RaySession, app: Path, tmp_pat
 def test_existing_cluster_of_two_nodes(app: Path, tmp_path: Path) -> None:
     port, ready, out = free_port(), tmp_path / "ready", tmp_path / "out.json"
     join = [str(Path(sys.executable).with_name("ray")), "start", f"--address=127.0.0.1:{port}"]
-    options = {"environment": os.environ, "log": tmp_path / "log"}
+    # A short folder, because of the sockets in it, and not the one where a plain Ray looks.
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    environment = {**os.environ, "RAY_TMPDIR": str(folder)}
+    options = {"environment": environment, "log": tmp_path / "log", "remove": [folder]}
     head = Keeper([ray_command(port=port, cpus=1, gpus=0, ready=ready)], **options)  # type: ignore[arg-type]
     try:
         deadline = time.monotonic() + 60
