@@ -71,6 +71,9 @@ def run(
     data_root: Annotated[
         Path | None, typer.Option(help="Folder with the data sets that no library brings.")
     ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch what is missing in the data root.")
+    ] = False,
     engine: Annotated[
         str | None,
         typer.Option(help="ray (Flower's simulation engine, default) or inline (this process)."),
@@ -133,7 +136,7 @@ def run(
         where = replace(where, **_engine_of(folder, engine))
         folder.reopen()
     else:
-        settings = _settings(values)
+        settings = _settings(values, download=download)
         path = next_folder(Path("runs"), settings) if out is None else out
         folder = RunFolder.create(path, settings, engine=where.name, nodes=where.nodes(settings))
     carry_out([folder], where, resume=resume is not None)
@@ -188,9 +191,10 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _settings(values: dict[str, Any]) -> Settings:
+def _settings(values: dict[str, Any], *, download: bool) -> Settings:
     """Return the settings of a run; refuse at once what the app would refuse later."""
     # Imported late: torch takes seconds, which `--help` need not wait for.
+    from flwr_privacy.simulations.data import load
     from flwr_privacy.simulations.server_app import build_strategy
     from flwr_privacy.simulations.tasks import check_data, task
 
@@ -198,6 +202,8 @@ def _settings(values: dict[str, Any]) -> Settings:
     chosen = task(settings.task)
     settings = replace(settings, training=chosen.training).with_values(values)
     build_strategy(settings, None)
+    if download:
+        load(chosen.dataset, data_root=settings.data_root, download=True)
     typer.echo(f"data: {check_data(settings)}")
     return settings
 

@@ -175,6 +175,20 @@ def test_what_a_user_did_wrong_is_one_line_and_an_exit_code(
     assert not list(tmp_path.iterdir())
 
 
+def test_clients_with_one_class_are_named_and_train(command: Command) -> None:
+    one = ("--partition", "labels", "--set", "partition.labels=1")
+    done = command(*INLINE, "--rounds", "1", *one, "--out", "r")
+    assert done.returncode == 0, done.stderr
+    assert "only one class: clients 0, 1, 2, 3" in done.stdout
+    assert "round 1/1" in done.stdout
+
+
+def test_download_says_what_is_missing(command: Command, tmp_path: Path) -> None:
+    done = command(*INLINE, "--task", "adult-linear", "--data-root", "d", "--download")
+    assert done.returncode == 3
+    assert "adult.data" in done.stderr
+
+
 def test_folders_that_cannot_be_used(command: Command, tmp_path: Path) -> None:
     assert command(*INLINE, "--rounds", "1", "--out", "r").returncode == 0
     again = command(*INLINE, "--rounds", "1", "--out", "r")
