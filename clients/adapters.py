@@ -34,7 +34,7 @@ from .records import RecordArrays, first_array_record, to_record
 
 __all__ = ["as_mod", "numpy_client_app", "own_client_app"]
 
-CallNext = Callable[[Message, Context], Message]
+ClientFunction = CallNext = Callable[[Message, Context], Message]
 
 
 def as_mod(scheme_client: type[SchemeClient]) -> "SchemeMod":
@@ -104,41 +104,31 @@ def numpy_client_app(
             )
         return client
 
-    numpy_app = App(
-        client=scheme_client,
-        train=lambda client, message, _: client.local_training(
-            _config(message), list(first_array_record(message.content))
-        ),
-        evaluate=lambda client, message, _: client.local_evaluation(
-            RecordArrays(first_array_record(message.content)), _config(message)
-        ),
-    )
-    app = ClientApp()
+    numpy_app = App(client=scheme_client, train=_train_by_numpy, evaluate=_evaluate_by_numpy)
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        if RECORD in message.content:
-            return answer(numpy_app, message, context)
-        client = scheme_client(context)
-        if not client.bare:
-            return _refusal(bare_refusal(client.scheme), message)
+    def serve(bare_work: Callable[[SchemeClient, Message, Context], RecordDict]) -> ClientFunction:
+        def function(message: Message, context: Context) -> Message:
+            if RECORD in message.content:
+                return answer(numpy_app, message, context)
+            client = scheme_client(context)
+            if not client.bare:
+                return _refusal(bare_refusal(client.scheme), message)
+            return Message(bare_work(client, message, context), reply_to=message)
+
+        return function
+
+    def bare_training(client: SchemeClient, message: Message, context: Context) -> RecordDict:
         arrays = RecordArrays(first_array_record(message.content))
-        trained = client.local_training(_config(message), list(arrays))(arrays)
+        trained = _train_by_numpy(client, message, context)(arrays)
         metrics = MetricRecord(dict(trained.metrics))
-        content = RecordDict({"arrays": to_record(trained.arrays), "metrics": metrics})
-        return Message(content, reply_to=message)
+        return RecordDict({"arrays": to_record(trained.arrays), "metrics": metrics})
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        if RECORD in message.content:
-            return answer(numpy_app, message, context)
-        client = scheme_client(context)
-        if not client.bare:
-            return _refusal(bare_refusal(client.scheme), message)
-        arrays = RecordArrays(first_array_record(message.content))
-        metrics = MetricRecord(client.local_evaluation(arrays, _config(message)))
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    def bare_evaluation(client: SchemeClient, message: Message, context: Context) -> RecordDict:
+        return RecordDict({"metrics": MetricRecord(_evaluate_by_numpy(client, message, context))})
 
+    app = ClientApp()
+    app.train()(serve(bare_training))
+    app.evaluate()(serve(bare_evaluation))
     return app
 
 
@@ -196,6 +186,15 @@ def _is_bare_work(message: Message) -> bool:
 
 def _refusal(reason: str, message: Message) -> Message:
     return Message(Error(ERROR_CODE, reason), reply_to=message)
+
+
+def _train_by_numpy(client: SchemeClient, message: Message, context: Context) -> Train:
+    return client.local_training(_config(message), list(first_array_record(message.content)))
+
+
+def _evaluate_by_numpy(client: SchemeClient, message: Message, context: Context) -> dict[str, Any]:
+    arrays = RecordArrays(first_array_record(message.content))
+    return client.local_evaluation(arrays, _config(message))
 
 
 def _train_by_message(message: Message, context: Context, call_next: CallNext) -> Train:
