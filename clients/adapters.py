@@ -34,7 +34,7 @@ from .records import RecordArrays, first_array_record, to_record
 
 __all__ = ["as_mod", "numpy_client_app", "own_client_app"]
 
-ClientFunction = CallNext = Callable[[Message, Context], Message]
+ClientFunction = Callable[[Message, Context], Message]
 
 
 def as_mod(scheme_client: type[SchemeClient]) -> "SchemeMod":
@@ -60,7 +60,7 @@ class SchemeMod:
     def __init__(self, scheme_client: type[SchemeClient]) -> None:
         self.scheme_client = scheme_client
 
-    def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
+    def __call__(self, message: Message, context: Context, call_next: ClientFunction) -> Message:
         """Answer a message of this library; see to every other one as the scheme allows."""
         if not message.has_content() or RECORD not in message.content:
             if not self.scheme_client.bare and _is_bare_work(message):
@@ -197,7 +197,7 @@ def _evaluate_by_numpy(client: SchemeClient, message: Message, context: Context)
     return client.local_evaluation(arrays, _config(message))
 
 
-def _train_by_message(message: Message, context: Context, call_next: CallNext) -> Train:
+def _train_by_message(message: Message, context: Context, call_next: ClientFunction) -> Train:
     def train(arrays: Arrays) -> Trained:
         content = _users(message)
         names = (key for key, record in content.items() if isinstance(record, ArrayRecord))
@@ -217,7 +217,9 @@ def _train_by_message(message: Message, context: Context, call_next: CallNext) -
     return train
 
 
-def _evaluate_by_message(message: Message, context: Context, call_next: CallNext) -> dict[str, Any]:
+def _evaluate_by_message(
+    message: Message, context: Context, call_next: ClientFunction
+) -> dict[str, Any]:
     question = _with_content(message, _users(message))
     reply = _checked(call_next(question, context)).content
     records = [record for record in reply.values() if isinstance(record, MetricRecord)]
