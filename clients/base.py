@@ -15,7 +15,7 @@ from flwr.client import NumPyClient
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.wire import RECORD, Fields
+from flwr_privacy.wire import RECORD, TRAIN, Fields
 
 __all__ = ["SchemeClient", "Train", "Trained"]
 
@@ -75,7 +75,8 @@ class SchemeClient(NumPyClient):
         arrays : Mapping of str to ndarray
             The arrays of the message.
         fields : dict
-            The scheme's own values in the message, and ``round`` and ``request``.
+            The scheme's own values in the message, and ``experiment-id``, ``round`` and
+            ``request``, which together with the phase name the question.
         train : callable
             The user's local training; called only if the phase asks for it.
 
@@ -100,9 +101,17 @@ class SchemeClient(NumPyClient):
         """Return what leaves the node of the metrics of an evaluation; by default nothing."""
         return {}
 
-    def accumulator(self, template: Arrays) -> WeightedMean:
-        """Return an empty accumulator for the replies of several clients on one node."""
-        return WeightedMean(template)
+    def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
+        """Return an empty accumulator for the replies of several clients on one node.
+
+        Parameters
+        ----------
+        phase : str
+            Phase of the question.
+        arrays, fields
+            What of the question all clients share.
+        """
+        return WeightedMean(arrays if phase == TRAIN else {})
 
     def local_training(self, config: Mapping[str, Any], names: list[str]) -> Train:
         """Return the inner NumPyClient's ``fit`` as a function on named arrays."""

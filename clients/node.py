@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import (
+    ArrayRecord,
     ConfigRecord,
     Context,
     Error,
@@ -52,8 +53,8 @@ COHORTS_VARIABLE = "FLWR_PRIVACY_COHORTS"
 _COHORTS_KEY = "cohorts"  # the same in a node's configuration
 _ARRAYS = "arrays"
 
-Outcome = RecordDict | ReplyRefusedError
-"""The reply of one client of a cohort, or why there is none."""
+Outcome = tuple[RecordDict, int] | ReplyRefusedError
+"""The reply of one client of a cohort with its size in bytes, or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,17 @@ def _play(
         plays = "any" if may_play_any(context.node_config) else "one"
         own = {**client.introduce(), "plays": plays}
         return RecordDict({RECORD: _reply_record(header, client_id, own)})
+    _check_round(header, context)
     if evaluation:
         metrics = client.released_metrics(app.evaluate(client, message, context))
         return RecordDict(
             {METRICS: MetricRecord(metrics), RECORD: _reply_record(header, client_id, {})}
         )
-    _check_round(header, context)
-    fields = {**fields, "round": header.server_round, "request": header.request}
+    fields |= {
+        "experiment-id": header.experiment_id,
+        "round": header.server_round,
+        "request": header.request,
+    }
     arrays = RecordArrays(first_array_record(message.content))
     out, own = client.handle(header.phase, arrays, fields, app.train(client, message, context))
     metrics = dict(own.pop(METRICS, {}))
@@ -151,27 +156,31 @@ def _play_cohort(app: App, header: Header, message: Message, context: Context) -
             own_message = copy.copy(message)
             own_message.content = _content_of(client_id, message.content)
             own_context = _context_of(cohort, client_id, context)
-            yield client_id, _attempt(app, mean, client_id, own_message, own_context)
+            try:
+                client = app.client(own_context)
+                if not mean:
+                    mean.append(_accumulator(client, message.content))
+                reply = _play(app, client, client_id, own_message, own_context)
+                size = payload_bytes(reply)
+            # Flower turns whatever a client's code raises into an error reply of that client
+            # alone, and forgets the state that it leaves. A client of a cohort must fare the same,
+            # or one of them could take the others down.
+            except Exception as error:  # noqa: BLE001
+                text = f"{type(error).__name__}: {error}"
+                yield client_id, ReplyRefusedError("error", text)
+                continue
             _keep_state(client_id, own_context.state, context.state)
+            yield client_id, (reply, size)
 
     collect = _sum if cohort.reply == SUM else _gather
     return collect(header, cohort, mean, outcomes())
 
 
-def _attempt(
-    app: App, mean: list[WeightedMean], client_id: str, message: Message, context: Context
-) -> Outcome:
-    try:
-        client = app.client(context)
-        if not mean:
-            training = message.metadata.message_type == MessageType.TRAIN
-            arrays = RecordArrays(first_array_record(message.content)) if training else {}
-            mean.append(client.accumulator(dict(arrays)))
-        return _play(app, client, client_id, message, context)
-    # Flower turns whatever a client's code raises into an error reply of that client alone; a
-    # client of a cohort must fare the same, or one of them could take the others down.
-    except Exception as error:  # noqa: BLE001
-        return ReplyRefusedError("error", f"{type(error).__name__}: {error}")
+def _accumulator(client: SchemeClient, content: RecordDict) -> WeightedMean:
+    header, fields = Header.read(_record(content, RECORD))
+    shared = (r for name, r in content.items() if isinstance(r, ArrayRecord) and "@" not in name)
+    arrays = RecordArrays(next(shared, ArrayRecord()))
+    return client.accumulator(header.phase, dict(arrays), fields)
 
 
 def _sum(
@@ -233,9 +242,10 @@ class _Tally:
             if isinstance(outcome, ReplyRefusedError):
                 self.refuse(client_id, outcome)
                 continue
-            self._bytes_up += payload_bytes(outcome)
+            reply, size = outcome
+            self._bytes_up += size
             if client_id not in self._cohort.late:
-                yield client_id, outcome
+                yield client_id, reply
 
     def refuse(self, client_id: str, error: ReplyRefusedError) -> None:
         self._refused[client_id] = error

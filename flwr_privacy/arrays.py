@@ -65,8 +65,8 @@ def _header(text: bytes) -> tuple[np.dtype[np.generic], bool, tuple[int, ...]]:
         dtype: np.dtype[np.generic] = np.dtype(descr) if isinstance(descr, str) else np.dtype("O")
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"a damaged header ({type(error).__name__})") from error
-    if dtype.kind not in "biufc" or not isinstance(fortran_order, bool):
-        raise ValueError(f"dtype {dtype} is no number")
+    if dtype.kind not in "biuf" or not isinstance(fortran_order, bool):
+        raise ValueError(f"dtype {dtype} is no real number")
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError("a shape that is none")
     return dtype, fortran_order, shape

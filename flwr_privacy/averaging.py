@@ -5,6 +5,7 @@ grow with the number of clients, and a node that plays many clients can answer w
 folded cannot be taken out again, so everything is checked first.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -134,7 +135,7 @@ class WeightedMean:
         for name, (shape, dtype) in self.template.items():
             exact = self._sums[name] / self.weight
             if not np.issubdtype(dtype, np.inexact):
-                exact = np.rint(exact)
+                exact = np.clip(np.rint(exact), *_integer_bounds(dtype))
             mean[name] = exact.astype(dtype).reshape(shape)
         return mean
 
@@ -167,19 +168,16 @@ class WeightedMean:
         ReplyRefusedError
             If it is not the state of a mean over this template; it may come from an adversary.
         """
-        mean = WeightedMean({})
-        mean.template, mean._scratch = self.template, self._scratch
+        mean = copy.copy(self)  # of the same class, over the same template
+        mean._sums, mean._metrics, mean.weight = {}, {}, 0.0
         entries = _StateFields.read(fields)
         mean.clients = set(entries.clients)
         if not mean.clients and (arrays or entries.weight):
             raise ReplyRefusedError("malformed", "a sum over no clients")
         if mean.clients:
-            largest = LARGEST_WEIGHT * len(mean.clients)
-            if not 0 <= entries.weight <= largest:
-                raise ReplyRefusedError(
-                    "weight", f"{entries.weight} of {len(mean.clients)} clients"
-                )
+            mean._check_weight(entries.weight / len(mean.clients))
             for name, array in mean._fitting(arrays, dtype=np.dtype(np.float64)).items():
+                _check_sum(name, array, entries.weight, self.template[name][1])
                 mean._add(name, array, 1.0)
         mean.weight = entries.weight
         for key, sums, weight in entries.metrics:
@@ -249,7 +247,7 @@ class _StateFields:
             len(keys) == len(weights) == len(lengths)
             and min(sizes, default=0) >= 0
             and sum(sizes) == len(numbers)
-            and all(0 <= w < math.inf for w in weights)
+            and all(0 <= w <= weight for w in weights)
         ):
             raise ReplyRefusedError("malformed", "metric entries that do not fit each other")
         metrics = []
@@ -267,6 +265,27 @@ def _list_of(fields: Mapping[str, Any], key: str, kind: type) -> list[Any]:
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise ReplyRefusedError("malformed", f"the entry '{key}' is no list of {kind.__name__}")
     return values
+
+
+def _check_sum(
+    name: str, sums: NDArray[np.generic], weight: float, dtype: np.dtype[np.generic]
+) -> None:
+    """Refuse a sum that no replies with values of the template's dtype can have."""
+    if np.issubdtype(dtype, np.inexact):
+        largest = min(float(np.finfo(dtype.name).max), _LARGEST_VALUE)
+    else:
+        largest = max(map(abs, _integer_bounds(dtype)))
+    if sums.size and np.abs(sums).max() > weight * largest * (1 + 1e-9):
+        raise ReplyRefusedError("range", f"the sum of '{name}' is too large for its weight")
+
+
+def _integer_bounds(dtype: np.dtype[np.generic]) -> tuple[float, float]:
+    """Return the least and the largest float64 that a cast to an integer dtype can hold."""
+    if dtype == np.bool_:
+        return 0.0, 1.0
+    bounds = np.iinfo(np.dtype(dtype).name)
+    largest = float(bounds.max)
+    return float(bounds.min), largest if int(largest) <= bounds.max else np.nextafter(largest, 0)
 
 
 def _fitted(

@@ -63,8 +63,8 @@ class Header:
     server_round : int
         Round, from 1; 0 before the first.
     request : int, default 0
-        Number of the question within the round. Experiment, round and request together name a
-        question, also when a resumed round asks it again.
+        Number of the question within its round and phase. Experiment, round, phase and request
+        together name a question, also when a resumed round asks it again.
     client_id : str, default ""
         In a reply, who answers. Empty in a question.
     version : int
@@ -267,7 +267,9 @@ class CohortAnswer:
         columns = [
             _strings(record, f"refused-{name}") for name in ("clients", "reasons", "details")
         ]
-        if len({len(column) for column in columns}) != 1 or record["bytes-up"] < 0:
+        if len({len(column) for column in columns}) != 1 or not (
+            0 <= record["bytes-up"] < _MOST_BYTES
+        ):
             raise ProtocolError(f"{COHORT}: entries that do not fit each other")
         if sorted([*answered, *late, *columns[0]]) != sorted(asked):
             raise ProtocolError(f"{COHORT}: the answer is not about the clients that were asked")
@@ -288,6 +290,9 @@ _HEADER: dict[str, type] = {
     "request": int,
     "client-id": str,
 }
+
+
+_MOST_BYTES = 2**50  # of one answer
 
 
 def payload_bytes(content: Mapping[str, Any]) -> int:

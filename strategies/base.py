@@ -9,7 +9,7 @@ own ``start`` that calls only Flower's abstract methods.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -119,31 +119,30 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         # Set here: FedAvg's constructor warns of a fraction of 0, which is as good as any.
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
+        for name, count in (("train", min_train_nodes), ("evaluate", min_evaluate_nodes)):
+            check_integer(f"min_{name}_nodes", count, minimum=0)
         if clients is not None:
             check_integer("clients", clients, minimum=1)
         if quorum is not None:
             check_integer("quorum", quorum, minimum=1)
         if deadline is not None:
             check_number("deadline", deadline, minimum=1e-9)
-        self.experiment = Experiment(
-            scheme=self.scheme,
-            seed=seed,
-            experiment_id=experiment_id,
-            run_dir=run_dir,
-            resume=resume,
-            on_round=on_round,
-        )
-        self.federation = Federation(
-            virtual_clients=clients, min_available_nodes=min_available_nodes
-        )
-        self.conversation = Conversation(
-            scheme=self.scheme,
-            experiment=self.experiment,
-            federation=self.federation,
-            stragglers=stragglers,
-            deadline=deadline,
-            weighted_by=weighted_by_key,
-        )
+        self._experiment_options: dict[str, Any] = {
+            "scheme": self.scheme,
+            "seed": seed,
+            "experiment_id": experiment_id,
+            "run_dir": run_dir,
+            "resume": resume,
+            "on_round": on_round,
+        }
+        self._conversation_options: dict[str, Any] = {
+            "scheme": self.scheme,
+            "stragglers": stragglers,
+            "deadline": deadline,
+            "weighted_by": weighted_by_key,
+        }
+        self._virtual_clients = clients
+        self._build()
         self.quorum = quorum
         self._only_with_start = {
             "clients": clients,
@@ -158,7 +157,10 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     # -- What a scheme overrides -------------------------------------------------------------
 
     def setup(self, grid: Grid) -> None:
-        """Do what the scheme needs once, before the first round; by default nothing."""
+        """Do what the scheme needs before the first round of a run; by default nothing.
+
+        A resumed run calls it again, after `load_state_dict`.
+        """
 
     def train_round(
         self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
@@ -180,8 +182,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Return the scheme's own fields of the ``train`` question; by default none."""
         return {}
 
-    def joined(self, grid: Grid, clients: list[str]) -> None:
-        """Do what `setup` did for clients that come later; by default nothing."""
+    def joined(self, grid: Grid, server_round: int, clients: list[str]) -> None:
+        """Do what `setup` did for clients that come later, before a round; by default nothing."""
 
     def accumulator(self, phase: str) -> WeightedMean:
         """Return an empty accumulator for the replies of a phase."""
@@ -242,6 +244,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             If the checkpoint to resume from is damaged or belongs to another experiment.
         """
         check_integer("num_rounds", num_rounds, minimum=1)
+        if self.conversation.recorded:
+            self._experiment_options |= {"experiment_id": None, "resume": False}
+            self._build()
         self.conversation.timeout = check_number("timeout", timeout, minimum=1e-9)
         self.conversation.recorded = True
         train_config = ConfigRecord() if train_config is None else train_config
@@ -255,7 +260,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         for server_round in range(first_round, num_rounds + 1):
             line: dict[str, Any] = {"round": server_round, "rounds": num_rounds}
             if server_round > 0:
-                self._welcome(grid)
+                self._welcome(grid, server_round)
                 trained, metrics = self.train_round(grid, server_round, arrays, train_config)
                 arrays = arrays if trained is None else trained
                 line["skipped"] = trained is None
@@ -286,14 +291,15 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         for reply in book.replies(messages):
             try:
                 if isinstance(reply, PartialSum):
-                    book.folded += _merge(mean, reply)
+                    _merge(mean, reply)
                     continue
+                content = _without_arrays(reply.content)
+                if metrics_fn is not None and contents:
+                    _check_alike(reply, contents[0])
                 self.fold(phase, mean, reply)
-                book.folded += 1
-                if metrics_fn is not None:
-                    contents.append(_without_arrays(reply.content))
+                contents += [content] if metrics_fn is not None else []
             except ReplyRefusedError as error:
-                book.refuse(error.reason, str(error))
+                book.withdraw(reply, error)
         if mean.weight == 0:
             return None, None
         if metrics_fn is not None:
@@ -366,6 +372,16 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Return the mean metrics of the clients' evaluations."""
         return self.collect(EVALUATE, replies)[1]
 
+    def _build(self) -> None:
+        """Make what belongs to one training; a second `start` is another one."""
+        self.experiment = Experiment(**self._experiment_options)
+        self.federation = Federation(
+            virtual_clients=self._virtual_clients, min_available_nodes=self.min_available_nodes
+        )
+        self.conversation = Conversation(
+            experiment=self.experiment, federation=self.federation, **self._conversation_options
+        )
+
     # -- Parts of the loop -------------------------------------------------------------------
 
     def _begin(self, initial_arrays: ArrayRecord) -> tuple[ArrayRecord, int, float]:
@@ -380,10 +396,10 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         earlier = float(state["history"][-1]["seconds"])
         return to_record(state["arrays"]), int(state["round"]) + 1, earlier
 
-    def _welcome(self, grid: Grid) -> None:
+    def _welcome(self, grid: Grid, server_round: int) -> None:
         if joined := self.conversation.meet(grid):
             logger.info("joined: %s", joined)
-            self.joined(grid, joined)
+            self.joined(grid, server_round, joined)
 
     def _check_own_start(self) -> None:
         """Refuse under a user's own start what only this class's start can do."""
@@ -427,10 +443,20 @@ def _without_arrays(content: RecordDict) -> RecordDict:
     )
 
 
-def _merge(mean: WeightedMean, reply: PartialSum) -> int:
-    """Add a node's sum to a mean; return how many clients are in it."""
+def _check_alike(reply: ClientReply, first: RecordDict) -> None:
+    """Refuse metrics of another form than the first reply's: a user's function cannot mix them."""
+    (expected,) = (dict(r) for r in first.values() if isinstance(r, MetricRecord))
+    if _form(reply.metrics()) != _form(expected):
+        raise ReplyRefusedError("malformed", "its metrics have another form than the first reply's")
+
+
+def _form(metrics: Mapping[str, Any]) -> dict[str, int | None]:
+    return {key: len(v) if isinstance(v, list) else None for key, v in metrics.items()}
+
+
+def _merge(mean: WeightedMean, reply: PartialSum) -> None:
+    """Add a node's sum to a mean."""
     other = mean.from_state(reply.arrays, reply.fields)
     if other.clients != set(reply.clients):
         raise ReplyRefusedError("malformed", "the sum is over other clients than the answer")
     mean.merge(other)
-    return len(reply.clients)

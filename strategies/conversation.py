@@ -5,6 +5,7 @@ used (`replies`). What was asked, answered, refused and sent is counted on the w
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +13,6 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.identity import stream
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire import (
     COHORT,
@@ -28,7 +28,7 @@ from flwr_privacy.wire import (
     payload_bytes,
 )
 
-from .exchange import exchange
+from .exchange import arrived, exchange
 from .experiment import Experiment
 from .federation import Federation
 from .round import ClientReply, PartialSum, Round
@@ -91,9 +91,9 @@ class Conversation:
         self._weighted_by = weighted_by
         self._books: dict[str, Round] = {}
         self._exchanges: list[Round] = []  # since the last call of `counts`
-        self._open: dict[str, tuple[int, float]] = {}  # unanswered questions: node, expiry
-        self._late_answers = 0
-        self._request_round, self._requests = -1, 0
+        self._open: dict[str, tuple[Round, int, float]] = {}  # unanswered: book, node, expiry
+        self._late_answers = self._late_bytes = 0
+        self._requests: Counter[tuple[int, str]] = Counter()
 
     def meet(self, grid: Grid) -> list[str]:
         """Greet the nodes that are new; return their clients. See `Federation.meet`."""
@@ -107,7 +107,7 @@ class Conversation:
     def sample(
         self, grid: Grid, server_round: int, phase: str, *, fraction: float, minimum: int
     ) -> Assigned:
-        """Draw the clients of a round; the same in every run with the same seed.
+        """Draw the clients of a round; with the same seed the same in every run.
 
         Nodes that still owe an answer to an earlier question are left out, so that no two messages
         are outstanding for one client.
@@ -119,9 +119,12 @@ class Conversation:
         """
         if not self.federation.met:  # a user's own start: the first replies will be the hello
             self.federation.wait(grid, self.timeout)
-        draws = stream(self._experiment.seed, "sample", phase, server_round)
         return self.federation.sample(
-            draws, fraction=fraction, minimum=minimum, busy=self._busy(grid)
+            self._experiment.seed,
+            (phase, server_round),
+            fraction=fraction,
+            minimum=minimum,
+            busy=self._busy(grid),
         )
 
     def ask(
@@ -197,14 +200,16 @@ class Conversation:
         quorum = None if self._stragglers else book.quorum
         left_open: dict[str, int] = {}
         expires = time.monotonic() + self._real_deadline()
-        yield from exchange(
-            grid,
-            list(messages),
-            deadline=self._real_deadline(),
-            enough=lambda: quorum is not None and book.folded >= quorum,
-            left_open=left_open,
-        )
-        self._open |= {message: (node, expires) for message, node in left_open.items()}
+        try:
+            yield from exchange(
+                grid,
+                list(messages),
+                deadline=self._real_deadline(),
+                enough=lambda: quorum is not None and book.folded >= quorum,
+                left_open=left_open,
+            )
+        finally:  # also when whoever reads has had enough
+            self._open |= {message: (book, node, expires) for message, node in left_open.items()}
 
     def replies(
         self, phase: str, messages: Iterable[Message]
@@ -235,17 +240,22 @@ class Conversation:
 
     def counts(self) -> dict[str, Any]:
         """Return what was counted since the last call: bytes of all, fates of the last training."""
-        counts = self._books[TRAIN].counts() if TRAIN in self._books else {}
+        trained = [book for book in self._exchanges if book.header.phase == TRAIN]
+        counts = trained[-1].counts() if trained else {}
         if counts:
             counts["late"] += self._late_answers
+            self._late_answers = 0
         self.virtual_seconds += sum(book.virtual_seconds for book in self._exchanges)
         sizes = {
             key: sum(getattr(book, key) for book in self._exchanges)
             for key in ("bytes_down", "bytes_up", "wire_bytes_down", "wire_bytes_up")
         }
+        sizes["bytes_up"] += self._late_bytes
+        sizes["wire_bytes_up"] += self._late_bytes
+        self._late_bytes = 0
         hello = any(book.header.phase == HELLO for book in self._exchanges)
         questions = sum(book.header.phase != HELLO for book in self._exchanges)
-        self._exchanges, self._late_answers = [], 0
+        self._exchanges = []
         return {
             **counts,
             **sizes,
@@ -255,20 +265,26 @@ class Conversation:
 
     def _busy(self, grid: Grid) -> set[int]:
         """Return the nodes that owe an answer; late answers are taken in, and counted as late."""
-        for reply in grid.pull_messages(list(self._open)) if self._open else ():
-            self._open.pop(reply.metadata.reply_to_message_id, None)
-            self._late_answers += not reply.has_error()
+        found = True
+        while found and self._open:
+            found = False
+            for reply in arrived(grid, list(self._open)):
+                book, _, _ = self._open.pop(reply.metadata.reply_to_message_id)
+                found = True
+                if not reply.has_error():
+                    self._late_bytes += payload_bytes(reply.content)
+                    self._late_answers += book.header.phase == TRAIN
         now = time.monotonic()
-        self._open = {m: (node, end) for m, (node, end) in self._open.items() if end > now}
-        return {node for node, _ in self._open.values()}
+        self._open = {key: owed for key, owed in self._open.items() if owed[2] > now}
+        return {node for _, node, _ in self._open.values()}
 
     def _late(
         self, header: Header, assigned: Assigned, quorum: int | None
     ) -> tuple[set[str], float]:
         """Return who is late and how long the exchange takes on the virtual clock."""
         clients = [client for clients in assigned.values() for client in clients]
-        if self._stragglers is None or not clients:
-            return set(), 0.0
+        if self._stragglers is None or not clients or header.phase == EVALUATE:
+            return set(), 0.0  # an evaluation is for the report: it takes no virtual time
         return self._stragglers.race(
             clients,
             seed=self._experiment.seed,
@@ -290,15 +306,16 @@ class Conversation:
         return ConfigRecord(cohort.write())
 
     def _header(self, phase: str, server_round: int) -> Header:
-        if server_round != self._request_round:
-            self._request_round, self._requests = server_round, 0
-        self._requests += 1
+        for key in [key for key in self._requests if key[0] not in (0, server_round)]:
+            del self._requests[key]
+        request = self._requests[server_round, phase]
+        self._requests[server_round, phase] += 1
         return Header(
             scheme=self._scheme,
             experiment_id=self._experiment.id,
             phase=phase,
             server_round=server_round,
-            request=self._requests - 1,
+            request=request,
         )
 
     def _real_deadline(self) -> float:

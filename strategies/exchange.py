@@ -1,5 +1,6 @@
 """One exchange with the nodes: push, pull replies as they arrive, stop early if told so."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-__all__ = ["exchange"]
+__all__ = ["arrived", "exchange"]
+
+logger = logging.getLogger("flwr.privacy")
 
 _FEW = 16  # a deployed grid downloads every reply that is ready: ask for few at a time
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25  # seconds; looking more often takes CPU from Ray
@@ -45,28 +48,31 @@ def exchange(
         Replies in order of arrival, errors included.
     """
     began = last = time.monotonic()
-    # A list: the deployed grid's push_messages fails on a generator.
-    ids = grid.push_messages(list(messages))
+    messages = list(messages)  # the deployed grid's push_messages fails on a generator
+    pushed = {message_id for message_id in grid.push_messages(messages) if message_id}
+    # Grids leave out what they could not push, but name every message that they did.
     pending = {
-        message_id: message.metadata.dst_node_id
-        for message_id, message in zip(ids, messages, strict=True)
-        if message_id
+        message.metadata.message_id: message.metadata.dst_node_id
+        for message in messages
+        if message.metadata.message_id in pushed
     }
+    if len(pending) < len(messages):
+        logger.warning("%d of %d messages not sent", len(messages) - len(pending), len(messages))
     asked = len(pending)
     pause = _SHORTEST_PAUSE
     try:
-        while pending and not enough():
+        while pending and not enough() and time.monotonic() - began <= deadline:
             before = len(pending)
-            for reply in _arrived(grid, list(pending)):
+            for reply in arrived(grid, list(pending)):
                 pending.pop(reply.metadata.reply_to_message_id, None)
                 yield reply
-                if enough():
+                if enough() or time.monotonic() - began > deadline:
                     return
             now = time.monotonic()
             if len(pending) < before:
                 last, pause = now, _SHORTEST_PAUSE
                 continue
-            if now - began > deadline or (before < asked and now - last > idle):
+            if before < asked and now - last > idle:
                 return
             time.sleep(min(pause, max(0.0, began + deadline - now)))
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -75,6 +81,7 @@ def exchange(
             left_open.update(pending)
 
 
-def _arrived(grid: Grid, waiting: list[str]) -> Iterator[Message]:
+def arrived(grid: Grid, waiting: list[str]) -> Iterator[Message]:
+    """Yield the replies to some questions that are there."""
     for start in range(0, len(waiting), _FEW):
         yield from grid.pull_messages(waiting[start : start + _FEW])

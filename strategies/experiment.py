@@ -46,7 +46,7 @@ class Experiment:
     Raises
     ------
     InvalidParameterError
-        If it is to be resumed and there is no folder.
+        If there is no such folder, or none to resume from.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class Experiment:
     ) -> None:
         if resume and run_dir is None:
             raise InvalidParameterError("run_dir", run_dir, "the folder to resume from")
+        if run_dir is not None and not Path(run_dir).is_dir():
+            raise InvalidParameterError("run_dir", str(run_dir), "a folder that exists")
         self._scheme = scheme
         self._seed = seed
         self._id = experiment_id

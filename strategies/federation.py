@@ -11,11 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_privacy.errors import ProtocolError, check_integer
+from flwr_privacy.identity import derive_seed
 from flwr_privacy.wire import RECORD, Fields, Header, payload_bytes
 
 from .exchange import exchange
@@ -92,7 +92,7 @@ class Federation:
         books : list of Round
             The books of the questions.
         joined : list of str
-            The clients of the new nodes.
+            The clients of the new nodes; nobody where nodes play simulated clients.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class Federation:
         if not self.met:
             self.met = True
             self.cohorts = not {*self._virtual()} <= set(self._nodes)
-        return list(books.values()), joined
+        return list(books.values()), [] if self.cohorts else joined
 
     def clients(self) -> list[str]:
         """Return the identities of all clients that can be asked, in a fixed order.
@@ -152,17 +152,18 @@ class Federation:
             return sorted(self._nodes)
         if not self.cohorts:
             return [client for client in self._virtual() if client in self._nodes]
-        if not self._workers() and self._nodes:
+        if not self._workers() and not self._seats:
             raise ProtocolError(
                 f"clients = {self.virtual_clients} for {len(self._nodes)} nodes, and none lets a "
                 "server choose whom it plays: set FLWR_PRIVACY_COHORTS=1 in the environment of the "
                 "nodes, or cohorts=true in their configuration (never with a client-id)"
             )
-        return self._virtual() if self._nodes else []
+        return self._virtual() if self._workers() else []
 
     def sample(
         self,
-        draws: np.random.Generator,
+        seed: int | str,
+        purpose: tuple[str | int, ...],
         *,
         fraction: float,
         minimum: int,
@@ -170,12 +171,18 @@ class Federation:
     ) -> dict[int, list[str]]:
         """Draw clients without replacement.
 
+        Every client has a place in a random order that depends on the seed, the purpose and its
+        identity alone; the first ones that are there are taken. So who is absent changes no more
+        than that somebody else comes in for it.
+
         Parameters
         ----------
-        draws : Generator
-            Source of randomness.
+        seed : int or str
+            Root seed of the experiment.
+        purpose : tuple
+            What is drawn, e.g. ``("train", server_round)``.
         fraction : float
-            Fraction of the clients, rounded down.
+            Fraction of the clients that are connected, rounded down.
         minimum : int
             At least so many. If nodes left and fewer clients remain, all of them are taken.
         busy : collection of int
@@ -198,21 +205,28 @@ class Federation:
         check_integer("clients per round", size, minimum=0, maximum=self._most)
         if size > len(population):
             logger.warning("%d clients to draw, %d are left", size, len(population))
-        size = min(size, len(population))
-        chosen = [population[i] for i in sorted(draws.choice(len(population), size, replace=False))]
-        assigned: dict[int, list[str]] = {}
-        for who in chosen:
-            node = who if isinstance(who, int) else self._node_of(who)
+        ranked = sorted(population, key=lambda who: derive_seed(seed, "sample", *purpose, who))
+        load = Counter(seat for seat in self._seats.values() if seat in self._nodes)
+        chosen: list[tuple[int, str]] = []
+        for who in ranked:
+            if len(chosen) == size:
+                break
+            node = who if isinstance(who, int) else self._node_of(who, load)
             if node not in busy:
-                assigned.setdefault(node, []).append("" if isinstance(who, int) else who)
+                chosen.append((node, "" if isinstance(who, int) else who))
+        assigned: dict[int, list[str]] = {}
+        for node, client in sorted(chosen, key=lambda entry: (len(entry[1]), entry[1], entry[0])):
+            assigned.setdefault(node, []).append(client)
         return assigned
 
-    def _node_of(self, client: str) -> int:
+    def _node_of(self, client: str, load: Counter[str]) -> int:
+        """Return the node that plays a client; one without a seat gets the least loaded worker."""
         if not self.cohorts:
             return self._nodes[client]
         if self._seats.get(client) not in self._nodes:
-            workers = self._workers()
-            self._seats[client] = workers[int(client) % len(workers)]
+            seat = min(self._workers(), key=lambda worker: (load[worker], worker))
+            self._seats[client] = seat
+            load[seat] += 1
         return self._nodes[self._seats[client]]
 
     def _workers(self) -> list[str]:

@@ -41,6 +41,9 @@ REASONS = {
 }
 """Under what a reply that is not used is counted; docs/wire.md explains them."""
 
+_NOT_THERE = {3, 4, 5}
+"""Flower's codes for a message, reply or node that is not available (any more): no answer."""
+
 _LONGEST_DETAIL = 300  # characters of a log line that an adversary may fill
 
 
@@ -51,6 +54,11 @@ class ClientReply:
     client_id: str
     content: RecordDict
     fields: Fields
+
+    @property
+    def clients(self) -> list[str]:
+        """The one client."""
+        return [self.client_id]
 
     def arrays(self) -> dict[str, Any]:
         """Return the arrays of the reply.
@@ -142,17 +150,29 @@ class Round:
     _heard: set[int] = field(default_factory=set)
 
     def replies(self, messages: Iterable[Message]) -> Iterator[ClientReply | PartialSum]:
-        """Yield what may be used of the messages, one by one as they come."""
+        """Yield what may be used of the messages, one by one as they come.
+
+        What is yielded counts as folded; `withdraw` takes that back.
+        """
         for message in messages:
             try:
-                yield from self._read(message)
+                for reply in self._read(message):
+                    self.folded += len(reply.clients)
+                    yield reply
             except (ReplyRefusedError, ProtocolError, InvalidParameterError) as error:
                 reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
-                self.refuse(reason, f"node {message.metadata.src_node_id}: {error}")
+                node = message.metadata.src_node_id
+                lost = self.asked.get(node, []) if self.cohorts and node not in self._heard else []
+                self.refuse(reason, f"node {node}: {error}", clients=max(1, len(lost)))
 
-    def refuse(self, reason: str, detail: str) -> None:
+    def withdraw(self, reply: "ClientReply | PartialSum", error: ReplyRefusedError) -> None:
+        """Count a reply that was handed on as refused after all."""
+        self.folded -= len(reply.clients)
+        self.refuse(error.reason, str(error), clients=len(reply.clients))
+
+    def refuse(self, reason: str, detail: str, *, clients: int = 1) -> None:
         """Count and log a reply that is not used."""
-        self.refused[reason if reason in REASONS else "error"] += 1
+        self.refused[reason if reason in REASONS else "error"] += clients
         text = "".join(c if c.isprintable() else "?" for c in detail[:_LONGEST_DETAIL])
         logger.warning("round %d: refused (%s)", self.header.server_round, text)
 
@@ -168,11 +188,16 @@ class Round:
 
     def _read(self, message: Message) -> Iterator[ClientReply | PartialSum]:
         node = message.metadata.src_node_id
+        if message.has_error() and message.error.code in _NOT_THERE:
+            return
         if message.has_error():
             reason = message.error.reason or f"code {message.error.code}"
             raise ReplyRefusedError("error", reason.strip().partition("\n")[0])
         content = message.content
-        size = payload_bytes(content)
+        try:
+            size = payload_bytes(content)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ReplyRefusedError("malformed", f"it cannot be serialised ({error})") from error
         self.wire_bytes_up += size
         if node not in self.asked:
             raise ReplyRefusedError("unknown node", "it was not asked")
@@ -181,6 +206,8 @@ class Round:
             raise ReplyRefusedError("duplicate", "it has answered already")
         if self.cohorts:
             answer = CohortAnswer.read(_config(content, COHORT), asked=self.asked[node])
+            if not self.late.issuperset(answer.late) or self.late & set(answer.answered):
+                raise ReplyRefusedError("malformed", "others are late than were told to be")
             self._heard.add(node)
             yield from self._read_cohort(answer, content, fields)
             return
@@ -228,7 +255,8 @@ class Round:
                     raise ReplyRefusedError("unknown client", f"{own_id[:64]!r} is another")
                 yield ClientReply(client, own, own_fields)
             except (ReplyRefusedError, ProtocolError) as error:
-                self.refuse("malformed", f"client {client}: {error}")
+                reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
+                self.refuse(reason, f"client {client}: {error}")
 
     def _header(self, content: RecordDict) -> tuple[str, Fields]:
         """Return who answers and the scheme's own fields, if it is this question's answer."""

@@ -19,6 +19,7 @@ from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies.federation import Federation
 from flwr_privacy.wire import COHORT, RECORD, Cohort, Header
 
 Change = Callable[[RecordDict], None]
@@ -115,6 +116,7 @@ SINGLE = {
     "weight huge": (metric(num_examples=1e308), "weight"),
     "weight tiny": (metric(num_examples=5e-324), "weight"),
     "weight a list": (metric(num_examples=[1, 2]), "weight"),
+    "weight beyond 64 bits": (metric(num_examples=2**70), "malformed"),
     "metric of another length": (metric(loss=[1.0, 2.0]), None),
     "metric not finite": (metric(loss=math.nan), None),
     "arrays of another shape": (weights(np.full(5, 1e300)), "shape"),
@@ -160,6 +162,10 @@ COHORTS = {
     "weight as text": entries(RECORD, weight="x"),
     "weight negative": entries(RECORD, weight=-10.0),
     "weight beyond all bounds": entries(RECORD, weight=1e300),
+    "weight of nothing": entries(RECORD, weight=0.0),
+    "values beyond the model's": lambda content: content.update(
+        {"arrays": record({n: np.full(a.shape, 1e200) for n, a in content["arrays"].items()})}
+    ),
     "no metric weights": entries(RECORD, metric_weights=None),
     "metric sums cut": entries(RECORD, metric_sums=None),
     "lengths that do not fit": entries(RECORD, metric_lengths=[10**9]),
@@ -180,7 +186,7 @@ def test_a_bad_sum_is_refused_and_the_other_nodes_count(name: str) -> None:
     )
     assert same(result.arrays, honest.arrays)
     for line in result.history[1:]:
-        assert sum(line["refused"].values()) == 1
+        assert sum(line["refused"].values()) == 2  # the clients of the node
         assert line["folded"] == 2
 
 
@@ -264,6 +270,115 @@ def test_a_client_that_owes_an_answer_is_not_asked_again() -> None:
     history = run_strategy(strategy, faults=[slow]).history
     assert [line["asked"] for line in history[1:]] == [4, 3, 4]
     assert [line["late"] for line in history[1:]] == [0, 0, 1]
+
+
+def test_a_number_beyond_64_bits_is_that_clients_alone() -> None:
+    class Client(StepClient):
+        def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
+            return parameters, 1, {"big": 2**70 if self.client == 1 else 1}
+
+    def client_fn(context: Context) -> Any:
+        return FedAvgClient(Client(int(context.node_config["partition-id"])), context)
+
+    for nodes, options in ((4, {}), (2, {"clients": 4})):
+        strategy = FedAvg(fraction_evaluate=0, **options)
+        result = run_strategy(strategy, numpy_client_app(client_fn), nodes=nodes)
+        assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("answer", [lambda ids: ids[1:], lambda ids: [None, *ids[1:]]])
+def test_a_message_that_cannot_be_sent_is_a_missing_answer(answer: Any) -> None:
+    def lossy(grid: Any) -> None:
+        push = grid.push_messages
+
+        def push_messages(messages: Any) -> Any:
+            kept = messages[1:] if "train" in str(messages[0].content.get(RECORD)) else messages
+            ids = list(push(kept))
+            return ids if kept is messages else answer(["", *ids])
+
+        grid.push_messages = push_messages
+
+    result = run_strategy(FedAvg(fraction_evaluate=0), before=lossy)
+    assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
+
+
+def test_a_deadline_holds_while_replies_trickle_in() -> None:
+    app = ClientApp(mods=[as_mod(FedAvgClient)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        time.sleep(0.2)
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    strategy = FedAvg(deadline=0.5, fraction_evaluate=0)
+    (_, line) = run_strategy(strategy, app, nodes=10, num_rounds=1).history
+    assert 1 <= line["folded"] <= 4
+
+
+def test_whoever_reads_the_first_answers_only_leaves_the_others_busy() -> None:
+    class First(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            def first() -> Any:
+                yield next(replies)
+                replies.close()
+
+            return super().aggregate_train(server_round, first())
+
+    slow = [Fault(kind="delay", client=c, server_round=1, seconds=30) for c in "12"]
+    result = run_strategy(First(fraction_evaluate=0), nodes=4, faults=slow)
+    assert [line["folded"] for line in result.history[1:]] == [1, 1, 1]
+    assert result.history[2]["asked"] == 2
+
+
+def test_an_absent_client_changes_one_place_of_the_sample() -> None:
+    names = "abcdefgh"
+
+    def sample(present: str) -> set[str]:
+        federation = Federation()
+        federation.met = True
+        federation._nodes = {name: i for i, name in enumerate(names) if name in present}
+        assigned = federation.sample(7, ("train", 1), fraction=0.0, minimum=3)
+        return {client for clients in assigned.values() for client in clients}
+
+    everybody = sample(names)
+    for absent in names:
+        assert len(everybody - sample(names.replace(absent, ""))) == (absent in everybody)
+
+
+def test_a_second_start_is_another_training() -> None:
+    strategy = FedAvg(seed=1)
+    results = []
+    for _ in range(2):
+        results.append(run_strategy(strategy))
+    assert same(results[0].arrays, results[1].arrays)
+    assert len(results[1].history) == 4
+
+
+def test_a_missing_run_folder_is_named(tmp_path: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"run_dir = .*nowhere.*: expected a folder"):
+        FedAvg(run_dir=tmp_path / "nowhere")
+
+
+def test_requests_are_numbered_by_round_and_phase() -> None:
+    numbers: list[tuple[str, int, int]] = []
+
+    def spy(message: Message, context: Context, call_next: Any) -> Message:
+        header, _ = Header.read(message.content.config_records[RECORD])
+        numbers.append((header.phase, header.server_round, header.request))
+        return as_mod(FedAvgClient)(message, context, call_next)
+
+    class Twice(FedAvg):
+        def train_round(self, grid: Any, server_round: int, arrays: Any, config: Any) -> Any:
+            super().train_round(grid, server_round, arrays, config)
+            return super().train_round(grid, server_round, arrays, config)
+
+    alone = {"min_available_nodes": 1, "min_train_nodes": 1, "min_evaluate_nodes": 1}
+    result = run_strategy(Twice(**alone), message_app([spy]), nodes=1, num_rounds=2)
+    per_round = [("train", 0), ("train", 1), ("evaluate", 0)]
+    assert numbers == [("hello", 0, 0)] + [(p, r, n) for r in (1, 2) for p, n in per_round]
+    assert [line["exchanges"] for line in result.history] == [1, 3, 3]
 
 
 # -- What a server may not get ---------------------------------------------------------------
