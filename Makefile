@@ -8,6 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 .PHONY: demo test check bench clean
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): about 2 GB, some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[simulation,dev]"
 	touch $@

@@ -22,7 +22,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 
 SETTING = "Setting"
@@ -53,21 +52,23 @@ def version(
 
 @app.command(epilog=EXIT_CODES)
 def run(
-    scheme: Annotated[str | None, typer.Option(help="Scheme, e.g. fedavg.")] = None,
+    scheme: Annotated[str | None, typer.Option(help="Scheme; by default fedavg.")] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Task: digits-mlp, mnist-mlp, fashion-cnn or adult-linear."),
+        typer.Option(help="Task: digits-mlp (default), mnist-mlp, fashion-cnn or adult-linear."),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients of the federation.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Clients of the federation; by default 20.")
+    ] = None,
     per_round: Annotated[
         int | None, typer.Option(help="Clients asked in each round; by default all.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Learning rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")] = None,
     partition: Annotated[
         str | None,
-        typer.Option(help="Split of the data: iid, dirichlet, shards or labels."),
+        typer.Option(help="Split of the data: iid (default), dirichlet, shards or labels."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Root of all seeds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")] = None,
     data_root: Annotated[
         Path | None, typer.Option(help="Folder with the data sets that no library brings.")
     ] = None,
@@ -91,7 +92,9 @@ def run(
     ray_address: Annotated[
         str | None, typer.Option(help="host:port of a Ray cluster that runs already.")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the SuperLink for Ray.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the SuperLink for Ray; by default a free one.")
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -133,20 +136,28 @@ def run(
                 "--resume", str(resume), "no other setting beside it: a run keeps its own"
             )
         folder = RunFolder.open(resume)
+        if folder.summary["status"] == "completed":
+            typer.echo(f"run: {folder.path} is complete")
+            return
         where = replace(where, **_engine_of(folder, engine))
         folder.reopen()
     else:
         settings = _settings(values, download=download)
         path = next_folder(Path("runs"), settings) if out is None else out
         folder = RunFolder.create(path, settings, engine=where.name, nodes=where.nodes(settings))
-    carry_out([folder], where, resume=resume is not None)
+    try:
+        carry_out([folder], where, resume=resume is not None)
+    except KeyboardInterrupt:
+        if folder.checkpoint_path.exists():
+            typer.echo(f"interrupted; to go on: flwr-privacy run --resume {folder.path}", err=True)
+        raise
     typer.echo(f"run: {folder.path}")
 
 
 @app.command(epilog=EXIT_CODES)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of the runs.")],
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("runs/report"),
 ) -> None:
     """Draw runs side by side in one HTML report, with the numbers as JSON beside it."""
     from flwr_privacy.simulations.report import write_report

@@ -53,9 +53,17 @@ class Engine:
             check_integer("workers", self.workers, minimum=1)
 
     def nodes(self, settings: Settings) -> int:
-        """Return the number of nodes for a run."""
+        """Return the number of nodes for a run.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there are more workers than clients.
+        """
         clients = settings.clients or DEFAULT_CLIENTS
-        return clients if self.workers is None else min(self.workers, clients)
+        if self.workers is None:
+            return clients
+        return check_integer("workers", self.workers, maximum=clients)
 
 
 def next_folder(parent: Path, settings: Settings) -> Path:
@@ -78,11 +86,12 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
         session: RaySession | None = None
         if engine.name == "ray":
             log = runs[0].log_path
-            session = stack.enter_context(
-                RaySession(resources=engine.resources, port=engine.port, log_path=log)
-            )
+            session = RaySession(resources=engine.resources, port=engine.port, log_path=log)
+            with _kept(*runs, ends=False):
+                stack.enter_context(session)
         for run in runs:
             with _kept(run), _shown(run):
+                run.begin()
                 config: dict[str, str | bool] = {
                     "settings": run.settings_path.read_text(encoding="utf-8"),
                     "run-dir": str(run.path.resolve()),
@@ -122,20 +131,26 @@ def _logged(run: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _kept(run: RunFolder) -> Iterator[None]:
-    """Write down how the run ended, however it does."""
+def _kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
+    """Write down how the runs ended, if they fail or end here."""
+
+    def finish(status: str, error: str | None = None) -> None:
+        for run in runs:
+            run.finish(status, error)
+
     try:
         yield
     except KeyboardInterrupt:
-        run.finish("interrupted")
+        finish("interrupted")
         raise
     except FlwrPrivacyError as error:
-        run.finish("failed", str(error))
+        finish("failed", str(error))
         raise
     except BaseException as error:
-        run.finish("failed", f"{type(error).__name__}: {error}")
+        finish("failed", f"{type(error).__name__}: {error}")
         raise
-    run.finish("completed")
+    if ends:
+        finish("completed")
 
 
 @contextmanager
@@ -145,8 +160,11 @@ def _shown(run: RunFolder) -> Iterator[None]:
     with Progress(run.path.name, run.settings.rounds) as progress:
 
         def show() -> None:
+            shown = -1  # a resumed run writes its earlier rounds again
             for line in follow(run.metrics_path, done.is_set):
-                progress.update(line)
+                if line["round"] > shown:
+                    progress.update(line)
+                    shown = line["round"]
 
         watcher = threading.Thread(target=show, daemon=True)
         watcher.start()

@@ -39,7 +39,7 @@ class Progress:
     ...     progress.update({"round": 0, "server": {"accuracy": 0.1}, "seconds": 0.5})
     ...     progress.update({"round": 1, "bytes_down": 900, "bytes_up": 300, "seconds": 2.5})
     fedavg: round 0/3, accuracy 0.100, 0 B, 0.5 s
-    fedavg: round 1/3, accuracy 0.100, 1.2 kB, 2.5 s, 4.0 s left
+    fedavg: round 1/3, accuracy 0.100, 1.2 kB, 2.5 s
     """
 
     def __init__(self, label: str, rounds: int, *, console: Console | None = None) -> None:
@@ -81,7 +81,9 @@ class Progress:
         self._seconds = float(line.get("seconds", self._seconds))
         if self._round is None or line["round"] <= self._round:  # the first, or rounds done again
             self._bytes = {r: count for r, count in self._bytes.items() if r < line["round"]}
-            self._first = (0, 0.0) if line["round"] == 1 else (line["round"], self._seconds)
+            self._first = (line["round"], self._seconds)
+        elif self._first[0] == 0:  # the first round has the start of the workers in it
+            self._first = (line["round"], self._seconds)
         self._round = int(line["round"])
         self._updated = time.monotonic()
         self._bytes[self._round] = line.get("bytes_down", 0) + line.get("bytes_up", 0)

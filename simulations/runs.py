@@ -11,7 +11,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -253,6 +253,16 @@ class RunFolder:
         """
         self._write_summary({**self.summary, **changes})
 
+    def begin(self) -> None:
+        """Note that the run begins now; a folder may be made long before.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the folder cannot be written.
+        """
+        self.update(started=_now())
+
     def finish(self, status: str, error: str | None = None) -> None:
         """Note how the run ended.
 
@@ -347,14 +357,14 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def flat_settings(settings: Settings) -> dict[str, Any]:
-    """Return what is set, with dotted keys.
+    """Return what is set, with dotted keys; where the data lies is left out.
 
     Examples
     --------
     >>> flat_settings(Settings())["partition.kind"]
     'iid'
     """
-    return _flat(asdict(settings))
+    return _flat(asdict(replace(settings, data_root=None)))
 
 
 def differing_settings(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:

@@ -229,6 +229,7 @@ def _environment(flwr_home: Path, ray_address: str) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray will do anyway, without its warning
         COHORTS_VARIABLE: "1",  # the nodes of a simulation play the clients they are told
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         "RAY_ADDRESS": ray_address,

@@ -429,8 +429,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def _log(self, line: dict[str, Any]) -> None:
         if line.get("skipped"):
             logger.warning(
-                "round %d skipped: none of %d clients gave a reply that could be used before the "
-                "deadline",
+                "round %d skipped: none of %d clients gave a reply in time that could be used",
                 line["round"],
                 line["asked"],
             )

@@ -17,8 +17,10 @@ from .history import History
 
 __all__ = ["Experiment", "SchemeResult"]
 
+CHECKPOINT = "checkpoint.bin"
 
-@dataclass
+
+@dataclass(repr=False)  # Flower's own does not print the model
 class SchemeResult(Result):
     """Flower's result with the history of the rounds (one dict per round, as in the JSON lines)."""
 
@@ -90,11 +92,19 @@ class Experiment:
         ------
         CheckpointError
             If the checkpoint is missing, damaged or of another experiment.
+        InvalidParameterError
+            If the experiment begins and the folder has a checkpoint already.
         """
         if not self._resume or self.run_dir is None:
+            if self.run_dir is not None and (self.run_dir / CHECKPOINT).exists():
+                raise InvalidParameterError(
+                    "run_dir",
+                    str(self.run_dir),
+                    f"a folder without a {CHECKPOINT}, or resume=True to go on from it",
+                )
             self.history.restart([])
             return None
-        path = self.run_dir / "checkpoint.bin"
+        path = self.run_dir / CHECKPOINT
         state = checkpoint.load(path)
         self._check_same(path, state, initial_arrays)
         self._id = state["experiment_id"]
@@ -113,7 +123,7 @@ class Experiment:
                 "history": [*self.history.lines, line],
                 **state,
             }
-            checkpoint.save(self.run_dir / "checkpoint.bin", document)
+            checkpoint.save(self.run_dir / CHECKPOINT, document)
         self.history.add(line)
 
     def result(self, arrays: ArrayRecord) -> SchemeResult:

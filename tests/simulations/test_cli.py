@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from flwr_privacy.simulations.cli import main
+from flwr_privacy.simulations.runs import RunFolder
 
 COMMAND = Path(sys.executable).parent / "flwr-privacy"
 
@@ -112,6 +113,9 @@ def test_killed_in_the_middle_it_resumes_to_the_same_model(
     assert same_model(tmp_path / "whole", tmp_path / "broken")
     rounds = [json.loads(line)["round"] for line in (tmp_path / "broken/metrics.jsonl").open()]
     assert rounds == list(range(41))
+    assert resumed.stdout.count("round 3/40") <= 1
+    again = command("run", "--resume", "broken")
+    assert again.stdout == "run: broken is complete\n"
 
 
 @pytest.mark.ray
@@ -139,6 +143,7 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
+    assert "to go on: flwr-privacy run --resume r" in errors
     assert "Traceback" not in errors
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "interrupted"
 
@@ -157,6 +162,7 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
         (("--set", "strategy.seed=1"), 2, "strategy = ['seed']: expected the scheme's own"),
         (("--cpus-per-client", "0.5"), 2, "CPU shares are whole numbers"),
         (("--workers", "0"), 2, "workers = 0: expected an integer of at least 1"),
+        (("--workers", "9"), 2, "workers = 9: expected an integer of at most 4"),
         (("--task", "mnist-mlp"), 3, "--data-root DIR"),
         (("--task", "mnist-mlp", "--data-root", "nowhere"), 3, "nowhere"),
         (("--clients", "2000"), 3, "client"),
@@ -215,6 +221,7 @@ def test_a_damaged_checkpoint(command: Command, tmp_path: Path) -> None:
     assert command(*INLINE, "--rounds", "1", "--out", "r").returncode == 0
     path = tmp_path / "r" / "checkpoint.bin"
     path.write_bytes(path.read_bytes()[:-7])
+    RunFolder.open(tmp_path / "r").finish("interrupted")
     done = command("run", "--resume", "r")
     assert done.returncode == 5
     assert "is damaged: its checksum does not fit" in done.stderr
@@ -229,6 +236,7 @@ def test_a_port_that_is_taken(command: Command, tmp_path: Path) -> None:
         done = command("run", "--rounds", "1", "--port", port, "--out", "r")
     assert done.returncode == 2
     assert f"port = {port}: expected a port of 127.0.0.1 that is not taken" in done.stderr
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
 
 
 def test_help_says_what_there_is(command: Command, tmp_path: Path) -> None:

@@ -22,20 +22,26 @@ def test_one_plain_line_per_round_where_there_is_no_terminal():
         progress.update(line(4, virtual_seconds=90.0, unknown="key"))
     assert file.getvalue().splitlines() == [
         "udp [bits 4]: round 0/4, accuracy 0.100, 0 B, 0.0 s",
-        "udp [bits 4]: round 1/4, accuracy 0.500, 2.0 kB, 1 min 30 s virtual, 2.0 s, 6.0 s left",
+        "udp [bits 4]: round 1/4, accuracy 0.500, 2.0 kB, 1 min 30 s virtual, 2.0 s",
         "udp [bits 4]: round 4/4, accuracy 0.500, 4.0 kB, 1 min 30 s virtual, 8.0 s",
     ]
 
 
-def test_time_left_leaves_out_the_set_up_and_the_rounds_before_a_resume():
-    for first, expected in (({"round": 0, "seconds": 10.0}, "6.0 s left"), (line(7), None)):
+def test_time_left_leaves_out_the_set_up_and_the_first_round():
+    # Workers start in the first round of a run, whether it begins or goes on.
+    for first in (0, 7):
         where, file = console(terminal=False)
-        with Progress("run", first["round"] + 4, console=where) as progress:
-            progress.update(first)
+        with Progress("run", first + 5, console=where) as progress:
+            progress.update({"round": first, "seconds": 10.0})
             assert "left" not in file.getvalue()
-            then = {"round": first["round"] + 1, "seconds": first["seconds"] + 2.0}
-            progress.update(then)
-        assert file.getvalue().strip().endswith(expected or "6.0 s left")
+            if first == 0:
+                progress.update({"round": 1, "seconds": 60.0})
+                assert "left" not in file.getvalue()
+                progress.update({"round": 2, "seconds": 62.0})
+                assert file.getvalue().strip().endswith(" s, 6.0 s left")
+            else:
+                progress.update({"round": 8, "seconds": 12.0})
+                assert file.getvalue().strip().endswith("12.0 s, 8.0 s left")
 
 
 def test_rounds_done_again_count_once():

@@ -361,6 +361,20 @@ def test_a_missing_run_folder_is_named(tmp_path: Any) -> None:
         FedAvg(run_dir=tmp_path / "nowhere")
 
 
+def test_a_run_folder_is_not_overwritten(tmp_path: Any) -> None:
+    run_strategy(FedAvg(run_dir=tmp_path), num_rounds=1)
+    with pytest.raises(
+        InvalidParameterError, match=r"a folder without a checkpoint\.bin, or resume"
+    ):
+        run_strategy(FedAvg(run_dir=tmp_path))
+
+
+def test_a_result_prints_without_its_model() -> None:
+    text = repr(run_strategy(FedAvg()))
+    assert "ArrayRecord (0.000 MB)" in text
+    assert "NUMPY" not in text
+
+
 def test_requests_are_numbered_by_round_and_phase() -> None:
     numbers: list[tuple[str, int, int]] = []
 
