@@ -431,7 +431,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             logger.warning(
                 "round %d skipped: none of %d clients gave a reply in time that could be used",
                 line["round"],
-                line["asked"],
+                line.get("asked", 0),
             )
         logger.info("round %d/%d: %s", line["round"], line["rounds"], line["server"])
 
