@@ -139,14 +139,6 @@ def test_a_bad_reply_is_refused_and_the_others_are_averaged(name: str) -> None:
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
 
 
-def sums(**changes: Any) -> Change:
-    def change(content: RecordDict) -> None:
-        entries(RECORD, **changes)(content)
-        content["arrays"] = record({name: a.numpy() * 9 for name, a in content["arrays"].items()})
-
-    return change
-
-
 COHORTS = {
     "no account of the clients": remove(COHORT),
     "no bytes": entries(COHORT, bytes_up=None),
@@ -178,7 +170,7 @@ COHORTS = {
 @pytest.mark.parametrize("name", COHORTS)
 def test_a_bad_sum_is_refused_and_the_other_nodes_count(name: str) -> None:
     strategy = FedAvg(clients=4, fraction_evaluate=0, seed=1)
-    result = run_strategy(strategy, tampered_node(COHORTS[name]), nodes=2)
+    result = run_strategy(strategy, tampered(COHORTS[name]), nodes=2)
     honest = run_strategy(
         FedAvg(clients=4, fraction_evaluate=0, seed=1),
         faulty_clients({0, 2}),
@@ -190,19 +182,13 @@ def test_a_bad_sum_is_refused_and_the_other_nodes_count(name: str) -> None:
         assert line["folded"] == 2
 
 
-def tampered_node(change: Any) -> ClientApp:
-    return tampered(change, partition=0)
-
-
 def faulty_clients(faulty: set[int]) -> ClientApp:
-    app = message_app([as_mod(FedAvgClient)])
-
     def mod(message: Message, context: Context, call_next: Any) -> Message:
         if int(context.node_config["partition-id"]) in faulty:
             raise RuntimeError("absent")
         return call_next(message, context)
 
-    return message_app([as_mod(FedAvgClient), mod]) if app else app
+    return message_app([as_mod(FedAvgClient), mod])
 
 
 @pytest.mark.parametrize("identity", ["../..", "1", "a b", ""])
