@@ -22,7 +22,7 @@ from flwr.app import (
     RecordDict,
 )
 
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.averaging import ReplyRefusedError, WeightedMean, take_weight
 from flwr_privacy.errors import FlwrPrivacyError, ProtocolError
 from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY, client_id_from
 from flwr_privacy.wire import (
@@ -192,12 +192,10 @@ def _sum(
     tally = _Tally(cohort)
     for client_id, reply in tally.usable(outcomes):
         metrics = _metrics(reply)
-        weight = metrics.pop(cohort.weighted_by, None)
         arrays = RecordArrays(first_array_record(reply)) if mean[0].template else {}
         try:
-            if not isinstance(weight, int | float):
-                raise ReplyRefusedError("weight", f"metric '{cohort.weighted_by}' is {weight!r}")
-            mean[0].fold(client_id, dict(arrays), weight=float(weight), metrics=metrics)
+            weight = take_weight(metrics, cohort.weighted_by)
+            mean[0].fold(client_id, dict(arrays), weight=weight, metrics=metrics)
         except ReplyRefusedError as error:
             tally.refuse(client_id, error)
         except ValueError as error:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .arrays import Arrays, is_finite
 from .errors import FlwrPrivacyError
 
-__all__ = ["Metrics", "ReplyRefusedError", "WeightedMean"]
+__all__ = ["Metrics", "ReplyRefusedError", "WeightedMean", "take_weight"]
 
 Metrics = Mapping[str, Any]
 """Numbers, or lists of numbers, by name."""
@@ -35,6 +35,26 @@ class ReplyRefusedError(FlwrPrivacyError):
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
         super().__init__(f"{reason}: {detail}")
+
+
+def take_weight(metrics: dict[str, Any], key: str) -> float:
+    """Take the weight of a reply out of its metrics.
+
+    Raises
+    ------
+    ReplyRefusedError
+        If it is missing or no single number.
+
+    Examples
+    --------
+    >>> metrics = {"num-examples": 3, "loss": 0.5}
+    >>> take_weight(metrics, "num-examples"), metrics
+    (3.0, {'loss': 0.5})
+    """
+    weight = metrics.pop(key, None)
+    if not isinstance(weight, int | float):
+        raise ReplyRefusedError("weight", f"metric '{key}' is {weight!r}")
+    return float(weight)
 
 
 class WeightedMean:

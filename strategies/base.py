@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.averaging import ReplyRefusedError, WeightedMean, take_weight
 from flwr_privacy.errors import ProtocolError, check_integer, check_number
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire import (
@@ -198,11 +198,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             If the reply cannot be used; the accumulator is unchanged then.
         """
         metrics = reply.metrics()
-        weight = metrics.pop(self.weighted_by_key, None)
-        if not isinstance(weight, int | float):
-            raise ReplyRefusedError("weight", f"metric '{self.weighted_by_key}' is {weight!r}")
+        weight = take_weight(metrics, self.weighted_by_key)
         arrays = reply.arrays() if mean.template else {}
-        mean.fold(reply.client_id, arrays, weight=float(weight), metrics=metrics)
+        mean.fold(reply.client_id, arrays, weight=weight, metrics=metrics)
 
     def summed(self, phase: str) -> bool:
         """Tell whether a node that plays several clients answers with one accumulator.

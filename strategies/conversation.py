@@ -1,7 +1,8 @@
 """The talk between a strategy and its clients: questions put, answers heard, and the book of both.
 
 A strategy asks (`Conversation.ask`), sends what it was given (`exchange`) and reads what may be
-used (`replies`). What was asked, answered, refused and sent is counted on the way.
+used (`Round.replies` of the question's `book`). What was asked, answered, refused and sent is
+counted on the way.
 """
 
 import time
@@ -31,7 +32,7 @@ from flwr_privacy.wire import (
 from .exchange import arrived, exchange
 from .experiment import Experiment
 from .federation import Federation
-from .round import ClientReply, PartialSum, Round
+from .round import Round
 
 __all__ = ["Assigned", "Conversation"]
 
@@ -210,18 +211,6 @@ class Conversation:
             )
         finally:  # also when whoever reads has had enough
             self._open |= {message: (book, node, expires) for message, node in left_open.items()}
-
-    def replies(
-        self, phase: str, messages: Iterable[Message]
-    ) -> Iterator[ClientReply | PartialSum]:
-        """Yield what may be used of the messages of a phase, one by one as they come.
-
-        Raises
-        ------
-        ProtocolError
-            If there was no question of this phase.
-        """
-        return self.book(phase).replies(messages)
 
     def book(self, phase: str) -> Round:
         """Return the book of the last question of a phase.
