@@ -3,12 +3,14 @@
 from .adapters import as_mod, numpy_client_app, own_client_app
 from .base import SchemeClient, Train, Trained
 from .fedavg import FedAvgClient
+from .udp import UDPClient
 
 __all__ = [
     "FedAvgClient",
     "SchemeClient",
     "Train",
     "Trained",
+    "UDPClient",
     "as_mod",
     "numpy_client_app",
     "own_client_app",

@@ -26,10 +26,10 @@ from flwr.clientapp import ClientApp
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire import ERROR_CODE, RECORD
 
 from .base import SchemeClient, Train, Trained, bare_refusal
-from .node import ERROR_CODE, App, answer
+from .node import App, answer
 from .records import RecordArrays, first_array_record, to_record
 
 __all__ = ["as_mod", "numpy_client_app", "own_client_app"]

@@ -6,6 +6,7 @@ answers with their replies or with one accumulator.
 """
 
 import copy
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from flwr.app import (
 )
 
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean, take_weight
-from flwr_privacy.errors import FlwrPrivacyError, ProtocolError
+from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, LedgerError, ProtocolError
 from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY, client_id_from
 from flwr_privacy.wire import (
     COHORT,
+    DECLINED_CODE,
+    ERROR_CODE,
     EVALUATE,
     HELLO,
     METRICS,
@@ -42,10 +45,9 @@ from flwr_privacy.wire import (
 from .base import SchemeClient, Train
 from .records import RecordArrays, first_array_record, to_record
 
-__all__ = ["COHORTS_VARIABLE", "ERROR_CODE", "App", "answer"]
+__all__ = ["COHORTS_VARIABLE", "App", "answer"]
 
-ERROR_CODE = 1000
-"""Code of the error replies of this library; the reason says what is wrong."""
+logger = logging.getLogger("flwr.privacy")
 
 COHORTS_VARIABLE = "FLWR_PRIVACY_COHORTS"
 """Environment variable that, set to 1 on a node, lets servers have it play several clients."""
@@ -90,8 +92,18 @@ def answer(app: App, message: Message, context: Context) -> Message:
             client_id = client_id_from(context.node_config)
             content = _play(app, app.client(context), client_id, message, context)
         return Message(content, reply_to=message)
+    except DeclinedError as error:
+        return Message(Error(DECLINED_CODE, str(error)), reply_to=message)
+    except LedgerError as error:
+        return Message(Error(ERROR_CODE, _untold(error)), reply_to=message)
     except FlwrPrivacyError as error:
         return Message(Error(ERROR_CODE, str(error)), reply_to=message)
+
+
+def _untold(error: LedgerError) -> str:
+    """Log what is wrong with a ledger, which is the node's own; return what the server is told."""
+    logger.error("%s", error)
+    return "LedgerError: the node's privacy ledger cannot be used; the log of the node says why"
 
 
 def may_play_any(node_config: Mapping[str, Any]) -> bool:
@@ -162,6 +174,12 @@ def _play_cohort(app: App, header: Header, message: Message, context: Context) -
                     mean.append(_accumulator(client, message.content))
                 reply = _play(app, client, client_id, own_message, own_context)
                 size = payload_bytes(reply)
+            except DeclinedError as error:
+                yield client_id, ReplyRefusedError("declined", str(error))
+                continue
+            except LedgerError as error:
+                yield client_id, ReplyRefusedError("error", _untold(error))
+                continue
             # Flower turns whatever a client's code raises into an error reply of that client
             # alone, and forgets the state that it leaves. A client of a cohort must fare the same,
             # or one of them could take the others down.

@@ -8,7 +8,7 @@ folded cannot be taken out again, so everything is checked first.
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,13 +78,15 @@ class WeightedMean:
     (array([2.5, 5. ], dtype=float32), {'loss': 7.0}, ['a', 'b'])
     """
 
+    sum_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.float64)
+
     def __init__(self, template: Arrays) -> None:
         self.template = {
             name: (np.shape(array), np.asarray(array).dtype) for name, array in template.items()
         }
         largest = max((math.prod(shape) for shape, _ in self.template.values()), default=0)
-        self._scratch = np.empty(min(_BLOCK, largest), np.float64)
-        self._sums: dict[str, NDArray[np.float64]] = {}
+        self._scratch = np.empty(min(_BLOCK, largest), self.sum_dtype)
+        self._sums: dict[str, NDArray[Any]] = {}
         self._metrics: dict[str, tuple[NDArray[np.float64], float]] = {}  # sum, weight
         self.weight = 0.0
         self.clients: set[str] = set()
@@ -134,6 +136,7 @@ class WeightedMean:
             raise ReplyRefusedError("shape", "the two means have different templates")
         if common := self.clients & other.clients:
             raise ReplyRefusedError("duplicate", f"clients {sorted(common)} are in both means")
+        self._check_total(other.weight, len(other.clients))
         for name, array in other._sums.items():
             self._add(name, array, 1.0)
         self.weight += other.weight
@@ -167,7 +170,7 @@ class WeightedMean:
             if weight > 0
         }
 
-    def state(self) -> tuple[dict[str, NDArray[np.float64]], dict[str, Any]]:
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the sums as arrays and the rest as plain values, for a message or a file."""
         numbers = [sums for sums, _ in self._metrics.values()]
         fields = {
@@ -195,8 +198,8 @@ class WeightedMean:
         if not mean.clients and (arrays or entries.weight):
             raise ReplyRefusedError("malformed", "a sum over no clients")
         if mean.clients:
-            mean._check_weight(entries.weight / len(mean.clients))
-            for name, array in mean._fitting(arrays, dtype=np.dtype(np.float64)).items():
+            mean._check_total(entries.weight, len(mean.clients))
+            for name, array in mean._fitting(arrays, dtype=self.sum_dtype).items():
                 _check_sum(name, array, entries.weight, self.template[name][1])
                 mean._add(name, array, 1.0)
         mean.weight = entries.weight
@@ -207,6 +210,10 @@ class WeightedMean:
     def _check_weight(self, weight: float) -> None:
         if weight != 0 and not 1 / LARGEST_WEIGHT <= weight <= LARGEST_WEIGHT:
             raise ReplyRefusedError("weight", f"{weight} is neither 0 nor between 2**-53 and 2**53")
+
+    def _check_total(self, weight: float, clients: int) -> None:
+        """Refuse the weight of a sum over some clients."""
+        self._check_weight(weight / max(1, clients))
 
     def _fitting(
         self, arrays: Arrays, dtype: np.dtype[np.generic] | None = None
@@ -223,14 +230,14 @@ class WeightedMean:
     def _add(self, name: str, array: NDArray[np.generic], weight: float) -> None:
         if name not in self._sums:
             # Zeros, then add: the first reply may be a view into a message.
-            self._sums[name] = np.zeros(np.shape(array), np.float64)
+            self._sums[name] = np.zeros(np.shape(array), self.sum_dtype)
         total, values = self._sums[name].reshape(-1), array.reshape(-1)
         for start in range(0, values.size, _BLOCK):
             block = values[start : start + _BLOCK]
             product = self._scratch[: block.size]
             # Not multiply(..., dtype=float64): that casts through NumPy's small buffer, slowly.
             np.copyto(product, block, casting="unsafe")
-            product *= weight
+            product *= self.sum_dtype.type(weight)
             total[start : start + _BLOCK] += product
 
     def _add_metric(self, key: str, numbers: NDArray[np.float64], weight: float) -> None:
@@ -295,7 +302,8 @@ def _check_sum(
         largest = min(float(np.finfo(dtype.name).max), _LARGEST_VALUE)
     else:
         largest = max(map(abs, _integer_bounds(dtype)))
-    if sums.size and np.abs(sums).max() > weight * largest * (1 + 1e-9):
+    extreme = max(float(sums.max(initial=0)), -float(sums.min(initial=0)))
+    if extreme > weight * largest * (1 + 1e-9):
         raise ReplyRefusedError("range", f"the sum of '{name}' is too large for its weight")
 
 

@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 __all__ = [
     "CheckpointError",
     "DataError",
+    "DeclinedError",
     "EngineError",
     "FlwrPrivacyError",
     "InvalidParameterError",
+    "LedgerError",
     "ProtocolError",
     "check_choice",
     "check_integer",
@@ -71,6 +73,18 @@ class ProtocolError(FlwrPrivacyError):
     """The two ends of the wire do not agree (scheme, version, phase, round, identity)."""
 
     exit_code = 6
+
+
+class LedgerError(FlwrPrivacyError):
+    """A privacy ledger is damaged, locked, of another data set, or has no place to lie."""
+
+    exit_code = 7
+
+
+class DeclinedError(FlwrPrivacyError):
+    """A client will not answer: its policy does not allow it, or its budget is spent."""
+
+    exit_code = 8
 
 
 def check_integer(

@@ -13,6 +13,8 @@ from .errors import ProtocolError
 
 __all__ = [
     "COHORT",
+    "DECLINED_CODE",
+    "ERROR_CODE",
     "EVALUATE",
     "HELLO",
     "METRICS",
@@ -37,6 +39,12 @@ VERSION = 1
 
 HELLO, TRAIN, EVALUATE = "hello", "train", "evaluate"
 """Phases that every scheme has: telling who one is, training, evaluation."""
+
+ERROR_CODE = 1000
+"""Code of the error replies of this library; the reason says what is wrong."""
+
+DECLINED_CODE = 1001
+"""Code with which a client declines: its policy does not allow it, or its budget is spent."""
 
 METRICS = "metrics"
 """Key under which a client half hands its metrics to the message's MetricRecord."""

@@ -1,4 +1,4 @@
-"""The command line: `flwr-privacy run`, `compare`, `demo`, `doctor`."""
+"""The command line: `flwr-privacy run`, `compare`, `demo`, `calibrate`, `verify`, `doctor`."""
 
 import sys
 from dataclasses import replace
@@ -9,7 +9,7 @@ import typer
 
 from flwr_privacy import __version__
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
-from flwr_privacy.simulations.demo import demo_settings
+from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
 from flwr_privacy.simulations.jobs import DEFAULT_CLIENTS, Engine, carry_out, next_folder
 from flwr_privacy.simulations.ray_engine import RayResources
 from flwr_privacy.simulations.runs import RunFolder
@@ -28,7 +28,8 @@ SETTING = "Setting"
 ENGINE = "Engine"
 
 EXIT_CODES = """Exit codes: 0 done, 2 wrong parameter, 3 data missing or damaged, 4 the engine or
-the app failed, 5 checkpoint unfit, 6 the two ends disagree, 130 interrupted."""
+the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 declined,
+130 interrupted."""
 
 
 def main() -> None:
@@ -52,10 +53,12 @@ def version(
 
 @app.command(epilog=EXIT_CODES)
 def run(
-    scheme: Annotated[str | None, typer.Option(help="Scheme; by default fedavg.")] = None,
+    scheme: Annotated[str | None, typer.Option(help="Scheme: fedavg (default) or udp.")] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Task: digits-mlp (default), mnist-mlp, fashion-cnn or adult-linear."),
+        typer.Option(
+            help="Task: digits-mlp (default), digits-linear, mnist-mlp, fashion-cnn, adult-linear."
+        ),
     ] = None,
     clients: Annotated[
         int | None, typer.Option(help="Clients of the federation; by default 20.")
@@ -172,7 +175,7 @@ def demo(
     ),
     engine: Annotated[str, typer.Option(help="ray or inline.")] = "ray",
 ) -> None:
-    """Train on real data, evenly split and skewed, with and without stragglers, and report."""
+    """Train on real data, with and without privacy, and report what privacy costs."""
     from flwr_privacy.simulations.report import write_report
 
     where = Engine(name=engine)
@@ -185,7 +188,68 @@ def demo(
         for name, settings in demo_settings().items()
     ]
     carry_out(folders, where)
-    typer.echo(f"report: {write_report(folders, parent, title='Federated averaging on digits')}")
+    typer.echo(f"report: {write_report(folders, parent, title=TITLE, about=ABOUT)}")
+
+
+@app.command(epilog=EXIT_CODES)
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="Budget of a client over all rounds.")],
+    delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
+    rounds: Annotated[int, typer.Option(help="Learning rounds.")] = 60,
+    fraction: Annotated[
+        float, typer.Option(help="Fraction of the clients that is asked in a round.")
+    ] = 1.0,
+    unit: Annotated[str, typer.Option(help="What is protected: record or user.")] = "record",
+    clipping_norm: Annotated[
+        float, typer.Option(help="Bound of a record's gradient, or of the update.")
+    ] = 1.0,
+    learning_rate: Annotated[float, typer.Option(help="Step size, at record level.")] = 1.0,
+    records: Annotated[int, typer.Option(help="Records of a client, at record level.")] = 800,
+    sampling_rate: Annotated[
+        float, typer.Option(help="Share of the records in a round, drawn in secret.")
+    ] = 1.0,
+) -> None:
+    """Show the noise for a budget under each formula, and what that noise truly gives."""
+    from flwr_privacy.simulations.calibrate import calibrate as formulas
+    from flwr_privacy.simulations.calibrate import legend, table
+    from flwr_privacy.udp import sensitivity
+
+    bound = sensitivity(
+        unit, clipping_norm=clipping_norm, learning_rate=learning_rate, records=records
+    )
+    rows = formulas(
+        epsilon=epsilon,
+        delta=delta,
+        rounds=rounds,
+        q=fraction,
+        sampling_rate=sampling_rate,
+        sensitivity=bound / sampling_rate,
+    )
+    typer.echo(
+        f"budget: epsilon {epsilon:g} at delta {delta:g} over {rounds} rounds; unit: {unit}; "
+        f"sensitivity of a release: {bound / sampling_rate:.4g}"
+    )
+    typer.echo(table(rows))
+    typer.echo(legend(rounds, fraction))
+
+
+@app.command(epilog=EXIT_CODES)
+def verify(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or a privacy card.")],
+) -> None:
+    """Recompute the epsilon of a run from its privacy card alone."""
+    from flwr_privacy.card import PrivacyCard
+
+    path = run / "privacy-card.json" if run.is_dir() else run
+    if not path.is_file():
+        raise InvalidParameterError("run", str(run), "the folder of a run with a privacy-card.json")
+    card = PrivacyCard.from_json(path.read_bytes())
+    numbers = card.verify()
+    typer.echo(card.guarantee.text())
+    for accountant, (stated, computed) in numbers.items():
+        typer.echo(f"epsilon ({accountant}): stated {stated:.6g}, recomputed {computed:.6g}")
+    clients = len(card.charges())
+    typer.echo(f"verified: {len(card.releases)} releases of {clients} clients")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -205,13 +269,15 @@ def doctor(
 def _settings(values: dict[str, Any], *, download: bool) -> Settings:
     """Return the settings of a run; refuse at once what the app would refuse later."""
     # Imported late: torch takes seconds, which `--help` need not wait for.
+    from flwr_privacy.simulations import schemes
     from flwr_privacy.simulations.data import load
     from flwr_privacy.simulations.server_app import build_strategy
     from flwr_privacy.simulations.tasks import check_data, task
 
     settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
     chosen = task(settings.task)
-    settings = replace(settings, training=chosen.training).with_values(values)
+    usual = schemes.scheme(settings.scheme).usual(settings.strategy)
+    settings = replace(settings, training=chosen.training, strategy=usual).with_values(values)
     build_strategy(settings, None)
     if download:
         load(chosen.dataset, data_root=settings.data_root, download=True)

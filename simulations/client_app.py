@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -21,7 +22,14 @@ def scheme_mod(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Wrap the app in its scheme, which is only known once there is a run configuration."""
-    return as_mod(scheme(_settings(context).scheme).client)(message, context, call_next)
+    client = scheme(_settings(context).scheme).client
+    run_dir = str(context.run_config["run-dir"])
+    if run_dir and not client.bare:
+        # Simulated clients keep their state with the run: each run is about people of its own.
+        folder = Path(run_dir, "clients")
+        folder.mkdir(exist_ok=True)
+        context.node_config.setdefault("privacy-state", str(folder))
+    return as_mod(client)(message, context, call_next)
 
 
 app = ClientApp(mods=[scheme_mod])

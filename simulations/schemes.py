@@ -1,10 +1,12 @@
 """The schemes that an app can run, by name."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from flwr_privacy.clients import FedAvgClient, SchemeClient
+from flwr_privacy.clients import FedAvgClient, SchemeClient, UDPClient
 from flwr_privacy.errors import check_choice
-from flwr_privacy.strategies import FedAvg, SchemeStrategy
+from flwr_privacy.strategies import UDP, FedAvg, SchemeStrategy
 
 __all__ = ["SCHEMES", "Scheme", "scheme"]
 
@@ -21,15 +23,31 @@ class Scheme:
         The client half.
     description : str
         One line for `--help`.
+    usual : callable
+        Parameters for a simulation, from those that were chosen: what is not chosen and would make
+        no sense as it is by default.
     """
 
     strategy: type[SchemeStrategy]
     client: type[SchemeClient]
     description: str
+    usual: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=dict)
+
+
+def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    # The tasks' training can protect records, which leaves far more of the model than protecting
+    # all data of a client. A large step costs no privacy: noise and step grow together.
+    usual: dict[str, Any] = {"unit": "record", **chosen}
+    if usual["unit"] == "record":
+        usual = {"learning_rate": 4.0, "clipping_norm": 0.5, **usual}
+    return usual
 
 
 SCHEMES = {
     "fedavg": Scheme(FedAvg, FedAvgClient, "federated averaging: the baseline, protects nothing"),
+    "udp": Scheme(
+        UDP, UDPClient, "noise on the client from a budget over the whole training", _udp
+    ),
 }
 
 

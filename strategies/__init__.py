@@ -1,7 +1,9 @@
 """The server half of each scheme: Flower strategies on one shared loop."""
 
+from .accounting import FlowerAccountant
 from .base import SchemeStrategy
 from .experiment import SchemeResult
 from .fedavg import FedAvg
+from .udp import UDP
 
-__all__ = ["FedAvg", "SchemeResult", "SchemeStrategy"]
+__all__ = ["UDP", "FedAvg", "FlowerAccountant", "SchemeResult", "SchemeStrategy"]

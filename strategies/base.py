@@ -10,6 +10,7 @@ own ``start`` that calls only Flower's abstract methods.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,9 +18,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from flwr_privacy.accounting import Charge, fitting
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean, take_weight
+from flwr_privacy.card import PrivacyCard, Release
 from flwr_privacy.errors import ProtocolError, check_integer, check_number
+from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire import (
     EVALUATE,
@@ -32,7 +36,7 @@ from .experiment import Experiment, SchemeResult, to_record
 from .federation import Federation
 from .history import plain
 from .inner import InnerStrategy
-from .round import ClientReply, PartialSum, arrays_of
+from .round import ClientReply, PartialSum, Round, arrays_of
 
 __all__ = ["SchemeStrategy"]
 
@@ -142,6 +146,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "weighted_by": weighted_by_key,
         }
         self._virtual_clients = clients
+        self.planned_rounds: int | None = None
+        self._announced = False
         self._build()
         self.quorum = quorum
         self._only_with_start = {
@@ -211,6 +217,21 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         own_fold = type(self).fold is not SchemeStrategy.fold
         return phase in (TRAIN, EVALUATE) and not own_fold and not self._metrics_fns[phase]
 
+    def guarantee(self) -> Guarantee:
+        """Return what the scheme promises, as far as it is known."""
+        raise NotImplementedError
+
+    def charge(self, phase: str) -> Charge | None:
+        """Return what one answer to the last question of a phase costs its client.
+
+        By default None: the phase releases nothing that the scheme accounts for.
+        """
+        return None
+
+    def round_metrics(self) -> dict[str, float]:
+        """Return the scheme's own numbers of a round, for the history; by default none."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the scheme itself needs to resume; by default nothing."""
         return {}
@@ -247,6 +268,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             self._build()
         self.conversation.timeout = check_number("timeout", timeout, minimum=1e-9)
         self.conversation.recorded = True
+        self.planned_rounds = num_rounds
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         arrays, first_round, earlier = self._begin(initial_arrays)
@@ -266,6 +288,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 line["evaluate"] = self._evaluate(grid, server_round, arrays, evaluate_config)
             server = evaluate_fn(server_round, arrays) if evaluate_fn else None
             line["server"] = plain(dict(server or {}))
+            line["scheme"] = plain(self.round_metrics())
             line |= self.conversation.counts()
             line["seconds"] = time.monotonic() - began
             self._log(line)
@@ -275,8 +298,32 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 virtual_seconds=self.conversation.virtual_seconds,
                 scheme_state=self.state_dict(),
                 inner=self.inner.state_dict() if self.inner else {},
+                card=self.card(final=server_round == num_rounds),
             )
-        return self.experiment.result(arrays)
+        return self.experiment.result(arrays, self.card().guarantee)
+
+    def card(self, *, final: bool = False) -> PrivacyCard:
+        """Return the promise, every charge so far, and what they come to.
+
+        Parameters
+        ----------
+        final : bool, default False
+            Whether to state epsilon by every accountant; some take seconds.
+        """
+        card = PrivacyCard(
+            experiment_id=self.experiment.id, guarantee=self.guarantee(), releases=self.releases
+        )
+        if card.guarantee.delta is None:
+            return card
+        accountant = fitting(release.charge for release in self.releases)
+        if final:
+            card.state()
+        else:
+            card.state([accountant])
+        card.guarantee = replace(
+            card.guarantee, spent=card.stated[accountant], accountant=accountant
+        )
+        return card
 
     def collect(
         self, phase: str, messages: Iterable[Message]
@@ -298,6 +345,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 contents += [content] if metrics_fn is not None else []
             except ReplyRefusedError as error:
                 book.withdraw(reply, error)
+        self._charge(phase, book)
         if mean.weight == 0:
             return None, None
         if metrics_fn is not None:
@@ -321,6 +369,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         )
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         fields = self.question(server_round)
+        if not self._announced:
+            logger.info("%s", self.guarantee().text())
+            self._announced = True
         return self.conversation.ask(
             server_round,
             TRAIN,
@@ -379,8 +430,22 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.conversation = Conversation(
             experiment=self.experiment, federation=self.federation, **self._conversation_options
         )
+        self.releases: list[Release] = []
 
     # -- Parts of the loop -------------------------------------------------------------------
+
+    def _charge(self, phase: str, book: Round) -> None:
+        charge, clients = self.charge(phase), book.released()
+        if charge is None or not clients:
+            return
+        release = Release(
+            phase=phase,
+            server_round=book.header.server_round,
+            request=book.header.request,
+            charge=charge,
+            clients=clients,
+        )
+        self.releases.append(release)
 
     def _begin(self, initial_arrays: ArrayRecord) -> tuple[ArrayRecord, int, float]:
         """Return the arrays, the first round (0: evaluate first) and the seconds spent so far."""
@@ -388,6 +453,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if state is None:
             return initial_arrays, 0, 0.0
         self.conversation.virtual_seconds = float(state["virtual_seconds"])
+        self.releases = PrivacyCard.from_json(state["card"]).releases
         self.load_state_dict(state["scheme_state"])
         if self.inner is not None:
             self.inner.load_state_dict(state["inner"])

@@ -9,7 +9,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
+from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import new_experiment_id
 
 from . import checkpoint
@@ -18,13 +20,23 @@ from .history import History
 __all__ = ["Experiment", "SchemeResult"]
 
 CHECKPOINT = "checkpoint.bin"
+CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
 
 
 @dataclass(repr=False)  # Flower's own does not print the model
 class SchemeResult(Result):
-    """Flower's result with the history of the rounds (one dict per round, as in the JSON lines)."""
+    """Flower's result with the history of the rounds (one dict per round, as in the JSON lines).
+
+    Parameters
+    ----------
+    history : list of dict
+        The rounds.
+    guarantee : Guarantee
+        What the scheme promises, and what was spent of it.
+    """
 
     history: list[dict[str, Any]] = field(default_factory=list)
+    guarantee: Guarantee | None = None
 
 
 class Experiment:
@@ -111,8 +123,10 @@ class Experiment:
         self.history.restart(state["history"])
         return state
 
-    def end_round(self, line: dict[str, Any], arrays: ArrayRecord, **state: Any) -> None:
-        """Write the checkpoint after a round, then its line."""
+    def end_round(
+        self, line: dict[str, Any], arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
+    ) -> None:
+        """Write checkpoint and privacy card after a round, then its line."""
         if self.run_dir is not None:
             document = {
                 "experiment_id": self.id,
@@ -121,14 +135,17 @@ class Experiment:
                 "round": line["round"],
                 "arrays": {name: array.numpy() for name, array in arrays.items()},
                 "history": [*self.history.lines, line],
+                "card": card.to_json(),
                 **state,
             }
             checkpoint.save(self.run_dir / CHECKPOINT, document)
+            (self.run_dir / CARD).write_text(card.to_json(), encoding="utf-8")
+            (self.run_dir / CARD_PAGE).write_text(card.to_html(), encoding="utf-8")
         self.history.add(line)
 
-    def result(self, arrays: ArrayRecord) -> SchemeResult:
+    def result(self, arrays: ArrayRecord, guarantee: Guarantee) -> SchemeResult:
         """Return the result in Flower's form, with all rounds since the first run."""
-        result = SchemeResult(arrays=arrays, history=list(self.history.lines))
+        result = SchemeResult(arrays=arrays, history=list(self.history.lines), guarantee=guarantee)
         for line in result.history:
             for key, metrics in (
                 ("train", result.train_metrics_clientapp),

@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from flwr_privacy.guarantee import Guarantee
+
 from .base import SchemeStrategy
 
 __all__ = ["FedAvg"]
@@ -23,3 +25,7 @@ class FedAvg(SchemeStrategy):
     """
 
     scheme: ClassVar[str] = "fedavg"
+
+    def guarantee(self) -> Guarantee:
+        """Return that nothing is promised."""
+        return Guarantee(scheme=self.scheme, protects="nothing", adversary="nobody")

@@ -160,6 +160,11 @@ class Federation:
             )
         return self._virtual() if self._workers() else []
 
+    def sample_size(self, *, fraction: float, minimum: int) -> tuple[int, int]:
+        """Return how many clients a sample has, and of how many it is drawn."""
+        population = len(self.clients() if self.met else self._connected)
+        return max(math.floor(population * fraction + 1e-9), minimum), population
+
     def sample(
         self,
         seed: int | str,
@@ -200,8 +205,8 @@ class Federation:
             If more are to be drawn than there ever were.
         """
         population: Sequence[str | int] = self.clients() if self.met else self._connected
+        size, _ = self.sample_size(fraction=fraction, minimum=minimum)
         self._most = max(self._most, len(population))
-        size = max(math.floor(len(population) * fraction + 1e-9), minimum)
         check_integer("clients per round", size, minimum=0, maximum=self._most)
         if size > len(population):
             logger.warning("%d clients to draw, %d are left", size, len(population))

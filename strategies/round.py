@@ -19,7 +19,15 @@ from flwr_privacy.arrays import decode_npy
 from flwr_privacy.averaging import ReplyRefusedError
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.identity import check_client_id
-from flwr_privacy.wire import COHORT, RECORD, CohortAnswer, Fields, Header, payload_bytes
+from flwr_privacy.wire import (
+    COHORT,
+    DECLINED_CODE,
+    RECORD,
+    CohortAnswer,
+    Fields,
+    Header,
+    payload_bytes,
+)
 
 __all__ = ["ClientReply", "PartialSum", "Round", "arrays_of"]
 
@@ -27,6 +35,7 @@ logger = logging.getLogger("flwr.privacy")
 
 REASONS = {
     "another round",
+    "declined",
     "dtype",
     "duplicate",
     "error",
@@ -43,6 +52,9 @@ REASONS = {
 
 _NOT_THERE = {3, 4, 5}
 """Flower's codes for a message, reply or node that is not available (any more): no answer."""
+
+_NOTHING_RELEASED = {"declined", "error"}
+"""Reasons with which a client says that it has sent nothing of its data."""
 
 _LONGEST_DETAIL = 300  # characters of a log line that an adversary may fill
 
@@ -148,6 +160,7 @@ class Round:
     wire_bytes_down: int = 0
     wire_bytes_up: int = 0
     _heard: set[int] = field(default_factory=set)
+    _silent: set[str] = field(default_factory=set)  # those who say that they released nothing
 
     def replies(self, messages: Iterable[Message]) -> Iterator[ClientReply | PartialSum]:
         """Yield what may be used of the messages, one by one as they come.
@@ -170,6 +183,19 @@ class Round:
         self.folded -= len(reply.clients)
         self.refuse(error.reason, str(error), clients=len(reply.clients))
 
+    def released(self) -> tuple[str, ...]:
+        """Return the clients that count as having released something.
+
+        That is everybody who was asked and did not say otherwise: the reply of the others may be
+        late or lost, and has left its node all the same. A node that has not said who it is counts
+        under its address until it answers.
+        """
+        asked = {
+            client or f"node-{node}" for node, clients in self.asked.items() for client in clients
+        }
+        named = {f"node-{node}" for node in self._heard if self.asked[node] == [""]}
+        return tuple(sorted((asked - named - self._silent) | self.answered))
+
     def refuse(self, reason: str, detail: str, *, clients: int = 1) -> None:
         """Count and log a reply that is not used."""
         self.refused[reason if reason in REASONS else "error"] += clients
@@ -191,8 +217,10 @@ class Round:
         if message.has_error() and message.error.code in _NOT_THERE:
             return
         if message.has_error():
-            reason = message.error.reason or f"code {message.error.code}"
-            raise ReplyRefusedError("error", reason.strip().partition("\n")[0])
+            self._silent.update(c or f"node-{node}" for c in self.asked.get(node, []))
+            text = message.error.reason or f"code {message.error.code}"
+            reason = "declined" if message.error.code == DECLINED_CODE else "error"
+            raise ReplyRefusedError(reason, text.strip().partition("\n")[0])
         content = message.content
         try:
             size = payload_bytes(content)
@@ -233,7 +261,9 @@ class Round:
         self.late_count += len(answer.late)
         self.answered.update(answer.late, answer.answered)
         for client, reason, detail in answer.refused:
-            if reason != "error":
+            if reason in _NOTHING_RELEASED:
+                self._silent.add(client)
+            else:
                 self.answered.add(client)
             self.refuse(reason, f"client {client}: {detail}")
         if self.summed:

@@ -1,6 +1,7 @@
 """The one room for torch: models, and the training and evaluation of a client."""
 
 from .models import cnn, linear, mlp
+from .per_record import train_per_record
 from .training import allotted_device, evaluate, get_arrays, initialise, set_arrays, train
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "mlp",
     "set_arrays",
     "train",
+    "train_per_record",
 ]

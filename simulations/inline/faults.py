@@ -80,6 +80,7 @@ class Fault:
             if self.kind == "reshape":
                 values = np.concatenate([values.reshape(-1), values.reshape(-1)])
             else:
+                values = values.astype(np.result_type(values, np.float32))  # integers have no NaN
                 values.reshape(-1)[0] = np.nan if self.kind == "nan" else np.inf
             broken = Array(values)
         else:

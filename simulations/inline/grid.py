@@ -6,9 +6,11 @@ of a stream. Apps that fail become error replies, as with Flower's own engines.
 
 import copy
 import secrets
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -42,6 +44,11 @@ class InlineGrid(Grid):
         Number of worker processes; 0 runs everything in this one.
     serialise : bool, default False
         Whether messages go through Flower's serialisation both ways, as in a deployment.
+    state : path, optional
+        Folder for what clients keep (ledgers, replies) where their configuration names none; by
+        default one that is removed when the grid is closed.
+    insecure_seed : int, optional
+        Seed of the clients' noise, for tests: nothing is protected then.
     """
 
     def __init__(
@@ -53,6 +60,8 @@ class InlineGrid(Grid):
         faults: Sequence[Fault] = (),
         workers: int = 0,
         serialise: bool = False,
+        state: str | Path | None = None,
+        insecure_seed: int | None = None,
     ) -> None:
         if isinstance(nodes, int):
             nodes = [
@@ -68,19 +77,28 @@ class InlineGrid(Grid):
         self._last: set[str] = set()
         self._previous: dict[int, Message] = {}
         self._contexts: dict[int, Context] = {}
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if state is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="flwr-privacy-")
+            state = self._temporary.name
+        own: dict[str, Any] = {"privacy-state": str(state)}
+        if insecure_seed is not None:
+            own["insecure-seed"] = insecure_seed
         for node_config in nodes:
             node_id = secrets.randbits(62)  # as random as Flower's: nothing may hang on them
             self._contexts[node_id] = Context(
                 run_id=self.run_id,
                 node_id=node_id,
-                node_config=dict(node_config),
+                node_config={**own, **node_config},
                 state=RecordDict(),
                 run_config=dict(run_config or {}),
             )
 
     def close(self) -> None:
-        """Stop the worker processes."""
+        """Stop the worker processes; remove what the clients kept in a folder of the grid."""
         self._pool.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     @property
     def run(self) -> Any:

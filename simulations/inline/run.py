@@ -1,6 +1,7 @@
 """Run a Flower app inline: the ServerApp and the ClientApp of a run, in one process."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
@@ -23,6 +24,8 @@ def run_inline(
     faults: Sequence[Fault] = (),
     workers: int = 0,
     serialise: bool = False,
+    state: str | Path | None = None,
+    insecure_seed: int | None = None,
 ) -> None:
     """Run an app to its end.
 
@@ -42,6 +45,10 @@ def run_inline(
         Number of worker processes.
     serialise : bool, default False
         Whether messages go through Flower's serialisation, as in a deployment.
+    state : path, optional
+        Folder for what clients keep (ledgers, replies); by default one that is removed at the end.
+    insecure_seed : int, optional
+        Seed of the clients' noise, for tests: nothing is protected then.
 
     Raises
     ------
@@ -55,6 +62,8 @@ def run_inline(
         faults=faults,
         workers=workers,
         serialise=serialise,
+        state=state,
+        insecure_seed=insecure_seed,
     )
     context = Context(
         run_id=grid.run_id,

@@ -84,7 +84,11 @@ def run_strategy(
     """Run a strategy's start inline and return its result."""
     results = []
     faults = options.pop("faults", ())
-    engine = {key: options.pop(key) for key in ("workers", "serialise") if key in options}
+    engine = {
+        key: options.pop(key)
+        for key in ("workers", "serialise", "state", "insecure_seed")
+        if key in options
+    }
     options.setdefault("num_rounds", 3)
     options.setdefault("timeout", 5)
     server_app = ServerApp()

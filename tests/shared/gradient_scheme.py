@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.clients import SchemeClient, Train, own_client_app
+from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.wire import METRICS, Fields
 
@@ -52,6 +53,9 @@ class GradientStrategy(SchemeStrategy):
         self.fraction_evaluate = 0.0
         self.step = step
         self.largest = 0.0
+
+    def guarantee(self) -> Guarantee:
+        return Guarantee(scheme=self.scheme, protects="nothing", adversary="nobody")
 
     def setup(self, grid: Any) -> None:
         if self.largest:  # resumed

@@ -94,6 +94,8 @@ def test_a_run_leaves_its_folder_and_two_can_be_compared(command: Command, tmp_p
             *expected,
             "model.npz",
             "log.txt",
+            "privacy-card.json",
+            "privacy-card.html",
         }
     done = command("compare", "iid", "labels", "--out", "both")
     assert done.stdout == "report: both/report.html\n"

@@ -15,6 +15,7 @@ SETTINGS = Settings(training=DIGITS.training)
 
 SHAPES = {
     "digits-mlp": (64,),
+    "digits-linear": (64,),
     "mnist-mlp": (1, 28, 28),
     "fashion-cnn": (1, 28, 28),
     "adult-linear": (108,),

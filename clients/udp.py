@@ -1,0 +1,223 @@
+"""UDP on the client: clip, charge, add noise, send.
+
+The order is the guarantee. What a release would cost is checked against the node's policy and the
+budget before anything is computed; the charge is on the disk before the noised bytes leave; the
+bytes are kept, so that the same question gets the same answer.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.documents import dumps, loads
+from flwr_privacy.errors import DeclinedError, InvalidParameterError
+from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
+from flwr_privacy.ledger import Entry, Question
+from flwr_privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.udp import USER_UNIT, Terms, sensitivity
+from flwr_privacy.updates import Update, clip, released_names
+from flwr_privacy.wire import METRICS, TRAIN, Fields
+
+from .base import SchemeClient, Train
+from .custody import Custody, refuse_node_keys
+from .per_record import PerRecordPlan, asked
+
+__all__ = ["UDPClient"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_NUM_EXAMPLES = "num-examples"
+_NOISE_REACH = 8  # standard deviations of noise that codes must hold; beyond, they saturate
+_ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
+
+
+class UDPClient(SchemeClient):
+    """Client half of `flwr_privacy.strategies.UDP` (Wei et al., algorithm 1).
+
+    At user level it goes around any training. At record level the training must call
+    `flwr_privacy.clients.torch.train_per_record`, once, and return what it made.
+
+    Guarantee
+    ---------
+    As `flwr_privacy.strategies.UDP`; this half keeps it, whatever the server asks: noise is exact
+    (`flwr_privacy.noise.discrete_gaussian`) from a cryptographic generator, on a grid, after the
+    clipping; the sum of all charges of the experiment stays within the server's budget, and that of
+    the whole ledger within the node's policy.
+    """
+
+    scheme: ClassVar[str] = "udp"
+
+    def handle(
+        self, phase: str, arrays: Arrays, fields: Fields, train: Train
+    ) -> tuple[Arrays, Fields]:
+        """Answer a training question with a clipped, noised update as codes on the grid.
+
+        Raises
+        ------
+        DeclinedError
+            If the policy or the budget does not allow it.
+        LedgerError
+            If the node's ledger cannot be used.
+        DataError
+            If the update is not finite.
+        InvalidParameterError, ProtocolError
+            If the question is malformed, or the training does not fit it.
+        """
+        if self.context is None:
+            raise TypeError("UDPClient needs the context: UDPClient(client, context)")
+        refuse_node_keys("message", fields)
+        custody = Custody.of(self.context)
+        question = Question(
+            experiment_id=fields["experiment-id"],
+            phase=phase,
+            server_round=fields["round"],
+            request=fields["request"],
+        )
+        entries = custody.ledger.entries()
+        charged = any(entry.question == question for entry in entries)
+        # A reply that was kept and not charged must not leave: see `KeptReplies`.
+        kept = custody.replies.find(question) if charged else None
+        if kept is not None:
+            state = loads(kept)
+            return state["arrays"], state["fields"]
+        terms = Terms.read(fields)
+        _check_policy(custody, terms)
+        _check_affordable(custody, terms, question, entries)
+        sampler = custody.random(question, "sample")
+        update, weight, bound = _released_update(terms, arrays, train, sampler)
+        sigma = terms.noise_multiplier * bound
+        _check_policy(custody, terms, sigma)
+        _check_grid(terms, sigma, update.vector.size)
+        grid = Grid(terms.grid)
+        codes = grid.encode(update.vector)
+        with custody.ledger.locked() as book:
+            _check_affordable(custody, terms, question, book.entries)
+            book.charge(
+                Entry(
+                    question=question,
+                    scheme=self.scheme,
+                    unit=terms.unit,
+                    charge=terms.charge(),
+                )
+            )
+        codes += discrete_gaussian(codes.size, sigma / grid.step, custody.random(question, "noise"))
+        metrics = {_NUM_EXAMPLES: weight, "sigma": sigma}
+        if custody.insecure_seed is not None:
+            metrics["insecure-noise"] = 1.0
+        out, own = update.arrays(saturated(codes)), {METRICS: metrics}
+        custody.replies.keep(question, dumps({"arrays": out, "fields": own}))
+        return out, own
+
+    def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
+        """Return an empty sum of codes for a training."""
+        if phase != TRAIN:
+            return super().accumulator(phase, arrays, fields)
+        terms = Terms.read(fields)
+        return GridMean(arrays, Grid(terms.grid), released_names(arrays, terms.keep_back))
+
+
+def _released_update(
+    terms: Terms, start: Arrays, train: Train, sampler: SecureRandom
+) -> tuple[Update, int, float]:
+    """Train; return the clipped update, the weight of the reply, and the update's sensitivity.
+
+    The sensitivity counts what truncation to the grid may add.
+    """
+    start = dict(start)
+    names = released_names(start, terms.keep_back)
+    if terms.unit == USER_UNIT:
+        update = Update.between(start, train(start).arrays, names)
+        clip(update.vector, terms.clipping_norm)
+        # Truncation shortens a vector, so two of them stay within twice the norm. The number of
+        # records is not public at this level: everybody weighs the same.
+        return update, 1, sensitivity(USER_UNIT, clipping_norm=terms.clipping_norm)
+    plan = PerRecordPlan(
+        clipping_norm=terms.clipping_norm,
+        learning_rate=terms.learning_rate,
+        sampling_rate=terms.sampling_rate,
+    )
+    with asked(plan, sampler) as request:
+        trained = dict(train(start).arrays)
+    request.step.check(start.values(), trained.values())
+    update = Update.between(start, trained, names)
+    apart = Grid(terms.grid).step * math.sqrt(update.vector.size)
+    return update, request.step.records, request.step.sensitivity() + apart
+
+
+def _check_policy(custody: Custody, terms: Terms, sigma: float | None = None) -> None:
+    """Decline what the node's operator does not allow; the log of the node says why."""
+    try:
+        custody.policy.check(
+            scheme=UDPClient.scheme,
+            unit=terms.unit,
+            noise_multiplier=terms.noise_multiplier,
+            sigma=sigma,
+        )
+    except DeclinedError as error:
+        logger.warning("client %s declines: %s", custody.client_id, error)
+        raise
+
+
+def _check_affordable(
+    custody: Custody, terms: Terms, question: Question, entries: Sequence[Entry]
+) -> None:
+    """Decline a release that the budget of the experiment or the node's policy does not allow."""
+    charge = terms.charge()
+    own = [e.charge for e in entries if e.question.experiment_id == question.experiment_id]
+    cap = terms.epsilon * (1 + _ROUNDING)
+    if (after := _passing(own, charge, epsilon=cap, delta=terms.delta)) is not None:
+        before = spent(own, delta=terms.delta, accountant=fitting(own))
+        raise DeclinedError(
+            f"the budget is spent: epsilon {before:.6g} of {terms.epsilon:.6g} after {len(own)} "
+            f"releases, and {after:.6g} with another one, at delta {terms.delta:g}"
+        )
+    policy = custody.policy
+    if policy.max_epsilon is None:
+        return
+    everything = [entry.charge for entry in entries]
+    after = _passing(everything, charge, epsilon=policy.max_epsilon, delta=policy.delta)
+    if after is not None:
+        logger.warning(
+            "client %s declines: the node's policy has max_epsilon = %.6g at delta %g: with this "
+            "release epsilon would be %.6g",
+            *(custody.client_id, policy.max_epsilon, policy.delta, after),
+        )
+        # What the ledger holds of other experiments is nothing that this server should learn.
+        raise DeclinedError(
+            f"the node's policy has max_epsilon = {policy.max_epsilon:g} for all that it ever "
+            "releases: this release would pass it"
+        )
+
+
+def _passing(
+    charges: Sequence[Charge], charge: Charge, *, epsilon: float, delta: float
+) -> float | None:
+    """Return the epsilon of some charges and another one if that passes a cap, else None."""
+    # The accountant's own check: a server may choose a charge after it saw the earlier releases,
+    # and a total alone proves nothing then.
+    name = fitting([*charges, charge])
+    if epsilon > 0 and not new_accountant(name, charges).would_exceed(
+        charge, epsilon=epsilon, delta=delta
+    ):
+        return None
+    return spent([*charges, charge], delta=delta, accountant=name)
+
+
+def _check_grid(terms: Terms, sigma: float, dimension: int) -> None:
+    """Refuse a grid on which the noise does not do what the charge says, or does not fit."""
+    step = Grid(terms.grid).step
+    gap = discretisation_gap(dimension, sigma / step)
+    if gap > terms.gap:
+        raise InvalidParameterError(
+            "grid", terms.grid, f"a finer grid: epsilon {gap:.3g} of a release would be lost to it"
+        )
+    bound = terms.clipping_norm * terms.learning_rate / terms.sampling_rate
+    if (bound + _NOISE_REACH * sigma) / step > CODE_LIMIT:
+        raise InvalidParameterError(
+            "grid", terms.grid, f"a coarser grid: noise of {sigma / step:.3g} steps leaves 32 bits"
+        )

@@ -1,0 +1,84 @@
+"""Calibration: the least noise that keeps a number of equal releases under a budget."""
+
+import math
+
+from scipy.optimize import brentq
+
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+
+from .accountants import ACCOUNTANTS, new_accountant, spent
+from .charges import Charge
+from .gaussian import mu_of
+
+__all__ = ["noise_multiplier"]
+
+_MARGIN = 1 + 1e-9  # for the rounding of whoever adds the releases up one by one
+_PRECISION = 2e-7  # relative, of a noise multiplier that is searched for
+_MOST = 1e9
+_STEEPEST = 3.0  # the searched function is cut off there: it may be infinite
+
+
+def noise_multiplier(
+    *, epsilon: float, delta: float, releases: int, sampling: float = 1.0, accountant: str = "gdp"
+) -> float:
+    """Return the least noise multiplier with which equal Gaussian releases keep to a budget.
+
+    The releases fit under the cap of that accountant (`Accountant.would_exceed`) one by one and
+    together. The result is never too small, and too large by a relative 1e-6 at most (1e-9 for
+    ``gdp``).
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The budget: epsilon above 0, delta strictly between 0 and 1.
+    releases : int
+        Number of releases, at least 1.
+    sampling : float, default 1.0
+        Rate of the Poisson sample, above 0 and at most 1.
+    accountant : {"gdp", "rdp", "pld"}, default "gdp"
+        Who adds up. ``gdp`` is a closed form and takes no sample. The others search, which takes
+        seconds where there is a sample.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is out of range, the accountant does not know such releases, or no noise
+        multiplier up to 1e9 is enough.
+
+    Examples
+    --------
+    >>> z = noise_multiplier(epsilon=8, delta=1e-3, releases=200)
+    >>> round(z, 4)
+    6.7884
+    """
+    check_number("epsilon", epsilon, minimum=math.ulp(0.0))
+    check_integer("releases", releases, minimum=1)
+    check_choice("accountant", accountant, ACCOUNTANTS)
+
+    def charge(z: float) -> Charge:
+        return Charge(noise_multiplier=z, sampling=sampling, count=releases)
+
+    def fits(z: float) -> bool:
+        if new_accountant(accountant).would_exceed(charge(z), epsilon=epsilon, delta=delta):
+            return False
+        return spent([charge(z)], delta=delta, accountant=accountant) <= epsilon
+
+    def excess(log_z: float) -> float:
+        ratio = spent([charge(math.exp(log_z))], delta=delta, accountant=accountant) / epsilon
+        return min(_STEEPEST, math.log(max(ratio, math.exp(-_STEEPEST))))
+
+    enough = math.sqrt(releases) / mu_of(epsilon, delta) * _MARGIN  # without a sample
+    while not fits(enough):
+        enough *= _MARGIN if accountant == "gdp" else 1.5
+        if enough > _MOST:
+            allowed = f"a budget that '{accountant}' can keep with {releases} releases"
+            raise InvalidParameterError("(epsilon, delta)", (epsilon, delta), allowed)
+    if accountant == "gdp":
+        return enough
+    too_little = enough / 2
+    while fits(too_little):
+        enough, too_little = too_little, too_little / 2
+    z = math.exp(brentq(excess, math.log(too_little), math.log(enough), xtol=_PRECISION))
+    while not fits(z):
+        z *= 1 + _PRECISION
+    return z * _MARGIN

@@ -1,0 +1,74 @@
+"""What one release of noised values costs, as data; accountants interpret it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+
+__all__ = ["GAUSSIAN", "LAPLACE", "Charge"]
+
+GAUSSIAN, LAPLACE = "gaussian", "laplace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """The cost of one release, or of several equal ones.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Standard deviation of Gaussian noise over the L2 sensitivity, or scale of Laplace noise over
+        the L1 sensitivity. Positive and finite.
+    mechanism : {"gaussian", "laplace"}, default "gaussian"
+        Kind of noise.
+    sampling : float, default 1.0
+        Rate of a Poisson sample of what is protected, hidden from the adversary; 1: no sample.
+    gap : float, default 0.0
+        Epsilon by which noise on a grid may differ from the mechanism on the real line, at most
+        (`flwr_privacy.noise.discretisation_gap`).
+    count : int, default 1
+        Number of equal releases.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is out of range.
+
+    Examples
+    --------
+    >>> Charge.from_dict(Charge(noise_multiplier=2.0).to_dict())
+    Charge(noise_multiplier=2.0, mechanism='gaussian', sampling=1.0, gap=0.0, count=1)
+    """
+
+    noise_multiplier: float
+    mechanism: str = GAUSSIAN
+    sampling: float = 1.0
+    gap: float = 0.0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("mechanism", self.mechanism, (GAUSSIAN, LAPLACE))
+        check_number("noise_multiplier", self.noise_multiplier, minimum=math.ulp(0.0))
+        check_number("sampling", self.sampling, minimum=math.ulp(0.0), maximum=1)
+        check_number("gap", self.gap, minimum=0)
+        check_integer("count", self.count, minimum=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the charge as plain values, for a file."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Charge":
+        """Read a charge from plain values; every one must be there.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a value is missing, unknown or out of range.
+        """
+        names = [entry.name for entry in fields(cls)]
+        if sorted(values) != sorted(names):
+            raise InvalidParameterError("charge", sorted(values), f"the entries {names}")
+        return cls(**values)

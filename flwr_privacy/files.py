@@ -1,0 +1,146 @@
+"""Files that are whole or refused, and a lock between processes.
+
+A sealed file is a magic line, the SHA-256 of its payload, and the payload. It is written beside the
+old one and put in its place in one step, so whoever reads finds the old file or the new one.
+"""
+
+import errno
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["DamagedFileError", "exclusive_lock", "read_sealed", "write_sealed"]
+
+_DIGEST_SIZE = hashlib.sha256().digest_size
+_PRIVATE = 0o600  # for the owner's eyes only
+_POLL = 0.005  # seconds between two looks at a lock that is taken
+
+
+class DamagedFileError(Exception):
+    """A sealed file is damaged or of another kind; the text follows the name of the file."""
+
+
+def write_sealed(path: Path, magic: bytes, payload: bytes, *, durable: bool) -> None:
+    """Write a file that `read_sealed` reads; a crash leaves the old file or the new one.
+
+    Only the owner may read it. At most one writer of a path at a time (see `exclusive_lock`).
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder is there. ``path`` + ``.new`` is used on the way.
+    magic : bytes
+        What the file begins with: its kind, a line of ASCII.
+    payload : bytes
+        The content.
+    durable : bool
+        Whether the content outlives a power cut as soon as this function returns (file and folder
+        are flushed to the disk). If not, a power cut may leave a damaged file.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    temporary = path.with_name(path.name + ".new")
+    with open(temporary, "wb", opener=_open_private) as file:
+        file.write(magic + hashlib.sha256(payload).digest() + payload)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(temporary, path)
+    if durable and hasattr(os, "O_DIRECTORY"):  # Windows has no flush of a folder
+        _flush_folder(path.parent)
+
+
+def read_sealed(path: Path, magic: bytes) -> bytes:
+    r"""Return the payload of a file that `write_sealed` wrote.
+
+    Raises
+    ------
+    OSError
+        If the file is not there or cannot be read.
+    DamagedFileError
+        If it begins otherwise or its checksum does not fit.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_sealed(Path(folder, "file"), b"example\n", b"content", durable=False)
+    ...     read_sealed(Path(folder, "file"), b"example\n")
+    b'content'
+    """
+    content = path.read_bytes()
+    if not content.startswith(magic):
+        raise DamagedFileError(f"does not begin with {magic.decode('ascii').rstrip()!r}")
+    start = len(magic) + _DIGEST_SIZE
+    digest, payload = content[len(magic) : start], content[start:]
+    if hashlib.sha256(payload).digest() != digest:
+        raise DamagedFileError("is damaged: its checksum does not fit its content")
+    return payload
+
+
+@contextmanager
+def exclusive_lock(path: Path, *, timeout: float) -> Iterator[None]:
+    """Hold a lock that one process or thread has at a time; it ends with its holder.
+
+    Parameters
+    ----------
+    path : Path
+        The lock file, which is created and stays. Not the file that it guards: that one is
+        replaced, and a lock on the old one guards nothing.
+    timeout : float
+        Seconds to wait for another holder.
+
+    Raises
+    ------
+    TimeoutError
+        If another one holds it all the while.
+    OSError
+        If the lock file cannot be opened, or the platform has no ``fcntl``.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "this platform has no fcntl to lock files with")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _PRIVATE)
+    try:
+        _acquire(descriptor, timeout)
+        try:
+            yield
+        finally:
+            # Not by closing alone: a process that was forked meanwhile has a copy.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, timeout: float) -> None:
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                reason = f"it is locked by another process (waited {timeout:g} s)"
+                raise TimeoutError(errno.ETIMEDOUT, reason) from None
+        time.sleep(_POLL)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, _PRIVATE)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

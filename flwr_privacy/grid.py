@@ -1,0 +1,146 @@
+"""The grid on which noised values live: powers of two, int32 codes, sums that are exact.
+
+A value is a multiple of the grid's step. Noise is added to the integer code, never to a float, and
+a sum of codes is the same in any order.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arrays import Arrays
+from .averaging import ReplyRefusedError, WeightedMean
+from .errors import InvalidParameterError, check_integer
+
+__all__ = ["CODE_LIMIT", "Grid", "GridMean", "saturated"]
+
+CODE_LIMIT = 2**31 - 1
+"""Codes lie between minus this and this."""
+
+_SUM_LIMIT = 2**62  # half of what int64 holds
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All multiples of a power of two.
+
+    Parameters
+    ----------
+    exponent : int
+        The step is ``2.0 ** exponent``; from -500 to 500.
+
+    Examples
+    --------
+    >>> grid = Grid(-2)
+    >>> codes = grid.encode(np.array([0.99, -0.99]))
+    >>> codes, grid.step * codes
+    (array([ 3, -3]), array([ 0.75, -0.75]))
+    """
+
+    exponent: int
+
+    def __post_init__(self) -> None:
+        check_integer("grid", self.exponent, minimum=-500, maximum=500)
+
+    @classmethod
+    def below(cls, bound: float, *, bits: int) -> "Grid":
+        """Return the coarsest grid with at least ``2**bits`` steps up to `bound`.
+
+        Examples
+        --------
+        >>> Grid.below(1.5, bits=8)
+        Grid(exponent=-8)
+        """
+        return cls(math.frexp(bound)[1] - 1 - bits)
+
+    @property
+    def step(self) -> float:
+        """Distance of two neighbours."""
+        return 2.0**self.exponent
+
+    def encode(self, vector: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the codes of a vector, truncated towards zero: its norm does not grow.
+
+        Two vectors of d entries may come apart by up to ``step * sqrt(d)`` in L2.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a value is beyond `CODE_LIMIT` steps.
+        """
+        steps = np.ldexp(vector, -self.exponent)
+        if steps.size and not np.abs(steps).max() <= CODE_LIMIT:
+            raise InvalidParameterError(
+                "grid", self.exponent, f"a step that is not below the largest value / {CODE_LIMIT}"
+            )
+        return steps.astype(np.int64)  # C's cast truncates
+
+
+def saturated(codes: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return noised codes as they travel; what is beyond `CODE_LIMIT` becomes `CODE_LIMIT`.
+
+    A function of the noised value alone, so it costs no privacy.
+    """
+    return np.clip(codes, -CODE_LIMIT, CODE_LIMIT, out=codes).astype(np.int32)
+
+
+class GridMean(WeightedMean):
+    """Weighted mean of updates given as codes: int64 sums, the same in any order.
+
+    Parameters
+    ----------
+    start : Mapping of str to ndarray
+        The model that the updates start from.
+    grid : Grid
+        What the codes mean.
+    names : list of str
+        Which arrays of the model the updates are of. `finish` returns the others unchanged.
+
+    Notes
+    -----
+    Weights are integers, and a reply is refused if the weights of all replies together times
+    `CODE_LIMIT` could leave int64; so no sum ever overflows.
+
+    Examples
+    --------
+    >>> mean = GridMean({"w": np.ones(2), "n": np.array(7)}, Grid(-1), ["w"])
+    >>> mean.fold("a", {"w": np.array([2, 4], np.int32)}, weight=1)
+    >>> mean.fold("b", {"w": np.array([-2, 0], np.int32)}, weight=3)
+    >>> mean.finish()
+    {'w': array([0.5, 1.5]), 'n': array(7)}
+    """
+
+    sum_dtype = np.dtype(np.int64)
+
+    def __init__(self, start: Arrays, grid: Grid, names: list[str]) -> None:
+        code = np.zeros((), np.int32)
+        super().__init__({name: np.broadcast_to(code, np.shape(start[name])) for name in names})
+        self._start = dict(start)
+        self._grid = grid
+
+    def finish(self) -> dict[str, NDArray[np.generic]]:
+        """Return the start plus the mean update, with the start's names and dtypes.
+
+        Raises
+        ------
+        ZeroDivisionError
+            If all weights are zero.
+        """
+        if self.weight == 0:
+            raise ZeroDivisionError("the weights of all replies are zero")
+        mean = {name: np.array(array) for name, array in self._start.items()}
+        for name, sums in self._sums.items():
+            update = np.ldexp(sums / self.weight, self._grid.exponent)
+            mean[name] = (mean[name] + update.reshape(mean[name].shape)).astype(mean[name].dtype)
+        return mean
+
+    def _check_total(self, weight: float, clients: int) -> None:
+        self._check_weight(weight)
+
+    def _check_weight(self, weight: float) -> None:
+        if not (weight >= 0 and float(weight).is_integer()):
+            raise ReplyRefusedError("weight", f"{weight} is no whole number of at least 0")
+        if (self.weight + weight) * CODE_LIMIT > _SUM_LIMIT:
+            raise ReplyRefusedError("range", f"with weight {weight} the sum could leave 64 bits")

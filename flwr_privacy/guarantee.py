@@ -1,0 +1,107 @@
+"""What a scheme promises: who is protected, against whom, how far, and what is not."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+__all__ = ["Guarantee"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """The promise of a training, as data and as text.
+
+    Parameters
+    ----------
+    scheme : str
+        Name of the scheme.
+    protects : str
+        What is protected: a record, all data of a client, nothing.
+    adversary : str
+        Against whom.
+    neighbours : str, default ""
+        Which data sets are to look alike.
+    epsilon, delta : float, optional
+        Bound for every client over the whole training.
+    spent : float, optional
+        Epsilon of the client that has spent most so far, at `delta`.
+    accountant : str, default ""
+        How `spent` was computed.
+    not_protected, assumptions, evidence : tuple of str
+        What is not covered; what the promise rests on; the tests that check it.
+    void : str, default ""
+        Why the promise does not hold in this run; empty where it does.
+
+    Examples
+    --------
+    >>> promise = Guarantee(scheme="fedavg", protects="nothing", adversary="nobody")
+    >>> print(promise.text())
+    fedavg protects nothing.
+    """
+
+    scheme: str
+    protects: str
+    adversary: str
+    neighbours: str = ""
+    epsilon: float | None = None
+    delta: float | None = None
+    spent: float | None = None
+    accountant: str = ""
+    not_protected: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    void: str = ""
+
+    @property
+    def short(self) -> str:
+        """One phrase for a legend or a plot."""
+        if self.void:
+            return "void"
+        if self.epsilon is None:
+            return f"protects {self.protects}"
+        return f"epsilon {self.epsilon:.3g}, delta {self.delta:g}, {self.protects}"
+
+    def text(self) -> str:
+        """Return the promise in words."""
+        sentences = []
+        if self.void:
+            sentences.append(f"VOID: {self.void}")
+        first = f"{self.scheme} protects {self.protects}"
+        if self.epsilon is not None:
+            first += (
+                f" against {self.adversary}: ({self.epsilon:.4g}, {self.delta:g})-differential "
+                f"privacy over the whole training, for data sets where {self.neighbours}"
+            )
+        sentences.append(first)
+        if self.spent is not None:
+            sentences.append(f"Spent so far: epsilon {self.spent:.4g} ({self.accountant})")
+        for title, entries in (
+            ("Not protected", self.not_protected),
+            ("Assumed", self.assumptions),
+            ("Checked by", self.evidence),
+        ):
+            if entries:
+                sentences.append(f"{title}: {'; '.join(entries)}")
+        return ". ".join(sentences) + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is set, as plain values."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in values.items()
+            if value not in (None, "", ())
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Guarantee":
+        """Return the promise of which `to_dict` made the values.
+
+        Raises
+        ------
+        TypeError
+            If a value is missing or unknown.
+        """
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**plain)

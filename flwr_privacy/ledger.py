@@ -1,0 +1,361 @@
+"""The privacy ledger: what was released about one data set, in a file that no crash can shorten.
+
+A charge is on the disk when `Book.charge` returns, and only then may the bytes leave the node. A
+crash in between leaves a charge without a release, never a release without a charge.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .accounting import Charge
+from .errors import (
+    InvalidParameterError,
+    LedgerError,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from .files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from .policy import UNITS
+
+__all__ = ["Book", "Entry", "Ledger", "Question"]
+
+_MAGIC = b"flwr-privacy ledger\n"
+_VERSION = 1
+_LARGEST_NUMBER = 2**63 - 1  # of an integer in Flower's ConfigRecord
+_LONGEST_NAME = 128
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What names a question of a server, also when a resumed round asks it again.
+
+    Parameters
+    ----------
+    experiment_id, phase : str
+        Identity of the experiment and phase within the round: 1 to 128 printable ASCII characters.
+    server_round, request : int
+        Round, and number of the question within its round and phase: 0 to 2**63 - 1.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed; it may come from an adversary.
+    """
+
+    experiment_id: str
+    phase: str
+    server_round: int
+    request: int = 0
+
+    def __post_init__(self) -> None:
+        _check_name("experiment_id", self.experiment_id)
+        _check_name("phase", self.phase)
+        check_integer("server_round", self.server_round, minimum=0, maximum=_LARGEST_NUMBER)
+        check_integer("request", self.request, minimum=0, maximum=_LARGEST_NUMBER)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One release: the answer to one question under one scheme.
+
+    Parameters
+    ----------
+    question : Question
+        What was answered.
+    scheme : str
+        Name of the scheme: 1 to 128 printable ASCII characters.
+    unit : {"record", "user"}
+        What the charge is for: a record of the data set, or all of it.
+    charge : Charge
+        What the release costs.
+    time : str
+        When, in UTC and to the second, as ``2025-12-31T23:59:59Z``; by default now.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    question: Question
+    scheme: str
+    unit: str
+    charge: Charge
+    time: str = field(default_factory=_now)
+
+    def __post_init__(self) -> None:
+        _check_name("scheme", self.scheme)
+        check_choice("unit", self.unit, UNITS)
+        _check_time(self.time)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry as plain values, for a file."""
+        return {
+            "experiment_id": self.question.experiment_id,
+            "phase": self.question.phase,
+            "server_round": self.question.server_round,
+            "request": self.question.request,
+            "scheme": self.scheme,
+            "unit": self.unit,
+            "charge": self.charge.to_dict(),
+            "time": self.time,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Entry":
+        """Read an entry from plain values; every one must be there.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a value is missing, unknown or not allowed.
+        """
+        if set(values) != _ENTRY_KEYS:
+            raise InvalidParameterError("entry", sorted(values), f"the keys {sorted(_ENTRY_KEYS)}")
+        if not isinstance(values["charge"], Mapping):
+            raise InvalidParameterError("charge", values["charge"], "a mapping")
+        return cls(
+            question=Question(
+                experiment_id=values["experiment_id"],
+                phase=values["phase"],
+                server_round=values["server_round"],
+                request=values["request"],
+            ),
+            scheme=values["scheme"],
+            unit=values["unit"],
+            charge=Charge.from_dict(values["charge"]),
+            time=values["time"],
+        )
+
+
+_ENTRY_KEYS = {
+    *("experiment_id", "phase", "server_round", "request"),
+    *("scheme", "unit", "charge", "time"),
+}
+
+
+class Ledger:
+    """Everything that was released about one data set, by all schemes and runs of a node.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file. Its folder is the operator's and must be there; the file is created by the first
+        charge, readable by its owner only. A link is followed, so that all names of a file are one
+        ledger. ``path`` + ``.lock`` beside it stays and must not be removed while a node runs.
+    data_set : str
+        Name of the data set: 1 to 128 printable ASCII characters. A file about another is refused.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the name is not allowed. The file is read by `entries` and `locked`, which raise
+        `LedgerError`.
+
+    Notes
+    -----
+    Guarantee. Against crashes and kills of processes at any moment, and power cuts: the ledger
+    holds every charge that returned, and at most one per process that did not. Two processes
+    that share a ledger charge one after the other, so both never pass a cap that only one release
+    fits under.
+
+    Not covered: a file that somebody deletes or sets back to an older copy, or a copy (or hard
+    link) that is charged instead; somebody who edits it and mends the checksum; a disk that says
+    it has written what it has not; a folder on a network whose file system has no locks.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> ledger = Ledger(Path(folder.name, "ward-7.ledger"), data_set="ward-7")
+    >>> question = Question(experiment_id="e", phase="train", server_round=1)
+    >>> with ledger.locked() as book:
+    ...     if len(book.entries) < 10:
+    ...         charge = Charge(noise_multiplier=2.0)
+    ...         book.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
+    >>> [entry.question.server_round for entry in ledger.entries()]
+    [1]
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str | Path, *, data_set: str) -> None:
+        # Through links: the file is replaced where it lies, and its lock lies beside it.
+        self.path = Path(os.path.realpath(path))
+        self.data_set = _check_name("data_set", data_set)
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self.path)!r})"
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return every release so far; none if the file is not there yet.
+
+        Raises
+        ------
+        LedgerError
+            If the folder is missing, or the file cannot be read, is damaged, is no ledger, has
+            another version or is about another data set.
+        """
+        return self._parse(self._read())
+
+    @contextmanager
+    def locked(self, *, timeout: float = 10.0) -> Iterator["Book"]:
+        """Hold the ledger for a check and a charge; others wait until the end.
+
+        Parameters
+        ----------
+        timeout : float, default 10.0
+            Seconds to wait for another process or thread.
+
+        Raises
+        ------
+        LedgerError
+            If another one holds it all the while, the platform cannot lock files, or as `entries`.
+        """
+        check_number("timeout", timeout, minimum=0)
+        self._check_folder()
+        with ExitStack() as stack:
+            try:
+                lock = self.path.with_name(self.path.name + ".lock")
+                stack.enter_context(exclusive_lock(lock, timeout=timeout))
+            except OSError as error:
+                raise self._error(f"cannot be opened: {error.strerror}") from error
+            content = self._read()
+            book = Book(self, content, self._parse(content))
+            stack.callback(book.close)
+            yield book
+
+    def _check_folder(self) -> None:
+        if not self.path.parent.is_dir():
+            raise self._error(f"has no place to lie: there is no folder {self.path.parent}")
+
+    def _read(self) -> bytes:
+        """Return the content: a line that says what it is, and a line per entry."""
+        try:
+            return read_sealed(self.path, _MAGIC)
+        except FileNotFoundError:
+            self._check_folder()
+            return _line({"version": _VERSION, "data_set": self.data_set})
+        except DamagedFileError as error:
+            raise self._error(str(error)) from None
+        except OSError as error:
+            raise self._error(f"cannot be read: {error.strerror}") from error
+
+    def _parse(self, content: bytes) -> tuple[Entry, ...]:
+        first, *lines = content.splitlines() or [b""]
+        self._check_first(first)
+        if not content.endswith(b"\n"):
+            raise self._error("is damaged: its last line has no end")
+        entries = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                entries.append(_read_entry(line))
+            except ValueError as error:
+                # Without the error's text: it has the values, and they stay here.
+                raise self._error(f"is damaged: its entry {number} is malformed") from error
+        return tuple(entries)
+
+    def _check_first(self, line: bytes) -> None:
+        try:
+            first = _mapping(line)
+        except ValueError as error:
+            raise self._error("is damaged: its first line is malformed") from error
+        version, data_set = first.get("version"), first.get("data_set")
+        if version != _VERSION:
+            raise self._error(f"has version {version!r}: this library reads version {_VERSION}")
+        if data_set != self.data_set:
+            raise self._error(f"is about the data set {data_set!r}, not {self.data_set!r}")
+
+    def _error(self, text: str) -> LedgerError:
+        return LedgerError(f"the privacy ledger {self.path} {text}")
+
+
+class Book:
+    """A ledger that is held; `Ledger.locked` makes it.
+
+    Attributes
+    ----------
+    entries : tuple of Entry
+        Every release so far, those charged here included.
+    """
+
+    def __init__(self, ledger: Ledger, content: bytes, entries: tuple[Entry, ...]) -> None:
+        self.entries = entries
+        self._ledger = ledger
+        self._content = content
+        self._held = True
+
+    def charge(self, entry: Entry) -> None:
+        """Enter a release before it happens; it is on the disk when this returns.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be written. The release must then not happen.
+        RuntimeError
+            If the ledger is not held any more.
+        """
+        if not self._held:
+            raise RuntimeError("the ledger is not held any more: charge inside `locked`")
+        content = self._content + _line(entry.to_dict())
+        try:
+            write_sealed(self._ledger.path, _MAGIC, content, durable=True)
+        except OSError as error:
+            raise LedgerError(
+                f"the privacy ledger {self._ledger.path} cannot be written: {error.strerror}"
+            ) from error
+        self._content = content
+        self.entries = (*self.entries, entry)
+
+    def close(self) -> None:
+        """End the hold."""
+        self._held = False
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _mapping(line: bytes) -> dict[str, Any]:
+    values = json.loads(line)
+    if not isinstance(values, dict):
+        raise ValueError("no mapping")
+    return values
+
+
+@lru_cache(maxsize=2**14)  # a ledger is read anew at every charge, with one new line
+def _read_entry(line: bytes) -> Entry:
+    return Entry.from_dict(_mapping(line))
+
+
+def _check_name(parameter: str, value: Any) -> str:
+    allowed = f"1 to {_LONGEST_NAME} printable ASCII characters"
+    if not isinstance(value, str):
+        raise InvalidParameterError(parameter, type(value).__name__, allowed)
+    if not (0 < len(value) <= _LONGEST_NAME and value.isascii() and value.isprintable()):
+        # A long one in part: it may come from an adversary.
+        raise InvalidParameterError(parameter, value[:_LONGEST_NAME], allowed)
+    return value
+
+
+def _check_time(value: Any) -> None:
+    allowed = "a time in UTC as '2025-12-31T23:59:59Z'"
+    if not isinstance(value, str) or not _TIME.fullmatch(value):
+        raise InvalidParameterError("time", value, allowed)
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise InvalidParameterError("time", value, allowed) from None

@@ -1,0 +1,163 @@
+"""The policy of a node: what its operator allows, whatever a server asks for."""
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import DeclinedError, InvalidParameterError, check_choice, check_number
+
+__all__ = ["UNITS", "Policy"]
+
+UNITS = ("record", "user")
+"""What a guarantee can protect: one record, or everything of one user."""
+
+_LONGEST_NAME = 64  # characters of a server's word in an error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a node may release; by default everything.
+
+    Parameters
+    ----------
+    max_epsilon : float, optional
+        Largest epsilon, at `delta`, of everything that the node's ledger was ever charged, each
+        release for its own unit: for a record this holds in any case, for a user where `units`
+        allowed nothing else from the first release on. At least 0, which allows no release at all.
+    delta : float, default 1e-5
+        Between 0 and 1, both excluded.
+    min_noise_multiplier : float, optional
+        Smallest standard deviation (or Laplace scale) of the noise over the sensitivity, at least
+        0.
+    min_sigma : float, optional
+        Smallest standard deviation (or Laplace scale) of the noise in the units of the weights, at
+        least 0.
+    schemes : list of str, optional
+        Names of the schemes that may ask.
+    units : list of {"record", "user"}, optional
+        Units of protection that are enough.
+    trusted_parents : list of str, optional
+        Nodes to which this one may answer, in a scheme with tiers; by default any.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value has the wrong type or is out of range.
+
+    Examples
+    --------
+    >>> policy = Policy(min_noise_multiplier=1.0, units=["user"])
+    >>> policy.check(scheme="udp", unit="user", noise_multiplier=0.5, sigma=0.01)
+    Traceback (most recent call last):
+    ...
+    flwr_privacy.errors.DeclinedError: scheme 'udp' asks for noise multiplier 0.5: \
+the node's policy has min_noise_multiplier = 1
+    """
+
+    max_epsilon: float | None = None
+    delta: float = 1e-5
+    min_noise_multiplier: float | None = None
+    min_sigma: float | None = None
+    schemes: Sequence[str] | None = None
+    units: Sequence[str] | None = None
+    trusted_parents: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_epsilon", "min_noise_multiplier", "min_sigma"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), minimum=0)
+        check_number("delta", self.delta, minimum=math.ulp(0.0), maximum=math.nextafter(1.0, 0.0))
+        for name in ("schemes", "units", "trusted_parents"):
+            if getattr(self, name) is not None:
+                # Lists, as TOML has them, become tuples: nothing changes a policy later.
+                object.__setattr__(self, name, _names(name, getattr(self, name)))
+        for unit in self.units or ():
+            check_choice("units", unit, UNITS)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Policy":
+        """Read a policy from a TOML file with any of the parameters as keys.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the file cannot be read or is no TOML, a key is unknown (with the nearest names), or
+            a value has the wrong type or is out of range. The message names the file.
+        """
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            allowed = f"a file that can be read ({error.strerror})"
+            raise InvalidParameterError("policy", str(path), allowed) from error
+        except ValueError as error:  # no UTF-8, or no TOML
+            raise InvalidParameterError("policy", str(path), f"a TOML file ({error})") from error
+        try:
+            for key in values:
+                check_choice("key", key, [entry.name for entry in fields(cls)])
+            return cls(**values)
+        except InvalidParameterError as error:
+            parameter = f"policy {path}: {error.parameter}"
+            raise InvalidParameterError(parameter, error.value, error.allowed) from None
+
+    def check(
+        self, *, scheme: str, unit: str, noise_multiplier: float, sigma: float | None = None
+    ) -> None:
+        """Check a release before anything is computed for it.
+
+        Parameters
+        ----------
+        scheme : str
+            Name of the scheme that asks.
+        unit : {"record", "user"}
+            What its guarantee protects.
+        noise_multiplier : float
+            Standard deviation (or Laplace scale) of its noise over the sensitivity; 0: no noise.
+        sigma : float, optional
+            The same in the units of the weights, once it is known.
+
+        Raises
+        ------
+        DeclinedError
+            If the policy does not allow it; the message names what was asked and the policy.
+        InvalidParameterError
+            If a value is malformed; it may come from an adversary.
+        """
+        if not isinstance(scheme, str):
+            raise InvalidParameterError("scheme", type(scheme).__name__, "a name")
+        check_choice("unit", unit, UNITS)
+        check_number("noise_multiplier", noise_multiplier, minimum=0)
+        if sigma is not None:
+            check_number("sigma", sigma, minimum=0)
+        asking = f"scheme {scheme[:_LONGEST_NAME]!r}"
+        if self.schemes is not None and scheme not in self.schemes:
+            raise _declined(f"{asking} asks for a release", f"schemes = {list(self.schemes)}")
+        if self.units is not None and unit not in self.units:
+            raise _declined(f"{asking} protects the unit {unit!r}", f"units = {list(self.units)}")
+        if self.min_noise_multiplier is not None and noise_multiplier < self.min_noise_multiplier:
+            raise _declined(
+                f"{asking} asks for noise multiplier {_show(noise_multiplier)}",
+                f"min_noise_multiplier = {_show(self.min_noise_multiplier)}",
+            )
+        if self.min_sigma is not None and sigma is not None and sigma < self.min_sigma:
+            raise _declined(
+                f"{asking} asks for sigma {_show(sigma)}", f"min_sigma = {_show(self.min_sigma)}"
+            )
+
+
+def _declined(asked: str, policy: str) -> DeclinedError:
+    return DeclinedError(f"{asked}: the node's policy has {policy}")
+
+
+def _names(parameter: str, values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple) or not all(
+        isinstance(value, str) and value for value in values
+    ):
+        raise InvalidParameterError(parameter, values, "a list of names")
+    return tuple(values)
+
+
+def _show(number: float) -> str:
+    return repr(float(number)).removesuffix(".0")

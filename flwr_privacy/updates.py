@@ -1,0 +1,140 @@
+"""What a client releases of its training: the update of the floating-point weights, clipped.
+
+Under a private scheme integer arrays and the running statistics of normalisation layers stay where
+they are: they cannot be clipped and noised like weights. The aggregate has the server's values.
+"""
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arrays import Arrays, is_finite
+from .errors import DataError, InvalidParameterError, ProtocolError
+
+__all__ = ["Update", "clip", "released_names"]
+
+_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+"""Last part of the names that torch gives to the statistics of its normalisation layers."""
+
+
+def released_names(arrays: Arrays, keep_back: Collection[str] = ()) -> list[str]:
+    """Return the names of the arrays of which a private scheme releases something.
+
+    Parameters
+    ----------
+    arrays : Mapping of str to ndarray
+        A model.
+    keep_back : collection of str
+        Further names to leave out, e.g. statistics under names that do not tell.
+
+    Raises
+    ------
+    InvalidParameterError
+        If nothing is left, or `keep_back` has a name that is not in the model.
+
+    Examples
+    --------
+    >>> model = {"w": np.zeros(2), "bn.running_var": np.ones(2), "steps": np.array(3)}
+    >>> released_names(model)
+    ['w']
+    """
+    if unknown := sorted(set(keep_back) - set(arrays)):
+        raise InvalidParameterError("keep_back", unknown, f"names of the model: {list(arrays)}")
+    names = [
+        name
+        for name, array in arrays.items()
+        if np.issubdtype(np.asarray(array).dtype, np.floating)
+        and name.rpartition(".")[2] not in _STATISTICS
+        and name not in keep_back
+    ]
+    if not names:
+        raise InvalidParameterError(
+            "arrays", list(arrays), "a model with floating-point weights that are not kept back"
+        )
+    return names
+
+
+@dataclass(frozen=True)
+class Update:
+    """The difference between a trained model and the one it started from, as one vector.
+
+    Parameters
+    ----------
+    vector : (d,) float64
+        Differences of the released arrays, one after the other.
+    shapes : dict
+        Shape of each released array, in that order.
+    """
+
+    vector: NDArray[np.float64]
+    shapes: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def between(cls, start: Arrays, trained: Arrays, names: Iterable[str]) -> "Update":
+        """Return the update of some arrays.
+
+        Raises
+        ------
+        ProtocolError
+            If an array is missing or has another shape than at the start.
+        DataError
+            If the update has NaN or infinity.
+        """
+        shapes = {name: np.shape(start[name]) for name in names}
+        vector = np.empty(sum(map(math.prod, shapes.values())), np.float64)
+        place = 0
+        for name, shape in shapes.items():
+            if name not in trained:
+                raise ProtocolError(f"the training returned no array '{name}'")
+            array = np.asarray(trained[name])
+            if array.shape != shape or not np.issubdtype(array.dtype, np.floating):
+                raise ProtocolError(
+                    f"the training returned '{name}' as {array.dtype} of shape {array.shape}, "
+                    f"not as floats of shape {shape}"
+                )
+            part = vector[place : place + array.size]
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.subtract(array.reshape(-1), start[name].reshape(-1), out=part, dtype=np.float64)
+            if not is_finite(part):
+                raise DataError(f"the update of '{name}' has NaN or infinity: it is not released")
+            place += array.size
+        return cls(vector, shapes)
+
+    def arrays(self, vector: NDArray[np.generic]) -> dict[str, NDArray[np.generic]]:
+        """Return a vector of the same length, e.g. of codes, as arrays by name (views)."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])[:-1]
+        parts = np.split(vector, ends)
+        return {n: p.reshape(s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
+
+
+def clip(vector: NDArray[np.float64], norm: float) -> float:
+    """Scale a finite vector in place so that its L2 norm is at most `norm`; return the factor.
+
+    The factor is 1 where nothing had to be done, and for the zero vector. The bound is strict: what
+    rounding may add to a sum of d squares, a relative ``d * 2**-52``, is taken off.
+
+    Examples
+    --------
+    >>> vector = np.array([3.0, 4.0])
+    >>> round(clip(vector, 1.0), 9), vector.round(9)
+    (0.2, array([0.6, 0.8]))
+    """
+    largest = float(np.abs(vector).max(initial=0.0))
+    if largest == 0.0:
+        return 1.0
+    exponent = math.frexp(largest)[1]
+    ordinary = -400 < exponent < 400  # squares neither overflow nor vanish
+    scaled = vector if ordinary else np.ldexp(vector, -exponent)  # exact: a power of two
+    length = math.sqrt(float(np.dot(scaled, scaled)))
+    allowed = norm * (1 - vector.size * 2.0**-52)
+    try:
+        factor = allowed / (length if ordinary else math.ldexp(length, exponent))
+    except OverflowError:  # the norm is beyond float64
+        factor = math.ldexp(allowed / length, -exponent)
+    if factor >= 1.0:
+        return 1.0
+    vector *= factor
+    return factor

@@ -1,0 +1,264 @@
+"""UDP on the server: the noise follows from a budget over the whole training.
+
+The clients add the noise and keep the budget; the server plans it, adds up what they send, and
+keeps the books that the privacy card shows.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, Message, MetricRecord
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.errors import (
+    CheckpointError,
+    InvalidParameterError,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.grid import Grid, GridMean
+from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.udp import NOISES, RECORD_UNIT, USER_UNIT, Schedule, Terms
+from flwr_privacy.updates import released_names
+from flwr_privacy.wire import TRAIN, Fields
+
+from .base import SchemeStrategy
+
+__all__ = ["UDP"]
+
+_GRID_BITS = {RECORD_UNIT: 27, USER_UNIT: 18}
+"""Steps of the grid up to the bound of an update, as a power of two; noise needs the rest of 31."""
+
+
+class UDP(SchemeStrategy):
+    """Noise on the clients from a budget over the whole training (Wei et al., algorithm 1).
+
+    Parameters
+    ----------
+    *arguments, **options
+        FedAvg's and those of `SchemeStrategy`.
+    epsilon, delta : float, default 8.0 and 1e-5
+        Budget of a client over all rounds. With ``noise="paper"`` what the paper claims.
+    unit : {"user", "record"}, default "user"
+        What is protected: all data of a client, around any training; or one record, with
+        `flwr_privacy.clients.torch.train_per_record` inside the training.
+    clipping_norm : float, default 1.0
+        L2 bound of the whole update (user level) or of the gradient of a record (record level).
+    learning_rate : float, optional
+        Step size of the one local step; needed at record level, and only there.
+    sampling_rate : float, default 1.0
+        Share of a client's records in a round, each drawn by itself and in secret (Poisson); at
+        record level.
+    noise : {"gdp_fixed", "paper"}, default "gdp_fixed"
+        How the noise follows from the budget: `flwr_privacy.udp.Schedule`.
+    rounds : int, optional
+        Rounds over which the budget is spread; by default those of `start`. Needed where a
+        `start` of your own runs the rounds.
+    grid_bits : int, optional
+        The grid has at least ``2**grid_bits`` steps up to the bound of an update; by default 18 at
+        user level and 27 at record level. Codes have 31 bits and a sign, the noise included.
+    keep_back : sequence of str, default ()
+        Arrays of which nothing is released, beside integers and the statistics of normalisation
+        layers, which never are. The model keeps the server's values of them.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Notes
+    -----
+    At user level every client weighs the same; at record level it weighs as many as its records,
+    whose number is public. Clients send no losses and no metrics of the training, and are not asked
+    to evaluate: `fraction_evaluate` has no effect.
+
+    Guarantee
+    ---------
+    Adversary: an honest-but-curious server, and everybody who sees its messages. Each upload by
+    itself is protected, whether it arrives in time or not.
+    Neighbours: at record level data of equal size that differ in one record; at user level any two
+    data sets of one client.
+    Covered: the uploads of the whole training, (epsilon, delta) per client, by Gaussian
+    differential privacy over the releases that each client charges to its own ledger. A client
+    declines what would exceed the budget, whatever the server asks.
+    Not covered: the number of a client's records (record level), whether it takes part, when; what
+    the user's own code sends elsewhere; timing. With ``noise="paper"`` the budget that was asked
+    for is missed where formula (10) is too small; the guarantee then has the true figure.
+
+    Examples
+    --------
+    >>> from flwr_privacy.strategies import UDP
+    >>> strategy = UDP(fraction_train=0.5, epsilon=8.0, delta=1e-5, clipping_norm=0.5)
+    """
+
+    scheme: ClassVar[str] = "udp"
+
+    def __init__(
+        self,
+        *arguments: Any,
+        epsilon: float = 8.0,
+        delta: float = 1e-5,
+        unit: str = USER_UNIT,
+        clipping_norm: float = 1.0,
+        learning_rate: float | None = None,
+        sampling_rate: float = 1.0,
+        noise: str = "gdp_fixed",
+        rounds: int | None = None,
+        grid_bits: int | None = None,
+        keep_back: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.fraction_evaluate = 0.0  # what clients say of their data is a release of its own
+        if check_choice("unit", unit, _GRID_BITS) == RECORD_UNIT:
+            if learning_rate is None:
+                raise InvalidParameterError(
+                    "learning_rate", learning_rate, "the step size, at record level"
+                )
+        elif learning_rate is not None:
+            raise InvalidParameterError(
+                "learning_rate", learning_rate, "nothing at user level: the user's training has it"
+            )
+        if rounds is not None:
+            check_integer("rounds", rounds, minimum=1)
+        if grid_bits is not None:
+            check_integer("grid_bits", grid_bits, minimum=1, maximum=30)
+        check_choice("noise", noise, NOISES)
+        self._rounds = rounds
+        self._grid_bits = _GRID_BITS[unit] if grid_bits is None else grid_bits
+        self._budget: dict[str, Any] = {
+            "noise": noise,
+            "epsilon": epsilon,
+            "delta": delta,
+            "sampling_rate": sampling_rate,
+        }
+        # What a client is asked depends on how many there are; what is not allowed is said now.
+        self._terms_of: dict[str, Any] = {
+            "unit": unit,
+            "clipping_norm": clipping_norm,
+            "learning_rate": 1.0 if learning_rate is None else learning_rate,
+            "keep_back": tuple(keep_back),
+        }
+        self._insecure = False
+        self._plan(Schedule(**self._budget, rounds=rounds or 1, q=1.0))
+        self.schedule: Schedule | None = None
+
+    def question(self, server_round: int) -> Fields:
+        """Return the terms of a round."""
+        if self.schedule is None:
+            rounds = self._rounds or self.planned_rounds
+            if rounds is None:
+                raise InvalidParameterError(
+                    "rounds", rounds, "the rounds to spread the budget over, under your own start"
+                )
+            asked, population = self.federation.sample_size(
+                fraction=self.fraction_train, minimum=self.min_train_nodes
+            )
+            self.schedule = Schedule(**self._budget, rounds=rounds, q=min(1.0, asked / population))
+        self.terms = self._plan(self.schedule)
+        return self.terms.write()
+
+    def accumulator(self, phase: str) -> WeightedMean:
+        """Return an empty sum of codes for a training."""
+        if phase != TRAIN:
+            return super().accumulator(phase)
+        names = released_names(self._template, self.terms.keep_back)
+        return GridMean(self._template, Grid(self.terms.grid), names)
+
+    def charge(self, phase: str) -> Charge | None:
+        """Return the cost of a round."""
+        return self.terms.charge() if phase == TRAIN else None
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add up the replies; note what they say of their noise."""
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if metrics is not None:
+            self._insecure |= "insecure-noise" in metrics
+        return arrays, metrics
+
+    def round_metrics(self) -> dict[str, float]:
+        """Return what the client that spent most has spent, and what it has left."""
+        spent = self.card().guarantee.spent or 0.0
+        cap = self.guarantee().epsilon or 0.0
+        return {"epsilon": spent, "epsilon_left": max(0.0, cap - spent)}
+
+    def guarantee(self) -> Guarantee:
+        """Return the promise; before the first round with the budget as it was asked for."""
+        record = self._terms_of["unit"] == RECORD_UNIT
+        schedule = self.schedule
+        not_protected = ["whether and when a client takes part"]
+        not_protected += ["the number of a client's records"] if record else []
+        kept = set(self._template) - set(
+            released_names(self._template, self._terms_of["keep_back"]) if self._template else ()
+        )
+        if kept:
+            not_protected.append(f"(not uploaded at all: {', '.join(sorted(kept))})")
+        void = "clients drew their noise from an insecure seed, for tests" if self._insecure else ""
+        return Guarantee(
+            scheme=self.scheme,
+            protects="one record of a client" if record else "all data of a client",
+            adversary="an honest-but-curious server that sees every upload",
+            neighbours=(
+                "one record of one client is replaced by another"
+                if record
+                else "the data of one client are replaced by any other"
+            ),
+            epsilon=self._budget["epsilon"] if schedule is None else schedule.cap,
+            delta=self._budget["delta"],
+            not_protected=tuple(not_protected),
+            assumptions=(
+                "each client keeps its own ledger and its noise secret",
+                "nothing else leaves the client's training",
+            ),
+            evidence=("tests/udp", "tests/flwr_privacy/accounting"),
+            void=void,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedule."""
+        return {
+            "schedule": None if self.schedule is None else asdict(self.schedule),
+            "insecure": self._insecure,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the schedule.
+
+        Raises
+        ------
+        CheckpointError
+            If it was made for another budget or another number of rounds.
+        """
+        self._insecure = state["insecure"]
+        if state["schedule"] is None:
+            return
+        self.schedule = Schedule(**state["schedule"])
+        mine = {**self._budget, "rounds": self._rounds or self.planned_rounds}
+        for key, value in mine.items():
+            if getattr(self.schedule, key) != value:
+                raise CheckpointError(
+                    f"the checkpoint was calibrated for {key} = {getattr(self.schedule, key)!r}, "
+                    f"not {value!r}: the noise of the rounds that are done cannot be changed"
+                )
+
+    def _plan(self, schedule: Schedule) -> Terms:
+        """Return the terms that a schedule makes."""
+        unit, norm = self._terms_of["unit"], self._terms_of["clipping_norm"]
+        check_number("clipping_norm", norm, minimum=1e-300)
+        bound = norm
+        if unit == RECORD_UNIT:
+            bound = norm * self._terms_of["learning_rate"] / schedule.sampling_rate
+        return Terms(
+            **self._terms_of,
+            noise_multiplier=schedule.noise_multiplier,
+            epsilon=schedule.cap,
+            delta=schedule.delta,
+            gap=schedule.gap,
+            sampling_rate=schedule.sampling_rate,
+            grid=Grid.below(bound, bits=self._grid_bits).exponent,
+        )

@@ -1,0 +1,33 @@
+"""The client half: doubles the numbers and adds the `shift` of the node's configuration."""
+
+from collections.abc import Callable
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flwr_privacy.clients import FedAvgClient, SchemeClient, UDPClient, as_mod
+
+CLIENTS: dict[str, type[SchemeClient]] = {"fedavg": FedAvgClient, "udp": UDPClient}
+
+
+def scheme_mod(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    # Mods are made at import, when there is no run configuration yet.
+    return as_mod(CLIENTS[str(context.run_config["scheme"])])(message, context, call_next)
+
+
+app = ClientApp(mods=[scheme_mod])
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    shift = float(context.node_config["shift"])
+    arrays = {
+        name: Array(np.asarray(2 * array.numpy() + shift, np.float32))
+        for name, array in message.content.array_records["arrays"].items()
+    }
+    metrics = MetricRecord({"num-examples": int(context.node_config["examples"])})
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+    return Message(content, reply_to=message)

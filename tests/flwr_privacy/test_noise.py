@@ -1,0 +1,302 @@
+import math
+from decimal import Decimal, localcontext
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from flwr_privacy import columns, noise
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.noise import discrete_gaussian, discrete_laplace, discretisation_gap
+from flwr_privacy.randomness import SecureRandom
+
+# Seeds are fixed; a right sampler would fail a chi-square test with one seed in 10,000.
+LEAST_P = 1e-4
+
+
+@pytest.fixture
+def fresh_columns():
+    """Forget the tables before and after a test that changes how they are made."""
+    noise._columns.cache_clear()
+    yield
+    noise._columns.cache_clear()
+
+
+def probabilities(sample, scale: float, reach: int) -> np.ndarray:
+    """Return P(k) for |k| <= reach, from 50 digits."""
+    with localcontext(prec=50):
+        s = Decimal(scale)
+        if sample is discrete_gaussian:
+            half = [(-(k * k) / (2 * s * s)).exp() for k in map(Decimal, range(reach + 1))]
+        else:
+            half = [(-k / s).exp() for k in map(Decimal, range(reach + 1))]
+        whole = half[:0:-1] + half
+        total = sum(whole)
+        return np.array([float(weight / total) for weight in whole])
+
+
+def p_value(values: np.ndarray, sample, scale: float, reach: int) -> float:
+    """Chi-square over the integers expected ten times; the outermost take in what is beyond."""
+    chances = probabilities(sample, scale, reach)
+    assert np.abs(values).max() <= reach
+    counts = np.bincount(values + reach, minlength=2 * reach + 1)
+    often = np.flatnonzero(chances * values.size >= 10)
+    cuts = [0, *range(often[0] + 1, often[-1] + 1)]
+    expected = np.add.reduceat(chances, cuts) * values.size
+    return float(stats.chisquare(np.add.reduceat(counts, cuts), expected).pvalue)
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+@pytest.mark.parametrize("sample", [discrete_gaussian, discrete_laplace])
+def test_samples_are_int64_of_the_asked_size(sample, size):
+    values = sample(size, 5.0, SecureRandom.insecure(0))
+    assert values.dtype == np.int64
+    assert values.shape == (size,)
+    assert sample(0, 5.0, SecureRandom.insecure(0)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("sample", "scale", "reach"),
+    [
+        (discrete_gaussian, 0.3, 20),
+        (discrete_gaussian, 1.0, 30),
+        (discrete_gaussian, 7.3, 150),
+        (discrete_gaussian, 100.0, 1500),
+        (discrete_laplace, 0.3, 30),
+        (discrete_laplace, 1.0, 60),
+        (discrete_laplace, 7.3, 400),
+        (discrete_laplace, 100.0, 4000),
+    ],
+)
+def test_frequencies_are_the_exact_probabilities(sample, scale, reach):
+    values = sample(2_000_000, scale, SecureRandom.insecure(1, sample.__name__))
+    assert p_value(values, sample, scale, reach) > LEAST_P
+
+
+def test_a_small_sigma_gives_almost_always_zero():
+    values = discrete_gaussian(1_000_000, 0.2, SecureRandom.insecure(2))
+    # P(|k| = 1) = 2 exp(-12.5) = 7.45e-6: Poisson(7.45), above 25 with probability 5e-8.
+    assert 0 < np.count_nonzero(values) < 25
+    assert not discrete_gaussian(100_000, 2.0**-20, SecureRandom.insecure(2)).any()
+
+
+@pytest.mark.parametrize("sample", [discrete_gaussian, discrete_laplace])
+def test_frequencies_over_many_grid_steps(sample):
+    scale = 1e5
+    values = sample(2_000_000, scale, SecureRandom.insecure(3, sample.__name__))
+    reach = int(12 * scale if sample is discrete_gaussian else 40 * scale)
+    k = np.arange(-reach, reach + 1, dtype=float)
+    f = np.exp(-((k / scale) ** 2) / 2 if sample is discrete_gaussian else -np.abs(k) / scale)
+    below = np.concatenate([[0.0], np.cumsum(f)]) / f.sum()
+    edges = np.unique(np.searchsorted(below, np.linspace(0, 1, 400)[1:-1]))
+    counts = np.diff([0, *np.searchsorted(np.sort(values), edges - reach), values.size])
+    chances = np.diff([0.0, *below[edges], 1.0])
+    assert stats.chisquare(counts, chances * values.size).pvalue > LEAST_P
+    # The last digits are uniform up to 1e-8, far less than a sample shows.
+    assert stats.chisquare(np.bincount(values & 15, minlength=16)).pvalue > LEAST_P
+
+
+@pytest.mark.parametrize("sigma", [2.0**23, 2.0**30, 2.0**40])
+def test_moments_where_a_cell_holds_many_integers(sigma):
+    size = 2_000_000
+    values = discrete_gaussian(size, sigma, SecureRandom.insecure(4, int(sigma)))
+    x = values / sigma
+    # Five standard errors of the mean, the second and the fourth moment of a normal sample.
+    assert abs(x.mean()) < 5 / math.sqrt(size)
+    assert abs((x**2).mean() - 1) < 5 * math.sqrt(2 / size)
+    assert abs((x**4).mean() - 3) < 5 * math.sqrt(96 / size)
+    assert stats.kstest(x[:200_000], "norm").pvalue > LEAST_P
+    for digits in (values & 255, values >> 3 & 255):
+        assert stats.chisquare(np.bincount(digits, minlength=256)).pvalue > LEAST_P
+
+
+def test_neighbours_and_halves_are_independent():
+    values = discrete_gaussian(2_000_000, 3.0, SecureRandom.insecure(5))
+    classes = np.digitize(values, [-2, 0, 3])
+    for lag in (1, 2, 7, 1000, columns._BLOCK, 1_000_000):
+        table = np.bincount(classes[lag:] * 4 + classes[:-lag], minlength=16).reshape(4, 4)
+        assert stats.chi2_contingency(table).pvalue > LEAST_P
+
+
+def test_every_place_in_a_block_follows_the_law(monkeypatch):
+    monkeypatch.setattr(columns, "_BLOCK", 7)
+    random = SecureRandom.insecure(6)
+    values = np.stack([discrete_gaussian(23, 1.0, random) for _ in range(3000)])
+    for place in (0, 5, 6, 7, 13, 14, 20, 21, 22):
+        assert p_value(values[:, place], discrete_gaussian, 1.0, 30) > LEAST_P
+    # No value is a copy of another place's: nothing was left unwritten or written twice.
+    correlations = np.corrcoef(values.T) - np.eye(23)
+    assert np.abs(correlations).max() < 5 / math.sqrt(3000)
+
+
+@pytest.mark.parametrize("change", [-1, 0, 1])
+def test_the_last_block_may_have_any_size(change):
+    size = columns._BLOCK + change
+    values = discrete_gaussian(size, 1e5, SecureRandom.insecure(7))
+    assert values.size == size
+    assert np.abs(values).max() < 8e5
+    assert stats.kstest(values[-3000:] / 1e5, "norm").pvalue > LEAST_P
+
+
+@pytest.mark.parametrize(
+    ("sample", "scale", "reach"),
+    [(discrete_gaussian, 0.3, 20), (discrete_gaussian, 7.3, 150), (discrete_laplace, 3.3, 200)],
+)
+def test_samples_that_are_all_decided_by_integers_have_the_law_too(
+    sample, scale, reach, monkeypatch, fresh_columns
+):
+    decided = []
+
+    def counting(*arguments, **known):
+        decided.append(exact(*arguments, **known))
+        return decided[-1]
+
+    exact = columns._is_below
+    monkeypatch.setattr(columns, "_is_below", counting)
+    monkeypatch.setattr(columns, "_MARGIN", 2.0)
+    values = sample(12_000, scale, SecureRandom.insecure(8, sample.__name__))
+    assert sum(decided) == 12_000
+    assert p_value(values, sample, scale, reach) > LEAST_P
+
+
+def test_samples_that_are_all_decided_by_floats_are_those_decided_by_tables(
+    monkeypatch, fresh_columns
+):
+    tables = discrete_gaussian(100_000, 7.3, SecureRandom.insecure(9))
+    floats = noise._columns(noise._Gaussian(7.3))
+    bounds = floats.bounds >> 53 << 53
+    monkeypatch.setattr(floats, "bounds", bounds)
+    values = discrete_gaussian(100_000, 7.3, SecureRandom.insecure(9))
+    # The same words make the same proposals; the bits drawn between them move the later ones.
+    assert np.mean(values == tables) > 0.9
+    assert p_value(values, discrete_gaussian, 7.3, 150) > LEAST_P
+
+
+def test_equal_streams_give_equal_noise_and_others_do_not():
+    def draw(*purpose):
+        return discrete_gaussian(1000, 50.0, SecureRandom.insecure(*purpose))
+
+    np.testing.assert_array_equal(draw(0, "noise", 1), draw(0, "noise", 1))
+    for other in ((1, "noise", 1), (0, "noise", 2), (0, "noise")):
+        # Two independent values are equal with probability 1 / (2 sqrt(pi) 50) = 0.0056.
+        assert np.mean(draw(0, "noise", 1) == draw(*other)) < 0.03
+    stream = SecureRandom.insecure(0)
+    first, second = (discrete_gaussian(1000, 50.0, stream) for _ in range(2))
+    assert np.mean(first == second) < 0.03
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2.0**41, 2.0**-21, "1", True])
+def test_a_scale_out_of_range_is_refused(scale):
+    random = SecureRandom.insecure(0)
+    with pytest.raises(InvalidParameterError, match=r"sigma = .*a finite number from 9.5\S+ to 1"):
+        discrete_gaussian(3, scale, random)
+    with pytest.raises(InvalidParameterError, match=r"scale = .*a finite number from 9.5\S+ to 1"):
+        discrete_laplace(3, scale, random)
+
+
+@pytest.mark.parametrize("sample", [discrete_gaussian, discrete_laplace])
+def test_a_bad_size_or_generator_is_refused(sample):
+    for size in (-1, 2.0, True):
+        with pytest.raises(InvalidParameterError, match=f"size = {size}: expected an integer of"):
+            sample(size, 1.0, SecureRandom.insecure(0))
+    with pytest.raises(InvalidParameterError, match=r"random = .*expected a \S*SecureRandom"):
+        sample(3, 1.0, np.random.default_rng(0))
+
+
+def rounded_over_discrete(k: np.ndarray, sigma: float) -> np.ndarray:
+    """Return ln P_X(k) / P_Y(k) by quadrature."""
+    t, weights = np.polynomial.legendre.leggauss(40)
+    c = k[:, None] / sigma**2
+    a = (np.exp(-((t / 2) ** 2) / (2 * sigma**2)) * np.cosh(c * t / 2)) @ weights / 2
+    partition = 1 + 2 * math.exp(-2 * (math.pi * sigma) ** 2)
+    return np.log(a) + math.log(partition)
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+def continuous_delta(shift: float, sigma: float, epsilon: float) -> float:
+    a, b = shift / (2 * sigma), epsilon * sigma / shift
+    return float(stats.norm.cdf(a - b) - math.exp(epsilon) * stats.norm.cdf(-a - b))
+
+
+def discrete_pair(shift: tuple[int, ...], sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the law of the noise and of the noise shifted, enumerated over a box."""
+    laws = []
+    for move in (0, 1):
+        law = np.ones(1)
+        for s in shift:
+            k = np.arange(-int(13 * sigma), int(13 * sigma) + s + 1) - move * s
+            f = np.exp(-((k / sigma) ** 2) / 2)
+            law = np.multiply.outer(law, f / f.sum())
+        laws.append(law)
+    return laws[1], laws[0]
+
+
+@pytest.mark.parametrize("sigma", [4.0, 5.5, 9.0])
+@pytest.mark.parametrize("shift", [(1,), (2,), (5,), (17,), (1, 1), (3, 2), (6, 1)])
+def test_the_gap_covers_what_the_grid_costs(sigma, shift):
+    p, q = discrete_pair(shift, sigma)
+    gap = discretisation_gap(len(shift), sigma)
+    norm = math.hypot(*shift)
+    for epsilon in np.linspace(0, 4, 41):
+        allowed = math.exp(gap) * (
+            continuous_delta(norm, sigma, epsilon) + math.exp(epsilon) * 1e-30
+        )
+        assert hockey_stick(p, q, epsilon + gap) <= allowed + 1e-15
+
+
+def test_without_the_gap_the_discrete_mechanism_is_less_private():
+    for sigma, shift, epsilon in ((4.0, 1, 2.5), (5.0, 2, 3.97), (8.0, 4, 3.91)):
+        p, q = discrete_pair((shift,), sigma)
+        assert hockey_stick(p, q, epsilon) > 1.03 * continuous_delta(shift, sigma, epsilon)
+
+
+@pytest.mark.parametrize("sigma", [4.0, 10.0, 300.0])
+def test_one_coordinate_is_between_the_bounds_of_the_derivation(sigma):
+    k = np.arange(0, int(20 * sigma), max(1, int(sigma) // 8)).astype(float)
+    log_ratio = rounded_over_discrete(k, sigma)
+    h, c = 1 / (24 * sigma**2), k / sigma**2
+    upper = -h + c**2 / 24 + 1 / (640 * sigma**4)
+    lower = -h + np.maximum(0, c**2 / 24 - c**4 / 960)
+    assert (log_ratio <= upper + 1e-14).all()
+    assert (log_ratio >= lower - 1e-14).all()
+
+
+@pytest.mark.parametrize(
+    ("dimension", "sigma"), [(1, 4.0), (300, 4.0), (10**4, 8.0), (10**6, 40.0)]
+)
+def test_the_loss_of_a_whole_vector_stays_within_the_gap_and_comes_near(dimension, sigma):
+    random = SecureRandom.insecure(10)
+    support = np.arange(0, 12 * sigma)
+    by_magnitude = rounded_over_discrete(support, sigma)
+    losses = [
+        by_magnitude[np.abs(discrete_gaussian(dimension, sigma, random))].sum() for _ in range(30)
+    ]
+    gap = discretisation_gap(dimension, sigma)
+    # The gap holds but for 1e-30 on both sides: about 2 * 12 standard deviations and then some.
+    assert max(map(abs, losses)) < gap / 2
+    if dimension > 1000:
+        assert gap < 40 * np.std(losses) + dimension / sigma**4
+
+
+def test_the_gap_grows_with_the_dimension_and_falls_with_sigma():
+    gaps = [[discretisation_gap(10**d, 4.0 * 2**s) for s in range(20)] for d in range(12)]
+    assert (np.diff(gaps, axis=0) > 0).all()
+    assert (np.diff(gaps, axis=1) < 0).all()
+    assert discretisation_gap(10**6, 2.0**20) < 2e-9
+
+
+@pytest.mark.parametrize(
+    ("dimension", "sigma", "message"),
+    [
+        (0, 10.0, "dimension = 0: expected an integer from 1 to"),
+        (2.0, 10.0, "dimension = 2.0: expected an integer from 1 to"),
+        (10, 3.9, "sigma = 3.9: expected a finite number from 4"),
+        (10, math.nan, "sigma = nan: expected a finite number from 4"),
+    ],
+)
+def test_a_gap_without_a_proof_is_refused(dimension, sigma, message):
+    with pytest.raises(InvalidParameterError, match=message):
+        discretisation_gap(dimension, sigma)

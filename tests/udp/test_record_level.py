@@ -1,0 +1,169 @@
+"""UDP at record level, with the trainer that clips per record inside the user's training."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from apps import run_strategy
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+
+from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
+from flwr_privacy.clients.torch import (
+    get_arrays,
+    initialise,
+    linear,
+    set_arrays,
+    train_per_record,
+)
+from flwr_privacy.strategies import UDP
+from flwr_privacy.udp import sensitivity
+
+FEATURES, CLASSES, RECORDS = 6, 3, (20, 40, 60, 80)
+OPTIONS: dict[str, Any] = {
+    "unit": "record",
+    "learning_rate": 0.5,
+    "clipping_norm": 0.3,
+    "seed": 1,
+}
+
+
+def model() -> torch.nn.Module:
+    return initialise(lambda: linear(FEATURES, CLASSES), 0)
+
+
+def data(client: int) -> tuple[np.ndarray, np.ndarray]:
+    draws = np.random.default_rng(client)
+    size = RECORDS[client]
+    return draws.normal(size=(size, FEATURES)).astype(np.float32), draws.integers(0, CLASSES, size)
+
+
+def app(after: Any = lambda model: None, steps: int = 1) -> ClientApp:
+    """A Message-API app that trains per record; `after` is what a user does beyond the step."""
+    client_app = ClientApp(mods=[as_mod(UDPClient)])
+
+    @client_app.train()
+    def train(message: Message, context: Context) -> Message:
+        net = model()
+        arrays = message.content.array_records["arrays"]
+        set_arrays(net, {name: array.numpy() for name, array in arrays.items()})
+        features, labels = data(int(context.node_config["partition-id"]))
+        for _ in range(steps):
+            train_per_record(net, features, labels)
+        after(net)
+        trained = ArrayRecord({name: Array(array) for name, array in get_arrays(net).items()})
+        metrics = MetricRecord({"num-examples": 999_999, "loss": 0.5})
+        return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
+
+    return client_app
+
+
+def initial() -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in get_arrays(model()).items()})
+
+
+def test_a_round_is_the_mean_of_the_steps_weighted_by_records() -> None:
+    """With an epsilon without meaning, against the step of a loop over all records (F14, F22)."""
+    strategy = UDP(**OPTIONS, epsilon=1e5)
+    result = run_strategy(strategy, app(), arrays=initial(), num_rounds=1)
+    assert result.history[1]["folded"] == 4
+    total = [torch.zeros_like(p) for p in model().parameters()]
+    net = model()
+    for client in range(4):
+        for x, y in zip(*data(client), strict=True):
+            net.zero_grad()
+            loss = torch.nn.functional.cross_entropy(
+                net(torch.tensor(x)[None]), torch.tensor([int(y)])
+            )
+            loss.backward()
+            gradients = [p.grad for p in net.parameters()]
+            norm = math.sqrt(sum(float((g**2).sum()) for g in gradients))
+            for part, gradient in zip(total, gradients, strict=True):
+                part += gradient * min(1, 0.3 / norm)
+    sigma = result.history[1]["train"]["sigma"]
+    for (name, start), part in zip(net.state_dict().items(), total, strict=True):
+        expected = start.numpy() - 0.5 * part.numpy() / sum(RECORDS)
+        np.testing.assert_allclose(result.arrays[name].numpy(), expected, atol=5 * sigma + 1e-6)
+
+
+def test_the_noise_is_inverse_in_the_number_of_records() -> None:
+    strategy = UDP(**OPTIONS, rounds=4)
+    seen: dict[str, float] = {}
+
+    class Watching(type(strategy)):  # type: ignore[misc]
+        def fold(self, phase: str, mean: Any, reply: Any) -> None:
+            seen[reply.client_id] = reply.metrics()["sigma"]
+            assert reply.metrics()["num-examples"] == RECORDS[int(reply.client_id)]
+            assert set(reply.metrics()) == {"num-examples", "sigma"}
+            super().fold(phase, mean, reply)
+
+    run_strategy(Watching(**OPTIONS, rounds=4), app(), arrays=initial(), num_rounds=1)
+    for client, records in enumerate(RECORDS):
+        exact = sensitivity("record", clipping_norm=0.3, learning_rate=0.5, records=records)
+        z = seen[str(client)] / exact
+        assert z == pytest.approx(seen["0"] / (0.3 / RECORDS[0]), rel=2e-3)
+        assert z >= math.sqrt(4) / 2.1  # and not less than mu asks for
+
+
+@pytest.mark.parametrize(
+    ("client_app", "text"),
+    [
+        (lambda: app(steps=0), "did no per-record step"),
+        (lambda: app(steps=2), "did 2 per-record steps"),
+        (lambda: app(after=_further), "returned other arrays"),
+    ],
+)
+def test_what_is_not_the_step_that_was_asked_for_is_refused(
+    client_app: Any, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = UDP(**OPTIONS)
+    result = run_strategy(strategy, client_app(), arrays=initial(), num_rounds=1)
+    assert result.history[1]["refused"] == {"error": 4}
+    assert result.history[1]["skipped"]
+    assert strategy.releases == []
+    assert text in caplog.text
+
+
+def _further(net: torch.nn.Module) -> None:
+    with torch.no_grad():
+        next(iter(net.parameters())).add_(1e-3)
+
+
+class Trainer(NumPyClient):
+    def __init__(self, client: int) -> None:
+        self.client = client
+
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict]:
+        net = model()
+        set_arrays(net, dict(zip(net.state_dict(), parameters, strict=True)))
+        train_per_record(net, *data(self.client))
+        return list(get_arrays(net).values()), 1, {}
+
+
+def test_it_works_in_both_kinds_of_app_alike() -> None:
+    options = {**OPTIONS, "experiment_id": "e", "rounds": 3}
+    one = run_strategy(UDP(**options), app(), arrays=initial(), insecure_seed=3)
+    numpy_app = numpy_client_app(
+        lambda context: UDPClient(Trainer(int(context.node_config["partition-id"])), context)
+    )
+    other = run_strategy(UDP(**options), numpy_app, arrays=initial(), insecure_seed=3)
+    for name, array in one.arrays.items():
+        np.testing.assert_array_equal(array.numpy(), other.arrays[name].numpy())
+
+
+def test_secret_samples_of_the_records_cost_less() -> None:
+    """At the same epsilon a Poisson sample needs more noise on the step than it saves by far less
+    than the rate, which is why it is worth having."""
+    sampled, full = UDP(**OPTIONS, sampling_rate=0.1, rounds=20), UDP(**OPTIONS, rounds=20)
+    for strategy in (sampled, full):
+        run_strategy(strategy, app(), arrays=initial(), num_rounds=1)
+    assert sampled.schedule is not None
+    assert full.schedule is not None
+    assert sampled.schedule.noise_multiplier < 0.5 * full.schedule.noise_multiplier
+    assert sampled.charge("train").sampling == 0.1
+    card = sampled.card(final=True)
+    assert set(card.verify()) == {"rdp", "pld"}
+    assert card.guarantee.accountant == "rdp"
