@@ -3,14 +3,14 @@
 All of it is the operator's: it is named in the node's configuration or environment, and nothing in
 a message or in the run's configuration can change it.
 
-==================  =======================  =====================================================
-node configuration  environment              meaning
-==================  =======================  =====================================================
-``privacy-state``   FLWR_PRIVACY_STATE       existing folder for ledgers and kept replies
-``privacy-policy``  FLWR_PRIVACY_POLICY      TOML file with what the node allows; by default all
-``data-set``                                 name of the data set; by default the client's identity
-``insecure-seed``                            seed of the noise, for tests only: nothing is protected
-==================  =======================  =====================================================
+====================  =======================  ===================================================
+node configuration    environment              meaning
+====================  =======================  ===================================================
+``privacy-state``     FLWR_PRIVACY_STATE       existing folder for ledgers and kept replies
+``privacy-policy``    FLWR_PRIVACY_POLICY      TOML file with what the node allows; by default all
+``privacy-data-set``                           name of the data set; by default the client's
+``insecure-seed``                              seed of the noise, for tests: nothing is protected
+====================  =======================  ===================================================
 """
 
 import logging
@@ -36,7 +36,8 @@ logger = logging.getLogger("flwr.privacy")
 
 STATE_VARIABLE, POLICY_VARIABLE = "FLWR_PRIVACY_STATE", "FLWR_PRIVACY_POLICY"
 
-_STATE, _POLICY, _DATA_SET, _SEED = "privacy-state", "privacy-policy", "data-set", "insecure-seed"
+_STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
+_DATA_SET = "privacy-data-set"
 _OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED)
 _FLOWERS_ENGINE = "flwr.simulation.ray_transport"
 """Part of Flower that a process has loaded if and only if it plays simulated clients on Ray."""

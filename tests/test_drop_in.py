@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.serverapp import ServerApp
 
+from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import run_inline
 
 HERE = Path(__file__).parent
@@ -48,9 +50,9 @@ def module(name: str, change: str | None) -> ModuleType:
     return loaded
 
 
-def trained(server: ModuleType, client: ModuleType) -> list[np.ndarray]:
+def trained(server: ModuleType, client: ModuleType, **options: Any) -> list[np.ndarray]:
     assert isinstance(server.app, ServerApp)
-    run_inline(server.app, client.app, nodes=4)
+    run_inline(server.app, client.app, nodes=4, **options)
     return server.results[0].to_numpy_ndarrays()
 
 
@@ -61,6 +63,21 @@ def test_the_documented_change_is_enough(server: str, client: str) -> None:
     changed_client = module(client, client.replace("_", "-"))
     for array, expected in zip(trained(changed_server, changed_client), EXPECTED, strict=True):
         np.testing.assert_allclose(array, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("client", ["message_client", "numpy_client"])
+def test_the_documented_change_to_udp_is_enough(client: str, tmp_path: Path) -> None:
+    server = module("server", "server-udp")
+    changed_client = module(client, client.replace("_", "-") + "-udp")
+    for array, expected in zip(
+        trained(server, changed_client, state=tmp_path), EXPECTED, strict=True
+    ):
+        assert array.shape == expected.shape
+        assert array.dtype == expected.dtype
+        assert (array != expected).all()
+    for index in range(4):
+        entries = Ledger(tmp_path / f"{index}.ledger", data_set=str(index)).entries()
+        assert [entry.question.server_round for entry in entries] == [1, 2]
 
 
 def test_the_stock_apps_work_unchanged_where_flower_lets_them() -> None:

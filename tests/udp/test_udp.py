@@ -296,7 +296,7 @@ def test_no_ledger_no_answer(tmp_path: Path) -> None:
 def test_a_ledger_of_another_data_set_or_a_damaged_one_is_refused(node: Node) -> None:
     node.ask()
     path = node.folder / "ward-7.ledger"
-    node.config["data-set"] = "icu"
+    node.config["privacy-data-set"] = "icu"
     path.rename(node.folder / "icu.ledger")
     with pytest.raises(LedgerError, match="is about the data set 'ward-7', not 'icu'"):
         node.ask(round=2)
