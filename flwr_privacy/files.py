@@ -17,7 +17,7 @@ try:
 except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["DamagedFileError", "exclusive_lock", "read_sealed", "write_sealed"]
+__all__ = ["DamagedFileError", "exclusive_lock", "read_sealed", "write_sealed", "write_text"]
 
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _PRIVATE = 0o600  # for the owner's eyes only
@@ -87,6 +87,19 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
     if hashlib.sha256(payload).digest() != digest:
         raise DamagedFileError("is damaged: its checksum does not fit its content")
     return payload
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file such that whoever opens it sees the old text or the new one.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 @contextmanager

@@ -85,6 +85,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     """
 
     scheme: ClassVar[str]
+    planned_rounds: int | None = None
+    _announced = False
 
     def __init__(
         self,
@@ -146,8 +148,6 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "weighted_by": weighted_by_key,
         }
         self._virtual_clients = clients
-        self.planned_rounds: int | None = None
-        self._announced = False
         self._build()
         self.quorum = quorum
         self._only_with_start = {
@@ -228,8 +228,14 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         return None
 
-    def round_metrics(self) -> dict[str, float]:
-        """Return the scheme's own numbers of a round, for the history; by default none."""
+    def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
+        """Return the scheme's own numbers of a round, for the history; by default none.
+
+        Parameters
+        ----------
+        card : PrivacyCard
+            The charges so far, this round's included.
+        """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -288,7 +294,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 line["evaluate"] = self._evaluate(grid, server_round, arrays, evaluate_config)
             server = evaluate_fn(server_round, arrays) if evaluate_fn else None
             line["server"] = plain(dict(server or {}))
-            line["scheme"] = plain(self.round_metrics())
+            card = self.card(final=server_round == num_rounds)
+            line["scheme"] = plain(self.round_metrics(card))
             line |= self.conversation.counts()
             line["seconds"] = time.monotonic() - began
             self._log(line)
@@ -298,7 +305,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 virtual_seconds=self.conversation.virtual_seconds,
                 scheme_state=self.state_dict(),
                 inner=self.inner.state_dict() if self.inner else {},
-                card=self.card(final=server_round == num_rounds),
+                card=card,
             )
         return self.experiment.result(arrays, self.card().guarantee)
 
@@ -431,6 +438,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             experiment=self.experiment, federation=self.federation, **self._conversation_options
         )
         self.releases: list[Release] = []
+        self._announced = False
 
     # -- Parts of the loop -------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result
 
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.files import write_text
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import new_experiment_id
 
@@ -139,8 +140,8 @@ class Experiment:
                 **state,
             }
             checkpoint.save(self.run_dir / CHECKPOINT, document)
-            (self.run_dir / CARD).write_text(card.to_json(), encoding="utf-8")
-            (self.run_dir / CARD_PAGE).write_text(card.to_html(), encoding="utf-8")
+            write_text(self.run_dir / CARD, card.to_json())
+            write_text(self.run_dir / CARD_PAGE, card.to_html())
         self.history.add(line)
 
     def result(self, arrays: ArrayRecord, guarantee: Guarantee) -> SchemeResult:

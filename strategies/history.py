@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flwr_privacy.files import write_text
+
 __all__ = ["History"]
 
 Line = dict[str, Any]
@@ -33,9 +35,7 @@ class History:
         """Begin with the lines of an earlier run; what the file had beyond them is dropped."""
         self.lines = list(lines)
         if self._path is not None:
-            temporary = self._path.with_name(self._path.name + ".new")
-            temporary.write_text("".join(_encode(line) for line in lines), encoding="utf-8")
-            temporary.replace(self._path)
+            write_text(self._path, "".join(_encode(line) for line in lines))
 
     def add(self, line: Line) -> None:
         """Append the line of a round."""

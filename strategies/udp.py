@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import (
     CheckpointError,
     InvalidParameterError,
@@ -142,9 +143,12 @@ class UDP(SchemeStrategy):
             "learning_rate": 1.0 if learning_rate is None else learning_rate,
             "keep_back": tuple(keep_back),
         }
-        self._insecure = False
         self._plan(Schedule(**self._budget, rounds=rounds or 1, q=1.0))
+
+    def _build(self) -> None:
+        super()._build()
         self.schedule: Schedule | None = None
+        self._insecure = False
 
     def question(self, server_round: int) -> Fields:
         """Return the terms of a round."""
@@ -181,10 +185,10 @@ class UDP(SchemeStrategy):
             self._insecure |= "insecure-noise" in metrics
         return arrays, metrics
 
-    def round_metrics(self) -> dict[str, float]:
+    def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return what the client that spent most has spent, and what it has left."""
-        spent = self.card().guarantee.spent or 0.0
-        cap = self.guarantee().epsilon or 0.0
+        spent = card.guarantee.spent or 0.0
+        cap = card.guarantee.epsilon or 0.0
         return {"epsilon": spent, "epsilon_left": max(0.0, cap - spent)}
 
     def guarantee(self) -> Guarantee:

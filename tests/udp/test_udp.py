@@ -513,3 +513,16 @@ def test_a_bare_message_gets_nothing() -> None:
         message = Message(RecordDict({"arrays": record()}), node, "train")
         (reply,) = grid.send_and_receive([message], timeout=5)
     assert "works under the scheme 'udp' only" in reply.error.reason
+
+
+def test_a_second_start_is_another_training_with_a_schedule_of_its_own() -> None:
+    strategy = UDP(seed=1)
+    app = message_app([as_mod(UDPClient)])
+    run_strategy(strategy, app, num_rounds=2)
+    first = strategy.schedule
+    result = run_strategy(strategy, app, num_rounds=8)
+    assert first is not None
+    assert strategy.schedule is not None
+    assert strategy.schedule.noise_multiplier == pytest.approx(2 * first.noise_multiplier, rel=1e-6)
+    assert len(strategy.releases) == 8
+    assert result.guarantee.spent == pytest.approx(8.0, rel=1e-6)
