@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from scipy.stats import binom
+import numpy as np
+from scipy.special import bdtr
 
 from .accounting import Charge, noise_multiplier, spent
 from .accounting.gaussian import mu_of
@@ -162,7 +163,8 @@ def participations(rounds: int, q: float, *, quantile: float = 0.99) -> int:
     (200, 136)
     """
     _check(rounds=rounds, q=q)
-    return max(1, int(binom.ppf(quantile, rounds, q)))
+    shares = bdtr(np.arange(rounds + 1), rounds, q)  # of the clients, by number of participations
+    return max(1, int(np.searchsorted(shares, quantile)))
 
 
 @dataclass(frozen=True, kw_only=True)
