@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 
@@ -39,8 +40,6 @@ STATE_VARIABLE, POLICY_VARIABLE = "FLWR_PRIVACY_STATE", "FLWR_PRIVACY_POLICY"
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET = "privacy-data-set"
 _OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED)
-_FLOWERS_ENGINE = "flwr.simulation.ray_transport"
-"""Part of Flower that a process has loaded if and only if it plays simulated clients on Ray."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Custody:
         refuse_node_keys("run-config", context.run_config)
         config = context.node_config
         client_id = client_id_from(config)
-        data_set = check_client_id(str(config.get(_DATA_SET, client_id)))
+        data_set = check_client_id(str(config.get(_DATA_SET, client_id)), parameter=_DATA_SET)
         folder = _folder(context)
         seed = config.get(_SEED)
         if seed is not None:
@@ -123,14 +122,22 @@ def refuse_node_keys(source: str, values: Collection[str]) -> None:
         raise InvalidParameterError(source, taken, "no keys of the node's own configuration")
 
 
+def _is_simulated() -> bool:
+    """Tell whether this process is a worker of Ray, where Flower's simulation plays its clients."""
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    return ray.get_runtime_context().get_actor_id() is not None
+
+
 def _folder(context: Context) -> Path:
     named = context.node_config.get(_STATE, os.environ.get(STATE_VARIABLE))
-    if named is None and any(name.startswith(_FLOWERS_ENGINE) for name in sys.modules):
+    if named is None and _is_simulated():
         # Simulated clients of an app that knows nothing of us: their state lasts as long as a run.
         folder = Path(tempfile.gettempdir(), f"flwr-privacy-simulated-{context.run_id}")
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
-    if named is None:
+    if not named:
         raise LedgerError(
             "the privacy ledger has no place to lie: name an existing folder as "
             f"{_STATE} in the node's configuration or as {STATE_VARIABLE} in its environment"

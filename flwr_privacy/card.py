@@ -1,20 +1,21 @@
 """The privacy card of a run: its promise and every charge, so that epsilon can be recomputed."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from .accounting import Charge, spent, supports
-from .errors import DataError, InvalidParameterError
+from .accounting import ACCOUNTANTS, Charge, spent, supports
+from .errors import DataError, check_choice, check_number
 from .guarantee import Guarantee
 
 __all__ = ["PrivacyCard", "Release"]
 
 _VERSION = 1
-_ACCOUNTANTS = ("gdp", "rdp", "pld")
+_INFINITY = "infinite"
 _TOLERANCE = 1e-6  # relative; what rounding and another version of a library may move
 
 
@@ -90,7 +91,7 @@ class PrivacyCard:
             totals.append(spent(charges, delta=delta, accountant=accountant))
         return max(totals, default=0.0)
 
-    def state(self, accountants: Sequence[str] = _ACCOUNTANTS) -> None:
+    def state(self, accountants: Iterable[str] = tuple(ACCOUNTANTS)) -> None:
         """Compute and keep what the charges come to."""
         totals = {name: self.epsilon(name) for name in accountants}
         self.stated = {name: total for name, total in totals.items() if total is not None}
@@ -111,18 +112,27 @@ class PrivacyCard:
         numbers: dict[str, tuple[float, float]] = {}
         for name, stated in self.stated.items():
             computed = self.epsilon(name)
-            if computed is None or abs(computed - stated) > _TOLERANCE * max(1.0, computed):
+            if computed is None or not _agree(computed, stated):
                 raise DataError(
                     f"the card states epsilon {stated} ({name}), its charges give {computed}"
                 )
             numbers[name] = (stated, computed)
-        bound = self.guarantee.epsilon
-        if bound is not None and self.releases:
+        promise = self.guarantee
+        if promise.spent is not None and not _agree(
+            promise.spent, numbers.get(promise.accountant, (math.nan, math.nan))[1]
+        ):
+            raise DataError(
+                f"the guarantee says that epsilon {promise.spent} ({promise.accountant}) was "
+                f"spent, the charges give {numbers}"
+            )
+        if promise.epsilon is not None and self.releases:
             if not numbers:
                 raise DataError("the card has releases and states no epsilon")
             least = min(computed for _, computed in numbers.values())
-            if least > bound * (1 + _TOLERANCE):
-                raise DataError(f"the charges give epsilon {least}, the guarantee says {bound}")
+            if least > promise.epsilon * (1 + _TOLERANCE):
+                raise DataError(
+                    f"the charges give epsilon {least}, the guarantee says {promise.epsilon}"
+                )
         return numbers
 
     def to_json(self) -> str:
@@ -140,8 +150,8 @@ class PrivacyCard:
         document = {
             "version": _VERSION,
             "experiment_id": self.experiment_id,
-            "guarantee": self.guarantee.to_dict(),
-            "epsilon": self.stated,
+            "guarantee": _written(self.guarantee.to_dict()),
+            "epsilon": {name: _written(total) for name, total in self.stated.items()},
             "releases": releases,
         }
         return json.dumps(document, indent=1, allow_nan=False) + "\n"
@@ -159,23 +169,16 @@ class PrivacyCard:
             document = json.loads(text)
             if document["version"] != _VERSION:
                 raise DataError(f"a privacy card of version {document['version']!r}")
-            releases = [
-                Release(
-                    phase=str(entry["phase"]),
-                    server_round=int(entry["round"]),
-                    request=int(entry["request"]),
-                    charge=Charge.from_dict(entry["charge"]),
-                    clients=tuple(map(str, entry["clients"])),
-                )
-                for entry in document["releases"]
-            ]
             return cls(
-                experiment_id=str(document["experiment_id"]),
-                guarantee=Guarantee.from_dict(document["guarantee"]),
-                releases=releases,
-                stated={str(k): float(v) for k, v in document["epsilon"].items()},
+                experiment_id=_of(str, document["experiment_id"]),
+                guarantee=Guarantee.from_dict(_read(document["guarantee"])),
+                releases=[_release(entry) for entry in document["releases"]],
+                stated={
+                    check_choice("epsilon", name, ACCOUNTANTS): _epsilon(_read(value))
+                    for name, value in document["epsilon"].items()
+                },
             )
-        except (ValueError, KeyError, TypeError, AttributeError, InvalidParameterError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"no privacy card ({type(error).__name__}: {error})") from error
 
     def to_html(self) -> str:
@@ -187,7 +190,7 @@ class PrivacyCard:
             *((key.replace("_", " "), _words(value)) for key, value in promise.items()),
             *((f"epsilon ({name})", f"{total:.6g}") for name, total in self.stated.items()),
             ("clients charged", str(len(charges))),
-            ("releases", ", ".join(f"{n} x {c}" for c, n in sorted(counts.items())) or "none"),
+            ("releases", _histories(counts)),
             ("experiment", self.experiment_id),
         ]
         table = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>\n" for k, v in rows)
@@ -219,10 +222,59 @@ pre {{ overflow: auto; max-height: 24rem; font-size: 12px }}
 """
 
 
+def _release(entry: Any) -> Release:
+    return Release(
+        phase=_of(str, entry["phase"]),
+        server_round=_of(int, entry["round"]),
+        request=_of(int, entry["request"]),
+        charge=Charge.from_dict(entry["charge"]),
+        clients=tuple(_of(str, client) for client in _of(list, entry["clients"])),
+    )
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{repr(value)[:64]} is no {kind.__name__}")
+    return value
+
+
+def _epsilon(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ValueError(f"{repr(value)[:64]} is no epsilon")
+    return value if value == math.inf else check_number("epsilon", value)
+
+
+def _written(value: Any) -> Any:
+    """Return plain values with infinity, which JSON does not have, as a word."""
+    if isinstance(value, dict):
+        return {key: _written(item) for key, item in value.items()}
+    return _INFINITY if value == math.inf else value
+
+
+def _read(value: Any) -> Any:
+    """Return the values of which `_written` made these."""
+    if isinstance(value, dict):
+        return {key: _read(item) for key, item in value.items()}
+    return math.inf if value == _INFINITY else value
+
+
+def _agree(one: float, other: float) -> bool:
+    if math.isinf(one) or math.isinf(other):
+        return one == other
+    return abs(one - other) <= _TOLERANCE * max(1.0, abs(other))  # not so where one is NaN
+
+
 def _repeated(charge: Charge, times: int) -> Charge:
     values: Mapping[str, Any] = {**charge.to_dict(), "count": charge.count * times}
     return Charge.from_dict(values)
 
 
+def _histories(counts: Counter[int]) -> str:
+    """Return how many clients released how often."""
+    return "; ".join(f"{n} clients: {c} each" for c, n in sorted(counts.items())) or "none"
+
+
 def _words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return "; ".join(map(str, value)) if isinstance(value, list) else str(value)

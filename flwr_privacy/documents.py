@@ -8,7 +8,11 @@ import numpy as np
 
 __all__ = ["dumps", "loads"]
 
-_ARRAY, _BYTES, _DOCUMENT = "__array__", "__bytes__", "document"
+_ARRAY, _BYTES, _DICT = "__array__", "__bytes__", "__dict__"
+"""Marks: the only name in a mapping that stands for an array, for bytes, or for a mapping whose
+only name is a mark."""
+
+_DOCUMENT = "document"
 
 
 def dumps(state: dict[str, Any]) -> bytes:
@@ -45,6 +49,8 @@ def loads(data: bytes) -> dict[str, Any]:
 
 def _take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
     if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError(f"an array of a state holds numbers, not {value.dtype}")
         name = f"array{len(arrays)}"
         arrays[name] = value
         return {_ARRAY: name}
@@ -55,10 +61,15 @@ def _take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"keys of a state are strings, not {sorted(map(repr, value))}")
-        return {key: _take_arrays(item, arrays) for key, item in value.items()}
+        entries = {key: _take_arrays(item, arrays) for key, item in value.items()}
+        return {_DICT: entries} if _is_marked(value) else entries
     if isinstance(value, list | tuple):
         return [_take_arrays(item, arrays) for item in value]
     return value
+
+
+def _is_marked(value: dict[str, Any]) -> bool:
+    return len(value) == 1 and not {_ARRAY, _BYTES, _DICT}.isdisjoint(value)
 
 
 def _put_arrays(value: Any, arrays: dict[str, Any]) -> Any:
@@ -67,6 +78,7 @@ def _put_arrays(value: Any, arrays: dict[str, Any]) -> Any:
             return arrays[value[_ARRAY]]
         if set(value) == {_BYTES}:
             return bytes.fromhex(value[_BYTES])
+        value = value[_DICT] if set(value) == {_DICT} else value
         return {key: _put_arrays(item, arrays) for key, item in value.items()}
     if isinstance(value, list):
         return [_put_arrays(item, arrays) for item in value]

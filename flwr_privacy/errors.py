@@ -4,6 +4,7 @@ A message names the parameter, its value and what is allowed. Anything else that
 defect of the library.
 """
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -21,6 +22,9 @@ __all__ = [
     "check_integer",
     "check_number",
 ]
+
+
+_LONGEST_VALUE = 500  # characters of a value in a message
 
 
 class FlwrPrivacyError(Exception):
@@ -48,7 +52,7 @@ class InvalidParameterError(FlwrPrivacyError, ValueError):
         self.parameter = parameter
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{parameter} = {value!r}: expected {allowed}")
+        super().__init__(f"{parameter} = {_shown(value)}: expected {allowed}")
 
 
 class DataError(FlwrPrivacyError):
@@ -125,7 +129,7 @@ def check_number(
     1.0
     """
     allowed = "a finite number" + _range(minimum, maximum)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value - value != 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not _is_finite(value):
         raise InvalidParameterError(parameter, value, allowed)
     _check_range(parameter, value, minimum, maximum, allowed)
     return float(value)
@@ -157,6 +161,22 @@ def check_choice(parameter: str, value: Any, choices: Iterable[str]) -> str:
     if nearest:
         allowed += " (nearest: " + ", ".join(map(repr, nearest)) + ")"
     raise InvalidParameterError(parameter, value, allowed)
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message, cut where it is long: it may come from an adversary."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "a number too long to print"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _range(minimum: float | None, maximum: float | None) -> str:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .errors import InvalidParameterError, check_number
+
 __all__ = ["Guarantee"]
 
 
@@ -31,6 +33,11 @@ class Guarantee:
     void : str, default ""
         Why the promise does not hold in this run; empty where it does.
 
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or there is an epsilon without its delta.
+
     Examples
     --------
     >>> promise = Guarantee(scheme="fedavg", protects="nothing", adversary="nobody")
@@ -50,6 +57,25 @@ class Guarantee:
     assumptions: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     void: str = ""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.type == "str" or entry.type is str:
+                _check(entry.name, value, isinstance(value, str), "text")
+            elif entry.name not in ("epsilon", "delta", "spent"):
+                texts = isinstance(value, tuple) and all(isinstance(text, str) for text in value)
+                _check(entry.name, value, texts, "a tuple of texts")
+        for name in ("epsilon", "spent"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            _check(
+                name, value, value is None or (number and value >= 0), "a number from 0, or none"
+            )
+        if self.delta is not None and not 0 < check_number("delta", self.delta) < 1:
+            raise InvalidParameterError("delta", self.delta, "a number between 0 and 1")
+        if self.delta is None and not self.epsilon is self.spent is None:
+            raise InvalidParameterError("delta", None, "the delta that epsilon is for")
 
     @property
     def short(self) -> str:
@@ -100,8 +126,15 @@ class Guarantee:
         ------
         TypeError
             If a value is missing or unknown.
+        InvalidParameterError
+            If a value is not allowed.
         """
         plain: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }
         return cls(**plain)
+
+
+def _check(name: str, value: Any, fits: bool, allowed: str) -> None:
+    if not fits:
+        raise InvalidParameterError(name, value, allowed)

@@ -17,14 +17,14 @@ from .errors import InvalidParameterError
 
 __all__ = ["check_client_id", "client_id_from", "derive_seed", "new_experiment_id", "stream"]
 
-_CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_RESERVED = {".", ".."}
-
 CLIENT_ID_KEY = "client-id"
 PARTITION_ID_KEY = "partition-id"
 
+_CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_RESERVED = {".", ".."}
 
-def check_client_id(client_id: str) -> str:
+
+def check_client_id(client_id: str, *, parameter: str = CLIENT_ID_KEY) -> str:
     """Return `client_id` if it can name a client (and a folder on any file system).
 
     Raises
@@ -34,7 +34,7 @@ def check_client_id(client_id: str) -> str:
     """
     if not _CLIENT_ID.fullmatch(client_id) or client_id in _RESERVED:
         raise InvalidParameterError(
-            "client-id", client_id, "1 to 64 letters, digits, '.', '-' or '_'"
+            parameter, client_id, "1 to 64 letters, digits, '.', '-' or '_'"
         )
     return client_id
 

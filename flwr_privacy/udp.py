@@ -28,6 +28,7 @@ from .errors import (
     check_integer,
     check_number,
 )
+from .updates import SMALLEST_NORM
 
 __all__ = [
     "NOISES",
@@ -58,7 +59,12 @@ _SMALLEST = math.ulp(0.0)
 
 
 def sensitivity(
-    unit: str, *, clipping_norm: float, learning_rate: float = 1.0, records: int = 1
+    unit: str,
+    *,
+    clipping_norm: float,
+    learning_rate: float = 1.0,
+    records: int = 1,
+    sampling_rate: float = 1.0,
 ) -> float:
     """Return the L2 sensitivity of one release.
 
@@ -73,18 +79,26 @@ def sensitivity(
         Bound of a record's gradient, or of the update.
     learning_rate, records : float, int
         Step size and number of records; at record level only.
+    sampling_rate : float, default 1.0
+        Rate at which records are drawn; the sum is then divided by ``sampling_rate * records``.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
 
     Examples
     --------
     >>> sensitivity("record", clipping_norm=1.0, learning_rate=1.0, records=800)
     0.0025
     """
-    check_number("clipping_norm", clipping_norm, minimum=_SMALLEST)
-    if check_choice("unit", unit, (RECORD_UNIT, USER_UNIT)) == USER_UNIT:
+    check_number("clipping_norm", clipping_norm, minimum=SMALLEST_NORM)
+    _check_sampling(check_choice("unit", unit, (RECORD_UNIT, USER_UNIT)), sampling_rate)
+    if unit == USER_UNIT:
         return 2 * clipping_norm
     check_number("learning_rate", learning_rate, minimum=_SMALLEST)
     check_integer("records", records, minimum=1)
-    return 2 * learning_rate * clipping_norm / records
+    return 2 * learning_rate * clipping_norm / (sampling_rate * records)
 
 
 def sigma_paper(*, rounds: int, q: float, epsilon: float, delta: float, Dl: float = 1.0) -> float:
@@ -296,13 +310,9 @@ class Terms:
         check_number("noise_multiplier", self.noise_multiplier, minimum=_SMALLEST)
         _check(epsilon=self.epsilon, delta=self.delta)
         check_number("gap", self.gap, minimum=0)
-        check_number("clipping_norm", self.clipping_norm, minimum=_SMALLEST)
+        check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
         check_number("learning_rate", self.learning_rate, minimum=_SMALLEST)
-        check_number("sampling_rate", self.sampling_rate, minimum=_SMALLEST, maximum=1)
-        if self.unit == USER_UNIT and self.sampling_rate != 1:
-            raise InvalidParameterError(
-                "sampling_rate", self.sampling_rate, "1 at user level: records are not sampled"
-            )
+        _check_sampling(self.unit, self.sampling_rate)
 
     def charge(self) -> Charge:
         """Return what one release costs."""
@@ -344,6 +354,14 @@ class Terms:
         if not isinstance(keep_back, list) or not all(isinstance(n, str) for n in keep_back):
             raise ProtocolError("the entry 'keep-back' is no list of names")
         return cls(**{n: fields[k] for n, k in keys.items()}, keep_back=tuple(keep_back))
+
+
+def _check_sampling(unit: str, sampling_rate: float) -> None:
+    check_number("sampling_rate", sampling_rate, minimum=_SMALLEST, maximum=1)
+    if unit == USER_UNIT and sampling_rate != 1:
+        raise InvalidParameterError(
+            "sampling_rate", sampling_rate, "1 at user level: records are not sampled"
+        )
 
 
 def _check(

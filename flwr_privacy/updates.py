@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Arrays, is_finite
-from .errors import DataError, InvalidParameterError, ProtocolError
+from .errors import DataError, InvalidParameterError, ProtocolError, check_number
 
-__all__ = ["Update", "clip", "released_names"]
+__all__ = ["SMALLEST_NORM", "Update", "clip", "released_names"]
+
+SMALLEST_NORM = 1e-100
+"""Least norm to clip to; below, products lose digits."""
 
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 """Last part of the names that torch gives to the statistics of its normalisation layers."""
@@ -116,25 +119,31 @@ def clip(vector: NDArray[np.float64], norm: float) -> float:
     The factor is 1 where nothing had to be done, and for the zero vector. The bound is strict: what
     rounding may add to a sum of d squares, a relative ``d * 2**-52``, is taken off.
 
+    Raises
+    ------
+    InvalidParameterError
+        If `norm` is no finite number of at least `SMALLEST_NORM`.
+
     Examples
     --------
     >>> vector = np.array([3.0, 4.0])
     >>> round(clip(vector, 1.0), 9), vector.round(9)
     (0.2, array([0.6, 0.8]))
     """
+    check_number("clipping_norm", norm, minimum=SMALLEST_NORM)
     largest = float(np.abs(vector).max(initial=0.0))
     if largest == 0.0:
         return 1.0
     exponent = math.frexp(largest)[1]
     ordinary = -400 < exponent < 400  # squares neither overflow nor vanish
-    scaled = vector if ordinary else np.ldexp(vector, -exponent)  # exact: a power of two
+    scaled = vector if ordinary else np.ldexp(vector, -exponent)
     length = math.sqrt(float(np.dot(scaled, scaled)))
     allowed = norm * (1 - vector.size * 2.0**-52)
     try:
-        factor = allowed / (length if ordinary else math.ldexp(length, exponent))
-    except OverflowError:  # the norm is beyond float64
-        factor = math.ldexp(allowed / length, -exponent)
-    if factor >= 1.0:
+        bound = allowed if ordinary else math.ldexp(allowed, -exponent)
+    except OverflowError:  # far above the vector
         return 1.0
-    vector *= factor
-    return factor
+    if length <= bound:
+        return 1.0
+    np.multiply(scaled, allowed / length, out=vector)
+    return allowed / length if ordinary else math.ldexp(allowed / length, -exponent)

@@ -215,7 +215,11 @@ def calibrate(
     from flwr_privacy.udp import sensitivity
 
     bound = sensitivity(
-        unit, clipping_norm=clipping_norm, learning_rate=learning_rate, records=records
+        unit,
+        clipping_norm=clipping_norm,
+        learning_rate=learning_rate,
+        records=records,
+        sampling_rate=sampling_rate,
     )
     rows = formulas(
         epsilon=epsilon,
@@ -223,11 +227,11 @@ def calibrate(
         rounds=rounds,
         q=fraction,
         sampling_rate=sampling_rate,
-        sensitivity=bound / sampling_rate,
+        sensitivity=bound,
     )
     typer.echo(
         f"budget: epsilon {epsilon:g} at delta {delta:g} over {rounds} rounds; unit: {unit}; "
-        f"sensitivity of a release: {bound / sampling_rate:.4g}"
+        f"sensitivity of a release: {bound:.4g}"
     )
     typer.echo(table(rows))
     typer.echo(legend(rounds, fraction))
@@ -240,7 +244,7 @@ def verify(
     """Recompute the epsilon of a run from its privacy card alone."""
     from flwr_privacy.card import PrivacyCard
 
-    path = run / "privacy-card.json" if run.is_dir() else run
+    path = RunFolder(run).card_path if run.is_dir() else run
     if not path.is_file():
         raise InvalidParameterError("run", str(run), "the folder of a run with a privacy-card.json")
     card = PrivacyCard.from_json(path.read_bytes())

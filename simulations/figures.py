@@ -7,6 +7,7 @@ light and in a dark scheme. Nothing in it refers to anything outside of it.
 import io
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-__all__ = ["Series", "Style", "chart", "swatch"]
+__all__ = ["Reference", "Series", "Style", "chart", "swatch"]
 
 # Okabe and Ito's palette for all kinds of colour vision, without the yellow (too pale on white)
 # and with the colour of the text in place of black. Reading order is order of contrast.
@@ -32,6 +33,8 @@ DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 SIZE = (5.0, 3.1)  # inches
+NOTE_WIDTH = 70  # characters that have room above the axes
+NOTE_HEIGHT = 0.14  # inches of a line
 MARKERS_PER_LINE = 8
 LOG_SPAN = 50.0
 
@@ -75,6 +78,14 @@ class Series:
     ys: Sequence[float]
 
 
+@dataclass(frozen=True)
+class Reference:
+    """A level to compare the lines with."""
+
+    label: str
+    y: float
+
+
 def chart(
     series: Sequence[Series],
     *,
@@ -83,6 +94,8 @@ def chart(
     ylabel: str,
     limits: tuple[float, float] | None = None,
     whole_xs: bool = False,
+    reference: Reference | None = None,
+    notes: Sequence[str] = (),
 ) -> str:
     """Draw lines and return them as an ``<svg>`` element.
 
@@ -99,12 +112,21 @@ def chart(
         positive values span a factor of 50 or more.
     whole_xs : bool, default False
         Whether the level axis has whole numbers only.
+    reference : Reference, optional
+        A thin line across the figure, with its label on it.
+    notes : Sequence of str, default ()
+        Sentences above the axes: what has to stay with the figure where it is copied.
     """
-    figure = Figure(figsize=SIZE, layout="constrained")
+    wrapped = [line for note in notes for line in textwrap.wrap(note, NOTE_WIDTH)]
+    width, height = SIZE
+    figure = Figure(figsize=(width, height + NOTE_HEIGHT * len(wrapped)), layout="constrained")
     axes = figure.add_subplot()
+    axes.set_title("\n".join(wrapped), loc="left", fontsize=8.5, color=INK)
     for one in series:
         axes.add_line(one.style.line(one.xs, one.ys))
     axes.relim()
+    if reference is not None:
+        _draw(reference, axes)
     values = [y for one in series for y in one.ys if math.isfinite(y)]
     if limits is not None:
         axes.set_ylim(*limits)
@@ -116,8 +138,9 @@ def chart(
     if whole_xs:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _plain(axes)
-    lines = ", ".join(one.label for one in series)
-    return _svg(figure, name=name, description=f"{ylabel} over {xlabel}: {lines}")
+    lines = [one.label for one in series] + ([reference.label] if reference else [])
+    description = ". ".join([f"{ylabel} over {xlabel}: {', '.join(lines)}", *notes])
+    return _svg(figure, name=name, description=description)
 
 
 def swatch(style: Style, *, name: str) -> str:
@@ -131,6 +154,21 @@ def swatch(style: Style, *, name: str) -> str:
     line.set_markevery([1])
     axes.add_line(line)
     return _svg(figure, name=name, description=None)
+
+
+def _draw(reference: Reference, axes: Axes) -> None:
+    axes.axhline(reference.y, color=INK, alpha=0.7, linewidth=1.0, linestyle=(0, (2, 2)))
+    # At the left, where curves that rise begin far below.
+    axes.annotate(
+        reference.label,
+        (0.0, reference.y),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(4, -3),
+        textcoords="offset points",
+        verticalalignment="top",
+        color=INK,
+        fontsize=8.5,
+    )
 
 
 def _plain(axes: Axes) -> None:

@@ -8,7 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["Html", "definitions", "figure", "html", "joined", "page", "section", "table"]
+__all__ = [
+    "Html",
+    "definitions",
+    "figure",
+    "grid",
+    "html",
+    "joined",
+    "page",
+    "section",
+    "table",
+    "terms",
+]
 
 
 class Html(str):
@@ -46,25 +57,24 @@ def section(heading: str, parts: Sequence[Html]) -> Html:
     return Html(f"<section>\n<h2>{html(heading)}</h2>\n{joined(parts)}\n</section>")
 
 
-def table(
-    header: Sequence[object], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()
-) -> Html:
+def table(rows: Sequence[Mapping[str, object]], *, numbers: Sequence[str] = ()) -> Html:
     """Return a table that scrolls by itself where the page is narrow.
 
     Parameters
     ----------
-    header : Sequence
-        Names of the columns.
-    rows : Sequence of Sequence
-        Cells, each row as long as the header. The first one names the row.
+    rows : Sequence of Mapping
+        Cells by name of the column, at least one row, all with the same columns. The first cell
+        names the row.
     numbers : Sequence of str
         Names of the columns that hold numbers.
     """
+    header = list(rows[0])
     looks = [' class="n"' if name in numbers else "" for name in header]
     names = zip(header, looks, strict=True)
     head = joined(Html(f'<th scope="col"{look}>{html(name)}</th>') for name, look in names)
     lines = [f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>']
-    for first, *others in rows:
+    for row in rows:
+        first, *others = (row[name] for name in header)
         cells = zip(others, looks[1:], strict=True)
         line = joined(Html(f"<td{look}>{html(cell)}</td>") for cell, look in cells)
         lines.append(f'<tr><th scope="row">{html(first)}</th>{line}</tr>')
@@ -80,9 +90,24 @@ def definitions(values: Mapping[str, Any]) -> Html:
     return Html(f"<dl>\n{items}</dl>\n") if items else Html()
 
 
+def terms(values: Mapping[str, Sequence[str]]) -> Html:
+    """Return names with one or more sentences each; a name without any is left out."""
+    items = ""
+    for key, entries in values.items():
+        if entries:
+            sentences = joined(Html(f"<dd>{html(one)}</dd>") for one in entries)
+            items += f"<div><dt>{html(key)}</dt>{sentences}</div>\n"
+    return Html(f'<dl class="terms">\n{items}</dl>\n') if items else Html()
+
+
 def figure(svg: Html, caption: str) -> Html:
     """Return a figure with a caption above it."""
     return Html(f"<figure><figcaption>{html(caption)}</figcaption>{svg}</figure>\n")
+
+
+def grid(figures: Iterable[Html]) -> Html:
+    """Return figures side by side, as many as there is room for."""
+    return Html(f'<div class="figures">\n{joined(figures)}</div>\n')
 
 
 def page(title: str, body: Html) -> Html:
@@ -109,6 +134,7 @@ h2 { font-size: 1.25rem; margin: 2.2rem 0 .7rem; padding-bottom: .25rem;
   border-bottom: 1px solid var(--rule); }
 h3 { font-size: 1rem; margin: 1.3rem 0 .5rem; overflow-wrap: anywhere; }
 .lead { max-width: 48rem; margin: 0; overflow-wrap: anywhere; }
+.lead + .lead { margin-top: .7rem; }
 .note { color: var(--soft); font-size: .85rem; margin: .5rem 0 0; }
 .scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: 6px; }
 table { border-collapse: collapse; width: 100%; font-size: .83rem;
@@ -127,7 +153,8 @@ tbody th { font-weight: 500; white-space: normal; min-width: 12rem; }
 .failed, .interrupted { color: var(--bad); font-weight: 600; }
 .figures { display: grid; gap: 1.3rem 1.6rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
-.figures + .scroll { margin-top: 1.2rem; }
+.figures + .scroll, .note + .scroll { margin-top: 1.2rem; }
+.figures > div { min-width: 0; }
 figure { margin: 0; min-width: 0; max-width: 40rem; }
 figcaption { font-weight: 600; font-size: .9rem; margin-bottom: .2rem; }
 figure svg { display: block; width: 100%; height: auto; }
@@ -140,6 +167,14 @@ dl div { display: flex; gap: 1rem; justify-content: space-between; break-inside:
   border-bottom: 1px solid var(--rule); padding: .25rem 0; }
 dt { color: var(--soft); }
 dd { margin: 0; text-align: right; overflow-wrap: anywhere; min-width: 0; }
+.terms { columns: auto; max-width: 48rem; }
+.terms div { display: block; border: 0; padding: .15rem 0; }
+.terms dd { text-align: left; margin-left: 1.2rem; }
+.promise { max-width: 48rem; margin: 0 0 1.6rem; overflow-wrap: anywhere; }
+.promise p { margin: -.5rem 0 .9rem; }
+.void { color: var(--bad); font-weight: 700; letter-spacing: .03em; }
+.alert { max-width: 48rem; margin: 1rem 0 0; padding: .6rem .9rem; border: 2px solid var(--bad);
+  border-radius: 6px; overflow-wrap: anywhere; }
 @media (max-width: 30rem) { main { padding: 1rem .8rem 2rem; } th, td { padding: .35rem .5rem; } }
 @media print { main { max-width: none; } figure, tr { break-inside: avoid; } }
 """

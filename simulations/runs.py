@@ -102,7 +102,6 @@ class RunFolder:
             "versions": _versions(),
             "nodes": check_integer("nodes", nodes, minimum=1),
             "error": None,
-            "guarantee": None,
         }
         run = cls(Path(path))
         kept = (run.settings_path, run.summary_path, run.metrics_path)
@@ -146,7 +145,7 @@ class RunFolder:
 
     @property
     def summary_path(self) -> Path:
-        """What came of it: status, times, versions, guarantee."""
+        """What came of it: status, times, versions, error."""
         return self.path / "summary.json"
 
     @property
@@ -163,6 +162,11 @@ class RunFolder:
     def model_path(self) -> Path:
         """The trained model."""
         return self.path / "model.npz"
+
+    @property
+    def card_path(self) -> Path:
+        """What the run promises and every charge, renewed in every round."""
+        return self.path / "privacy-card.json"
 
     @property
     def log_path(self) -> Path:

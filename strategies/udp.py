@@ -23,7 +23,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.grid import Grid, GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.udp import NOISES, RECORD_UNIT, USER_UNIT, Schedule, Terms
-from flwr_privacy.updates import released_names
+from flwr_privacy.updates import SMALLEST_NORM, released_names
 from flwr_privacy.wire import TRAIN, Fields
 
 from .base import SchemeStrategy
@@ -253,7 +253,7 @@ class UDP(SchemeStrategy):
     def _plan(self, schedule: Schedule) -> Terms:
         """Return the terms that a schedule makes."""
         unit, norm = self._terms_of["unit"], self._terms_of["clipping_norm"]
-        check_number("clipping_norm", norm, minimum=1e-300)
+        check_number("clipping_norm", norm, minimum=SMALLEST_NORM)
         bound = norm
         if unit == RECORD_UNIT:
             bound = norm * self._terms_of["learning_rate"] / schedule.sampling_rate

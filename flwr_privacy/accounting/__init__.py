@@ -1,10 +1,11 @@
 """Privacy accounting: charges, accountants and calibration."""
 
-from .accountants import Accountant, fitting, new_accountant, spent, supports
+from .accountants import ACCOUNTANTS, Accountant, fitting, new_accountant, spent, supports
 from .calibration import noise_multiplier
 from .charges import GAUSSIAN, LAPLACE, Charge
 
 __all__ = [
+    "ACCOUNTANTS",
     "GAUSSIAN",
     "LAPLACE",
     "Accountant",

@@ -29,7 +29,7 @@ class Charge:
         Epsilon by which noise on a grid may differ from the mechanism on the real line, at most
         (`flwr_privacy.noise.discretisation_gap`).
     count : int, default 1
-        Number of equal releases.
+        Number of equal releases, at most 2**53.
 
     Raises
     ------
@@ -53,7 +53,7 @@ class Charge:
         check_number("noise_multiplier", self.noise_multiplier, minimum=math.ulp(0.0))
         check_number("sampling", self.sampling, minimum=math.ulp(0.0), maximum=1)
         check_number("gap", self.gap, minimum=0)
-        check_integer("count", self.count, minimum=1)
+        check_integer("count", self.count, minimum=1, maximum=2**53)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the charge as plain values, for a file."""

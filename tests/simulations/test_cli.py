@@ -7,13 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from flwr_privacy.simulations import cli
 from flwr_privacy.simulations.cli import main
+from flwr_privacy.simulations.demo import demo_settings
 from flwr_privacy.simulations.runs import RunFolder
 
 COMMAND = Path(sys.executable).parent / "flwr-privacy"
@@ -239,6 +241,36 @@ def test_a_port_that_is_taken(command: Command, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"port = {port}: expected a port of 127.0.0.1 that is not taken" in done.stderr
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_the_demo_shows_what_privacy_costs(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {name: replace(one, rounds=2) for name, one in demo_settings().items()}
+    monkeypatch.setattr(cli, "demo_settings", lambda: short)
+    (tmp_path / "demo").mkdir()
+    done = command("demo", "--engine", "inline", "--out", "demo")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("report: demo-2/report.html\n")
+    report = json.loads((tmp_path / "demo-2" / "report.json").read_text())
+    assert report["title"] == "Federated learning on digits, with and without privacy"
+    runs = {run["name"]: run for run in report["runs"]}
+    assert list(runs) == list(short)
+    assert {run["summary"]["status"] for run in runs.values()} == {"completed"}
+    for name, epsilon in (("udp-epsilon-8", 8.0), ("udp-epsilon-2", 2.0)):
+        guarantee = runs[name]["guarantee"]
+        assert guarantee["protects"] == "one record of a client"
+        assert guarantee["epsilon"] == epsilon
+        assert guarantee["spent"] == pytest.approx(epsilon, rel=1e-6)
+        assert "void" not in guarantee
+        assert "verified: 2 releases of 10 clients" in command("verify", f"demo-2/{name}").stdout
+    assert {runs[name]["label"] for name in runs if name.startswith(("udp", "no-"))} == {
+        *("digits-linear: fedavg", "digits-linear: udp, epsilon 8.0"),
+        "digits-linear: udp, epsilon 2.0",
+    }
+    page = (tmp_path / "demo-2" / "report.html").read_text()
+    assert "many more of them, or a secure sum" in page
+    assert "best without privacy" in page
 
 
 def test_help_says_what_there_is(command: Command, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class TestCreate:
         summary = opened.summary
         assert summary["status"] == "running"
         assert (summary["engine"], summary["nodes"], summary["experiment_id"]) == ("ray", 7, "e1")
-        assert summary["finished"] is summary["error"] is summary["guarantee"] is None
+        assert summary["finished"] is summary["error"] is None
         assert {"flwr-privacy", "flwr", "python", "numpy"} <= set(summary["versions"])
         assert summary["started"].endswith("+00:00")
 
@@ -113,12 +113,12 @@ class TestOpen:
 
 class TestSummary:
     def test_finish(self, run):
-        run.update(guarantee={"protects": "user"})
+        run.update(versions={"flwr": "1"})
         run.finish("failed", error="no room")
         summary = run.summary
         assert (summary["status"], summary["error"]) == ("failed", "no room")
         assert summary["finished"] >= summary["started"]
-        assert summary["guarantee"] == {"protects": "user"}
+        assert summary["versions"] == {"flwr": "1"}
         with pytest.raises(InvalidParameterError, match="status"):
             run.finish("running")
 

@@ -1,0 +1,115 @@
+import io
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from flwr_privacy.documents import dumps, loads
+
+DTYPES = [np.float16, np.float32, np.float64, np.int8, np.uint16, np.int64, np.bool_, ">f4"]
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+    | st.sampled_from(DTYPES).flatmap(
+        lambda dtype: arrays(dtype, array_shapes(min_dims=0, min_side=0, max_side=3))
+    )
+)
+# The names under which arrays and bytes hide are for the module alone, see the last tests.
+keys = st.text(max_size=12)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3)
+)
+
+
+def same(one, other) -> bool:
+    if isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        return one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+@given(st.dictionaries(keys, values, max_size=4))
+def test_what_was_written_is_read(state):
+    assert same(state, loads(dumps(state)))
+
+
+def test_tuples_become_lists_and_numbers_of_numpy_become_pythons():
+    state = {"t": (1, (2,)), "f": np.float32(0.5), "i": np.int16(3), "b": np.bool_(True)}
+    restored = loads(dumps(state))
+    assert restored == {"t": [1, [2]], "f": 0.5, "i": 3, "b": True}
+    assert [type(value) for value in restored.values()] == [list, float, int, bool]
+
+
+def test_numbers_that_are_not_finite_survive():
+    restored = loads(dumps({"nan": math.nan, "inf": [math.inf, -math.inf]}))
+    assert math.isnan(restored["nan"])
+    assert restored["inf"] == [math.inf, -math.inf]
+
+
+def test_memory_order_does_not_matter_and_single_numbers_stay_arrays():
+    columns = np.asfortranarray(np.arange(6).reshape(2, 3))
+    restored = loads(dumps({"w": columns, "n": np.array(7)}))
+    np.testing.assert_array_equal(restored["w"], columns)
+    assert isinstance(restored["n"], np.ndarray)
+    assert restored["n"].shape == ()
+
+
+def test_names_of_the_archive_are_free_for_a_state():
+    state = {"document": np.ones(1), "array0": [np.zeros(2), b"array1"], "file": "document"}
+    assert same(state, loads(dumps(state)))
+
+
+def test_one_array_may_be_there_twice():
+    array = np.arange(3)
+    restored = loads(dumps({"a": array, "b": [array]}))
+    restored["a"][0] = 9
+    assert restored["b"][0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{1: "x"}, {"a": {None: 1}}, {"a": {1, 2}}, {"a": object()}, {"a": 1j}, {"a": [bytearray(2)]}],
+)
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(TypeError):
+        dumps(state)
+
+
+def test_an_array_of_objects_is_refused_alike():
+    with pytest.raises(TypeError):
+        dumps({"a": np.array([object()])})
+
+
+def test_python_objects_are_never_loaded():
+    class Trap:
+        def __reduce__(self):
+            return (pytest.fail, ("an object was loaded",))
+
+    archive = io.BytesIO()
+    document = np.array('{"a": {"__array__": "array0"}}')
+    np.savez(archive, document=document, array0=np.array([Trap()], object))
+    with pytest.raises(ValueError, match="allow_pickle="):
+        loads(archive.getvalue())
+    with pytest.raises(ValueError, match="allow_pickle="):
+        loads(pickle.dumps(Trap()))
+
+
+@pytest.mark.parametrize("name", ["__array__", "__bytes__"])
+@pytest.mark.parametrize("value", [np.ones(2), "array0", b"00", {}])
+def test_a_state_may_have_any_names(name, value):
+    state = {"model": {name: value}}
+    assert same(state, loads(dumps(state)))
