@@ -31,7 +31,7 @@ from flwr_privacy.policy import Policy
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.replies import KeptReplies
 
-__all__ = ["POLICY_VARIABLE", "STATE_VARIABLE", "Custody", "refuse_node_keys"]
+__all__ = ["POLICY_VARIABLE", "STATE_VARIABLE", "Custody", "is_simulated", "refuse_node_keys"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -71,10 +71,10 @@ class Custody:
         Raises
         ------
         LedgerError
-            If no folder is named for the state of a deployed node, or there is no such folder.
+            If no folder is named for the state of a deployed node, there is no such folder, or the
+            policy cannot be read.
         InvalidParameterError
-            If a value is malformed, the policy cannot be read, or a run's configuration tries to
-            set what is the node's.
+            If a value is malformed, or a run's configuration tries to set what is the node's.
         """
         refuse_node_keys("run-config", context.run_config)
         config = context.node_config
@@ -89,7 +89,7 @@ class Custody:
         return cls(
             ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set),
             replies=KeptReplies(folder / f"{client_id}.replies"),
-            policy=Policy() if path is None else Policy.read(str(path)),
+            policy=Policy() if path is None else _policy(str(path)),
             client_id=client_id,
             insecure_seed=None if seed is None else int(str(seed)),
         )
@@ -122,7 +122,14 @@ def refuse_node_keys(source: str, values: Collection[str]) -> None:
         raise InvalidParameterError(source, taken, "no keys of the node's own configuration")
 
 
-def _is_simulated() -> bool:
+def _policy(path: str) -> Policy:
+    try:
+        return Policy.read(path)
+    except InvalidParameterError as error:
+        raise LedgerError(f"the node's policy cannot be used: {error}") from error
+
+
+def is_simulated() -> bool:
     """Tell whether this process is a worker of Ray, where Flower's simulation plays its clients."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -132,7 +139,7 @@ def _is_simulated() -> bool:
 
 def _folder(context: Context) -> Path:
     named = context.node_config.get(_STATE, os.environ.get(STATE_VARIABLE))
-    if named is None and _is_simulated():
+    if named is None and is_simulated():
         # Simulated clients of an app that knows nothing of us: their state lasts as long as a run.
         folder = Path(tempfile.gettempdir(), f"flwr-privacy-simulated-{context.run_id}")
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -23,6 +23,7 @@ from flwr.app import (
     RecordDict,
 )
 
+from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean, take_weight
 from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, LedgerError, ProtocolError
 from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY, client_id_from
@@ -42,7 +43,7 @@ from flwr_privacy.wire import (
     payload_bytes,
 )
 
-from .base import SchemeClient, Train
+from .base import SchemeClient, Train, Trained
 from .records import RecordArrays, first_array_record, to_record
 
 __all__ = ["COHORTS_VARIABLE", "App", "answer"]
@@ -100,10 +101,28 @@ def answer(app: App, message: Message, context: Context) -> Message:
         return Message(Error(ERROR_CODE, str(error)), reply_to=message)
 
 
+def _discreet(train: Train) -> Train:
+    """Return a training whose errors say nothing of the data."""
+
+    def discreet(arrays: Arrays) -> Trained:
+        try:
+            return train(arrays)
+        except FlwrPrivacyError:
+            raise
+        # Whatever a user's code raises has a text of its own, and the text may have data in it.
+        except Exception:
+            logger.exception("the client's own training failed")
+            raise ProtocolError(
+                "the client's own training failed; the log of the node says how"
+            ) from None
+
+    return discreet
+
+
 def _untold(error: LedgerError) -> str:
-    """Log what is wrong with a ledger, which is the node's own; return what the server is told."""
+    """Log what is wrong with the node's own files; return what the server is told."""
     logger.error("%s", error)
-    return "LedgerError: the node's privacy ledger cannot be used; the log of the node says why"
+    return "LedgerError: the node's own privacy files cannot be used; the node's log says why"
 
 
 def may_play_any(node_config: Mapping[str, Any]) -> bool:
@@ -130,6 +149,11 @@ def _play(
         return RecordDict({RECORD: _reply_record(header, client_id, own)})
     _check_round(header, context)
     if evaluation:
+        if type(client).released_metrics is SchemeClient.released_metrics:
+            raise ProtocolError(
+                f"a client under the scheme '{client.scheme}' releases nothing of an evaluation: "
+                "evaluate on the server (fraction_evaluate = 0)"
+            )
         metrics = client.released_metrics(app.evaluate(client, message, context))
         return RecordDict(
             {METRICS: MetricRecord(metrics), RECORD: _reply_record(header, client_id, {})}
@@ -140,7 +164,10 @@ def _play(
         "request": header.request,
     }
     arrays = RecordArrays(first_array_record(message.content))
-    out, own = client.handle(header.phase, arrays, fields, app.train(client, message, context))
+    train = app.train(client, message, context)
+    out, own = client.handle(
+        header.phase, arrays, fields, train if client.bare else _discreet(train)
+    )
     metrics = dict(own.pop(METRICS, {}))
     return RecordDict(
         {

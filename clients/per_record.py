@@ -140,8 +140,8 @@ per-record step made: return them as they are after the step, with nothing done 
     def sensitivity(self) -> float:
         """Return ``2 learning_rate clipping_norm / b``, and what rounding adds.
 
-        With sampling, a step changes by half of it where one record is added or removed, so an
-        accountant for that relation may use it too.
+        With sampling, a step changes by less where one record is added or removed, so an accountant
+        for that relation may use it too.
         """
         plan = self.plan
         exact = 2 * plan.learning_rate * plan.clipping_norm / plan.batch(self.records)

@@ -14,7 +14,7 @@ from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.documents import dumps, loads
-from flwr_privacy.errors import DeclinedError, InvalidParameterError
+from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.noise import discrete_gaussian, discretisation_gap
@@ -44,10 +44,14 @@ class UDPClient(SchemeClient):
 
     Guarantee
     ---------
-    As `flwr_privacy.strategies.UDP`; this half keeps it, whatever the server asks: noise is exact
-    (`flwr_privacy.noise.discrete_gaussian`) from a cryptographic generator, on a grid, after the
-    clipping; the sum of all charges of the experiment stays within the server's budget, and that of
-    the whole ledger within the node's policy.
+    As `flwr_privacy.strategies.UDP`. Noise is exact (`flwr_privacy.noise.discrete_gaussian`), from
+    a cryptographic generator, on a grid, after the clipping; all charges of an experiment together
+    stay within the budget that the server names, and the whole ledger within the node's
+    policy.
+    Against a server that does not follow the protocol: it names budgets and noise as it likes, so
+    the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds it; and it may send
+    a model with which training fails for some data and not for others, and learn from that, as from
+    whether a client declines.
     """
 
     scheme: ClassVar[str] = "udp"
@@ -79,12 +83,8 @@ class UDPClient(SchemeClient):
             request=fields["request"],
         )
         entries = custody.ledger.entries()
-        charged = any(entry.question == question for entry in entries)
-        # A reply that was kept and not charged must not leave: see `KeptReplies`.
-        kept = custody.replies.find(question) if charged else None
-        if kept is not None:
-            state = loads(kept)
-            return state["arrays"], state["fields"]
+        if (kept := _kept(custody, question, entries)) is not None:
+            return kept
         terms = Terms.read(fields)
         _check_policy(custody, terms)
         _check_affordable(custody, terms, question, entries)
@@ -96,6 +96,9 @@ class UDPClient(SchemeClient):
         grid = Grid(terms.grid)
         codes = grid.encode(update.vector)
         with custody.ledger.locked() as book:
+            # Another message with the same question may have been answered meanwhile.
+            if (kept := _kept(custody, question, book.entries)) is not None:
+                return kept
             _check_affordable(custody, terms, question, book.entries)
             book.charge(
                 Entry(
@@ -105,12 +108,13 @@ class UDPClient(SchemeClient):
                     charge=terms.charge(),
                 )
             )
-        codes += discrete_gaussian(codes.size, sigma / grid.step, custody.random(question, "noise"))
-        metrics = {_NUM_EXAMPLES: weight, "sigma": sigma}
-        if custody.insecure_seed is not None:
-            metrics["insecure-noise"] = 1.0
-        out, own = update.arrays(saturated(codes)), {METRICS: metrics}
-        custody.replies.keep(question, dumps({"arrays": out, "fields": own}))
+            random = custody.random(question, "noise")
+            codes += discrete_gaussian(codes.size, sigma / grid.step, random)
+            metrics = {_NUM_EXAMPLES: weight, "sigma": sigma}
+            if custody.insecure_seed is not None:
+                metrics["insecure-noise"] = 1.0
+            out, own = update.arrays(saturated(codes)), {METRICS: metrics}
+            custody.replies.keep(question, dumps({"arrays": out, "fields": own}))
         return out, own
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
@@ -119,6 +123,19 @@ class UDPClient(SchemeClient):
             return super().accumulator(phase, arrays, fields)
         terms = Terms.read(fields)
         return GridMean(arrays, Grid(terms.grid), released_names(arrays, terms.keep_back))
+
+
+def _kept(
+    custody: Custody, question: Question, entries: Sequence[Entry]
+) -> tuple[Arrays, Fields] | None:
+    """Return the kept reply to a question; one that was never charged must not leave."""
+    if all(entry.question != question for entry in entries):
+        return None
+    kept = custody.replies.find(question)
+    if kept is None:
+        return None
+    state = loads(kept)
+    return state["arrays"], state["fields"]
 
 
 def _released_update(
@@ -168,7 +185,10 @@ def _check_affordable(
 ) -> None:
     """Decline a release that the budget of the experiment or the node's policy does not allow."""
     charge = terms.charge()
-    own = [e.charge for e in entries if e.question.experiment_id == question.experiment_id]
+    mine = [e for e in entries if e.question.experiment_id == question.experiment_id]
+    if any(entry.unit != terms.unit for entry in mine):
+        raise ProtocolError(f"unit '{terms.unit}': this experiment had another one before")
+    own = [entry.charge for entry in mine]
     cap = terms.epsilon * (1 + _ROUNDING)
     if (after := _passing(own, charge, epsilon=cap, delta=terms.delta)) is not None:
         before = spent(own, delta=terms.delta, accountant=fitting(own))
@@ -214,10 +234,14 @@ def _check_grid(terms: Terms, sigma: float, dimension: int) -> None:
     gap = discretisation_gap(dimension, sigma / step)
     if gap > terms.gap:
         raise InvalidParameterError(
-            "grid", terms.grid, f"a finer grid: epsilon {gap:.3g} of a release would be lost to it"
+            "grid",
+            terms.grid,
+            f"a finer grid (more grid_bits): epsilon {gap:.3g} of a release would be lost to it",
         )
-    bound = terms.clipping_norm * terms.learning_rate / terms.sampling_rate
+    bound = terms.clipping_norm * terms.learning_rate / terms.sampling_rate  # both 1 for a user
     if (bound + _NOISE_REACH * sigma) / step > CODE_LIMIT:
         raise InvalidParameterError(
-            "grid", terms.grid, f"a coarser grid: noise of {sigma / step:.3g} steps leaves 32 bits"
+            "grid",
+            terms.grid,
+            f"a coarser grid (less grid_bits): noise of {sigma / step:.3g} steps leaves 32 bits",
         )

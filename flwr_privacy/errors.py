@@ -80,7 +80,7 @@ class ProtocolError(FlwrPrivacyError):
 
 
 class LedgerError(FlwrPrivacyError):
-    """A privacy ledger is damaged, locked, of another data set, or has no place to lie."""
+    """A node's ledger, kept replies or policy cannot be used, or has no place to lie."""
 
     exit_code = 7
 

@@ -313,6 +313,10 @@ class Terms:
         check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
         check_number("learning_rate", self.learning_rate, minimum=_SMALLEST)
         _check_sampling(self.unit, self.sampling_rate)
+        if self.unit == USER_UNIT and self.learning_rate != 1:
+            raise InvalidParameterError(
+                "learning_rate", self.learning_rate, "1 at user level: the user's training has it"
+            )
 
     def charge(self) -> Charge:
         """Return what one release costs."""

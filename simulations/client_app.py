@@ -1,5 +1,6 @@
 """The app's client half: a client of the task, wrapped in the scheme that the settings name."""
 
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flwr_privacy.clients import as_mod
+from flwr_privacy.clients.custody import STATE_VARIABLE, is_simulated
 from flwr_privacy.identity import client_id_from, derive_seed
 from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.schemes import scheme
@@ -24,7 +26,7 @@ def scheme_mod(
     """Wrap the app in its scheme, which is only known once there is a run configuration."""
     client = scheme(_settings(context).scheme).client
     run_dir = str(context.run_config["run-dir"])
-    if run_dir and not client.bare:
+    if run_dir and not client.bare and is_simulated() and STATE_VARIABLE not in os.environ:
         # Simulated clients keep their state with the run: each run is about people of its own.
         folder = Path(run_dir, "clients")
         folder.mkdir(exist_ok=True)

@@ -102,16 +102,26 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
                     session.run(APP, nodes=nodes, run_config=config)
                 else:
                     with _logged(run):
-                        _inline(config, nodes=nodes, workers=engine.workers or 0)
+                        _inline(run, config, nodes=nodes, workers=engine.workers or 0)
 
 
-def _inline(config: dict[str, str | bool], *, nodes: int, workers: int) -> None:
+def _inline(run: RunFolder, config: dict[str, str | bool], *, nodes: int, workers: int) -> None:
     # Imported late: the apps bring torch, which no other command needs.
     from flwr_privacy.simulations.inline import run_inline
+    from flwr_privacy.simulations.schemes import scheme
     from flwr_privacy.simulations.server_app import app
 
+    state = None
+    if not scheme(run.settings.scheme).client.bare:
+        state = run.path.resolve() / "clients"
+        state.mkdir(exist_ok=True)
     run_inline(
-        app, CLIENT_APP, nodes=nodes, run_config=config, workers=0 if workers <= 1 else workers
+        app,
+        CLIENT_APP,
+        nodes=nodes,
+        run_config=config,
+        workers=0 if workers <= 1 else workers,
+        state=state,
     )
 
 

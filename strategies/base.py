@@ -85,6 +85,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     """
 
     scheme: ClassVar[str]
+    weight_key: str | None = None  # of a scheme whose replies are not weighted by weighted_by_key
     planned_rounds: int | None = None
     _announced = False
 
@@ -145,7 +146,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "scheme": self.scheme,
             "stragglers": stragglers,
             "deadline": deadline,
-            "weighted_by": weighted_by_key,
+            "weighted_by": self.weight_key or weighted_by_key,
         }
         self._virtual_clients = clients
         self._build()
@@ -204,7 +205,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             If the reply cannot be used; the accumulator is unchanged then.
         """
         metrics = reply.metrics()
-        weight = take_weight(metrics, self.weighted_by_key)
+        weight = take_weight(metrics, self.weight_key or self.weighted_by_key)
         arrays = reply.arrays() if mean.template else {}
         mean.fold(reply.client_id, arrays, weight=weight, metrics=metrics)
 
@@ -379,7 +380,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if not self._announced:
             logger.info("%s", self.guarantee().text())
             self._announced = True
-        return self.conversation.ask(
+        messages = self.conversation.ask(
             server_round,
             TRAIN,
             content,
@@ -388,6 +389,10 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             summed=self.summed(TRAIN),
             quorum=self.quorum,
         )
+        if self.charge(TRAIN) is not None:
+            book = self.conversation.book(TRAIN)
+            self.experiment.note_asked(_name(book), book.released())
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -438,20 +443,31 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             experiment=self.experiment, federation=self.federation, **self._conversation_options
         )
         self.releases: list[Release] = []
+        self._names: dict[str, str] = {}  # of nodes that had not said who they are
         self._announced = False
 
     # -- Parts of the loop -------------------------------------------------------------------
 
     def _charge(self, phase: str, book: Round) -> None:
-        charge, clients = self.charge(phase), book.released()
+        charge = self.charge(phase)
+        clients = self.experiment.asked_before(_name(book)).union(book.released())
         if charge is None or not clients:
             return
+        # Under a user's own start a client is known once it has answered; what was lost before is
+        # its own all the same.
+        self._names |= {f"node-{node}": client for node, client in book.named.items()}
+        self.releases = [
+            replace(r, clients=tuple(sorted({self._names.get(c, c) for c in r.clients})))
+            if not self._names.keys().isdisjoint(r.clients)
+            else r
+            for r in self.releases
+        ]
         release = Release(
             phase=phase,
             server_round=book.header.server_round,
             request=book.header.request,
             charge=charge,
-            clients=clients,
+            clients=tuple(sorted({self._names.get(client, client) for client in clients})),
         )
         self.releases.append(release)
 
@@ -506,6 +522,11 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 line.get("asked", 0),
             )
         logger.info("round %d/%d: %s", line["round"], line["rounds"], line["server"])
+
+
+def _name(book: Round) -> str:
+    header = book.header
+    return f"{header.phase} {header.server_round} {header.request}"
 
 
 def _without_arrays(content: RecordDict) -> RecordDict:

@@ -1,6 +1,7 @@
 """What lasts beyond a run: identity, seed, history and checkpoint of an experiment."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from .history import History
 __all__ = ["Experiment", "SchemeResult"]
 
 CHECKPOINT = "checkpoint.bin"
+ASKED = "asked.json"
 CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
 
 
@@ -83,6 +85,8 @@ class Experiment:
         self._id = experiment_id
         self.run_dir = None if run_dir is None else Path(run_dir)
         self._resume = resume
+        self._asked: dict[str, set[str]] = {}  # by question, of the round that has not ended
+        self._asked_before: dict[str, set[str]] = {}
         metrics = None if self.run_dir is None else self.run_dir / "metrics.jsonl"
         self.history = History(metrics, on_round)
 
@@ -121,8 +125,34 @@ class Experiment:
         state = checkpoint.load(path)
         self._check_same(path, state, initial_arrays)
         self._id = state["experiment_id"]
+        self._asked_before = self._read_asked()
+        self._asked = {name: set(clients) for name, clients in self._asked_before.items()}
         self.history.restart(state["history"])
         return state
+
+    def note_asked(self, question: str, clients: Iterable[str]) -> None:
+        """Note who is asked before the question leaves, in case the round breaks off."""
+        self._asked.setdefault(question, set()).update(clients)
+        if self.run_dir is not None:
+            document = {name: sorted(names) for name, names in self._asked.items()}
+            write_text(self.run_dir / ASKED, json.dumps(document))
+
+    def asked_before(self, question: str) -> set[str]:
+        """Return who was asked a question by a run that broke off in its round.
+
+        Nobody knows which of them declined. A resumed round asks the same question, perhaps not the
+        same clients.
+        """
+        return self._asked_before.get(question, set())
+
+    def _read_asked(self) -> dict[str, set[str]]:
+        path = self.run_dir / ASKED if self.run_dir is not None else None
+        if path is None or not path.exists():
+            return {}
+        try:
+            return {name: set(clients) for name, clients in json.loads(path.read_bytes()).items()}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged ({error})") from error
 
     def end_round(
         self, line: dict[str, Any], arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
@@ -140,8 +170,10 @@ class Experiment:
                 **state,
             }
             checkpoint.save(self.run_dir / CHECKPOINT, document)
+            (self.run_dir / ASKED).unlink(missing_ok=True)
             write_text(self.run_dir / CARD, card.to_json())
             write_text(self.run_dir / CARD_PAGE, card.to_html())
+        self._asked, self._asked_before = {}, {}
         self.history.add(line)
 
     def result(self, arrays: ArrayRecord, guarantee: Guarantee) -> SchemeResult:

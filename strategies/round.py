@@ -159,6 +159,7 @@ class Round:
     bytes_up: int = 0
     wire_bytes_down: int = 0
     wire_bytes_up: int = 0
+    named: dict[int, str] = field(default_factory=dict)  # who answered for a node without a name
     _heard: set[int] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)  # those who say that they released nothing
 
@@ -190,11 +191,15 @@ class Round:
         late or lost, and has left its node all the same. A node that has not said who it is counts
         under its address until it answers.
         """
-        asked = {
+        asked = self.asked_now()
+        named = {f"node-{node}" for node in self.named}
+        return tuple(sorted((asked - named - self._silent) | self.answered))
+
+    def asked_now(self) -> set[str]:
+        """Return the clients that this question went to; a node without a name has its address."""
+        return {
             client or f"node-{node}" for node, clients in self.asked.items() for client in clients
         }
-        named = {f"node-{node}" for node in self._heard if self.asked[node] == [""]}
-        return tuple(sorted((asked - named - self._silent) | self.answered))
 
     def refuse(self, reason: str, detail: str, *, clients: int = 1) -> None:
         """Count and log a reply that is not used."""
@@ -247,6 +252,8 @@ class Round:
         if client_id in self.answered:
             raise ReplyRefusedError("duplicate", f"client {client_id} has answered already")
         self._heard.add(node)
+        if expected == [""]:
+            self.named[node] = client_id
         self.bytes_up += size
         self.answered.add(client_id)
         if client_id in self.late:

@@ -4,11 +4,12 @@ The clients add the noise and keep the budget; the server plans it, adds up what
 keeps the books that the privacy card shows.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import Message, MetricRecord
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.averaging import WeightedMean
@@ -20,7 +21,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.grid import Grid, GridMean
+from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.udp import NOISES, RECORD_UNIT, USER_UNIT, Schedule, Terms
 from flwr_privacy.updates import SMALLEST_NORM, released_names
@@ -31,7 +32,10 @@ from .base import SchemeStrategy
 __all__ = ["UDP"]
 
 _GRID_BITS = {RECORD_UNIT: 27, USER_UNIT: 18}
-"""Steps of the grid up to the bound of an update, as a power of two; noise needs the rest of 31."""
+"""Steps of the grid up to the bound of an update, as a power of two, if noise leaves the room."""
+
+_FEWEST_RECORDS = 16
+"""Records of a client for whose noise the grid leaves room in a code, at record level."""
 
 
 class UDP(SchemeStrategy):
@@ -60,7 +64,8 @@ class UDP(SchemeStrategy):
         `start` of your own runs the rounds.
     grid_bits : int, optional
         The grid has at least ``2**grid_bits`` steps up to the bound of an update; by default 18 at
-        user level and 27 at record level. Codes have 31 bits and a sign, the noise included.
+        user level and 27 at record level, or as many as leave room for eight standard deviations of
+        the noise (of a client with 16 records). Codes have 31 bits and a sign, noise included.
     keep_back : sequence of str, default ()
         Arrays of which nothing is released, beside integers and the statistics of normalisation
         layers, which never are. The model keeps the server's values of them.
@@ -79,15 +84,17 @@ class UDP(SchemeStrategy):
     Guarantee
     ---------
     Adversary: an honest-but-curious server, and everybody who sees its messages. Each upload by
-    itself is protected, whether it arrives in time or not.
+    itself is protected, whether it arrives in time or not. What binds a server that does not follow
+    the protocol is the node's policy: see `flwr_privacy.clients.UDPClient`.
     Neighbours: at record level data of equal size that differ in one record; at user level any two
     data sets of one client.
     Covered: the uploads of the whole training, (epsilon, delta) per client, by Gaussian
     differential privacy over the releases that each client charges to its own ledger. A client
-    declines what would exceed the budget, whatever the server asks.
-    Not covered: the number of a client's records (record level), whether it takes part, when; what
-    the user's own code sends elsewhere; timing. With ``noise="paper"`` the budget that was asked
-    for is missed where formula (10) is too small; the guarantee then has the true figure.
+    declines what would exceed the budget of the experiment.
+    Not covered: the number of a client's records (record level); whether and when it takes part,
+    declines or fails; what the user's own code sends elsewhere; timing. With ``noise="paper"`` the
+    budget that was asked for is missed where formula (10) is too small; the guarantee then has the
+    true figure.
 
     Examples
     --------
@@ -96,6 +103,7 @@ class UDP(SchemeStrategy):
     """
 
     scheme: ClassVar[str] = "udp"
+    weight_key = "num-examples"  # the clients' own: 1, or the number of records
 
     def __init__(
         self,
@@ -129,7 +137,7 @@ class UDP(SchemeStrategy):
             check_integer("grid_bits", grid_bits, minimum=1, maximum=30)
         check_choice("noise", noise, NOISES)
         self._rounds = rounds
-        self._grid_bits = _GRID_BITS[unit] if grid_bits is None else grid_bits
+        self._grid_bits = grid_bits
         self._budget: dict[str, Any] = {
             "noise": noise,
             "epsilon": epsilon,
@@ -176,14 +184,13 @@ class UDP(SchemeStrategy):
         """Return the cost of a round."""
         return self.terms.charge() if phase == TRAIN else None
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add up the replies; note what they say of their noise."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        if metrics is not None:
-            self._insecure |= "insecure-noise" in metrics
-        return arrays, metrics
+    def collect(
+        self, phase: str, messages: Iterable[Message]
+    ) -> tuple[WeightedMean | None, MetricRecord | None]:
+        """Fold the replies of a phase; note what they say of their noise."""
+        mean, metrics = super().collect(phase, messages)
+        self._insecure |= mean is not None and "insecure-noise" in mean.metrics()
+        return mean, metrics
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return what the client that spent most has spent, and what it has left."""
@@ -194,14 +201,28 @@ class UDP(SchemeStrategy):
     def guarantee(self) -> Guarantee:
         """Return the promise; before the first round with the budget as it was asked for."""
         record = self._terms_of["unit"] == RECORD_UNIT
-        schedule = self.schedule
-        not_protected = ["whether and when a client takes part"]
+        rounds = self._rounds or self.planned_rounds or 1
+        schedule = self.schedule or Schedule(**self._budget, rounds=rounds, q=1.0)
+        not_protected = [
+            "whether and when a client takes part, declines or fails",
+            "what the user's own code sends elsewhere, and timing",
+            "anything from a server that does not follow the protocol, beyond the node's policy",
+        ]
         not_protected += ["the number of a client's records"] if record else []
         kept = set(self._template) - set(
             released_names(self._template, self._terms_of["keep_back"]) if self._template else ()
         )
         if kept:
             not_protected.append(f"(not uploaded at all: {', '.join(sorted(kept))})")
+        assumptions = [
+            "each client keeps its own ledger and its noise secret",
+            "nothing else leaves the client's training",
+        ]
+        if schedule.sampling_rate < 1:
+            assumptions.append(
+                "secret samples are charged for twice what a record adds: enough for a replaced "
+                "record in every setting that was tried, and not proven"
+            )
         void = "clients drew their noise from an insecure seed, for tests" if self._insecure else ""
         return Guarantee(
             scheme=self.scheme,
@@ -212,13 +233,10 @@ class UDP(SchemeStrategy):
                 if record
                 else "the data of one client are replaced by any other"
             ),
-            epsilon=self._budget["epsilon"] if schedule is None else schedule.cap,
+            epsilon=schedule.cap,
             delta=self._budget["delta"],
             not_protected=tuple(not_protected),
-            assumptions=(
-                "each client keeps its own ledger and its noise secret",
-                "nothing else leaves the client's training",
-            ),
+            assumptions=tuple(assumptions),
             evidence=("tests/udp", "tests/flwr_privacy/accounting"),
             void=void,
         )
@@ -227,6 +245,7 @@ class UDP(SchemeStrategy):
         """Return the schedule."""
         return {
             "schedule": None if self.schedule is None else asdict(self.schedule),
+            "terms": {**self._terms_of, "keep_back": list(self._terms_of["keep_back"])},
             "insecure": self._insecure,
         }
 
@@ -242,12 +261,15 @@ class UDP(SchemeStrategy):
         if state["schedule"] is None:
             return
         self.schedule = Schedule(**state["schedule"])
-        mine = {**self._budget, "rounds": self._rounds or self.planned_rounds}
+        theirs = {**state["schedule"], **state["terms"]}
+        rounds = self._rounds or self.planned_rounds
+        mine = {**self._budget, **self._terms_of, "rounds": rounds}
         for key, value in mine.items():
-            if getattr(self.schedule, key) != value:
+            value = list(value) if isinstance(value, tuple) else value
+            if theirs[key] != value:
                 raise CheckpointError(
-                    f"the checkpoint was calibrated for {key} = {getattr(self.schedule, key)!r}, "
-                    f"not {value!r}: the noise of the rounds that are done cannot be changed"
+                    f"the checkpoint was calibrated for {key} = {theirs[key]!r}, not {value!r}: "
+                    "the noise of the rounds that are done cannot be changed"
                 )
 
     def _plan(self, schedule: Schedule) -> Terms:
@@ -264,5 +286,14 @@ class UDP(SchemeStrategy):
             delta=schedule.delta,
             gap=schedule.gap,
             sampling_rate=schedule.sampling_rate,
-            grid=Grid.below(bound, bits=self._grid_bits).exponent,
+            grid=Grid.below(bound, bits=self._bits(schedule.noise_multiplier)).exponent,
         )
+
+    def _bits(self, noise_multiplier: float) -> int:
+        """Return the steps of the grid up to the bound of an update, as a power of two."""
+        if self._grid_bits is not None:
+            return self._grid_bits
+        unit = self._terms_of["unit"]
+        spread = 2 * noise_multiplier / (_FEWEST_RECORDS if unit == RECORD_UNIT else 1)
+        room = math.floor(math.log2(CODE_LIMIT / (1 + 8 * spread))) - 1
+        return max(1, min(_GRID_BITS[unit], room))

@@ -135,6 +135,18 @@ def test_simulated_clients_share_a_folder_of_their_run(engine: Path) -> None:
     assert custody({}, run_id=6).ledger.path.parent != one.ledger.path.parent
 
 
+@pytest.mark.parametrize(("initialised", "actor"), [(False, "an actor"), (True, None)])
+def test_a_process_that_only_uses_ray_plays_no_simulated_clients(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, initialised: bool, actor: str | None
+) -> None:
+    driver = SimpleNamespace(get_actor_id=lambda: actor)
+    ray = SimpleNamespace(is_initialized=lambda: initialised, get_runtime_context=lambda: driver)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(LedgerError, match="no place to lie"):
+        custody({})
+    assert list(engine.iterdir()) == []
+
+
 def test_in_a_simulation_too_a_named_folder_is_the_one(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +181,7 @@ except LedgerError:
     [
         "import flwr.clientapp, flwr.serverapp, flwr.client, flwr.server",
         "from flwr.simulation import run_simulation",
+        "import ray, flwr.simulation.ray_transport.ray_actor",
     ],
 )
 def test_what_an_app_imports_does_not_make_a_deployed_node_a_simulated_one(

@@ -23,8 +23,8 @@ leaves = (
         lambda dtype: arrays(dtype, array_shapes(min_dims=0, min_side=0, max_side=3))
     )
 )
-# The names under which arrays and bytes hide are for the module alone, see the last tests.
-keys = st.text(max_size=12)
+# Among them the marks of the module itself.
+keys = st.text(max_size=5) | st.sampled_from(["__array__", "__bytes__", "__dict__", "document"])
 values = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3)
 )
@@ -108,8 +108,8 @@ def test_python_objects_are_never_loaded():
         loads(pickle.dumps(Trap()))
 
 
-@pytest.mark.parametrize("name", ["__array__", "__bytes__"])
-@pytest.mark.parametrize("value", [np.ones(2), "array0", b"00", {}])
+@pytest.mark.parametrize("name", ["__array__", "__bytes__", "__dict__"])
+@pytest.mark.parametrize("value", [np.ones(2), "array0", b"00", {}, {"__array__": {}}])
 def test_a_state_may_have_any_names(name, value):
     state = {"model": {name: value}}
     assert same(state, loads(dumps(state)))

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -53,26 +54,21 @@ def test_a_void_promise_says_so_first_and_wherever_it_is_shown():
 
 words = st.text(max_size=8)
 lists = st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple)
-numbers = st.none() | st.floats(0, 1e6)
+numbers = st.none() | st.floats(0, 1e6) | st.just(math.inf)
 
 
-@given(
-    st.builds(
-        Guarantee,
-        scheme=words.filter(bool),
-        protects=words.filter(bool),
-        adversary=words.filter(bool),
-        neighbours=words,
-        epsilon=numbers,
-        delta=st.floats(1e-12, 0.5),
-        spent=numbers,
-        accountant=words,
-        not_protected=lists,
-        assumptions=lists,
-        evidence=lists,
-        void=words,
-    )
-)
+@st.composite
+def promises(draw):
+    values = {name: draw(words.filter(bool)) for name in ("scheme", "protects", "adversary")}
+    values |= {name: draw(words) for name in ("neighbours", "accountant", "void")}
+    values |= {name: draw(lists) for name in ("not_protected", "assumptions", "evidence")}
+    values |= {name: draw(numbers) for name in ("epsilon", "spent")}
+    known = values["epsilon"] is not None or values["spent"] is not None
+    deltas = st.floats(1e-12, 0.999)
+    return Guarantee(**values, delta=draw(deltas if known else st.none() | deltas))
+
+
+@given(promises())
 def test_it_survives_a_file(promise):
     values = promise.to_dict()
     assert Guarantee.from_dict(json.loads(json.dumps(values))) == promise
@@ -101,7 +97,40 @@ def test_values_that_are_missing_or_unknown_are_an_error(values):
         Guarantee.from_dict(values)
 
 
-def test_an_epsilon_needs_its_delta():
-    for name in ("epsilon", "spent"):
-        with pytest.raises(InvalidParameterError, match="the delta that epsilon is for"):
-            Guarantee(scheme="s", protects="p", adversary="a", **{name: 1.0})
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scheme": 5},
+        {"protects": None},
+        {"void": True},
+        {"not_protected": ["timing"]},
+        {"assumptions": ("a", 1)},
+        {"evidence": "tests"},
+        {"epsilon": -1.0},
+        {"epsilon": math.nan},
+        {"epsilon": "8"},
+        {"epsilon": True},
+        {"spent": -1e-9},
+        {"spent": math.nan},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"delta": math.nan},
+        {"delta": "1e-5"},
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named(change):
+    (name,) = change
+    with pytest.raises(InvalidParameterError, match=f"{name} = "):
+        dataclasses.replace(FULL, **change)
+
+
+@pytest.mark.parametrize("name", ["epsilon", "spent"])
+def test_an_epsilon_needs_its_delta(name):
+    with pytest.raises(InvalidParameterError, match="the delta that epsilon is for"):
+        Guarantee(scheme="s", protects="p", adversary="a", **{name: 1.0})
+
+
+def test_an_epsilon_without_a_bound_is_said():
+    endless = dataclasses.replace(FULL, epsilon=math.inf, spent=math.inf)
+    assert "(inf, 1e-05)-differential privacy" in endless.text()
+    assert endless.short.startswith("epsilon inf")

@@ -187,7 +187,8 @@ def test_clipped_a_vector_is_within_the_bound_exactly_and_not_shorter_than_it_mu
     clipped = vector.copy()
     factor = clip(clipped, norm)
     assert square(clipped) <= Fraction(norm) ** 2
-    np.testing.assert_allclose(clipped, vector * factor, rtol=1e-12, atol=1e-110)
+    if factor > 1e-290:  # else it has few digits; the vector has all of them
+        np.testing.assert_allclose(clipped, vector * factor, rtol=1e-14, atol=1e-300)
     assert 0 <= factor <= 1
     if factor < 1:
         slack = Fraction(1) - Fraction(2 * vector.size + 8, 2**52)

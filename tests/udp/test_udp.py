@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from apps import MODEL, StepClient, message_app, record, run_strategy
 from conformance import WrapsConformance
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam
 
 from flwr_privacy.accounting import Charge, spent
@@ -32,6 +33,7 @@ from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP
 from flwr_privacy.udp import Schedule, Terms
 from flwr_privacy.updates import released_names
+from flwr_privacy.wire import Header
 
 
 class TestUDP(WrapsConformance):
@@ -355,7 +357,7 @@ def test_a_policy_that_is_looser_than_the_message_changes_nothing(node: Node) ->
 
 def test_a_policy_that_cannot_be_read_stops_the_node(node: Node) -> None:
     node.config["privacy-policy"] = str(node.folder / "none.toml")
-    with pytest.raises(InvalidParameterError, match=r"policy = .*none.toml.*No such file"):
+    with pytest.raises(LedgerError, match=r"policy = .*none.toml.*No such file"):
         node.ask()
     assert node.trained == 0
 
@@ -452,6 +454,8 @@ def test_a_resume_with_other_terms_is_refused(tmp_path: Path) -> None:
         run_strategy(UDP(seed=1, run_dir=tmp_path, on_round=interrupted), app)
     for options, rounds, text in (
         ({"epsilon": 9.0}, 3, "calibrated for epsilon = 8.0, not 9.0"),
+        ({"clipping_norm": 2.0}, 3, "calibrated for clipping_norm = 1.0, not 2.0"),
+        ({"unit": "record", "learning_rate": 1.0}, 3, "calibrated for unit = 'user'"),
         ({}, 30, "calibrated for rounds = 3, not 30"),
     ):
         strategy = UDP(seed=1, run_dir=tmp_path, resume=True, **options)
@@ -526,3 +530,120 @@ def test_a_second_start_is_another_training_with_a_schedule_of_its_own() -> None
     assert strategy.schedule.noise_multiplier == pytest.approx(2 * first.noise_multiplier, rel=1e-6)
     assert len(strategy.releases) == 8
     assert result.guarantee.spent == pytest.approx(8.0, rel=1e-6)
+
+
+def test_the_users_own_error_says_nothing_of_the_data(caplog: pytest.LogCaptureFixture) -> None:
+    app = ClientApp(mods=[as_mod(UDPClient)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise ValueError("patient 17 has a negative age")
+
+    for cohort in ({}, {"nodes": 2, "clients": 4}):
+        options = {"clients": 4, "min_available_nodes": 2} if cohort else {}
+        strategy = UDP(seed=1, **options)
+        nodes = cohort.get("nodes", 4)
+        caplog.clear()
+        result = run_strategy(strategy, app, nodes=nodes, num_rounds=1)
+        assert result.history[1]["refused"] == {"error": 4}
+        refusals = [r.getMessage() for r in caplog.records if "refused" in r.getMessage()]
+        assert len(refusals) == 4
+        assert not any("patient" in text for text in refusals)
+        assert "patient 17" in caplog.text  # in the log of the node
+        assert strategy.releases == []
+
+
+def test_nothing_of_the_users_evaluation_runs_for_a_server() -> None:
+    app = message_app([as_mod(UDPClient)])
+    grid = InlineGrid(app, 1)
+    header = Header(scheme="udp", experiment_id="e", phase="evaluate", server_round=1)
+    with acting_as_server(grid.run_id):
+        (node,) = grid.get_node_ids()
+        content = RecordDict({"arrays": record(), "flwr-privacy": ConfigRecord(header.write())})
+        (reply,) = grid.send_and_receive([Message(content, node, "evaluate")], timeout=5)
+    assert "releases nothing of an evaluation" in reply.error.reason
+
+
+def test_an_experiment_has_one_unit(node: Node) -> None:
+    node.ask()
+    terms = Terms(**{**TERMS.__dict__, "unit": "record"})
+    with pytest.raises(ProtocolError, match="this experiment had another one before"):
+        node.ask(terms, round=2)
+
+
+def test_a_question_that_is_answered_meanwhile_is_not_charged_again(node: Node) -> None:
+    """Two deliveries of one question: the second comes while the first one trains."""
+    answers: list[Any] = []
+
+    def slow(start: Any) -> Any:
+        from flwr_privacy.clients import Trained
+
+        answers.append(node.ask())
+        return Trained(start, {})
+
+    answers.append(node.ask(train=slow))
+    assert len(node.charges()) == 1
+    for name, array in answers[0][0].items():
+        np.testing.assert_array_equal(array, answers[1][0][name])
+
+
+def test_a_seed_voids_the_guarantee_whatever_becomes_of_the_metrics() -> None:
+    strategy = UDP(seed=1, rounds=1, train_metrics_aggr_fn=lambda contents, key: MetricRecord())
+    app = message_app([as_mod(UDPClient)])
+    assert run_strategy(strategy, app, num_rounds=1, insecure_seed=5).guarantee.void
+
+
+def test_the_weight_is_the_clients_own_whatever_key_the_server_names() -> None:
+    strategy = UDP(weighted_by_key="samples", seed=1)
+    result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
+    assert result.history[1]["folded"] == 4
+
+
+@pytest.mark.parametrize(("epsilon", "rounds"), [(0.2, 1000), (1.0, 60), (8.0, 60), (100.0, 1)])
+def test_the_usual_grid_has_room_for_the_noise(node: Node, epsilon: float, rounds: int) -> None:
+    strategy = UDP(epsilon=epsilon, rounds=rounds, seed=1)
+    result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
+    assert result.history[1]["folded"] == 4
+
+
+def test_a_round_that_broke_off_is_on_the_card_whoever_is_asked_again(tmp_path: Path) -> None:
+    """The server dies in round 2; client d has left when it resumes, and was charged as well."""
+    state = tmp_path / "state"
+    run_dir = tmp_path / "run"
+    state.mkdir()
+    run_dir.mkdir()
+    options: dict[str, Any] = {"seed": 1, "run_dir": run_dir, "experiment_id": "e"}
+
+    class Dying(UDP):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            if server_round == 2:
+                list(replies)
+                raise KeyboardInterrupt
+            return super().aggregate_train(server_round, replies)
+
+    app = message_app([as_mod(UDPClient)])
+    nodes = [{"client-id": name, "partition-id": i} for i, name in enumerate("abcd")]
+    with pytest.raises(KeyboardInterrupt):
+        run_strategy(Dying(**options), app, nodes=nodes, state=state)
+    strategy = UDP(**options, resume=True)
+    run_strategy(strategy, app, nodes=nodes[:3], state=state)
+    booked = dict.fromkeys("abcd", 0)
+    for release in strategy.releases:
+        for client in release.clients:
+            booked[client] += 1
+    for name, count in booked.items():
+        entries = Ledger(state / f"{name}.ledger", data_set=name).entries()
+        assert len(entries) == count == (2 if name == "d" else 3)
+
+
+def test_under_ones_own_start_a_lost_reply_is_its_clients_once_that_is_known() -> None:
+    from flwr.serverapp.strategy import Strategy
+
+    class Own(UDP):
+        start = Strategy.start
+
+    strategy = Own(rounds=3, seed=1)
+    fault = Fault(kind="drop", client="1", server_round=1)
+    run_strategy(strategy, message_app([as_mod(UDPClient)]), faults=[fault], timeout=0.5)
+    assert [release.clients for release in strategy.releases] == [("0", "1", "2", "3")] * 3
+    assert strategy.card().guarantee.spent == pytest.approx(8.0, rel=1e-6)
