@@ -266,7 +266,7 @@ def test_a_policy_that_cannot_be_read_is_not_taken_for_none(
         config["privacy-policy"] = str(path)
     else:
         monkeypatch.setenv(POLICY_VARIABLE, str(path))
-    with pytest.raises(InvalidParameterError, match=str(path)):
+    with pytest.raises(LedgerError, match=str(path)):
         custody(config)
 
 
@@ -274,7 +274,7 @@ def test_an_empty_name_of_a_policy_is_not_taken_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(POLICY_VARIABLE, "")
-    with pytest.raises(InvalidParameterError, match="policy"):
+    with pytest.raises(LedgerError, match="policy"):
         custody({"privacy-state": str(tmp_path)})
 
 
