@@ -5,14 +5,21 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
+from .accounting import accounting
 from .aggregate import aggregate
+from .noise import noise
+from .private import private
 from .report import HEADER, Comparison
-from .rounds import cohorts, echo, fedavg
+from .rounds import cohorts, echo, fedavg, udp
 
 ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "aggregate": aggregate,
+    "private": private,
+    "noise": noise,
+    "accounting": accounting,
     "echo": echo,
     "fedavg": fedavg,
+    "udp": udp,
     "cohorts": cohorts,
 }
 

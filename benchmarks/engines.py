@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flwr_privacy.clients.custody import STATE_VARIABLE
 from flwr_privacy.simulations.inline import run_inline
 from flwr_privacy.simulations.ray_engine import RayResources, RaySession
 
@@ -55,5 +56,7 @@ def engines() -> Iterator[Engines]:
     """Open a Ray session of two workers, on any machine."""
     os.environ["FLWR_PRIVACY_COHORTS"] = "1"  # the nodes let a server say which clients they play
     resources = RayResources(total_cpus=WORKERS)
-    with tempfile.TemporaryDirectory() as folder, RaySession(resources=resources) as session:
-        yield Engines(session, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as state:
+        os.environ[STATE_VARIABLE] = state  # for the ledgers of the clients
+        with RaySession(resources=resources) as session:
+            yield Engines(session, Path(folder))

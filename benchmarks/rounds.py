@@ -1,14 +1,15 @@
-"""The rows that need Flower's Ray engine: an echo, and rounds of FedAvg."""
+"""The rows that need Flower's Ray engine: an echo, and rounds of FedAvg and of UDP."""
 
 from collections.abc import Iterator
 
 from .engines import Engines, Seconds, engines
 from .report import Comparison
 
-__all__ = ["cohorts", "echo", "fedavg"]
+__all__ = ["cohorts", "echo", "fedavg", "udp"]
 
 ECHO_NODES, ECHO_EXCHANGES, ECHO_RUNS = 1000, 2, 2
 FEDAVG_NODES, FEDAVG_ROUNDS, FEDAVG_PAIRS = 50, 3, 12
+UDP_TURNS, UDP_ROUNDS = 6, 3
 COHORT_CLIENTS, COHORT_NODES, COHORT_ROUNDS, COHORT_RUNS = 200, 2, 4, 2
 
 
@@ -42,6 +43,27 @@ def fedavg() -> Iterator[Comparison]:
         ours=_rounds(seconds[2:], "ours"),
         theirs=_rounds(seconds[2:], "flower"),
         at_most=1.05,
+    )
+
+
+def udp() -> Iterator[Comparison]:
+    """Compare UDP with our FedAvg, in turns within one run; the first turns warm up."""
+    parts = ["ours", "udp-user", "udp-record"]
+    turns = [
+        part for turn in range(1 + UDP_TURNS) for part in parts[turn % 3 :] + parts[: turn % 3]
+    ]
+    with engines() as engine:
+        seconds = engine.ray(" ".join(turns), nodes=FEDAVG_NODES, rounds=UDP_ROUNDS)
+    plain, user, record = (_rounds(seconds[len(parts) :], part) for part in parts)
+    what = f"UDP on Ray, {FEDAVG_NODES} nodes, round at"
+    rival = "our FedAvg, same client app"
+    yield Comparison(what=f"{what} user level", rival=rival, ours=user, theirs=plain, at_most=1.15)
+    yield Comparison(what=f"{what} record level", rival=rival, ours=record, theirs=plain)
+    yield Comparison(
+        what=f"{what} record level",
+        rival="UDP at user level: an epoch of SGD in place of a step clipped per record",
+        ours=record,
+        theirs=user,
     )
 
 

@@ -95,6 +95,7 @@ class UDPClient(SchemeClient):
         _check_grid(terms, sigma, update.vector.size)
         grid = Grid(terms.grid)
         codes = grid.encode(update.vector)
+        update.vector.resize(0, refcheck=False)  # frees it: it is as large as two models
         with custody.ledger.locked() as book:
             # Another message with the same question may have been answered meanwhile.
             if (kept := _kept(custody, question, book.entries)) is not None:
@@ -114,6 +115,7 @@ class UDPClient(SchemeClient):
             if custody.insecure_seed is not None:
                 metrics["insecure-noise"] = 1.0
             out, own = update.arrays(saturated(codes)), {METRICS: metrics}
+            del codes
             custody.replies.keep(question, dumps({"arrays": out, "fields": own}))
         return out, own
 

@@ -6,6 +6,7 @@ a sum of codes is the same in any order.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ __all__ = ["CODE_LIMIT", "Grid", "GridMean", "saturated"]
 CODE_LIMIT = 2**31 - 1
 """Codes lie between minus this and this."""
 
+_BLOCK = 1 << 16  # elements
 _SUM_LIMIT = 2**62  # half of what int64 holds
 
 
@@ -70,12 +72,17 @@ class Grid:
         InvalidParameterError
             If a value is beyond `CODE_LIMIT` steps.
         """
-        steps = np.ldexp(vector, -self.exponent)
-        if steps.size and not np.abs(steps).max() <= CODE_LIMIT:
-            raise InvalidParameterError(
-                "grid", self.exponent, f"a step that is not below the largest value / {CODE_LIMIT}"
-            )
-        return steps.astype(np.int64)  # C's cast truncates
+        codes = np.empty(vector.size, np.int64)
+        for begin in range(0, vector.size, _BLOCK):
+            steps = vector[begin : begin + _BLOCK] * 2.0**-self.exponent  # exact: a power of two
+            if not -CODE_LIMIT <= steps.min() <= steps.max() <= CODE_LIMIT:
+                raise InvalidParameterError(
+                    "grid",
+                    self.exponent,
+                    f"a step that is not below the largest value / {CODE_LIMIT}",
+                )
+            codes[begin : begin + _BLOCK] = steps  # C's cast truncates
+        return codes
 
 
 def saturated(codes: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -132,8 +139,11 @@ class GridMean(WeightedMean):
             raise ZeroDivisionError("the weights of all replies are zero")
         mean = {name: np.array(array) for name, array in self._start.items()}
         for name, sums in self._sums.items():
-            update = np.ldexp(sums / self.weight, self._grid.exponent)
-            mean[name] = (mean[name] + update.reshape(mean[name].shape)).astype(mean[name].dtype)
+            old: NDArray[Any] = mean[name]
+            update = np.asarray(sums / self.weight).reshape(-1)
+            update *= self._grid.step  # exact: a power of two
+            update += old.reshape(-1)
+            mean[name] = update.astype(old.dtype).reshape(old.shape)
         return mean
 
     def _check_total(self, weight: float, clients: int) -> None:

@@ -345,14 +345,15 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             try:
                 if isinstance(reply, PartialSum):
                     _merge(mean, reply)
-                    continue
-                content = _without_arrays(reply.content)
-                if metrics_fn is not None and contents:
-                    _check_alike(reply, contents[0])
-                self.fold(phase, mean, reply)
-                contents += [content] if metrics_fn is not None else []
+                elif metrics_fn is None:
+                    self.fold(phase, mean, reply)
+                else:
+                    _check_alike(reply, contents)
+                    self.fold(phase, mean, reply)
+                    contents.append(_without_arrays(reply.content))
             except ReplyRefusedError as error:
                 book.withdraw(reply, error)
+            del reply  # or its arrays would live while the next reply is made
         self._charge(phase, book)
         if mean.weight == 0:
             return None, None
@@ -535,9 +536,11 @@ def _without_arrays(content: RecordDict) -> RecordDict:
     )
 
 
-def _check_alike(reply: ClientReply, first: RecordDict) -> None:
+def _check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
     """Refuse metrics of another form than the first reply's: a user's function cannot mix them."""
-    (expected,) = (dict(r) for r in first.values() if isinstance(r, MetricRecord))
+    if not earlier:
+        return
+    (expected,) = (dict(r) for r in earlier[0].values() if isinstance(r, MetricRecord))
     if _form(reply.metrics()) != _form(expected):
         raise ReplyRefusedError("malformed", "its metrics have another form than the first reply's")
 

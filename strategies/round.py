@@ -170,14 +170,18 @@ class Round:
         """
         for message in messages:
             try:
-                for reply in self._read(message):
-                    self.folded += len(reply.clients)
-                    yield reply
+                yield from self._counted(message)
             except (ReplyRefusedError, ProtocolError, InvalidParameterError) as error:
                 reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
                 node = message.metadata.src_node_id
                 lost = self.asked.get(node, []) if self.cohorts and node not in self._heard else []
                 self.refuse(reason, f"node {node}: {error}", clients=max(1, len(lost)))
+            del message  # or its arrays would live while the next one is made
+
+    def _counted(self, message: Message) -> Iterator[ClientReply | PartialSum]:
+        for reply in self._read(message):
+            self.folded += len(reply.clients)
+            yield reply
 
     def withdraw(self, reply: "ClientReply | PartialSum", error: ReplyRefusedError) -> None:
         """Count a reply that was handed on as refused after all."""

@@ -1,5 +1,6 @@
-"""The client app of both sides: an echo, and a training that wants no data files."""
+"""The client app of all sides: an echo, and a training that wants no data files."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -8,7 +9,9 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from flwr_privacy.clients import FedAvgClient, as_mod
+from flwr_privacy.clients import FedAvgClient, UDPClient, as_mod
+from flwr_privacy.clients.per_record import current_plan
+from flwr_privacy.wire import RECORD
 
 __all__ = ["IMAGES", "SIZES", "app"]
 
@@ -16,7 +19,23 @@ SIZES = (784, 256, 10)
 IMAGES = 60
 CLASSES = 10
 
-app = ClientApp(mods=[as_mod(FedAvgClient)])
+MODS = {client.scheme: as_mod(client) for client in (FedAvgClient, UDPClient)}
+
+
+def scheme_mod(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Wrap the app in the scheme that the message names: one app serves the turns of both schemes.
+
+    For benchmarks only: an app with something to protect does not leave that to the server.
+    """
+    scheme = FedAvgClient.scheme  # its mod lets Flower's own messages through
+    if RECORD in message.content:
+        scheme = str(message.content.config_records[RECORD]["scheme"])
+    return MODS[scheme](message, context, call_next)
+
+
+app = ClientApp(mods=[scheme_mod])
 
 
 @app.query("echo")
@@ -27,7 +46,7 @@ def echo(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train for one epoch on this client's images."""
+    """Train on this client's images: for one epoch, or one step if a scheme asks for it."""
     from flwr_privacy.clients import torch as training  # the echo needs no torch
 
     client = int(context.node_config["partition-id"])
@@ -35,12 +54,16 @@ def train(message: Message, context: Context) -> Message:
     model = _model()
     training.set_arrays(model, {name: array.numpy() for name, array in arrays.items()})
     images, labels = _images(client)
-    loss = training.train(model, images, labels, seed=client, device="cpu")
+    metrics: dict[str, Any] = {"num-examples": len(labels)}
+    if current_plan() is None:
+        metrics["loss"] = training.train(model, images, labels, seed=client, device="cpu")
+    else:
+        training.train_per_record(model, images, labels, device="cpu")
     trained = training.get_arrays(model)
     content = RecordDict(
         {
             "arrays": ArrayRecord({name: Array(array) for name, array in trained.items()}),
-            "metrics": MetricRecord({"num-examples": len(labels), "loss": loss}),
+            "metrics": MetricRecord(metrics),
         }
     )
     return Message(content, reply_to=message)

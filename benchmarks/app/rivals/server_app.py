@@ -1,21 +1,24 @@
 """The server app: runs the parts of a plan in order and writes down the seconds of each.
 
-echo    every node sends 4 kB back; the seconds of one ``send_and_receive`` each
-flower  Flower's FedAvg; the seconds of each round
-ours    this library's FedAvg; the seconds of each round
+echo        every node sends 4 kB back; the seconds of one ``send_and_receive`` each
+flower      Flower's FedAvg; the seconds of each round
+ours        this library's FedAvg; the seconds of each round
+udp-user    UDP at user level around the same training; the seconds of each round
+udp-record  UDP at record level, one step per round; the seconds of each round
 """
 
 import json
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import UDP, FedAvg
 
 from .client_app import SIZES
 
@@ -56,12 +59,7 @@ def _echo(grid: Grid) -> float:
 def _train(grid: Grid, part: str, rounds: int, clients: int) -> list[float]:
     """Return the seconds of each round; what comes before the first is not counted."""
     nodes = len(list(grid.get_node_ids()))
-    asked = {"min_train_nodes": clients or nodes, "min_available_nodes": nodes}
-    strategy: FlowerFedAvg
-    if part == "ours":
-        strategy = FedAvg(fraction_evaluate=0.0, clients=clients or None, **asked)
-    else:
-        strategy = FlowerFedAvg(fraction_evaluate=0.0, **asked)
+    strategy = _strategy(part, nodes, clients)
     ends: list[float] = []
 
     def clock(server_round: int, arrays: ArrayRecord) -> None:
@@ -73,6 +71,24 @@ def _train(grid: Grid, part: str, rounds: int, clients: int) -> list[float]:
     if len(result.train_metrics_clientapp) != rounds:
         raise RuntimeError(f"{part}: a round was skipped")
     return [end - begin for begin, end in pairwise(ends)]
+
+
+def _strategy(part: str, nodes: int, clients: int) -> FlowerFedAvg:
+    asked: dict[str, Any] = {
+        "fraction_evaluate": 0.0,
+        "min_train_nodes": clients or nodes,
+        "min_available_nodes": nodes,
+    }
+    if part == "flower":
+        return FlowerFedAvg(**asked)
+    asked["clients"] = clients or None
+    if part == "ours":
+        return FedAvg(**asked)
+    if part == "udp-user":
+        return UDP(unit="user", epsilon=8.0, clipping_norm=1.0, **asked)
+    if part == "udp-record":
+        return UDP(unit="record", epsilon=8.0, clipping_norm=1.0, learning_rate=1.0, **asked)
+    raise ValueError(f"unknown part {part!r}")
 
 
 def _initial_arrays() -> ArrayRecord:
