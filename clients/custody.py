@@ -54,6 +54,8 @@ class Custody:
         The last noised replies.
     policy : Policy
         What the operator allows.
+    client_id : str
+        Whose they are.
     insecure_seed : int, optional
         Seed of the noise, for tests.
     """

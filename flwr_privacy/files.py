@@ -90,16 +90,24 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file such that whoever opens it sees the old text or the new one.
+    """Write a text file such that whoever opens it sees the old text or the new one, never a part.
+
+    Several processes may do so at once; the last one counts.
 
     Raises
     ------
     OSError
         If the file cannot be written.
     """
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 @contextmanager

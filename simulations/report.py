@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.files import write_text
 from flwr_privacy.simulations.page import Html, html, joined, page
 from flwr_privacy.simulations.report_privacy import privacy, void_guarantees
 from flwr_privacy.simulations.report_sections import (
@@ -24,7 +25,7 @@ from flwr_privacy.simulations.report_sections import (
     table_of_runs,
 )
 from flwr_privacy.simulations.reported import ReportedRun, read_runs
-from flwr_privacy.simulations.runs import RunFolder, write_text
+from flwr_privacy.simulations.runs import RunFolder
 
 __all__ = ["SECTIONS", "Section", "write_report"]
 

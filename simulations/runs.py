@@ -23,6 +23,7 @@ from flwr_privacy.errors import (
     check_choice,
     check_integer,
 )
+from flwr_privacy.files import write_text
 from flwr_privacy.identity import new_experiment_id
 from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.stragglers import StragglerModel
@@ -34,7 +35,6 @@ __all__ = [
     "follow",
     "labels",
     "score",
-    "write_text",
 ]
 
 ENGINES = ("ray", "inline")
@@ -438,25 +438,6 @@ def score(
         if metric in table:
             return math.nan if table[metric] is None else float(table[metric])
     return None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file such that whoever opens it sees the old text or the new one, never a part.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 class _Tail:
