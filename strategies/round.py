@@ -195,15 +195,11 @@ class Round:
         late or lost, and has left its node all the same. A node that has not said who it is counts
         under its address until it answers.
         """
-        asked = self.asked_now()
-        named = {f"node-{node}" for node in self.named}
-        return tuple(sorted((asked - named - self._silent) | self.answered))
-
-    def asked_now(self) -> set[str]:
-        """Return the clients that this question went to; a node without a name has its address."""
-        return {
+        asked = {
             client or f"node-{node}" for node, clients in self.asked.items() for client in clients
         }
+        named = {f"node-{node}" for node in self.named}
+        return tuple(sorted((asked - named - self._silent) | self.answered))
 
     def refuse(self, reason: str, detail: str, *, clients: int = 1) -> None:
         """Count and log a reply that is not used."""
