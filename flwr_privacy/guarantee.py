@@ -77,15 +77,6 @@ class Guarantee:
         if self.delta is None and not self.epsilon is self.spent is None:
             raise InvalidParameterError("delta", None, "the delta that epsilon is for")
 
-    @property
-    def short(self) -> str:
-        """One phrase for a legend or a plot."""
-        if self.void:
-            return "void"
-        if self.epsilon is None:
-            return f"protects {self.protects}"
-        return f"epsilon {self.epsilon:.3g}, delta {self.delta:g}, {self.protects}"
-
     def text(self) -> str:
         """Return the promise in words."""
         sentences = []

@@ -45,11 +45,6 @@ def test_that_nothing_was_spent_is_said():
 def test_a_void_promise_says_so_first_and_wherever_it_is_shown():
     void = dataclasses.replace(FULL, void="noise from a seed")
     assert void.text().startswith("VOID: noise from a seed. udp protects")
-    assert void.short == "void"
-    assert FULL.short == "epsilon 8, delta 1e-05, one record of a client"
-    without = Guarantee(scheme="fedavg", protects="nothing", adversary="nobody")
-    assert without.short == "protects nothing"
-    assert dataclasses.replace(without, void="x").short == "void"
 
 
 words = st.text(max_size=8)
@@ -133,4 +128,3 @@ def test_an_epsilon_needs_its_delta(name):
 def test_an_epsilon_without_a_bound_is_said():
     endless = dataclasses.replace(FULL, epsilon=math.inf, spent=math.inf)
     assert "(inf, 1e-05)-differential privacy" in endless.text()
-    assert endless.short.startswith("epsilon inf")
