@@ -26,6 +26,7 @@ from flwr.clientapp import ClientApp
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.errors import ProtocolError
+from flwr_privacy.secure_sum.messages import JOIN
 from flwr_privacy.wire import ERROR_CODE, RECORD
 
 from .base import SchemeClient, Train, Trained, bare_refusal
@@ -232,7 +233,8 @@ def _evaluate_by_message(
 
 def _users(message: Message) -> RecordDict:
     """Return the part of a question that the user's code knows."""
-    return RecordDict({name: value for name, value in message.content.items() if name != RECORD})
+    ours = (RECORD, JOIN)
+    return RecordDict({name: value for name, value in message.content.items() if name not in ours})
 
 
 def _with_content(message: Message, content: RecordDict) -> Message:

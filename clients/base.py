@@ -53,11 +53,14 @@ class SchemeClient(NumPyClient):
         Whether messages that are not of this library reach the user's training and evaluation. A
         scheme that protects something says no: otherwise a server could leave out the record and
         get the bare update.
+    sums : {"never", "may", "only"}
+        Whether the client can send its answers, which are codes on a grid then, into a secure sum.
     """
 
     scheme: ClassVar[str]
     phases: ClassVar[frozenset[str]] = frozenset({"train"})
     bare: ClassVar[bool] = False
+    sums: ClassVar[str] = "never"
 
     def __init__(self, inner: NumPyClient | None = None, context: Context | None = None) -> None:
         self.inner = inner
@@ -76,7 +79,8 @@ class SchemeClient(NumPyClient):
             The arrays of the message.
         fields : dict
             The scheme's own values in the message, and ``experiment-id``, ``round`` and
-            ``request``, which together with the phase name the question.
+            ``request``, which together with the phase name the question; and ``summed``, the least
+            number of clients in the secure sum, 0 outside of one.
         train : callable
             The user's local training; called only if the phase asks for it.
 

@@ -9,6 +9,8 @@ node configuration    environment              meaning
 ``privacy-state``     FLWR_PRIVACY_STATE       existing folder for ledgers and kept replies
 ``privacy-policy``    FLWR_PRIVACY_POLICY      TOML file with what the node allows; by default all
 ``privacy-data-set``                           name of the data set; by default the client's
+``privacy-identity``  FLWR_PRIVACY_IDENTITY    PEM file with the client's long-term key (Ed25519)
+``privacy-pins``      FLWR_PRIVACY_PINS        TOML file with the other clients' long-term keys
 ``insecure-seed``                              seed of the noise, for tests: nothing is protected
 ====================  =======================  ===================================================
 """
@@ -17,16 +19,17 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Context
 
 from flwr_privacy.errors import InvalidParameterError, LedgerError, check_integer
 from flwr_privacy.identity import check_client_id, client_id_from
 from flwr_privacy.ledger import Ledger, Question
+from flwr_privacy.pins import Identity, Pins
 from flwr_privacy.policy import Policy
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.replies import KeptReplies
@@ -37,9 +40,14 @@ logger = logging.getLogger("flwr.privacy")
 
 STATE_VARIABLE, POLICY_VARIABLE = "FLWR_PRIVACY_STATE", "FLWR_PRIVACY_POLICY"
 
+IDENTITY_VARIABLE, PINS_VARIABLE = "FLWR_PRIVACY_IDENTITY", "FLWR_PRIVACY_PINS"
+
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
-_DATA_SET = "privacy-data-set"
-_OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED)
+_DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
+_OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED, _IDENTITY, _PINS)
+_PATHS = {_POLICY: POLICY_VARIABLE, _IDENTITY: IDENTITY_VARIABLE, _PINS: PINS_VARIABLE}
+
+_Content = TypeVar("_Content")
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,12 @@ class Custody:
         Whose they are.
     insecure_seed : int, optional
         Seed of the noise, for tests.
+    sessions : Path
+        Folder for what the client remembers of secure sums.
+    identity : Identity, optional
+        Its long-term key, with which it signs others.
+    pins : Pins, optional
+        Long-term keys of the others.
     """
 
     ledger: Ledger
@@ -65,6 +79,9 @@ class Custody:
     policy: Policy
     client_id: str
     insecure_seed: int | None
+    sessions: Path
+    identity: Identity | None
+    pins: Pins | None
 
     @classmethod
     def of(cls, context: Context) -> "Custody":
@@ -87,13 +104,18 @@ class Custody:
         if seed is not None:
             check_integer(_SEED, seed, minimum=0)
             logger.warning("client %s draws its noise from a seed: nothing is protected", client_id)
-        path = config.get(_POLICY, os.environ.get(POLICY_VARIABLE))
+        policy, identity, pins = (
+            config.get(key, os.environ.get(variable)) for key, variable in _PATHS.items()
+        )
         return cls(
             ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set),
             replies=KeptReplies(folder / f"{client_id}.replies"),
-            policy=Policy() if path is None else _policy(str(path)),
+            policy=Policy() if policy is None else _usable("policy", Policy.read, policy),
             client_id=client_id,
             insecure_seed=None if seed is None else int(str(seed)),
+            sessions=folder / f"{client_id}.secure-sum",
+            identity=None if identity is None else _usable("identity", Identity.read, identity),
+            pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
         )
 
     def random(self, question: Question, purpose: str) -> SecureRandom:
@@ -124,11 +146,11 @@ def refuse_node_keys(source: str, values: Collection[str]) -> None:
         raise InvalidParameterError(source, taken, "no keys of the node's own configuration")
 
 
-def _policy(path: str) -> Policy:
+def _usable(name: str, read: Callable[[str], _Content], path: Any) -> _Content:
     try:
-        return Policy.read(path)
+        return read(str(path))
     except InvalidParameterError as error:
-        raise LedgerError(f"the node's policy cannot be used: {error}") from error
+        raise LedgerError(f"the node's {name} cannot be used: {error}") from error
 
 
 def is_simulated() -> bool:

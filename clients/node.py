@@ -24,9 +24,10 @@ from flwr.app import (
 )
 
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean, take_weight
+from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, LedgerError, ProtocolError
 from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY, client_id_from
+from flwr_privacy.secure_sum.messages import KEYS, SHARES
 from flwr_privacy.wire import (
     COHORT,
     DECLINED_CODE,
@@ -43,6 +44,7 @@ from flwr_privacy.wire import (
     payload_bytes,
 )
 
+from . import secure_sum
 from .base import SchemeClient, Train, Trained
 from .records import RecordArrays, first_array_record, to_record
 
@@ -142,7 +144,10 @@ def _play(
     """Return one client's reply to a question."""
     header, fields = Header.read(_record(message.content, RECORD))
     evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
-    header.check(scheme=client.scheme, phases={EVALUATE} if evaluation else {HELLO, *client.phases})
+    own_phases = {HELLO, *client.phases}
+    if client.sums != "never":
+        own_phases |= {KEYS, SHARES}
+    header.check(scheme=client.scheme, phases={EVALUATE} if evaluation else own_phases)
     if header.phase == HELLO:
         plays = "any" if may_play_any(context.node_config) else "one"
         own = {**client.introduce(), "plays": plays}
@@ -158,10 +163,15 @@ def _play(
         return RecordDict(
             {METRICS: MetricRecord(metrics), RECORD: _reply_record(header, client_id, {})}
         )
+    if header.phase in (KEYS, SHARES):
+        records = secure_sum.answer_phase(context, header, message.content)
+        return RecordDict({**records, RECORD: _reply_record(header, client_id, {})})
+    place = secure_sum.join(client, context, header, message.content)
     fields |= {
         "experiment-id": header.experiment_id,
         "round": header.server_round,
         "request": header.request,
+        "summed": 0 if place is None else place.least,
     }
     arrays = RecordArrays(first_array_record(message.content))
     train = app.train(client, message, context)
@@ -169,6 +179,8 @@ def _play(
         header.phase, arrays, fields, train if client.bare else _discreet(train)
     )
     metrics = dict(own.pop(METRICS, {}))
+    if place is not None:
+        out, metrics = place.masked(out, metrics)
     return RecordDict(
         {
             _ARRAYS: to_record(out),
@@ -225,7 +237,8 @@ def _accumulator(client: SchemeClient, content: RecordDict) -> WeightedMean:
     header, fields = Header.read(_record(content, RECORD))
     shared = (r for name, r in content.items() if isinstance(r, ArrayRecord) and "@" not in name)
     arrays = RecordArrays(next(shared, ArrayRecord()))
-    return client.accumulator(header.phase, dict(arrays), fields)
+    mean = client.accumulator(header.phase, dict(arrays), fields)
+    return secure_sum.summed(mean, content)
 
 
 def _sum(
@@ -239,8 +252,7 @@ def _sum(
         metrics = _metrics(reply)
         arrays = RecordArrays(first_array_record(reply)) if mean[0].template else {}
         try:
-            weight = take_weight(metrics, cohort.weighted_by)
-            mean[0].fold(client_id, dict(arrays), weight=weight, metrics=metrics)
+            mean[0].take(client_id, dict(arrays), metrics, cohort.weighted_by)
         except ReplyRefusedError as error:
             tally.refuse(client_id, error)
         except ValueError as error:

@@ -55,6 +55,7 @@ class UDPClient(SchemeClient):
     """
 
     scheme: ClassVar[str] = "udp"
+    sums: ClassVar[str] = "may"
 
     def handle(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train

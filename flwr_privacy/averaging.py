@@ -124,6 +124,18 @@ class WeightedMean:
         for key, value in (metrics or {}).items():
             self._add_metric(key, np.asarray(value, dtype=np.float64) * weight, weight)
 
+    def take(self, client_id: str, arrays: Arrays, metrics: Metrics, weighted_by: str) -> None:
+        """Add one reply as it came, with its weight among its metrics.
+
+        Raises
+        ------
+        ReplyRefusedError
+            As `fold`, and if there is no such metric.
+        """
+        others = dict(metrics)
+        weight = take_weight(others, weighted_by)
+        self.fold(client_id, arrays, weight=weight, metrics=others)
+
     def merge(self, other: "WeightedMean") -> None:
         """Add everything that another accumulator holds.
 

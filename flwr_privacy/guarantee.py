@@ -30,6 +30,8 @@ class Guarantee:
         How `spent` was computed.
     not_protected, assumptions, evidence : tuple of str
         What is not covered; what the promise rests on; the tests that check it.
+    secure_sum : str, default ""
+        What of the clients' answers the server sees only as a sum; empty without a secure sum.
     void : str, default ""
         Why the promise does not hold in this run; empty where it does.
 
@@ -56,6 +58,7 @@ class Guarantee:
     not_protected: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
+    secure_sum: str = ""
     void: str = ""
 
     def __post_init__(self) -> None:
@@ -89,6 +92,8 @@ class Guarantee:
                 f"privacy over the whole training, for data sets where {self.neighbours}"
             )
         sentences.append(first)
+        if self.secure_sum:
+            sentences.append(f"Secure sum: {self.secure_sum}")
         if self.spent is not None:
             sentences.append(f"Spent so far: epsilon {self.spent:.4g} ({self.accountant})")
         for title, entries in (

@@ -7,7 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .errors import DeclinedError, InvalidParameterError, check_choice, check_number
+from .errors import (
+    DeclinedError,
+    InvalidParameterError,
+    check_choice,
+    check_integer,
+    check_number,
+)
 
 __all__ = ["UNITS", "Policy"]
 
@@ -41,6 +47,8 @@ class Policy:
         Units of protection that are enough.
     trusted_parents : list of str, optional
         Nodes to which this one may answer, in a scheme with tiers; by default any.
+    min_summed : int, optional
+        Least number of clients in a secure sum, at least 2; the node then answers only within one.
 
     Raises
     ------
@@ -64,6 +72,7 @@ the node's policy has min_noise_multiplier = 1
     schemes: Sequence[str] | None = None
     units: Sequence[str] | None = None
     trusted_parents: Sequence[str] | None = None
+    min_summed: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_epsilon", "min_noise_multiplier", "min_sigma"):
@@ -74,6 +83,8 @@ the node's policy has min_noise_multiplier = 1
             if getattr(self, name) is not None:
                 # Lists, as TOML has them, become tuples: nothing changes a policy later.
                 object.__setattr__(self, name, _names(name, getattr(self, name)))
+        if self.min_summed is not None:
+            check_integer("min_summed", self.min_summed, minimum=2)
         for unit in self.units or ():
             check_choice("units", unit, UNITS)
 
@@ -145,6 +156,21 @@ the node's policy has min_noise_multiplier = 1
             raise _declined(
                 f"{asking} asks for sigma {_show(sigma)}", f"min_sigma = {_show(self.min_sigma)}"
             )
+
+    def check_sum(self, threshold: int | None) -> None:
+        """Check whether to answer within a secure sum of at least so many, or outside of any.
+
+        Raises
+        ------
+        DeclinedError
+            If the policy does not allow it.
+        """
+        if self.min_summed is None or (threshold is not None and threshold >= self.min_summed):
+            return
+        asked = "an answer outside of a secure sum was asked for"
+        if threshold is not None:
+            asked = f"a secure sum of at least {threshold} clients was asked for"
+        raise _declined(asked, f"min_summed = {self.min_summed}")
 
 
 def _declined(asked: str, policy: str) -> DeclinedError:

@@ -25,7 +25,9 @@ _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 """Last part of the names that torch gives to the statistics of its normalisation layers."""
 
 
-def released_names(arrays: Arrays, keep_back: Collection[str] = ()) -> list[str]:
+def released_names(
+    arrays: Arrays, keep_back: Collection[str] = (), *, statistics: bool = False
+) -> list[str]:
     """Return the names of the arrays of which a private scheme releases something.
 
     Parameters
@@ -34,6 +36,8 @@ def released_names(arrays: Arrays, keep_back: Collection[str] = ()) -> list[str]
         A model.
     keep_back : collection of str
         Further names to leave out, e.g. statistics under names that do not tell.
+    statistics : bool, default False
+        Whether the running statistics of normalisation layers are released.
 
     Raises
     ------
@@ -52,7 +56,7 @@ def released_names(arrays: Arrays, keep_back: Collection[str] = ()) -> list[str]
         name
         for name, array in arrays.items()
         if np.issubdtype(np.asarray(array).dtype, np.floating)
-        and name.rpartition(".")[2] not in _STATISTICS
+        and (statistics or name.rpartition(".")[2] not in _STATISTICS)
         and name not in keep_back
     ]
     if not names:

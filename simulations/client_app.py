@@ -14,7 +14,7 @@ from flwr_privacy.clients import as_mod
 from flwr_privacy.clients.custody import STATE_VARIABLE, is_simulated
 from flwr_privacy.identity import client_id_from, derive_seed
 from flwr_privacy.simulations import tasks
-from flwr_privacy.simulations.schemes import scheme
+from flwr_privacy.simulations.schemes import client_of
 from flwr_privacy.simulations.settings import Settings
 
 __all__ = ["app"]
@@ -24,7 +24,7 @@ def scheme_mod(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Wrap the app in its scheme, which is only known once there is a run configuration."""
-    client = scheme(_settings(context).scheme).client
+    client = client_of(_settings(context))
     run_dir = str(context.run_config["run-dir"])
     if run_dir and not client.bare and is_simulated() and STATE_VARIABLE not in os.environ:
         # Simulated clients keep their state with the run: each run is about people of its own.

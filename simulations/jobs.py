@@ -108,11 +108,11 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
 def _inline(run: RunFolder, config: dict[str, str | bool], *, nodes: int, workers: int) -> None:
     # Imported late: the apps bring torch, which no other command needs.
     from flwr_privacy.simulations.inline import run_inline
-    from flwr_privacy.simulations.schemes import scheme
+    from flwr_privacy.simulations.schemes import client_of
     from flwr_privacy.simulations.server_app import app
 
     state = None
-    if not scheme(run.settings.scheme).client.bare:
+    if not client_of(run.settings).bare:
         state = run.path.resolve() / "clients"
         state.mkdir(exist_ok=True)
     run_inline(

@@ -26,6 +26,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.files import write_text
 from flwr_privacy.identity import new_experiment_id
 from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.stragglers import StragglerModel
 
 __all__ = [
@@ -368,7 +369,8 @@ def flat_settings(settings: Settings) -> dict[str, Any]:
     >>> flat_settings(Settings())["partition.kind"]
     'iid'
     """
-    return _flat(asdict(replace(settings, data_root=None)))
+    flat = _flat(asdict(replace(settings, data_root=None)))
+    return flat if settings.secure_sum is None else {**flat, "secure_sum": True}
 
 
 def differing_settings(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
@@ -499,7 +501,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 _NOTHING = object()
-DEFAULTS = flat_settings(Settings(stragglers=StragglerModel()))
+DEFAULTS = _flat(asdict(Settings(stragglers=StragglerModel(), secure_sum=SecureSum())))
 
 
 def _keys(tables: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -527,7 +529,7 @@ def _label(settings: Mapping[str, Any], *, usual: Mapping[str, Any], always: Seq
     for key, value in shown.items():
         ending = key.rpartition(".")[2]
         name = key if ending == "kind" or endings[ending] > 1 else ending
-        parts.append(str(value) if key in always else f"{name} {value}")
+        parts.append(str(value) if key in always else name if value is True else f"{name} {value}")
     return ", ".join(parts)
 
 

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr_privacy.clients import FedAvgClient, SchemeClient, UDPClient
+from flwr_privacy.clients import FedAvgClient, SchemeClient, SecureSumClient, UDPClient
 from flwr_privacy.errors import check_choice
+from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.strategies import UDP, FedAvg, SchemeStrategy
 
-__all__ = ["SCHEMES", "Scheme", "scheme"]
+__all__ = ["SCHEMES", "Scheme", "client_of", "scheme"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Scheme:
         The client half.
     description : str
         One line for `--help`.
+    summed : type, optional
+        The client half under a secure sum, if it is another.
     usual : callable
         Parameters for a simulation, from those that were chosen: what is not chosen and would make
         no sense as it is by default.
@@ -32,6 +35,7 @@ class Scheme:
     client: type[SchemeClient]
     description: str
     usual: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=dict)
+    summed: type[SchemeClient] | None = None
 
 
 def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +48,12 @@ def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 SCHEMES = {
-    "fedavg": Scheme(FedAvg, FedAvgClient, "federated averaging: the baseline, protects nothing"),
+    "fedavg": Scheme(
+        FedAvg,
+        FedAvgClient,
+        "federated averaging: the baseline, protects nothing but by a secure sum",
+        summed=SecureSumClient,
+    ),
     "udp": Scheme(
         UDP, UDPClient, "noise on the client from a budget over the whole training", _udp
     ),
@@ -60,3 +69,9 @@ def scheme(name: str) -> Scheme:
         If there is none; the message has the nearest names.
     """
     return SCHEMES[check_choice("scheme", name, SCHEMES)]
+
+
+def client_of(settings: Settings) -> type[SchemeClient]:
+    """Return the client half that some settings need."""
+    chosen = scheme(settings.scheme)
+    return chosen.client if settings.secure_sum is None else chosen.summed or chosen.client

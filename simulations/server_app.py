@@ -69,6 +69,7 @@ def build_strategy(
         "quorum": settings.quorum,
         "deadline": settings.deadline,
         "stragglers": settings.stragglers,
+        "secure_sum": settings.secure_sum,
         "run_dir": None if run is None else run.path,
         "experiment_id": None if run is None else run.summary["experiment_id"],
         "resume": resume,

@@ -17,6 +17,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.stragglers import StragglerModel
 
 __all__ = ["PartitionSettings", "Settings", "TrainingSettings"]
@@ -105,6 +106,8 @@ class Settings:
     partition, training : PartitionSettings, TrainingSettings
     stragglers : StragglerModel, optional
         Simulated stragglers; by default none.
+    secure_sum : SecureSum, optional
+        A secure sum under the scheme; ``true`` stands for one with the usual parameters.
     strategy : dict
         The scheme's own parameters.
 
@@ -133,6 +136,7 @@ class Settings:
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     stragglers: StragglerModel | None = None
+    secure_sum: SecureSum | None = None
     strategy: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -227,9 +231,13 @@ def _updated(settings: Any, values: Mapping[str, Any], prefix: str) -> Any:
         if key not in known:
             _raise_unknown(prefix + key, {prefix + name for name in known})
         current = getattr(settings, key)
-        if key == "stragglers" and current is None and isinstance(value, Mapping):
-            current = StragglerModel()
-        if is_dataclass(current):
+        if key in _OPTIONAL and isinstance(value, bool):
+            value = {} if value else None
+        if key in _OPTIONAL and current is None and isinstance(value, Mapping):
+            current = _OPTIONAL[key]()
+        if key in _OPTIONAL and value is None:
+            changes[key] = None
+        elif is_dataclass(current):
             if not isinstance(value, Mapping):
                 raise InvalidParameterError(prefix + key, value, "a table of settings")
             changes[key] = _updated(current, value, f"{prefix}{key}.")
@@ -238,6 +246,10 @@ def _updated(settings: Any, values: Mapping[str, Any], prefix: str) -> Any:
         else:
             changes[key] = _typed(settings, prefix, key, value)
     return replace(settings, **changes)
+
+
+_OPTIONAL: dict[str, type] = {"stragglers": StragglerModel, "secure_sum": SecureSum}
+"""Tables of settings that are there or not; true and false say which."""
 
 
 def _typed(settings: Any, prefix: str, key: str, value: Any) -> Any:

@@ -20,10 +20,17 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.accounting import Charge, fitting
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean, take_weight
+from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.card import PrivacyCard, Release
-from flwr_privacy.errors import ProtocolError, check_integer, check_number
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    ProtocolError,
+    check_integer,
+    check_number,
+)
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum
+from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire import (
     EVALUATE,
@@ -37,6 +44,7 @@ from .federation import Federation
 from .history import plain
 from .inner import InnerStrategy
 from .round import ClientReply, PartialSum, Round, arrays_of
+from .secure_sum import SecureRounds, opened_mean
 
 __all__ = ["SchemeStrategy"]
 
@@ -73,6 +81,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         A Flower strategy (FedAdam, FedProx, ...) that takes the scheme's aggregate as one reply.
     run_dir : path, optional
         Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
+    secure_sum : SecureSum, optional
+        Has the clients' answers summed so that nobody sees a single one; for schemes whose answers
+        are codes on a grid. The clients are not asked to evaluate then.
     resume : bool, default False
         Whether to go on from the checkpoint in `run_dir`.
     on_round : callable, optional
@@ -85,9 +96,11 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     """
 
     scheme: ClassVar[str]
+    summable: ClassVar[bool] = False  # whether answers are codes that a secure sum can take
     weight_key: str | None = None  # of a scheme whose replies are not weighted by weighted_by_key
     planned_rounds: int | None = None
     _announced = False
+    _sums: SecureRounds | None = None
 
     def __init__(
         self,
@@ -112,6 +125,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         run_dir: str | Path | None = None,
         resume: bool = False,
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        secure_sum: SecureSum | None = None,
     ) -> None:
         check_number("fraction_train", fraction_train, minimum=0, maximum=1)
         check_number("fraction_evaluate", fraction_evaluate, minimum=0, maximum=1)
@@ -149,6 +163,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "weighted_by": self.weight_key or weighted_by_key,
         }
         self._virtual_clients = clients
+        self.secure_sum = self._checked_secure_sum(secure_sum, train_metrics_aggr_fn)
+        if secure_sum is not None:
+            self.fraction_evaluate = 0.0  # what clients say of their data is not summed
         self._build()
         self.quorum = quorum
         self._only_with_start = {
@@ -156,6 +173,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "quorum": quorum,
             "stragglers": stragglers,
             "run_dir": run_dir,
+            "secure_sum": secure_sum,
         }
         self.inner = None if inner is None else InnerStrategy(inner)
         self._metrics_fns = {TRAIN: train_metrics_aggr_fn, EVALUATE: evaluate_metrics_aggr_fn}
@@ -181,6 +199,12 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         metrics : MetricRecord or None
             Aggregated metrics of the clients.
         """
+        if self._sums is not None:
+            try:
+                self._sums.prepare(grid, server_round, lambda r: self._drawn(grid, r))
+            except NotOpenedError as error:
+                logger.warning("%s", error)
+                return None, None
         messages = self.configure_train(server_round, arrays, config, grid)
         replies = self.conversation.exchange(grid, messages, phase=TRAIN)
         return self.aggregate_train(server_round, replies)
@@ -204,10 +228,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         ReplyRefusedError
             If the reply cannot be used; the accumulator is unchanged then.
         """
-        metrics = reply.metrics()
-        weight = take_weight(metrics, self.weight_key or self.weighted_by_key)
         arrays = reply.arrays() if mean.template else {}
-        mean.fold(reply.client_id, arrays, weight=weight, metrics=metrics)
+        weighted_by = self.weight_key or self.weighted_by_key
+        mean.take(reply.client_id, arrays, reply.metrics(), weighted_by)
 
     def summed(self, phase: str) -> bool:
         """Tell whether a node that plays several clients answers with one accumulator.
@@ -217,6 +240,16 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         own_fold = type(self).fold is not SchemeStrategy.fold
         return phase in (TRAIN, EVALUATE) and not own_fold and not self._metrics_fns[phase]
+
+    def bounds_of(self, cohort: int) -> Bounds:
+        """Return the bounds of the vectors that a secure sum over a cohort takes.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the parameters of the secure sum do not fit the cohort.
+        """
+        raise NotImplementedError
 
     def guarantee(self) -> Guarantee:
         """Return what the scheme promises, as far as it is known."""
@@ -228,6 +261,20 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         By default None: the phase releases nothing that the scheme accounts for.
         """
         return None
+
+    def charged(self, phase: str, book: Round) -> set[str]:
+        """Return the clients whom the last question of a phase costs something.
+
+        By default those who were asked and did not say that they released nothing.
+        """
+        return set(book.released())
+
+    def stop(self) -> str:
+        """Return why the training ends before the next round; by default it does not: "".
+
+        A budget that is spent, for example.
+        """
+        return ""
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return the scheme's own numbers of a round, for the history; by default none.
@@ -283,9 +330,21 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         logger.info("%s: %d rounds, experiment %s", self.scheme, num_rounds, self.experiment.id)
         self.federation.wait(grid, timeout)
         self.conversation.meet(grid)
+        if self.secure_sum is not None:
+            self._grid = grid
+            self._sums = SecureRounds(
+                self.secure_sum,
+                self.conversation,
+                experiment_id=self.experiment.id,
+                seed=self.experiment.seed,
+                bounds_of=self.bounds_of,
+            )
         self.setup(grid)
         for server_round in range(first_round, num_rounds + 1):
             line: dict[str, Any] = {"round": server_round, "rounds": num_rounds}
+            if server_round > 0 and (reason := self.stop()):
+                logger.warning("the training ends before round %d: %s", server_round, reason)
+                break
             if server_round > 0:
                 self._welcome(grid, server_round)
                 trained, metrics = self.train_round(grid, server_round, arrays, train_config)
@@ -296,7 +355,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             server = evaluate_fn(server_round, arrays) if evaluate_fn else None
             line["server"] = plain(dict(server or {}))
             card = self.card(final=server_round == num_rounds)
-            line["scheme"] = plain(self.round_metrics(card))
+            sums = self._sums.metrics() if self._sums is not None else {}
+            line["scheme"] = plain({**self.round_metrics(card), **sums})
             line |= self.conversation.counts()
             line["seconds"] = time.monotonic() - began
             self._log(line)
@@ -319,7 +379,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             Whether to state epsilon by every accountant; some take seconds.
         """
         card = PrivacyCard(
-            experiment_id=self.experiment.id, guarantee=self.guarantee(), releases=self.releases
+            experiment_id=self.experiment.id, guarantee=self._promise(), releases=self.releases
         )
         if card.guarantee.delta is None:
             return card
@@ -339,6 +399,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Fold the replies of a phase as they come; None if none could be used."""
         book = self.conversation.book(phase)
         mean = self.accumulator(phase)
+        sums = self._sums if phase == TRAIN else None
+        if sums is not None:
+            mean = sums.accumulator(vector_size(mean))
         contents: list[RecordDict] = []
         metrics_fn = self._metrics_fns.get(phase)
         for reply in book.replies(messages):
@@ -355,6 +418,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 book.withdraw(reply, error)
             del reply  # or its arrays would live while the next reply is made
         self._charge(phase, book)
+        if isinstance(mean, MaskedSum):
+            mean = self._opened(mean, book.header.server_round)
         if mean.weight == 0:
             return None, None
         if metrics_fn is not None:
@@ -373,13 +438,17 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         config = ConfigRecord({**config, "server-round": server_round})
         if self.inner is not None:
             arrays, config = self.inner.configure(server_round, arrays, config)
-        assigned = self._participants(
-            grid, server_round, TRAIN, self.fraction_train, self.min_train_nodes
-        )
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        own: dict[str, RecordDict] = {}
+        if self._sums is None:
+            assigned = self._drawn(grid, server_round)
+        else:
+            assigned = self._sums.assigned
+            shared, own = self._sums.question()
+            content.update(shared)
         fields = self.question(server_round)
         if not self._announced:
-            logger.info("%s", self.guarantee().text())
+            logger.info("%s", self._promise().text())
             self._announced = True
         messages = self.conversation.ask(
             server_round,
@@ -387,12 +456,13 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             content,
             assigned,
             fields=fields,
+            own=own,
             summed=self.summed(TRAIN),
             quorum=self.quorum,
         )
         if self.charge(TRAIN) is not None:
             book = self.conversation.book(TRAIN)
-            self.experiment.note_asked(_name(book), book.released())
+            self.experiment.note_asked(_name(book), self.charged(TRAIN, book))
         return messages
 
     def aggregate_train(
@@ -443,6 +513,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.conversation = Conversation(
             experiment=self.experiment, federation=self.federation, **self._conversation_options
         )
+        self._sums = None
         self.releases: list[Release] = []
         self._names: dict[str, str] = {}  # of nodes that had not said who they are
         self._announced = False
@@ -451,7 +522,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
 
     def _charge(self, phase: str, book: Round) -> None:
         charge = self.charge(phase)
-        clients = self.experiment.asked_before(_name(book)).union(book.released())
+        clients = self.experiment.asked_before(_name(book)) | self.charged(phase, book)
         if charge is None or not clients:
             return
         # Under a user's own start a client is known once it has answered; what was lost before is
@@ -471,6 +542,47 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             clients=tuple(sorted({self._names.get(client, client) for client in clients})),
         )
         self.releases.append(release)
+
+    def _checked_secure_sum(
+        self, secure_sum: SecureSum | None, metrics_fn: Callable[..., Any] | None
+    ) -> SecureSum | None:
+        if secure_sum is None:
+            return None
+        if not isinstance(secure_sum, SecureSum):
+            raise InvalidParameterError("secure_sum", secure_sum, "a SecureSum, or None")
+        if not self.summable:
+            allowed = f"None: the answers of '{self.scheme}' are no codes on a grid"
+            raise InvalidParameterError("secure_sum", secure_sum, allowed)
+        if metrics_fn is not None:
+            raise InvalidParameterError(
+                "train_metrics_aggr_fn", metrics_fn, "None: under a secure sum no metrics are sent"
+            )
+        return secure_sum
+
+    def _opened(self, masked: MaskedSum, server_round: int) -> WeightedMean:
+        """Return the scheme's accumulator with the sum, if it can be opened, else an empty one."""
+        empty = self.accumulator(TRAIN)
+        if self._sums is None or masked.weight == 0:
+            return empty
+        last = self.planned_rounds is not None and server_round >= self.planned_rounds
+        draw = None if last else lambda r: self._drawn(self._grid, r)
+        try:
+            return opened_mean(empty, *self._sums.open(self._grid, masked, draw))
+        except NotOpenedError as error:
+            logger.warning("%s", error)
+            return empty
+
+    def _promise(self) -> Guarantee:
+        promise = self.guarantee()
+        if self.secure_sum is None or self._sums is None:
+            return promise
+        return replace(promise, secure_sum=self._sums.promise())
+
+    def _drawn(self, grid: Grid, server_round: int) -> Assigned:
+        """Draw the clients of a round's training."""
+        return self._participants(
+            grid, server_round, TRAIN, self.fraction_train, self.min_train_nodes
+        )
 
     def _begin(self, initial_arrays: ArrayRecord) -> tuple[ArrayRecord, int, float]:
         """Return the arrays, the first round (0: evaluate first) and the seconds spent so far."""

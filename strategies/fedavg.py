@@ -1,8 +1,14 @@
 """Federated averaging on the shared loop: the baseline, and the proof of the loop."""
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.grid import GridMean
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.secure_sum import Bounds, SecureSum
+from flwr_privacy.secure_sum.federated import Terms
+from flwr_privacy.wire import TRAIN, Fields
 
 from .base import SchemeStrategy
 
@@ -12,20 +18,82 @@ __all__ = ["FedAvg"]
 class FedAvg(SchemeStrategy):
     """Federated averaging (McMahan et al. 2017, algorithm 1); replaces Flower's FedAvg in place.
 
-    The clients' app is wrapped in `flwr_privacy.clients.FedAvgClient`.
+    The clients' app is wrapped in `flwr_privacy.clients.FedAvgClient`; under a secure sum in
+    `flwr_privacy.clients.SecureSumClient`.
+
+    Parameters
+    ----------
+    *arguments, **options
+        FedAvg's and those of `SchemeStrategy`, `secure_sum` among them.
+    keep_back : sequence of str, default ()
+        Arrays that are not sent under a secure sum, beside those of integers, which never are: the
+        model keeps the server's values of them.
 
     Guarantee
     ---------
-    None: the server sees the arrays and the metrics of every client.
+    Without a secure sum none: the server sees the arrays and the metrics of every client. With one
+    it sees the sum of the updates and of the weights, and no metrics; see
+    `flwr_privacy.secure_sum.Participant`. What the sum says of a client is not bounded.
 
     Examples
     --------
+    >>> from flwr_privacy.secure_sum import SecureSum
     >>> from flwr_privacy.strategies import FedAvg
     >>> strategy = FedAvg(fraction_train=0.5, seed=1)
+    >>> strategy = FedAvg(fraction_train=0.5, secure_sum=SecureSum(value_range=2.0))
     """
 
     scheme: ClassVar[str] = "fedavg"
+    summable: ClassVar[bool] = True
+
+    def __init__(self, *arguments: Any, keep_back: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._keep_back = tuple(keep_back)
+
+    def question(self, server_round: int) -> Fields:
+        """Return the terms of a secure sum, if there is one."""
+        return {} if self.secure_sum is None else self._terms(self.secure_sum).write()
+
+    def accumulator(self, phase: str) -> WeightedMean:
+        """Return an empty mean: of updates as codes under a secure sum, else of models."""
+        if phase != TRAIN or self.secure_sum is None:
+            return super().accumulator(phase)
+        terms = self._terms(self.secure_sum)
+        return GridMean(self._template, terms.grid, terms.names(self._template))
+
+    def bounds_of(self, cohort: int) -> Bounds:
+        """Return the bounds that the parameters of the secure sum give."""
+        return (self.secure_sum or SecureSum()).bounds(cohort)
 
     def guarantee(self) -> Guarantee:
-        """Return that nothing is promised."""
-        return Guarantee(scheme=self.scheme, protects="nothing", adversary="nobody")
+        """Return that nothing is promised, or what the secure sum hides."""
+        if self.secure_sum is None:
+            return Guarantee(scheme=self.scheme, protects="nothing", adversary="nobody")
+        kept = set(self._template)
+        if self._template:
+            kept -= set(self._terms(self.secure_sum).names(self._template))
+        not_protected = [
+            "what the sum says of a client: there is no noise",
+            "who takes part, drops out or refuses, and timing",
+        ]
+        if kept:
+            not_protected.append(f"(not sent at all: {', '.join(sorted(kept))})")
+        return Guarantee(
+            scheme=self.scheme,
+            protects="the update and the weight of a client, up to their sum over the round",
+            adversary="an honest-but-curious server and clients that collude with it",
+            not_protected=tuple(not_protected),
+            assumptions=(
+                "the server follows the protocol, or keys are pinned",
+                "each client keeps its own secrets",
+            ),
+            evidence=("tests/secure_sum",),
+        )
+
+    def _terms(self, secure_sum: SecureSum) -> Terms:
+        return Terms(
+            grid=secure_sum.grid,
+            value_range=float(secure_sum.value_range),
+            weighted_by=self.weighted_by_key if secure_sum.largest_weight > 1 else "",
+            keep_back=self._keep_back,
+        )

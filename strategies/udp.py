@@ -17,12 +17,14 @@ from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import (
     CheckpointError,
     InvalidParameterError,
+    ProtocolError,
     check_choice,
     check_integer,
     check_number,
 )
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.secure_sum import Bounds
 from flwr_privacy.udp import NOISES, RECORD_UNIT, USER_UNIT, Schedule, Terms
 from flwr_privacy.updates import SMALLEST_NORM, released_names
 from flwr_privacy.wire import TRAIN, Fields
@@ -103,6 +105,7 @@ class UDP(SchemeStrategy):
     """
 
     scheme: ClassVar[str] = "udp"
+    summable: ClassVar[bool] = True
     weight_key = "num-examples"  # the clients' own: 1, or the number of records
 
     def __init__(
@@ -179,6 +182,15 @@ class UDP(SchemeStrategy):
             return super().accumulator(phase)
         names = released_names(self._template, self.terms.keep_back)
         return GridMean(self._template, Grid(self.terms.grid), names)
+
+    def bounds_of(self, cohort: int) -> Bounds:
+        """Return the bounds of the codes, noise included, and of the weights."""
+        if self.secure_sum is None:
+            raise ProtocolError("there is no secure sum")
+        alike = self._terms_of["unit"] == USER_UNIT
+        return self.secure_sum.bounds(
+            cohort, code_limit=CODE_LIMIT, largest_weight=1 if alike else None
+        )
 
     def charge(self, phase: str) -> Charge | None:
         """Return the cost of a round."""

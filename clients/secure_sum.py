@@ -1,0 +1,273 @@
+"""A client's half of secure sums: around any scheme that sends codes on a grid, or alone.
+
+What a client remembers lies in a file of its node, under a lock: a server that asks twice, at once
+or after a restart, meets the same memory.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import Metrics, WeightedMean
+from flwr_privacy.documents import dumps, loads
+from flwr_privacy.errors import DataError, DeclinedError, LedgerError, ProtocolError
+from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.grid import GridMean
+from flwr_privacy.packing import pack
+from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
+from flwr_privacy.secure_sum.federated import Terms
+from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
+from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, Opening, Revealed, read, write
+from flwr_privacy.updates import Update
+from flwr_privacy.wire import METRICS, TRAIN, Fields, Header
+
+from .base import SchemeClient, Train
+from .custody import Custody, is_simulated
+
+__all__ = ["SecureSumClient"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_MAGIC = b"flwr-privacy secure sum\n"
+_LOCK_TIMEOUT = 60.0  # seconds; masks of a large model take some
+_TOLD = "insecure-noise"  # the one metric that says nothing of the data
+
+
+class SecureSumClient(SchemeClient):
+    """Client half of `flwr_privacy.strategies.FedAvg` under a secure sum.
+
+    Put it around any training. Its update goes, weighted by its number of examples, into a sum that
+    the server opens as a whole. Metrics of the training are not sent.
+
+    Guarantee
+    ---------
+    That of `flwr_privacy.secure_sum.Participant`; it answers nothing outside of a secure sum. Keys
+    of the others are believed to be what the server says they are, unless the node pins them
+    (``privacy-pins`` in its configuration).
+    """
+
+    scheme: ClassVar[str] = "fedavg"
+    sums: ClassVar[str] = "only"
+
+    def handle(
+        self, phase: str, arrays: Arrays, fields: Fields, train: Train
+    ) -> tuple[Arrays, Fields]:
+        """Train; return the update as codes, and the weight.
+
+        Raises
+        ------
+        DataError
+            If the update is not finite or goes beyond the range that was agreed on.
+        ProtocolError
+            If the question is malformed or the weight is no whole number.
+        """
+        terms = Terms.read(fields)
+        start = dict(arrays)
+        names = terms.names(start)
+        trained = train(start)
+        weight = 1
+        if terms.weighted_by:
+            examples = trained.metrics.get(terms.weighted_by)
+            if not isinstance(examples, int | float) or not float(examples).is_integer():
+                raise ProtocolError(
+                    f"the metric '{terms.weighted_by}' is no whole number: a secure sum needs "
+                    "whole weights"
+                )
+            weight = int(examples)
+        update = Update.between(start, trained.arrays, names)
+        largest = float(np.abs(update.vector).max(initial=0.0))
+        if largest > terms.value_range:
+            logger.error("the update has values up to %g", largest)
+            raise DataError(
+                f"the update is beyond value_range = {terms.value_range:g}: raise it, or train in "
+                "smaller steps"
+            )
+        codes = np.rint(update.vector / terms.grid.step).astype(np.int32)
+        return update.arrays(codes), {METRICS: {_WEIGHT: weight}}
+
+    def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
+        """Return an empty sum of codes for a training."""
+        if phase != TRAIN:
+            return super().accumulator(phase, arrays, fields)
+        terms = Terms.read(fields)
+        return GridMean(arrays, terms.grid, terms.names(arrays))
+
+
+_WEIGHT = "num-examples"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A client's place in a secure sum, between its joining and its sending.
+
+    Parameters
+    ----------
+    custody : Custody
+        What the node keeps for the client.
+    header : Header
+        The question.
+    session : str
+        Name of the session.
+    bounds : Bounds
+        What its vector must keep to.
+    least : int
+        Least number of clients in the sum.
+    """
+
+    custody: Custody
+    header: Header
+    session: str
+    bounds: Bounds
+    least: int
+
+    def masked(self, arrays: Arrays, metrics: Metrics) -> tuple[Arrays, dict[str, Any]]:
+        """Return a reply of codes as it may leave the node, and what may be said beside it.
+
+        Raises
+        ------
+        InvalidParameterError
+            If codes or weight are not what was agreed on.
+        ProtocolError
+            If the vector of this session has left the node already.
+        """
+        ordered = {name: np.asarray(arrays[name]) for name in sorted(arrays)}
+        vector = residues(ordered, int(metrics[_WEIGHT]), self.bounds)
+        bits = self.bounds.modulus_bits
+        with _participant(self.custody, self.header.experiment_id) as participant:
+            vector = participant.mask(self.session, vector, bits)
+        told = {key: value for key, value in metrics.items() if key == _TOLD}
+        return {MASKED: pack(vector, bits)}, told
+
+
+def join(
+    client: SchemeClient, context: Context, header: Header, content: RecordDict
+) -> Place | None:
+    """Take a client's place in the secure sum that a training question names, if it names one.
+
+    Raises
+    ------
+    DeclinedError
+        If there is none, and the client or its node answers only within one.
+    ProtocolError
+        If the client cannot join.
+    """
+    custody = Custody.of(context) if client.sums != "never" else None
+    if JOIN not in content:
+        if client.sums == "only":
+            raise DeclinedError(
+                f"{type(client).__name__} answers only within a secure sum: give the strategy "
+                "secure_sum=SecureSum(...)"
+            )
+        if custody is not None:
+            custody.policy.check_sum(None)
+        return None
+    if custody is None:
+        raise ProtocolError(
+            f"{type(client).__name__} sends what cannot be summed securely: wrap the app in "
+            "SecureSumClient"
+        )
+    record = _record(content, JOIN)
+    joined, bounds = read(Joined, record), read(Bounds, record)
+    if len(joined.dealers) > bounds.cohort:
+        raise ProtocolError("more dealers than clients of the cohort")
+    with _participant(custody, header.experiment_id) as participant:
+        threshold, roster = participant.join(joined)
+    # In a sparse graph a client knows its share of the threshold.
+    least = threshold * max(bounds.cohort, roster) // roster
+    return Place(custody, header, joined.session, bounds, least)
+
+
+def summed(mean: WeightedMean, content: RecordDict) -> WeightedMean:
+    """Return the accumulator of the masked vectors that a question asks for, if it does."""
+    if JOIN not in content:
+        return mean
+    bounds = read(Bounds, _record(content, JOIN))
+    return MaskedSum(vector_size(mean), bounds.modulus_bits)
+
+
+def answer_phase(context: Context, header: Header, content: RecordDict) -> RecordDict:
+    """Answer a question of the protocol itself: the phases ``keys`` and ``shares``.
+
+    Raises
+    ------
+    ProtocolError
+        If the client refuses; see `Participant`.
+    """
+    custody = Custody.of(context)
+    if header.phase == KEYS:
+        return RecordDict({DEAL: _own_key(custody, header.experiment_id)})
+    reply = RecordDict()
+    with _participant(custody, header.experiment_id) as participant:
+        if OPEN in content:
+            opening = read(Opening, _record(content, OPEN))
+            keys, seeds = participant.reveal(opening.session, opening.survivors)
+            reply[OPEN] = ConfigRecord(write(Revealed(keys=keys, seeds=seeds)))
+        if DEAL in content:
+            try:
+                invitation = read(Invitation, _record(content, DEAL))
+                _check_signatures(custody, header.experiment_id, invitation)
+                custody.policy.check_sum(invitation.threshold)
+                dealt = ConfigRecord(write(participant.deal(invitation)))
+            except (ProtocolError, DeclinedError) as error:
+                if OPEN not in content:
+                    raise
+                # What was revealed is sent all the same.
+                dealt = ConfigRecord({"refused": str(error)})
+            reply[DEAL] = dealt
+    return reply
+
+
+def _own_key(custody: Custody, experiment_id: str) -> ConfigRecord:
+    with _participant(custody, experiment_id) as participant:
+        key = participant.public_key()
+    record = ConfigRecord({"key": key})
+    if custody.identity is not None:
+        record["signature"] = custody.identity.sign(*_signed(experiment_id, custody.client_id, key))
+    return record
+
+
+def _check_signatures(custody: Custody, experiment_id: str, invitation: Invitation) -> None:
+    if custody.pins is None:
+        return
+    keys, signatures = invitation.keys, invitation.signatures
+    for member, key, signature in zip(invitation.roster, keys, signatures, strict=False):
+        if member != custody.client_id:
+            custody.pins.verify(member, signature, *_signed(experiment_id, member, key))
+
+
+def _signed(experiment_id: str, client_id: str, key: bytes) -> tuple[str | bytes, ...]:
+    return ("secure-sum key", experiment_id, client_id, key)
+
+
+@contextmanager
+def _participant(custody: Custody, experiment_id: str) -> Iterator[Participant]:
+    """Lend a client's side of an experiment; what it remembers is on the disk afterwards."""
+    name = hashlib.sha256(experiment_id.encode()).hexdigest()[:32]
+    path = custody.sessions / name
+    try:
+        custody.sessions.mkdir(mode=0o700, exist_ok=True)
+        with exclusive_lock(path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT):
+            state = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
+            participant = Participant(custody.client_id, experiment_id, state)
+            yield participant
+            # A simulated client has no power cut to fear that would set it back.
+            content = dumps(participant.state)
+            write_sealed(path, _MAGIC, content, durable=not is_simulated())
+    except DamagedFileError as error:
+        raise LedgerError(f"what the client remembers of secure sums, {path}, {error}") from error
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
+
+
+def _record(content: RecordDict, name: str) -> Mapping[str, Any]:
+    record = content[name]
+    if not isinstance(record, ConfigRecord):
+        raise ProtocolError(f"the record '{name}' is no ConfigRecord")
+    return record

@@ -1,0 +1,24 @@
+"""Secure sums: the server opens the sum of the clients' vectors and nothing else.
+
+After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning",
+CCS 2017 (double masking, drop-out recovery), and for large cohorts Bell et al., "Secure
+Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020 (a sparse graph of
+neighbours). `Participant` is a client's side, `Session` the server's.
+"""
+
+from .masked import MaskedSum, add_masks
+from .participant import Invitation, Joined, Participant
+from .session import NotOpenedError, Session
+from .settings import Bounds, SecureSum
+
+__all__ = [
+    "Bounds",
+    "Invitation",
+    "Joined",
+    "MaskedSum",
+    "NotOpenedError",
+    "Participant",
+    "SecureSum",
+    "Session",
+    "add_masks",
+]

@@ -1,0 +1,81 @@
+"""Federated averaging under a secure sum: updates on a grid that covers a declared range."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.errors import ProtocolError, check_number
+from flwr_privacy.grid import Grid
+from flwr_privacy.updates import released_names
+
+__all__ = ["Terms"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a client is told of the vectors that federated averaging sums.
+
+    Parameters
+    ----------
+    grid : Grid
+        An update is rounded to the nearest multiple of its step.
+    value_range : float
+        Entries of an update lie between minus this and this.
+    weighted_by : str
+        Metric of the training that is the weight; empty where all weigh the same.
+    keep_back : tuple of str, default ()
+        Arrays that are not sent, beside those of integers, which never are.
+    """
+
+    grid: Grid
+    value_range: float
+    weighted_by: str
+    keep_back: tuple[str, ...] = ()
+
+    def names(self, model: Arrays) -> list[str]:
+        """Return the arrays of a model whose updates are sent, running statistics included.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there are none.
+        """
+        return released_names(model, self.keep_back, statistics=True)
+
+    def write(self) -> dict[str, Any]:
+        """Return the fields of a message."""
+        return {
+            "grid": self.grid.exponent,
+            "value-range": self.value_range,
+            "weighted-by": self.weighted_by,
+            "keep-back": list(self.keep_back),
+        }
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> "Terms":
+        """Read the fields of a message.
+
+        Raises
+        ------
+        ProtocolError
+            If a field is missing or has another type.
+        InvalidParameterError
+            If a value is out of range.
+        """
+        keep_back, weighted_by = fields.get("keep-back", []), fields.get("weighted-by", "")
+        if (
+            not isinstance(keep_back, list)
+            or not all(type(name) is str for name in keep_back)
+            or type(weighted_by) is not str
+            or type(fields.get("grid")) is not int
+            or type(fields.get("value-range")) is not float
+        ):
+            raise ProtocolError("the question has no terms of a secure sum, or malformed ones")
+        value_range = check_number("value-range", fields["value-range"], minimum=0)
+        return cls(
+            grid=Grid(fields["grid"]),
+            value_range=value_range,
+            weighted_by=weighted_by,
+            keep_back=tuple(keep_back),
+        )

@@ -1,0 +1,211 @@
+"""Masked vectors: codes and a weight, masks on top, packed to the bits of the modulus."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import Metrics, ReplyRefusedError, WeightedMean
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.packing import pack, packed_bytes, unpack
+
+from .settings import Bounds
+
+__all__ = ["MASKED", "MaskedSum", "add_masks", "residues", "values_of", "vector_size"]
+
+MASKED = "masked"
+"""Name of the array in a client's reply."""
+
+_ZEROS = memoryview(bytes(1 << 16))  # what is encrypted; small enough to stay in the cache
+
+
+def word(bits: int) -> np.dtype[Any]:
+    """Return the smallest unsigned dtype that holds residues modulo ``2**bits``."""
+    return np.dtype(next(f"<u{size}" for size in (1, 2, 4, 8) if bits <= 8 * size))
+
+
+def vector_size(mean: WeightedMean) -> int:
+    """Return the entries of the vectors that are summed instead of some replies.
+
+    These are the codes of all arrays of the template, and the weight.
+    """
+    return 1 + sum(math.prod(shape) for shape, _ in mean.template.values())
+
+
+def residues(
+    arrays: Mapping[str, NDArray[np.generic]], weight: int, bounds: Bounds
+) -> NDArray[np.uint64]:
+    """Return the vector that a client masks: its codes times its weight, then the weight.
+
+    Parameters
+    ----------
+    arrays : Mapping of str to ndarray
+        Codes, int32 or int64; the arrays follow one another in their order.
+    weight : int
+        The client's weight.
+    bounds : Bounds
+        What codes and weight must keep to.
+
+    Raises
+    ------
+    InvalidParameterError
+        If they do not: a sum never wraps or clips silently. The message does not have the value,
+        which is private.
+    """
+    if type(weight) is not int or not 0 <= weight <= bounds.largest_weight:
+        raise InvalidParameterError(
+            "weight",
+            "a value outside",
+            f"a whole number from 0 to largest_weight = {bounds.largest_weight}",
+        )
+    parts = []
+    for name, codes in arrays.items():
+        if not np.issubdtype(codes.dtype, np.signedinteger):
+            raise InvalidParameterError(name, str(codes.dtype), "codes on a grid (integers)")
+        flat = codes.reshape(-1)
+        if flat.size and not -bounds.code_limit <= flat.min() <= flat.max() <= bounds.code_limit:
+            raise InvalidParameterError(
+                name, "a value outside", f"codes from -{bounds.code_limit} to {bounds.code_limit}"
+            )
+        parts.append(flat.astype(np.int64) * weight)
+    vector = np.concatenate([*parts, np.array([weight], np.int64)]).view(np.uint64)
+    vector &= np.uint64(2**bounds.modulus_bits - 1)
+    return vector
+
+
+def add_masks(
+    vector: NDArray[np.uint64], bits: int, masks: Iterable[tuple[bytes, int]]
+) -> NDArray[np.uint64]:
+    """Return a vector plus or minus some masks, modulo ``2**bits``.
+
+    Parameters
+    ----------
+    vector : (d,) uint64
+        Residues.
+    bits : int
+        Bits of the modulus.
+    masks : iterable of (bytes, int)
+        Seed of 32 bytes and sign, 1 or -1. A mask is the keystream of AES-256 in counter mode
+        (NIST SP 800-38A, section 6.5) under its seed, cut into words; so equal seeds belong to
+        equal masks, and a seed must be used for one vector only.
+
+    Examples
+    --------
+    >>> vector = np.array([1, 2, 3], np.uint64)
+    >>> masked = add_masks(vector, 5, [(b"k" * 32, 1)])
+    >>> add_masks(masked, 5, [(b"k" * 32, -1)])
+    array([1, 2, 3], dtype=uint64)
+    """
+    kind = word(bits)
+    total = vector.astype(kind)  # wraps modulo a multiple of the modulus
+    octets = np.empty(len(_ZEROS), np.uint8)
+    stream = octets.view(kind)
+    for seed, sign in masks:
+        cipher = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
+        combine = np.add if sign > 0 else np.subtract
+        for start in range(0, total.size, stream.size):
+            block = total[start : start + stream.size]
+            size = block.nbytes
+            cipher.update_into(_ZEROS[:size], octets.data[:size])
+            combine(block, stream[: block.size], out=block)
+    return total.astype(np.uint64) & np.uint64(2**bits - 1)
+
+
+def values_of(vector: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
+    """Return the numbers between ``-2**(bits - 1)`` and ``2**(bits - 1) - 1`` of residues."""
+    shift = np.uint64(64 - bits)
+    return (vector << shift).view(np.int64) >> np.int64(shift)
+
+
+class MaskedSum(WeightedMean):
+    """Sum of masked vectors modulo ``2**bits``: an accumulator that nobody can read.
+
+    Parameters
+    ----------
+    size : int
+        Entries of a vector.
+    bits : int
+        Bits of the modulus.
+
+    Notes
+    -----
+    Every client counts with weight 1 here; its own weight is inside its vector.
+    """
+
+    sum_dtype = np.dtype(np.uint64)
+
+    def __init__(self, size: int, bits: int) -> None:
+        packed = np.broadcast_to(np.uint8(0), (packed_bytes(size, bits),))
+        super().__init__({MASKED: packed})
+        self.size = size
+        self.bits = bits
+        self.total = np.zeros(size, np.uint64)
+
+    def take(self, client_id: str, arrays: Arrays, metrics: Metrics, weighted_by: str) -> None:
+        """Add one reply; its metrics are none of the server's business."""
+        self.fold(client_id, arrays, weight=1)
+
+    def fold(
+        self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
+    ) -> None:
+        """Add one masked vector.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If the reply is a duplicate or no vector of this kind.
+        """
+        if client_id in self.clients:
+            raise ReplyRefusedError("duplicate", f"client {client_id} is already in the sum")
+        packed = self._fitting(arrays)[MASKED]
+        try:
+            vector = unpack(packed, self.bits, self.size)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ReplyRefusedError("malformed", str(error)) from error
+        self.total += vector
+        self.clients.add(client_id)
+        self.weight += 1
+
+    def merge(self, other: WeightedMean) -> None:
+        """Add everything that another accumulator holds.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If a client is in both, or the sums are of another kind.
+        """
+        alike = isinstance(other, MaskedSum) and (other.size, other.bits) == (self.size, self.bits)
+        if not isinstance(other, MaskedSum) or not alike:
+            raise ReplyRefusedError("shape", "the two sums are of vectors of another kind")
+        if common := self.clients & other.clients:
+            raise ReplyRefusedError("duplicate", f"clients {sorted(common)} are in both sums")
+        self.total += other.total
+        self.clients |= other.clients
+        self.weight += other.weight
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return the sum, packed, and whose vectors are in it."""
+        residue = self.total & np.uint64(2**self.bits - 1)
+        return {MASKED: pack(residue, self.bits)}, {"clients": sorted(self.clients)}
+
+    def from_state(self, arrays: Arrays, fields: Mapping[str, Any]) -> "MaskedSum":
+        """Return the sum of which `state` returned this; it may come from an adversary.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If it is no such state.
+        """
+        clients = fields.get("clients", [])
+        if not isinstance(clients, list) or not all(type(client) is str for client in clients):
+            raise ReplyRefusedError("malformed", "the entry 'clients' is no list of str")
+        other = MaskedSum(self.size, self.bits)
+        if clients:
+            other.fold("", arrays, weight=1)
+        other.clients = set(clients)
+        other.weight = float(len(clients))
+        return other

@@ -1,0 +1,401 @@
+"""A client's side of a secure sum, and what it must remember so that nobody learns both secrets.
+
+In a round every client deals two secrets in shares: the private key of its pairwise masks and the
+seed of a mask of its own. For every client one of them may be opened: the seed if its vector is
+in the sum, the key if it is not. Who had both could take the masks off its vector.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.channel import Channel, KeyPair, canonical, derive
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.shamir import deal
+
+from .masked import add_masks
+
+__all__ = ["Dealt", "Invitation", "Joined", "Participant", "commitment", "pair_seed", "self_seed"]
+
+KEY, SEED = "key", "seed"
+"""The two secrets of a client."""
+
+SECRET_BYTES = 32
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invitation:
+    """The question to deal the secrets of a round.
+
+    Parameters
+    ----------
+    session : str
+        Name of the attempt; never used twice.
+    server_round : int
+        Round.
+    threshold : int
+        Number of shares that open a secret: more than half of the roster.
+    roster : list of str
+        With whom the client shares masks, itself included, sorted.
+    keys : list of bytes
+        Their public keys.
+    signatures : list of bytes
+        Signatures of the keys by long-term keys, empty where there is none.
+    """
+
+    session: str
+    server_round: int
+    threshold: int
+    roster: list[str]
+    keys: list[bytes]
+    signatures: list[bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealt:
+    """What a client deals: all of it goes through the server.
+
+    Parameters
+    ----------
+    mask_key : bytes
+        Public key of the pairwise masks of this session.
+    commitment : bytes
+        Hash of the seed.
+    digests : list of bytes
+        For each member of the roster the hashes of its two shares, so that a changed one shows.
+    sealed : list of bytes
+        For each member its two shares, which only it can open; empty for the client itself.
+    """
+
+    mask_key: bytes
+    commitment: bytes
+    digests: list[bytes]
+    sealed: list[bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """The question to join a sum: who dealt in the session, and what it dealt to the client.
+
+    Parameters
+    ----------
+    session : str
+        Name of the session.
+    dealers : list of str
+        Who of the roster dealt, sorted, the client included.
+    mask_keys : list of bytes
+        Their public keys of the pairwise masks.
+    sealed : list of bytes
+        Their shares for the client; empty for its own.
+    """
+
+    session: str
+    dealers: list[str]
+    mask_keys: list[bytes]
+    sealed: list[bytes]
+
+
+@dataclass
+class Participant:
+    """One client in one experiment.
+
+    Parameters
+    ----------
+    client_id, experiment_id : str
+        Who, and in which experiment.
+    state : dict
+        What it remembers, as plain values; empty at first. It is secret, and it must be durable:
+        whoever can set it back can have both secrets opened.
+
+    Notes
+    -----
+    **Guarantee.** *Protected*: the vector of a client, up to the sum over it and at least
+    ``threshold - colluders - 1`` other honest clients. *Against*: an honest-but-curious server
+    and fewer than `threshold` clients of the roster. A client never opens both secrets of another,
+    sends one vector per session, opens one set of survivors per round, and none of fewer than
+    `threshold`; as a threshold is more than half of a roster, two halves of a roster cannot be made
+    to open both secrets either, unless ``2 * threshold - roster`` of them collude. *Not covered*: a
+    server that plays most of the roster itself, where keys are not pinned; what the sum says;
+    wrong vectors, which anybody can send; denial of service, for which one client is enough.
+    """
+
+    client_id: str
+    experiment_id: str
+    state: dict[str, Any] = field(default_factory=dict)
+
+    def public_key(self) -> bytes:
+        """Return the public key under which shares for this client are sealed."""
+        if "private" not in self.state:
+            self.state.update(private=KeyPair().private, peers={}, opened=-1, sessions={})
+        return self._own.public
+
+    def deal(self, invitation: Invitation) -> Dealt:
+        """Make the secrets of a session and deal them.
+
+        Raises
+        ------
+        ProtocolError
+            If the invitation is malformed, repeated, late, or has another key of somebody.
+        """
+        self._check_invitation(invitation)
+        me, roster = self.client_id, invitation.roster
+        masks, seed = KeyPair(), KeyPair().private
+        shares = deal(masks.private + seed, holders=len(roster), threshold=invitation.threshold)
+        own = {
+            "round": invitation.server_round,
+            "roster": roster,
+            "threshold": invitation.threshold,
+            "private": masks.private,
+            "seed": seed,
+            "own": shares[roster.index(me)],
+        }
+        associated = self._associated(invitation.session, own)
+        sealed = [
+            b""
+            if peer == me
+            else self._channel(peer, key).seal(share, *associated, me, peer, masks.public)
+            for peer, key, share in zip(roster, invitation.keys, shares, strict=True)
+        ]
+        # A round has one living session: an older one can then never be opened by this client.
+        sessions = self.state["sessions"]
+        for name in [n for n, s in sessions.items() if s["round"] >= invitation.server_round]:
+            del sessions[name]
+        sessions[invitation.session] = own
+        self.state["peers"].update(zip(roster, invitation.keys, strict=True))
+        return Dealt(
+            mask_key=masks.public,
+            commitment=commitment(self.experiment_id, invitation.session, me, seed),
+            digests=[
+                b"".join(
+                    share_digest(self.experiment_id, invitation.session, me, holder, kind, part)
+                    for kind, part in zip((KEY, SEED), halves(share), strict=True)
+                )
+                for holder, share in enumerate(shares)
+            ],
+            sealed=sealed,
+        )
+
+    def join(self, joined: Joined) -> tuple[int, int]:
+        """Open the shares that the others dealt; the client may then send its vector.
+
+        Returns
+        -------
+        threshold, roster : int
+            Least number of clients in the sum of so many.
+
+        Raises
+        ------
+        ProtocolError
+            If the session is another one, too few dealt, or a share is damaged.
+        """
+        session = self._session(joined.session)
+        if "shares" in session:
+            raise ProtocolError(f"session {joined.session[:64]!r} has this client's vector already")
+        me, dealers = self.client_id, joined.dealers
+        roster, threshold = session["roster"], session["threshold"]
+        if dealers != sorted(set(dealers) & set(roster)) or me not in dealers:
+            raise ProtocolError("the dealers are not members of the roster, this client among them")
+        if not len(dealers) == len(joined.mask_keys) == len(joined.sealed):
+            raise ProtocolError("there is not one key and one share for each dealer")
+        if len(dealers) < threshold:
+            raise ProtocolError(
+                f"{len(dealers)} clients dealt, {threshold - len(dealers)} fewer than the threshold"
+            )
+        associated = self._associated(joined.session, session)
+        shares = {me: session["own"]}
+        for peer, key, sealed in zip(dealers, joined.mask_keys, joined.sealed, strict=True):
+            if peer == me:
+                if key != KeyPair.of(session["private"]).public:
+                    raise ProtocolError("the server has another mask key for this client")
+                continue
+            try:
+                channel = self._channel(peer, self.state["peers"][peer])
+                share = channel.open(sealed, *associated, peer, me, key)
+            except ProtocolError as error:
+                raise ProtocolError(f"the share of client {peer} cannot be used: {error}") from None
+            if len(share) != 2 * SECRET_BYTES:
+                raise ProtocolError(f"the share of client {peer} has {len(share)} bytes")
+            shares[peer] = share
+        session["dealers"] = dealers
+        session["mask_keys"] = joined.mask_keys
+        session["shares"] = [shares[dealer] for dealer in dealers]
+        return threshold, len(roster)
+
+    def mask(self, session: str, vector: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+        """Return the client's vector under its masks; once per session.
+
+        Parameters
+        ----------
+        session : str
+            A session that the client has joined.
+        vector : (d,) uint64
+            Residues modulo ``2**bits``.
+        bits : int
+            Bits of the modulus.
+
+        Raises
+        ------
+        ProtocolError
+            If the client has not joined it, or has sent its vector already.
+        """
+        own = self._session(session)
+        if "mask_keys" not in own:
+            raise ProtocolError(f"session {session[:64]!r} has no place for this client's vector")
+        masks = KeyPair.of(own["private"])
+        keys = dict(zip(own["dealers"], own.pop("mask_keys"), strict=True))
+        seeds = [(self_seed(self.experiment_id, session, own["seed"]), 1)]
+        for peer, key in keys.items():
+            if peer != self.client_id:
+                seed = pair_seed(masks, key, self.experiment_id, session, (self.client_id, peer))
+                seeds.append((seed, 1 if self.client_id < peer else -1))
+        own.update(masked=True, private=b"", seed=b"")
+        return add_masks(vector, bits, seeds)
+
+    def reveal(self, session: str, survivors: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
+        """Return shares with which the server can take the masks off a sum.
+
+        Parameters
+        ----------
+        session : str
+            A session to which the client has sent its vector.
+        survivors : sequence of str
+            Dealers of the client's roster whose vectors are in the sum, sorted.
+
+        Returns
+        -------
+        keys, seeds : list of bytes
+            Shares of the keys of the dealers that are missing, and of the seeds of the survivors,
+            each in the order of the dealers.
+
+        Raises
+        ------
+        ProtocolError
+            If the client has not sent its vector, was asked for other survivors before, or there
+            are too few of them.
+        """
+        own = self._session(session)
+        names = list(survivors)
+        if not own.get("masked"):
+            raise ProtocolError(f"session {session[:64]!r} has no vector of this client")
+        if names != sorted(set(names) & set(own["dealers"])) or self.client_id not in names:
+            raise ProtocolError(
+                "the survivors are not dealers of the session, this client among them"
+            )
+        if "survivors" in own and own["survivors"] != names:
+            raise ProtocolError(
+                f"session {session[:64]!r} was opened for other survivors: that would open both "
+                "secrets of somebody"
+            )
+        if len(names) < own["threshold"]:
+            raise ProtocolError(
+                f"{len(names)} clients survived, {own['threshold'] - len(names)} fewer than the "
+                "threshold: such a sum is not opened"
+            )
+        self.state["opened"] = max(self.state["opened"], own["round"])
+        if "survivors" not in own:
+            own["survivors"] = names
+            # What is not opened now never will be.
+            own["shares"] = [
+                halves(share)[dealer in names]
+                for dealer, share in zip(own["dealers"], own["shares"], strict=True)
+            ]
+            own["own"] = b""
+        answers = list(zip(own["dealers"], own["shares"], strict=True))
+        self._forget(before=own["round"])
+        return (
+            [share for dealer, share in answers if dealer not in names],
+            [share for dealer, share in answers if dealer in names],
+        )
+
+    def _check_invitation(self, invitation: Invitation) -> None:
+        self.public_key()
+        roster = invitation.roster
+        if invitation.session in self.state["sessions"]:
+            raise ProtocolError(f"session {invitation.session[:64]!r} is repeated")
+        if invitation.server_round <= self.state["opened"]:
+            raise ProtocolError(
+                f"round {invitation.server_round} does not follow round {self.state['opened']}, "
+                "whose sum this client has opened: another sum over the same round could give "
+                "vectors away"
+            )
+        if roster != sorted(set(roster)) or self.client_id not in roster:
+            raise ProtocolError("the roster does not name its members once, this client among them")
+        if not len(roster) == len(invitation.keys) == len(invitation.signatures):
+            raise ProtocolError("there is not one key and one signature for each of the roster")
+        if not len(roster) < 2 * invitation.threshold <= 2 * len(roster):
+            raise ProtocolError(
+                f"threshold {invitation.threshold} for {len(roster)} clients: it must be more than "
+                "half of them"
+            )
+        known = {**self.state["peers"], self.client_id: self._own.public}
+        for peer, key in zip(roster, invitation.keys, strict=True):
+            if known.get(peer, key) != key:
+                raise ProtocolError(f"the key of client {peer} is another than before")
+
+    def _forget(self, *, before: int) -> None:
+        sessions = self.state["sessions"]
+        for name in [n for n, session in sessions.items() if session["round"] < before]:
+            del sessions[name]
+
+    def _session(self, session: str) -> Any:
+        sessions = self.state.get("sessions", {})
+        if session not in sessions:
+            raise ProtocolError(f"session {session[:64]!r} is not known here, or is over")
+        return sessions[session]
+
+    @property
+    def _own(self) -> KeyPair:
+        return KeyPair.of(self.state["private"])
+
+    def _channel(self, peer: str, key: bytes) -> Channel:
+        context = ("secure-sum", self.experiment_id)
+        return Channel(self._own, key, me=self.client_id, peer=peer, context=context)
+
+    def _associated(self, name: str, session: Mapping[str, Any]) -> list[Any]:
+        """Return what dealer and holder must agree on.
+
+        The round is part of it, as a name may come again once its session is forgotten: old shares
+        under it must not. The members of the roster are not: in a sparse graph no two clients have
+        the same, but as many.
+        """
+        agreed = [session["round"], session["threshold"], len(session["roster"])]
+        return ["shares", self.experiment_id, name, *agreed]
+
+
+def halves(share: bytes) -> tuple[bytes, bytes]:
+    """Return the parts of a share that belong to the key and to the seed."""
+    return share[:SECRET_BYTES], share[SECRET_BYTES:]
+
+
+def pair_seed(
+    own: KeyPair, peer_key: bytes, experiment_id: str, session: str, pair: tuple[str, str]
+) -> bytes:
+    """Return the seed of the mask that two clients share in a session; the same for both.
+
+    It binds the two names: a key that goes by two of them has two masks, which do not cancel.
+    """
+    return own.agree(peer_key, "pairwise mask", experiment_id, session, sorted(pair))
+
+
+def self_seed(experiment_id: str, session: str, seed: bytes) -> bytes:
+    """Return the seed of the mask that is a client's own."""
+    return derive(seed, "own mask", experiment_id, session)
+
+
+def commitment(experiment_id: str, session: str, client_id: str, seed: bytes) -> bytes:
+    """Return a hash by which an opened seed is known to be the right one."""
+    return hashlib.sha256(canonical("seed", experiment_id, session, client_id, seed)).digest()
+
+
+def share_digest(
+    experiment_id: str, session: str, dealer: str, holder: int, kind: str, share: bytes
+) -> bytes:
+    """Return a hash by which an opened share is known to be the one that was dealt."""
+    parts: Mapping[str, Any] = {"dealer": dealer, "holder": holder, "kind": kind}
+    encoded = canonical("share", experiment_id, session, *parts.values(), share)
+    return hashlib.sha256(encoded).digest()[:DIGEST_BYTES]

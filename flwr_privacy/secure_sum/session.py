@@ -1,0 +1,243 @@
+"""The server's side of a secure sum: one attempt to open the sum of one round."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.averaging import ReplyRefusedError
+from flwr_privacy.channel import KeyPair
+from flwr_privacy.errors import FlwrPrivacyError
+from flwr_privacy.shamir import recover
+
+from .graph import local_threshold
+from .masked import add_masks, values_of
+from .participant import (
+    DIGEST_BYTES,
+    KEY,
+    SECRET_BYTES,
+    SEED,
+    Dealt,
+    Invitation,
+    Joined,
+    commitment,
+    pair_seed,
+    self_seed,
+    share_digest,
+)
+from .settings import Bounds
+
+__all__ = ["NotOpenedError", "Session"]
+
+_SEALED_BYTES = 12 + 2 * SECRET_BYTES + 16  # nonce, two shares, tag
+
+
+class NotOpenedError(FlwrPrivacyError):
+    """A sum is not opened: too few clients are left, or somebody did not keep to the protocol."""
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One attempt to open the sum of a round; all that the server knows of it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the attempt; never used twice.
+    experiment_id : str
+        Identity of the experiment.
+    server_round : int
+        Round.
+    rosters : dict
+        For each client of the cohort those with whom it shares masks, itself included, sorted.
+    keys : dict
+        Public key of each client, and its signature, empty where there is none.
+    threshold : int
+        Least number of clients in the sum.
+    bounds : Bounds
+        What the vectors keep to.
+    """
+
+    name: str
+    experiment_id: str
+    server_round: int
+    rosters: Mapping[str, list[str]]
+    keys: Mapping[str, tuple[bytes, bytes]]
+    threshold: int
+    bounds: Bounds
+    _dealt: dict[str, Dealt] = field(default_factory=dict)
+    _shares: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
+    _revealed: set[str] = field(default_factory=set)
+
+    @property
+    def dealers(self) -> list[str]:
+        """Clients that dealt their secrets and may send a vector."""
+        return sorted(self._dealt)
+
+    def invitation(self, client: str) -> Invitation:
+        """Return the question to deal."""
+        roster = self.rosters[client]
+        return Invitation(
+            session=self.name,
+            server_round=self.server_round,
+            threshold=self._local(client),
+            roster=roster,
+            keys=[self.keys[member][0] for member in roster],
+            signatures=[self.keys[member][1] for member in roster],
+        )
+
+    def take_dealt(self, client: str, dealt: Dealt) -> None:
+        """Take what a client dealt.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If it is malformed.
+        """
+        roster = self.rosters[client]
+        sealed = [0 if member == client else _SEALED_BYTES for member in roster]
+        if (
+            len(dealt.mask_key) != SECRET_BYTES
+            or len(dealt.commitment) != SECRET_BYTES
+            or [len(digest) for digest in dealt.digests] != [2 * DIGEST_BYTES] * len(roster)
+            or [len(share) for share in dealt.sealed] != sealed
+        ):
+            raise ReplyRefusedError("malformed", "shares of another number or length")
+        self._dealt[client] = dealt
+
+    def check_dealers(self) -> None:
+        """Check that a sum over those who dealt can be opened.
+
+        Raises
+        ------
+        NotOpenedError
+            If too few dealt.
+        """
+        self._check_enough("dealt their secrets", len(self._dealt), self.threshold)
+
+    def joined(self, client: str) -> Joined:
+        """Return the question to join the sum, to one who dealt."""
+        dealers = self._around(client)
+        return Joined(
+            session=self.name,
+            dealers=dealers,
+            mask_keys=[self._dealt[dealer].mask_key for dealer in dealers],
+            sealed=[
+                self._dealt[dealer].sealed[self.rosters[dealer].index(client)] for dealer in dealers
+            ],
+        )
+
+    def survivors_around(self, client: str, survivors: Collection[str]) -> list[str]:
+        """Return what a client is told of the survivors: those of its roster."""
+        return [dealer for dealer in self._around(client) if dealer in survivors]
+
+    def can_answer(self, client: str, survivors: Collection[str]) -> bool:
+        """Tell whether a client has survivors enough around it to reveal anything."""
+        return len(self.survivors_around(client, survivors)) >= self._local(client)
+
+    def take_revealed(
+        self, client: str, survivors: Collection[str], keys: list[bytes], seeds: list[bytes]
+    ) -> None:
+        """Take the shares that a survivor reveals.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If one is missing or is not what its dealer dealt.
+        """
+        around = self._around(client)
+        missing = [dealer for dealer in around if dealer not in survivors]
+        there = [dealer for dealer in around if dealer in survivors]
+        if (len(keys), len(seeds)) != (len(missing), len(there)):
+            raise ReplyRefusedError("malformed", "another number of shares than was asked for")
+        opened = []
+        for kind, dealers, shares in ((KEY, missing, keys), (SEED, there, seeds)):
+            for dealer, share in zip(dealers, shares, strict=True):
+                holder = self.rosters[dealer].index(client)
+                digest = share_digest(self.experiment_id, self.name, dealer, holder, kind, share)
+                start = 0 if kind == KEY else DIGEST_BYTES
+                dealt = self._dealt[dealer].digests[holder]
+                if digest != dealt[start : start + DIGEST_BYTES]:
+                    raise ReplyRefusedError("malformed", f"a damaged share of client {dealer}")
+                opened.append((dealer, kind, holder, share))
+        for dealer, kind, holder, share in opened:
+            self._shares.setdefault((dealer, kind), {})[holder] = share
+        self._revealed.add(client)
+
+    def open(self, total: NDArray[np.uint64], survivors: Collection[str]) -> NDArray[np.int64]:
+        """Take the masks off a sum.
+
+        Parameters
+        ----------
+        total : (d,) uint64
+            Sum of the masked vectors of the survivors.
+        survivors : collection of str
+            Whose vectors are in it.
+
+        Returns
+        -------
+        (d,) int64
+            The sum of their vectors.
+
+        Raises
+        ------
+        NotOpenedError
+            If there are too few survivors or too few shares, or a dealt secret is not what was
+            announced. Nothing is opened then.
+        """
+        self.check_survivors(survivors)
+        self._check_enough("revealed their shares", len(self._revealed), self.threshold)
+        masks = []
+        for client in sorted(survivors):
+            seed = self._recovered(client, SEED)
+            if commitment(self.experiment_id, self.name, client, seed) != (
+                self._dealt[client].commitment
+            ):
+                raise NotOpenedError(f"client {client} dealt another seed than it announced")
+            masks.append((self_seed(self.experiment_id, self.name, seed), -1))
+        for client in sorted(set(self._dealt).difference(survivors)):
+            # Its mask with each neighbour is in that neighbour's vector, with that one's sign.
+            there = self.survivors_around(client, survivors)
+            if not there:
+                continue
+            own = KeyPair.of(self._recovered(client, KEY))
+            if own.public != self._dealt[client].mask_key:
+                raise NotOpenedError(f"client {client} dealt another key than it announced")
+            for peer in there:
+                mask_key = self._dealt[peer].mask_key
+                seed = pair_seed(own, mask_key, self.experiment_id, self.name, (client, peer))
+                masks.append((seed, -1 if peer < client else 1))
+        bits = self.bounds.modulus_bits
+        return values_of(add_masks(total, bits, masks), bits)
+
+    def check_survivors(self, survivors: Collection[str]) -> None:
+        """Check that so many vectors are enough for a sum.
+
+        Raises
+        ------
+        NotOpenedError
+            If they are too few.
+        """
+        self._check_enough("sent a vector that can be used", len(survivors), self.threshold)
+
+    def _local(self, client: str) -> int:
+        roster = len(self.rosters[client])
+        if roster == len(self.rosters):
+            return self.threshold
+        return local_threshold(roster, self.threshold, len(self.rosters))
+
+    def _around(self, client: str) -> list[str]:
+        return [member for member in self.rosters[client] if member in self._dealt]
+
+    def _recovered(self, client: str, kind: str) -> bytes:
+        shares, needed = self._shares.get((client, kind), {}), self._local(client)
+        self._check_enough(f"have a share of client {client}", len(shares), needed)
+        return recover(shares, threshold=needed)
+
+    def _check_enough(self, did: str, count: int, needed: int) -> None:
+        if count < needed:
+            raise NotOpenedError(
+                f"the sum of round {self.server_round} is not opened: {count} of at least {needed} "
+                f"clients {did}, {needed - count} are missing"
+            )

@@ -1,0 +1,225 @@
+"""The parameters of a secure sum, and the modulus that they need."""
+
+import math
+from dataclasses import dataclass
+
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.grid import CODE_LIMIT, Grid
+
+__all__ = ["COMPLETE_UP_TO", "Bounds", "SecureSum"]
+
+COMPLETE_UP_TO = 100
+"""Clients of a cohort up to which everybody shares masks with everybody."""
+
+_MOST_BITS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSum:
+    """Parameters of a secure sum; give it to a strategy as ``secure_sum``.
+
+    Parameters
+    ----------
+    threshold : int, optional
+        Least number of clients in a sum that is opened, more than half of a round's cohort; by
+        default just that. A round in which fewer are left is refused.
+    colluders : int, optional
+        Number of clients whose secrets the server may know, below `threshold`; by default a fifth
+        of the cohort.
+    value_range : float, default 4.0
+        Bound of every entry of an update, for schemes that have no grid of their own. A client
+        refuses to send an update that is beyond it.
+    bits : int, default 20
+        Bits of an entry of an update, from 2 to 32, for such schemes: the grid has ``2**bits``
+        steps from one end of the range to the other.
+    largest_weight : int, default 65536
+        Bound of a client's weight (its number of examples); every factor of 2 costs a bit per
+        value. With 1 all clients weigh the same.
+    modulus_bits : int, optional
+        Sums are modulo ``2**modulus_bits``, from 2 to 64; by default as few as the cohort needs.
+    neighbours : int, optional
+        Number of clients with which each one shares masks, even; by default all others in a cohort
+        of up to 100 clients and as many as `flwr_privacy.secure_sum.graph.degree` says beyond.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Examples
+    --------
+    >>> secure_sum = SecureSum(threshold=3)
+    >>> secure_sum.threshold_of(5), secure_sum.colluders_of(5)
+    (3, 1)
+    """
+
+    threshold: int | None = None
+    colluders: int | None = None
+    value_range: float = 4.0
+    bits: int = 20
+    largest_weight: int = 2**16
+    modulus_bits: int | None = None
+    neighbours: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None:
+            check_integer("secure_sum.threshold", self.threshold, minimum=2)
+        if self.colluders is not None:
+            check_integer("secure_sum.colluders", self.colluders, minimum=0)
+        check_number("secure_sum.value_range", self.value_range, minimum=1e-100, maximum=1e100)
+        check_integer("secure_sum.bits", self.bits, minimum=2, maximum=32)
+        check_integer("secure_sum.largest_weight", self.largest_weight, minimum=1, maximum=2**31)
+        if self.modulus_bits is not None:
+            check_integer(
+                "secure_sum.modulus_bits", self.modulus_bits, minimum=2, maximum=_MOST_BITS
+            )
+        if self.neighbours is not None:
+            check_integer("secure_sum.neighbours", self.neighbours, minimum=2, maximum=254)
+            if self.neighbours % 2:
+                raise InvalidParameterError("secure_sum.neighbours", self.neighbours, "even")
+        if self.threshold is not None:
+            self._check_colluders(self.threshold, self.colluders or 0)
+
+    @property
+    def code_limit(self) -> int:
+        """Largest code of an update of a scheme that has no grid of its own."""
+        return min((1 << self.bits - 1) - 1, CODE_LIMIT)
+
+    @property
+    def grid(self) -> Grid:
+        """The finest grid on which the range has codes up to `code_limit`."""
+        return Grid(math.ceil(math.log2(self.value_range / self.code_limit)))
+
+    def threshold_of(self, cohort: int) -> int:
+        """Return the least number of clients in the sum over a cohort.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the threshold that was given is none for this cohort.
+        """
+        if cohort < 2:
+            raise InvalidParameterError(
+                "cohort", cohort, "at least 2 clients: the sum over one client is its vector"
+            )
+        majority = cohort // 2 + 1
+        if self.threshold is None:
+            return majority
+        if not majority <= self.threshold <= cohort:
+            raise InvalidParameterError(
+                "secure_sum.threshold",
+                self.threshold,
+                f"from {majority} to {cohort}: more than half of a cohort of {cohort} clients",
+            )
+        return self.threshold
+
+    def colluders_of(self, cohort: int) -> int:
+        """Return the number of colluding clients that a cohort withstands.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is not below the threshold.
+        """
+        colluders = cohort // 5 if self.colluders is None else self.colluders
+        self._check_colluders(self.threshold_of(cohort), colluders)
+        return colluders
+
+    def bounds(
+        self, cohort: int, *, code_limit: int | None = None, largest_weight: int | None = None
+    ) -> "Bounds":
+        """Return the bounds of a cohort's vectors, with a modulus that holds their sum.
+
+        Parameters
+        ----------
+        cohort : int
+            Number of clients.
+        code_limit, largest_weight : int, optional
+            Those of a scheme that has its own.
+
+        Raises
+        ------
+        InvalidParameterError
+            If threshold or colluders do not fit the cohort, or the modulus is too small.
+        """
+        self.colluders_of(cohort)
+        limit = self.code_limit if code_limit is None else code_limit
+        weight = self.largest_weight if largest_weight is None else largest_weight
+        needed = Bounds.bits_needed(cohort, code_limit=limit, largest_weight=weight)
+        if needed > _MOST_BITS:
+            raise InvalidParameterError(
+                "secure_sum.largest_weight",
+                weight,
+                f"less: with {cohort} clients the sums would need {needed} bits of {_MOST_BITS}",
+            )
+        bits = needed if self.modulus_bits is None else self.modulus_bits
+        return Bounds(cohort=cohort, code_limit=limit, largest_weight=weight, modulus_bits=bits)
+
+    def _check_colluders(self, threshold: int, colluders: int) -> None:
+        if colluders >= threshold:
+            raise InvalidParameterError(
+                "secure_sum.threshold",
+                threshold,
+                f"more than colluders = {colluders}: they could open every vector by themselves",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the vectors of a cohort keep to, so that their sum does not wrap.
+
+    Parameters
+    ----------
+    cohort : int
+        Number of clients, at least 2.
+    code_limit : int
+        Codes lie between minus this and this.
+    largest_weight : int
+        Weights lie between 0 and this.
+    modulus_bits : int
+        Sums are modulo ``2**modulus_bits``.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the modulus is too small for the sum of all vectors, weighted: proven here for every
+        sum that can be opened, ``2**modulus_bits > 2 * cohort * largest_weight * code_limit``.
+
+    Examples
+    --------
+    >>> Bounds(cohort=100, code_limit=2**15 - 1, largest_weight=1, modulus_bits=22)
+    Traceback (most recent call last):
+    ...
+    flwr_privacy.errors.InvalidParameterError: secure_sum.modulus_bits = 22: \
+expected at least 23 for 100 clients with codes up to 32767 and weights up to 1
+    """
+
+    cohort: int
+    code_limit: int
+    largest_weight: int
+    modulus_bits: int
+
+    def __post_init__(self) -> None:
+        check_integer("cohort", self.cohort, minimum=2, maximum=2**31)
+        check_integer("code_limit", self.code_limit, minimum=1, maximum=CODE_LIMIT)
+        check_integer("largest_weight", self.largest_weight, minimum=1, maximum=2**31)
+        check_integer("modulus_bits", self.modulus_bits, minimum=2, maximum=_MOST_BITS)
+        needed = self.bits_needed(
+            self.cohort, code_limit=self.code_limit, largest_weight=self.largest_weight
+        )
+        if self.modulus_bits < needed:
+            raise InvalidParameterError(
+                "secure_sum.modulus_bits",
+                self.modulus_bits,
+                f"at least {needed} for {self.cohort} clients with codes up to {self.code_limit} "
+                f"and weights up to {self.largest_weight}",
+            )
+
+    @staticmethod
+    def bits_needed(cohort: int, *, code_limit: int, largest_weight: int) -> int:
+        """Return the bits of the smallest modulus for which no sum over a cohort wraps.
+
+        A sum lies between -B and B with B = cohort * largest_weight * code_limit; it can be told
+        modulo M if M is at least 2 B + 1. The sum of the weights is no larger than B.
+        """
+        return max(2, (2 * cohort * code_limit * largest_weight).bit_length())

@@ -1,0 +1,372 @@
+"""Secure sums on the server: who deals, who sends, what is opened.
+
+A round takes two exchanges. In the first the clients train and send masked vectors; in the second
+they reveal what takes the masks off the sum, and those of the next round deal its secrets. The
+first round takes two more, for keys and shares.
+"""
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum, Session
+from flwr_privacy.secure_sum.graph import rosters
+from flwr_privacy.secure_sum.messages import (
+    DEAL,
+    JOIN,
+    KEYS,
+    OPEN,
+    SHARES,
+    Opening,
+    Revealed,
+    read,
+    write,
+)
+from flwr_privacy.secure_sum.participant import Dealt
+
+from .conversation import Assigned, Conversation
+from .round import ClientReply, PartialSum
+
+__all__ = ["SecureRounds", "opened_mean"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_MOST_TRIES = 3  # to get a client's key
+_KEY_BYTES = 32
+
+Draw = Callable[[int], Assigned]
+"""Draws the clients of a round."""
+
+BoundsOf = Callable[[int], Bounds]
+"""Gives the bounds of the vectors of a cohort of so many clients."""
+
+
+class SecureRounds:
+    """The secure sums of one training.
+
+    Parameters
+    ----------
+    settings : SecureSum
+        The user's parameters.
+    conversation : Conversation
+        How the clients are talked to.
+    experiment_id : str
+        Identity of the experiment.
+    seed : int or str
+        Root seed of the experiment, for the graphs.
+    bounds_of : callable
+        Bounds of the vectors.
+    """
+
+    def __init__(
+        self,
+        settings: SecureSum,
+        conversation: Conversation,
+        *,
+        experiment_id: str,
+        seed: int | str,
+        bounds_of: BoundsOf,
+    ) -> None:
+        self._settings = settings
+        self._conversation = conversation
+        self._experiment_id = experiment_id
+        self._seed = seed
+        self._bounds_of = bounds_of
+        self._keys: dict[str, tuple[bytes, bytes]] = {}
+        self._tries: Counter[str] = Counter()
+        self._now: tuple[Session, Assigned] | None = None
+        self._next: tuple[Session, Assigned] | None = None
+        self._latest: Session | None = None
+        self._summed = 0
+
+    def prepare(self, grid: Grid, server_round: int, draw: Draw) -> None:
+        """See to it that the clients of a round have dealt its secrets.
+
+        Raises
+        ------
+        NotOpenedError
+            If too few did.
+        InvalidParameterError
+            If threshold, colluders, modulus or neighbours do not fit the cohort.
+        """
+        self._summed = 0
+        self._learn_keys(grid, server_round)
+        self._now, self._next = self._next, None
+        if self._now is not None and self._now[0].server_round == server_round:
+            try:
+                self._now[0].check_dealers()
+                return
+            except NotOpenedError as error:
+                logger.warning("%s; asked again", error)
+        self._now = self._new_session(server_round, draw)
+        session, assigned = self._now
+        self._exchange(grid, server_round, opening=None, dealing=(session, assigned))
+        session.check_dealers()
+
+    @property
+    def assigned(self) -> Assigned:
+        """Who is asked for a vector: those who dealt."""
+        session, assigned = self._current()
+        return _only(assigned, set(session.dealers))
+
+    def question(self) -> tuple[RecordDict, dict[str, RecordDict]]:
+        """Return what the question for vectors says to all, and to each client alone."""
+        session, _ = self._current()
+        common = {"session": session.name, **write(session.bounds)}
+        own = {}
+        complete = _is_complete(session)
+        for client in session.dealers:
+            joined = write(session.joined(client))
+            if complete:
+                common.update({key: joined.pop(key) for key in ("dealers", "mask-keys")})
+            own[client] = RecordDict({JOIN: ConfigRecord(joined)})
+        return RecordDict({JOIN: ConfigRecord(common)}), own
+
+    def accumulator(self, size: int) -> MaskedSum:
+        """Return an empty sum of masked vectors of some size."""
+        return MaskedSum(size, self._current()[0].bounds.modulus_bits)
+
+    def open(
+        self, grid: Grid, masked: MaskedSum, draw: Draw | None
+    ) -> tuple[NDArray[np.int64], list[str]]:
+        """Open the sum of a round; have the clients of the next one deal in the same exchange.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        masked : MaskedSum
+            Sum of the masked vectors.
+        draw : callable, optional
+            Draws the clients of the next round; None after the last one.
+
+        Returns
+        -------
+        sums : (d,) int64
+            The sum of the vectors.
+        survivors : list of str
+            Whose vectors are in it.
+
+        Raises
+        ------
+        NotOpenedError
+            If it cannot be opened: too few clients are left. Nothing is opened then.
+        """
+        session, assigned = self._current()
+        survivors = sorted(masked.clients)
+        session.check_survivors(survivors)
+        answering = {client for client in survivors if session.can_answer(client, survivors)}
+        self._next = None
+        if draw is not None:
+            try:
+                self._next = self._new_session(session.server_round + 1, draw)
+            except NotOpenedError as error:  # the next round will try again
+                logger.warning("%s", error)
+        self._exchange(
+            grid,
+            session.server_round,
+            opening=(session, _only(assigned, answering), survivors),
+            dealing=self._next,
+        )
+        values = session.open(masked.total, survivors)
+        self._summed = len(survivors)
+        return values, survivors
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers of a round, for the history."""
+        if self._now is None:
+            return {}
+        session, _ = self._now
+        return {
+            "sum_cohort": len(session.rosters),
+            "sum_dealers": len(session.dealers),
+            "sum_threshold": session.threshold,
+            "sum_opened": self._summed,
+            "sum_modulus_bits": session.bounds.modulus_bits,
+        }
+
+    def promise(self) -> str:
+        """Return in words what the server does not see."""
+        if self._latest is None:
+            return "nothing was summed yet"
+        cohort = self._latest.bounds.cohort
+        least = f"at least {self._latest.threshold} of {cohort} clients"
+        colluders = f"{self._settings.colluders_of(cohort)} clients"
+        return (
+            f"an honest-but-curious server sees the sum over {least} and no single vector, if no "
+            f"more than {colluders} collude with it; a server that lies about keys can only be "
+            "found out by nodes that pin them"
+        )
+
+    def _current(self) -> tuple[Session, Assigned]:
+        if self._now is None:
+            raise ProtocolError(
+                "secure_sum: works only where this strategy's own start runs the rounds"
+            )
+        return self._now
+
+    def _learn_keys(self, grid: Grid, server_round: int) -> None:
+        everybody = self._conversation.sample(grid, server_round, KEYS, fraction=1.0, minimum=0)
+        unknown = {
+            client
+            for clients in everybody.values()
+            for client in clients
+            if client not in self._keys and self._tries[client] < _MOST_TRIES
+        }
+        if not unknown:
+            return
+        self._tries.update(unknown)
+        messages = self._conversation.ask(
+            server_round, KEYS, RecordDict(), _only(everybody, unknown)
+        )
+        replies = self._conversation.exchange(grid, messages, phase=KEYS)
+        book = self._conversation.book(KEYS)
+        for reply in book.replies(replies):
+            try:
+                self._take_key(reply)
+            except ReplyRefusedError as error:
+                book.withdraw(reply, error)
+
+    def _take_key(self, reply: ClientReply | PartialSum) -> None:
+        record = _record(reply, DEAL)
+        key, signature = record.get("key"), record.get("signature", b"")
+        if type(key) is not bytes or len(key) != _KEY_BYTES or type(signature) is not bytes:
+            raise ReplyRefusedError("malformed", "no public key")
+        self._keys[reply.clients[0]] = key, signature
+
+    def _new_session(self, server_round: int, draw: Draw) -> tuple[Session, Assigned]:
+        drawn = draw(server_round)
+        assigned = _only(drawn, set(self._keys))
+        asked, cohort = len(_clients(drawn)), _clients(assigned)
+        try:
+            bounds, threshold = self._bounds_of(asked), self._settings.threshold_of(asked)
+        except InvalidParameterError as error:
+            if self._latest is None:
+                raise
+            # Clients have left since the parameters were found to fit.
+            raise NotOpenedError(f"there is no sum of round {server_round}: {error}") from error
+        if len(cohort) < threshold:
+            raise NotOpenedError(
+                f"there is no sum of round {server_round}: {len(cohort)} of at least {threshold} "
+                f"clients have a key, {threshold - len(cohort)} are missing"
+            )
+        session = Session(
+            name=secrets.token_hex(16),
+            experiment_id=self._experiment_id,
+            server_round=server_round,
+            rosters=rosters(cohort, self._settings, seed=self._seed, server_round=server_round),
+            keys=self._keys,
+            threshold=threshold,
+            bounds=bounds,
+        )
+        self._latest = session
+        return session, assigned
+
+    def _exchange(
+        self,
+        grid: Grid,
+        server_round: int,
+        *,
+        opening: tuple[Session, Assigned, list[str]] | None,
+        dealing: tuple[Session, Assigned] | None,
+    ) -> None:
+        """Have clients reveal shares of one session, and clients deal those of another."""
+        own: dict[str, RecordDict] = {}
+        asked: dict[int, list[str]] = {}
+        if opening is not None:
+            session, assigned, survivors = opening
+            _add(asked, assigned)
+            for client in _clients(assigned):
+                around = session.survivors_around(client, survivors)
+                question = Opening(session=session.name, survivors=around)
+                own[client] = RecordDict({OPEN: ConfigRecord(write(question))})
+        if dealing is not None:
+            session, assigned = dealing
+            _add(asked, assigned)
+            for client in _clients(assigned):
+                record = ConfigRecord(write(session.invitation(client)))
+                own[client] = RecordDict({**own.get(client, {}), DEAL: record})
+        messages = self._conversation.ask(server_round, SHARES, RecordDict(), asked, own=own)
+        book = self._conversation.book(SHARES)
+        for reply in book.replies(self._conversation.exchange(grid, messages, phase=SHARES)):
+            try:
+                self._take_shares(reply, opening, dealing, own)
+            except (ReplyRefusedError, ProtocolError) as error:
+                refused = error if isinstance(error, ReplyRefusedError) else None
+                book.withdraw(reply, refused or ReplyRefusedError("malformed", str(error)))
+
+    def _take_shares(
+        self,
+        reply: ClientReply | PartialSum,
+        opening: tuple[Session, Assigned, list[str]] | None,
+        dealing: tuple[Session, Assigned] | None,
+        own: Mapping[str, RecordDict],
+    ) -> None:
+        client = reply.clients[0]
+        if opening is not None and OPEN in own[client]:
+            session, _, survivors = opening
+            revealed = read(Revealed, _record(reply, OPEN))
+            session.take_revealed(client, survivors, revealed.keys, revealed.seeds)
+        if dealing is not None and DEAL in own[client]:
+            record = _record(reply, DEAL)
+            if "refused" in record:
+                raise ReplyRefusedError("error", f"client {client}: {record['refused']}")
+            dealing[0].take_dealt(client, read(Dealt, record))
+
+
+def opened_mean(
+    mean: WeightedMean, values: NDArray[np.int64], survivors: list[str]
+) -> WeightedMean:
+    """Return an accumulator with the sum that was opened.
+
+    Parameters
+    ----------
+    mean : WeightedMean
+        The scheme's empty accumulator.
+    values : (d,) int64
+        Sum of the vectors: the arrays of the template in the order of their names, the weight.
+    survivors : list of str
+        Whose vectors are in it.
+    """
+    arrays, place = {}, 0
+    for name in sorted(mean.template):
+        shape, _ = mean.template[name]
+        size = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = values[place : place + size].reshape(shape)
+        place += size
+    return mean.from_state(arrays, {"weight": float(values[place]), "clients": survivors})
+
+
+def _is_complete(session: Session) -> bool:
+    return all(len(roster) == len(session.rosters) for roster in session.rosters.values())
+
+
+def _clients(assigned: Assigned) -> list[str]:
+    return [client for clients in assigned.values() for client in clients]
+
+
+def _only(assigned: Assigned, wanted: set[str]) -> dict[int, list[str]]:
+    kept = {node: [c for c in clients if c in wanted] for node, clients in assigned.items()}
+    return {node: clients for node, clients in kept.items() if clients}
+
+
+def _add(asked: dict[int, list[str]], assigned: Assigned) -> None:
+    for node, clients in assigned.items():
+        known = asked.setdefault(node, [])
+        known += [client for client in clients if client not in known]
+
+
+def _record(reply: ClientReply | PartialSum, name: str) -> Mapping[str, Any]:
+    record = reply.content.get(name) if isinstance(reply, ClientReply) else None
+    if not isinstance(record, ConfigRecord):
+        raise ReplyRefusedError("malformed", f"no record '{name}'")
+    return record

@@ -1,0 +1,424 @@
+"""Central differential privacy, against dp-accounting, closed forms and enumeration."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flwr_privacy.accounting import Charge, noise_multiplier, spent
+from flwr_privacy.accounting.curves import ORDERS
+from flwr_privacy.accounting.gaussian import delta_of, epsilon_of
+from flwr_privacy.central_dp import (
+    COUNT_GRID,
+    Schedule,
+    Terms,
+    count_code,
+    fraction_below,
+    next_clipping_norm,
+    sensitivity,
+    split,
+)
+from flwr_privacy.distributed_noise import summed_gap
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.grid import Grid
+from flwr_privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.udp import GRID_SHARE, participations
+from flwr_privacy.updates import clip
+
+MODES = list(itertools.product(("distributed", "server"), ("fixed", "poisson")))
+PLAIN = [mode for mode in MODES if mode != ("server", "poisson")]
+SECRET = {"noise": "server", "sampling": "poisson"}
+BUDGET: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-5, "rounds": 60, "q": 0.2}
+# What is left of it beside the gap for the grid, which costs both.
+LEFT, LEFT_DELTA = 4.0 * (1 - GRID_SHARE), 1e-5 * math.exp(-4.0 * GRID_SHARE)
+
+
+def epsilon_by(accountant: PLDAccountant | RdpAccountant, event: DpEvent, delta: float) -> float:
+    accountant.compose(event)
+    return float(accountant.get_epsilon(delta))
+
+
+@pytest.mark.parametrize(("noise", "sampling"), PLAIN)
+@pytest.mark.parametrize("q", [1.0, 0.2])
+def test_without_amplification_the_budget_is_spent_and_not_more(
+    noise: str, sampling: str, q: float
+) -> None:
+    schedule = Schedule(noise=noise, sampling=sampling, **{**BUDGET, "q": q})
+    assert schedule.releases == participations(60, q)
+    assert schedule.charge().sampling == 1
+    single = GaussianDpEvent(schedule.noise_multiplier)
+    theirs = SelfComposedDpEvent(single, schedule.releases)
+    assert epsilon_by(PLDAccountant(), theirs, LEFT_DELTA) == pytest.approx(LEFT, rel=1e-3)
+    whole = spent([schedule.charge()] * schedule.releases, delta=1e-5)
+    more = spent([schedule.charge()] * (schedule.releases + 1), delta=1e-5)
+    assert LEFT < whole <= 4.0 < more
+
+
+@pytest.mark.parametrize("q", [0.05, 0.2])
+def test_secret_poisson_samples_amplify_and_every_round_is_charged(q: float) -> None:
+    schedule = Schedule(**SECRET, **{**BUDGET, "q": q})
+    assert schedule.releases == 60
+    assert schedule.charge().sampling == q
+    single = PoissonSampledDpEvent(q, GaussianDpEvent(schedule.noise_multiplier))
+    theirs = SelfComposedDpEvent(single, 60)
+    assert epsilon_by(RdpAccountant(ORDERS), theirs, LEFT_DELTA) == pytest.approx(LEFT, rel=2e-6)
+    assert epsilon_by(PLDAccountant(), theirs, LEFT_DELTA) < LEFT
+    whole = spent([schedule.charge()] * 60, delta=1e-5, accountant="rdp")
+    assert LEFT < whole <= 4.0
+    assert spent([schedule.charge()] * 61, delta=1e-5, accountant="rdp") > 4.0
+
+
+def test_secret_poisson_samples_of_everybody_are_plain_rounds_with_half_the_sensitivity() -> None:
+    schedule = Schedule(**SECRET, **{**BUDGET, "q": 1.0})
+    plain = Schedule(noise="server", sampling="fixed", **{**BUDGET, "q": 1.0})
+    assert schedule.noise_multiplier == plain.noise_multiplier
+    options = {"noise": "server"}
+    assert 2 * sensitivity(3.0, sampling="poisson", **options) == sensitivity(
+        3.0, sampling="fixed", **options
+    )
+
+
+@pytest.mark.parametrize(("epsilon", "rounds", "q"), [(2.0, 100, 0.1), (8.0, 500, 0.01)])
+def test_pld_would_do_with_5_to_8_percent_less_noise(epsilon: float, rounds: int, q: float) -> None:
+    schedule = Schedule(**SECRET, epsilon=epsilon, delta=1e-6, rounds=rounds, q=q)
+    pld = noise_multiplier(
+        epsilon=epsilon, delta=1e-6, releases=rounds, sampling=q, accountant="pld"
+    )
+    assert 0.92 < pld / schedule.noise_multiplier < 0.95
+
+
+@pytest.mark.parametrize(("noise", "sampling"), MODES)
+def test_a_client_is_charged_as_often_as_its_budget_is_meant_for(noise: str, sampling: str) -> None:
+    schedule = Schedule(noise=noise, sampling=sampling, **BUDGET)
+    assert [n for n in range(100) if schedule.affordable(n)] == list(range(schedule.releases))
+    assert schedule.gap * schedule.releases == pytest.approx(GRID_SHARE * 4.0)
+
+
+def test_at_most_a_tenth_of_epsilon_is_set_aside_for_the_grid() -> None:
+    schedule = Schedule(noise="server", sampling="fixed", **{**BUDGET, "epsilon": 1000.0})
+    assert schedule.gap * schedule.releases == pytest.approx(0.1)
+
+
+@given(z=st.floats(0.1, 1e3), share=st.floats(1e-6, 0.99))
+def test_update_and_count_are_one_release_of_the_combined_noise_multiplier(
+    z: float, share: float
+) -> None:
+    update, count = split(z, share)
+    assert count is not None
+    # The mu of two Gaussian releases is the root of the sum of their squares.
+    assert math.hypot(1 / update, 1 / count) == pytest.approx(1 / z, rel=1e-12)
+    assert (z / count) ** 2 == pytest.approx(share, rel=1e-12)
+    both = [Charge(noise_multiplier=update), Charge(noise_multiplier=count)]
+    assert spent(both, delta=1e-5) == pytest.approx(epsilon_of(1 / z, 1e-5), rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_the_joint_release_costs_what_dp_accounting_says_of_the_two(share: float) -> None:
+    schedule = Schedule(noise="distributed", sampling="fixed", **BUDGET, count_share=share)
+    update, count = schedule.update_noise_multiplier, schedule.count_noise_multiplier
+    assert count is not None
+    pair = ComposedDpEvent([GaussianDpEvent(update), GaussianDpEvent(count)])
+    theirs = epsilon_by(PLDAccountant(), SelfComposedDpEvent(pair, schedule.releases), LEFT_DELTA)
+    assert theirs == pytest.approx(LEFT, rel=1e-3)
+
+    secret = Schedule(**SECRET, **BUDGET, count_share=share)
+    update, count = secret.update_noise_multiplier, secret.count_noise_multiplier
+    assert count is not None
+    pair = ComposedDpEvent([GaussianDpEvent(update), GaussianDpEvent(count)])
+    rounds = SelfComposedDpEvent(PoissonSampledDpEvent(0.2, pair), 60)
+    theirs = epsilon_by(RdpAccountant(ORDERS), rounds, LEFT_DELTA)
+    assert theirs == pytest.approx(LEFT, rel=2e-6)
+
+
+def test_the_joint_release_is_no_less_private_than_one_gaussian_where_it_is_integrated() -> None:
+    z_u, z_c = split(1.3, 0.25)
+    assert z_c is not None
+    # One client moves the update and the count by their sensitivities, 1 each here.
+    u, c = np.meshgrid(np.linspace(-18, 19, 2001), np.linspace(-32, 33, 2001), indexing="ij")
+    cell = (37 / 2000) * (65 / 2000) / (2 * math.pi * z_u * z_c)
+    p = np.exp(-((u / z_u) ** 2 + (c / z_c) ** 2) / 2) * cell
+    q = np.exp(-(((u - 1) / z_u) ** 2 + ((c - 1) / z_c) ** 2) / 2) * cell
+    for epsilon in (0.0, 0.5, 1.0, 2.0):
+        delta = np.maximum(p - math.exp(epsilon) * q, 0).sum()
+        assert delta == pytest.approx(delta_of(1 / 1.3, epsilon), rel=1e-4)
+
+
+def test_fixed_clipping_has_no_count() -> None:
+    schedule = Schedule(noise="server", sampling="fixed", **BUDGET)
+    assert schedule.count_noise_multiplier is None
+    assert schedule.update_noise_multiplier == schedule.noise_multiplier
+
+
+NORM, FINE, REACH = 1.25, Grid(-3), 5
+
+
+def contributions() -> list[tuple[np.ndarray, float]]:
+    """Return what clients send for all integer updates of a small square: update and half unit."""
+    sent = []
+    for raw in itertools.product(range(-REACH, REACH + 1), repeat=2):
+        vector = np.array(raw, float)
+        within = clip(vector, NORM) == 1
+        code = count_code(within=within)
+        sent.append((FINE.step * FINE.encode(vector), COUNT_GRID.step * code))
+    return sent
+
+
+@pytest.mark.parametrize(("noise", "sampling"), MODES)
+def test_the_sensitivities_are_the_largest_changes_of_a_sum(noise: str, sampling: str) -> None:
+    sent = contributions()
+    assert {half for _, half in sent} == {-1.0, 1.0}
+    where = {"noise": noise, "sampling": sampling}
+    others_update, others_half = np.array([0.375, -1.0]), 1.0
+    sums = [(others_update + update, others_half + half) for update, half in sent]
+    if (noise, sampling) == ("server", "poisson"):  # one client more or less
+        pairs = [(one, (others_update, others_half)) for one in sums]
+    else:  # the data of one client are replaced
+        pairs = list(itertools.product(sums, repeat=2))
+    updates = max(float(np.linalg.norm(one[0] - other[0])) for one, other in pairs)
+    halves = max(abs(one[1] - other[1]) for one, other in pairs)
+    allowed = sensitivity(NORM, **where)
+    # Truncation takes up to a step off each of two opposite updates.
+    assert allowed - 2.01 * FINE.step <= updates <= allowed
+    assert halves == sensitivity(1.0, **where)
+    # And both at once: what the joint release counts on.
+    z_u, z_c = split(2.0, 0.3)
+    assert z_c is not None
+    joint = max(
+        math.hypot(
+            float(np.linalg.norm(one[0] - other[0])) / (z_u * allowed),
+            (one[1] - other[1]) / (z_c * halves),
+        )
+        for one, other in pairs
+    )
+    assert 0.8 / 2.0 < joint <= 1 / 2.0
+
+
+@pytest.mark.parametrize(("below", "above"), [(0, 7), (3, 4), (7, 0)])
+def test_the_fraction_below_is_read_from_the_count(below: int, above: int) -> None:
+    codes = below * count_code(within=True) + above * count_code(within=False)
+    assert fraction_below(COUNT_GRID.step * codes, 7) == pytest.approx(below / 7)
+
+
+def test_the_fraction_below_is_unbiased_for_poisson_samples() -> None:
+    population, q, share = 400, 0.1, 0.3
+    random = np.random.default_rng(0)
+    inside = np.arange(population) < share * population
+    values = []
+    for _ in range(4000):
+        drawn = random.random(population) < q
+        halves = np.where(inside, 1.0, -1.0)[drawn].sum()
+        values.append(fraction_below(halves, q * population))
+    # The variance of the sum of halves is N q (1 - q): five standard errors of the mean.
+    error = math.sqrt(population * q * (1 - q)) / (2 * q * population)
+    wanted = 0.5 + (2 * share - 1) / 2
+    assert abs(np.mean(values) - wanted) < 5 * error / math.sqrt(4000)
+
+
+@pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize(("noise", "sampling"), MODES)
+def test_the_clipping_norm_finds_the_quantile_of_the_norms_through_noise(
+    noise: str, sampling: str, quantile: float
+) -> None:
+    clients, parties, rounds = 200, 150, 250
+    terms = Terms(
+        noise=noise,
+        sampling=sampling,
+        noise_multiplier=1.0,
+        count_share=0.01,
+        epsilon=4.0,
+        delta=1e-5,
+        gap=1e-3,
+        clipping_norm=1.0,
+        grid=-20,
+        parties=parties if noise == "distributed" else 1,
+    )
+    sigma = terms.share_sigmas()[1]
+    assert sigma is not None
+    noises = clients if noise == "distributed" else 1
+    secure = SecureRandom.insecure(0, "count", noise, sampling)
+    shares = discrete_gaussian(rounds * noises, sigma / COUNT_GRID.step, secure)
+    norms = np.random.default_rng(1).lognormal(mean=2.0, sigma=1.0, size=(rounds, clients))
+    norm, visited = 1.0, []
+    for own, added in zip(norms, shares.reshape(rounds, noises), strict=True):
+        codes = sum(count_code(within=bool(within)) for within in own <= norm) + added.sum()
+        below = fraction_below(COUNT_GRID.step * float(codes), clients)
+        norm = next_clipping_norm(norm, below, quantile=quantile)
+        visited.append(norm)
+    # From 1 to e^2 and more, at most 0.2 * 0.8 of a logarithm at a time: 100 rounds are enough.
+    late = np.array(visited[100:])
+    fractions = (norms < np.median(late)).mean()
+    # Cohort and noise (0.05 or 0.1 a round) move the fraction by 0.02 on average over 150 rounds.
+    assert fractions == pytest.approx(quantile, abs=0.03)
+    assert np.std(np.log(late)) < 0.2
+
+
+def test_one_step_of_the_clipping_norm_is_the_papers() -> None:
+    assert next_clipping_norm(2.0, 0.75, quantile=0.5, learning_rate=0.4) == pytest.approx(
+        2 * math.exp(-0.1)
+    )
+    assert next_clipping_norm(2.0, 0.5) == 2.0
+
+
+def test_noise_beyond_all_and_none_moves_no_further_than_they_do() -> None:
+    assert next_clipping_norm(1.0, 7.0) == next_clipping_norm(1.0, 1.0) == math.exp(-0.1)
+    assert next_clipping_norm(1.0, -7.0) == next_clipping_norm(1.0, 0.0) == math.exp(0.1)
+
+
+def test_the_clipping_norm_stays_a_norm() -> None:
+    assert next_clipping_norm(1e-100, 1.0) == 1e-100
+    assert next_clipping_norm(1e100, 0.0) == 1e100
+    assert next_clipping_norm(1.0, 0.0, quantile=1.0, learning_rate=100.0) == math.exp(100)
+
+
+TERMS = Terms(
+    noise="distributed",
+    sampling="fixed",
+    noise_multiplier=2.0,
+    count_share=0.36,
+    epsilon=4.0,
+    delta=1e-5,
+    gap=1e-4,
+    clipping_norm=0.5,
+    grid=-20,
+    parties=16,
+    keep_back=("a", "b"),
+)
+
+
+def changed(**values: Any) -> Terms:
+    return Terms(**{**{n: getattr(TERMS, n) for n in Terms.__dataclass_fields__}, **values})
+
+
+def test_shares_together_are_the_noise_of_the_charge() -> None:
+    update, count = TERMS.share_sigmas()
+    assert count is not None
+    # Worked by hand: z_u = 2 / 0.8, z_c = 2 / 0.6; sensitivities 1 and 2; 4 = sqrt(16).
+    assert update == pytest.approx(2.5 * 1.0 / 4)
+    assert count == pytest.approx(2 / 0.6 * 2 / 4)
+    assert TERMS.charge() == Charge(noise_multiplier=2.0, gap=1e-4)
+
+
+def test_a_trusted_server_adds_the_whole_noise() -> None:
+    terms = changed(noise="server", sampling="poisson", sampling_rate=0.1, parties=1)
+    update, count = terms.share_sigmas()
+    assert update == pytest.approx(2.5 * 0.5)
+    assert count == pytest.approx(2 / 0.6)
+    assert terms.charge() == Charge(noise_multiplier=2.0, gap=1e-4, sampling=0.1)
+    assert changed(noise="server", parties=1, count_share=0.0).share_sigmas() == (2.0, None)
+
+
+def test_the_gap_of_a_round_is_that_of_the_update_and_the_count() -> None:
+    update, count = TERMS.share_sigmas()
+    assert count is not None
+    own = summed_gap(1000, update * 2**20, 16)
+    assert TERMS.grid_gap(1000) == pytest.approx(own + summed_gap(1, count * 2**16, 16))
+    assert TERMS.grid_gap(1000) > own
+    alone = changed(noise="server", parties=1, count_share=0.0)
+    assert alone.grid_gap(1000) == discretisation_gap(1000, 2.0 * 2**20)
+
+
+def test_shares_of_few_steps_are_refused() -> None:
+    with pytest.raises(InvalidParameterError, match=r"sigma = 2\.5: expected .* from 3\.0"):
+        changed(grid=-2).grid_gap(10)
+    with pytest.raises(InvalidParameterError, match=r"sigma = .*: expected .* from 3\.0"):
+        changed(parties=2**40, grid=-60).grid_gap(10)
+
+
+@pytest.mark.parametrize("terms", [TERMS, changed(keep_back=()), changed(count_share=0.0)])
+def test_terms_survive_the_wire(terms: Terms) -> None:
+    assert Terms.read(terms.write()) == terms
+    assert all("_" not in key for key in terms.write())
+
+
+def test_an_empty_list_may_get_lost_on_the_wire() -> None:
+    fields = changed(keep_back=()).write()
+    del fields["keep-back"]
+    assert Terms.read(fields) == changed(keep_back=())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"noise": "client"}, InvalidParameterError, "noise = 'client'"),
+        ({"noise": ["server"]}, InvalidParameterError, "noise = "),
+        ({"sampling": "shuffled"}, InvalidParameterError, "sampling = 'shuffled'"),
+        ({"sampling-rate": 0.5}, InvalidParameterError, r"sampling_rate = 0\.5: expected 1"),
+        ({"sampling": "poisson", "sampling-rate": 0.5}, InvalidParameterError, "only a secret"),
+        ({"sampling-rate": 0.0}, InvalidParameterError, r"sampling_rate = 0\.0: .* above 0"),
+        ({"sampling-rate": 1.5}, InvalidParameterError, r"sampling_rate = 1\.5"),
+        ({"noise-multiplier": 0.0}, InvalidParameterError, r"noise_multiplier = 0\.0"),
+        ({"noise-multiplier": math.nan}, InvalidParameterError, "noise_multiplier = nan"),
+        ({"noise-multiplier": math.inf}, InvalidParameterError, "noise_multiplier = inf"),
+        ({"count-share": -0.1}, InvalidParameterError, r"count_share = -0\.1"),
+        ({"count-share": 1.0}, InvalidParameterError, r"count_share = 1\.0"),
+        ({"epsilon": 0.0}, InvalidParameterError, r"epsilon = 0\.0: expected a number above 0"),
+        ({"epsilon": "8"}, InvalidParameterError, "epsilon = '8'"),
+        ({"epsilon": None}, ProtocolError, r"no \['epsilon'\]"),
+        ({"delta": 1.0}, InvalidParameterError, r"delta = 1\.0"),
+        ({"gap": -1.0}, InvalidParameterError, r"gap = -1\.0"),
+        ({"clipping-norm": 0.0}, InvalidParameterError, r"clipping_norm = 0\.0"),
+        ({"clipping-norm": 1e101}, InvalidParameterError, r"clipping_norm = 1e\+101"),
+        ({"grid": 0.5}, InvalidParameterError, r"grid = 0\.5"),
+        ({"grid": 501}, InvalidParameterError, "grid = 501"),
+        ({"parties": 0}, InvalidParameterError, "parties = 0"),
+        ({"parties": 2.0}, InvalidParameterError, r"parties = 2\.0"),
+        ({"noise": "server"}, InvalidParameterError, "parties = 16: expected 1: the server adds"),
+        ({"keep-back": "w"}, ProtocolError, "'keep-back' is no list of names"),
+        ({"keep-back": [1]}, ProtocolError, "'keep-back' is no list of names"),
+    ],
+)
+def test_terms_that_are_refused(change: dict[str, object], error: type, text: str) -> None:
+    fields = {k: v for k, v in {**TERMS.write(), **change}.items() if v is not None}
+    with pytest.raises(error, match=text):
+        Terms.read(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"noise": "gdp"}, "noise = 'gdp'"),
+        ({"sampling": "all"}, "sampling = 'all'"),
+        ({"epsilon": -1.0}, r"epsilon = -1\.0: expected a number above 0"),
+        ({"delta": 0.0}, r"delta = 0\.0: expected a number strictly between 0 and 1"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"q": 0.0}, r"q = 0\.0: expected a number above 0 and of at most 1"),
+        ({"q": 1.1}, r"q = 1\.1"),
+        ({"count_share": 0.999}, r"count_share = 0\.999: expected a finite number from 0 to 0\.99"),
+    ],
+)
+def test_a_schedule_of_no_budget_is_refused(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidParameterError, match=text):
+        Schedule(**{"noise": "server", "sampling": "fixed", **BUDGET, **change})
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: sensitivity(0.0, **SECRET), r"clipping_norm = 0\.0"),
+        (lambda: sensitivity(1.0, sampling="x", noise="server"), "sampling = 'x'"),
+        (lambda: split(-1.0, 0.1), r"noise_multiplier = -1\.0"),
+        (lambda: fraction_below(math.nan, 3), "sum_of_halves = nan"),
+        (lambda: fraction_below(1.0, 0), "count = 0"),
+        (lambda: next_clipping_norm(0.0, 0.5), r"norm = 0\.0"),
+        (lambda: next_clipping_norm(1.0, math.nan), "below = nan"),
+        (lambda: next_clipping_norm(1.0, 0.5, quantile=1.5), r"quantile = 1\.5"),
+        (lambda: next_clipping_norm(1.0, 0.5, learning_rate=0.0), r"learning_rate = 0\.0"),
+    ],
+)
+def test_values_that_are_not_allowed_are_named(call: Any, text: str) -> None:
+    with pytest.raises(InvalidParameterError, match=text):
+        call()
