@@ -153,8 +153,7 @@ class WeightedMean:
             self._add(name, array, 1.0)
         self.weight += other.weight
         self.clients |= other.clients
-        for key, (numbers, weight) in other._metrics.items():
-            self._add_metric(key, numbers, weight)
+        self._merge_metrics(other)
 
     def finish(self) -> dict[str, NDArray[np.generic]]:
         """Return the mean, with the template's dtypes.
@@ -204,9 +203,8 @@ class WeightedMean:
             If it is not the state of a mean over this template; it may come from an adversary.
         """
         mean = copy.copy(self)  # of the same class, over the same template
-        mean._sums, mean._metrics, mean.weight = {}, {}, 0.0
-        entries = _StateFields.read(fields)
-        mean.clients = set(entries.clients)
+        entries = StateFields.read(fields)
+        mean._begin_from(entries)
         if not mean.clients and (arrays or entries.weight):
             raise ReplyRefusedError("malformed", "a sum over no clients")
         if mean.clients:
@@ -215,9 +213,18 @@ class WeightedMean:
                 _check_sum(name, array, entries.weight, self.template[name][1])
                 mean._add(name, array, 1.0)
         mean.weight = entries.weight
-        for key, sums, weight in entries.metrics:
-            mean._add_metric(key, sums, weight)
         return mean
+
+    def _begin_from(self, entries: "StateFields") -> None:
+        """Forget everything but the template; take clients and metrics of a state."""
+        self._sums, self._metrics, self.weight = {}, {}, 0.0
+        self.clients = set(entries.clients)
+        for key, sums, weight in entries.metrics:
+            self._add_metric(key, sums, weight)
+
+    def _merge_metrics(self, other: "WeightedMean") -> None:
+        for key, (numbers, weight) in other._metrics.items():
+            self._add_metric(key, numbers, weight)
 
     def _check_weight(self, weight: float) -> None:
         if weight != 0 and not 1 / LARGEST_WEIGHT <= weight <= LARGEST_WEIGHT:
@@ -258,7 +265,7 @@ class WeightedMean:
             self._metrics[key] = (sums + numbers, weights + weight)
 
 
-class _StateFields:
+class StateFields:
     """The plain part of a state, with the types it must have."""
 
     def __init__(
@@ -272,7 +279,7 @@ class _StateFields:
         self.metrics = metrics
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> "_StateFields":
+    def read(cls, fields: Mapping[str, Any]) -> "StateFields":
         weight = fields.get("weight")
         if not isinstance(weight, int | float) or not math.isfinite(weight):
             raise ReplyRefusedError("malformed", "the entry 'weight' is no finite number")

@@ -202,6 +202,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if self._sums is not None:
             try:
                 self._sums.prepare(grid, server_round, lambda r: self._drawn(grid, r))
+                self._sums.check_quorum(self.quorum)
             except NotOpenedError as error:
                 logger.warning("%s", error)
                 return None, None
@@ -418,13 +419,14 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 book.withdraw(reply, error)
             del reply  # or its arrays would live while the next reply is made
         self._charge(phase, book)
+        metrics = mean.metrics()
         if isinstance(mean, MaskedSum):
             mean = self._opened(mean, book.header.server_round)
         if mean.weight == 0:
             return None, None
         if metrics_fn is not None:
             return mean, metrics_fn(contents, self.weighted_by_key)
-        return mean, MetricRecord(mean.metrics())
+        return mean, MetricRecord(metrics)
 
     # -- Flower's abstract methods -----------------------------------------------------------
 

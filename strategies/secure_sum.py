@@ -112,6 +112,20 @@ class SecureRounds:
         self._exchange(grid, server_round, opening=None, dealing=(session, assigned))
         session.check_dealers()
 
+    def check_quorum(self, quorum: int | None) -> None:
+        """Refuse a quorum with which a round ends before its sum can be opened.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is below the threshold.
+        """
+        threshold = self._current()[0].threshold
+        if quorum is not None and quorum < threshold:
+            raise InvalidParameterError(
+                "quorum", quorum, f"at least the threshold of the secure sum, {threshold}"
+            )
+
     @property
     def assigned(self) -> Assigned:
         """Who is asked for a vector: those who dealt."""

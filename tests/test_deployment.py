@@ -16,6 +16,7 @@ from deployment import HOST, Deployment, DeploymentError
 
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.ledger import Ledger
+from flwr_privacy.pins import Identity
 from flwr_privacy.simulations.keeper import descendants
 from flwr_privacy.simulations.superlink import is_free
 
@@ -32,11 +33,16 @@ AFTER_TWO_ROUNDS = [[[8.25, 12.25], [16.25, 20.25]], [10.25, 10.25, 10.25]]
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("deployment")
-    nodes = []
+    nodes, pinned = [], ["[clients]"]
     for node in NODES:
         state = folder / f"state-{node['client-id']}"
         state.mkdir()
-        nodes.append({**node, "privacy-state": str(state)})
+        identity = Identity.generate()
+        identity.write(state / "identity.pem")
+        pinned.append(f'"{node["client-id"]}" = "{identity.public}"')
+        own = {"privacy-state": str(state), "privacy-identity": str(state / "identity.pem")}
+        nodes.append({**node, **own, "privacy-pins": str(folder / "pins.toml")})
+    (folder / "pins.toml").write_text("\n".join(pinned))
     policy = folder / "policy.toml"
     policy.write_text("max_epsilon = 7.0\n")
     nodes[2]["privacy-policy"] = str(policy)
@@ -73,6 +79,22 @@ def test_fedavg_trains_on_three_nodes(deployment: Deployment) -> None:
     for line in rounds:
         assert (line["asked"], line["folded"], line["skipped"]) == (3, 3, False)
     assert result["arrays"] == AFTER_TWO_ROUNDS
+
+
+def test_a_secure_sum_trains_on_three_nodes_that_pin_each_others_keys(
+    deployment: Deployment,
+) -> None:
+    out = deployment.folder / "secure-sum.json"
+    deployment.run(APP, run_config={"scheme": "secure-sum", "rounds": 2, "out": str(out)})
+    result = json.loads(out.read_text())
+    assert result["arrays"] == AFTER_TWO_ROUNDS  # the numbers lie on the grid
+    rounds = result["history"][1:]
+    assert [line["scheme"]["sum_opened"] for line in rounds] == [3, 3]
+    assert [line["exchanges"] for line in rounds] == [4, 2]
+    assert "of 3 clients" in PrivacyCard.from_json(result["card"]).guarantee.secure_sum
+    for client in ("ward-0", "ward-1", "ward-2"):
+        (state,) = (deployment.folder / f"state-{client}" / f"{client}.secure-sum").glob("*[!k]")
+        assert state.stat().st_mode & 0o077 == 0
 
 
 def test_udp_trains_on_three_nodes_and_each_keeps_its_own_ledger(deployment: Deployment) -> None:

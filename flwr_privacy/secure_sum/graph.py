@@ -84,7 +84,7 @@ def degree(cohort: int, settings: SecureSum) -> int:
     Examples
     --------
     >>> degree(1000, SecureSum(colluders=100))
-    136
+    130
     """
     for neighbours in range(2, min(cohort, _MOST_NEIGHBOURS + 1), 2):
         if insecurity(cohort, neighbours, settings) <= LARGEST_INSECURITY:

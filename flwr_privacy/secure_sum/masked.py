@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import Metrics, ReplyRefusedError, WeightedMean
+from flwr_privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.packing import pack, packed_bytes, unpack
 
@@ -146,8 +146,8 @@ class MaskedSum(WeightedMean):
         self.total = np.zeros(size, np.uint64)
 
     def take(self, client_id: str, arrays: Arrays, metrics: Metrics, weighted_by: str) -> None:
-        """Add one reply; its metrics are none of the server's business."""
-        self.fold(client_id, arrays, weight=1)
+        """Add one reply; what it tells beside its vector weighs the same for all."""
+        self.fold(client_id, arrays, weight=1, metrics=metrics)
 
     def fold(
         self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
@@ -161,14 +161,11 @@ class MaskedSum(WeightedMean):
         """
         if client_id in self.clients:
             raise ReplyRefusedError("duplicate", f"client {client_id} is already in the sum")
-        packed = self._fitting(arrays)[MASKED]
-        try:
-            vector = unpack(packed, self.bits, self.size)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise ReplyRefusedError("malformed", str(error)) from error
-        self.total += vector
+        self.total += self._unpacked(arrays)
         self.clients.add(client_id)
         self.weight += 1
+        for key, value in (metrics or {}).items():
+            self._add_metric(key, np.asarray(value, dtype=np.float64), 1)
 
     def merge(self, other: WeightedMean) -> None:
         """Add everything that another accumulator holds.
@@ -186,11 +183,12 @@ class MaskedSum(WeightedMean):
         self.total += other.total
         self.clients |= other.clients
         self.weight += other.weight
+        self._merge_metrics(other)
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the sum, packed, and whose vectors are in it."""
         residue = self.total & np.uint64(2**self.bits - 1)
-        return {MASKED: pack(residue, self.bits)}, {"clients": sorted(self.clients)}
+        return {MASKED: pack(residue, self.bits)}, super().state()[1]
 
     def from_state(self, arrays: Arrays, fields: Mapping[str, Any]) -> "MaskedSum":
         """Return the sum of which `state` returned this; it may come from an adversary.
@@ -200,12 +198,21 @@ class MaskedSum(WeightedMean):
         ReplyRefusedError
             If it is no such state.
         """
-        clients = fields.get("clients", [])
-        if not isinstance(clients, list) or not all(type(client) is str for client in clients):
-            raise ReplyRefusedError("malformed", "the entry 'clients' is no list of str")
+        entries = StateFields.read(fields)
+        if entries.weight != len(set(entries.clients)):
+            raise ReplyRefusedError(
+                "weight", f"{entries.weight} for {len(entries.clients)} vectors"
+            )
         other = MaskedSum(self.size, self.bits)
-        if clients:
-            other.fold("", arrays, weight=1)
-        other.clients = set(clients)
-        other.weight = float(len(clients))
+        other._begin_from(entries)
+        other.weight = entries.weight
+        if other.clients:
+            other.total = self._unpacked(arrays)
         return other
+
+    def _unpacked(self, arrays: Arrays) -> NDArray[np.uint64]:
+        packed: Any = self._fitting(arrays)[MASKED]
+        try:
+            return unpack(packed, self.bits, self.size)
+        except ValueError as error:
+            raise ReplyRefusedError("malformed", str(error)) from error

@@ -6,9 +6,19 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from flwr_privacy.clients import FedAvgClient, SchemeClient, UDPClient, as_mod
+from flwr_privacy.clients import (
+    FedAvgClient,
+    SchemeClient,
+    SecureSumClient,
+    UDPClient,
+    as_mod,
+)
 
-CLIENTS: dict[str, type[SchemeClient]] = {"fedavg": FedAvgClient, "udp": UDPClient}
+CLIENTS: dict[str, type[SchemeClient]] = {
+    "fedavg": FedAvgClient,
+    "secure-sum": SecureSumClient,
+    "udp": UDPClient,
+}
 
 
 def scheme_mod(

@@ -1,0 +1,72 @@
+"""A server that is killed in the middle of a round, and what the clients still answer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apps import message_app, record, run_strategy, same
+from conformance import Killed
+from flwr.app import Message
+
+from flwr_privacy.clients import SecureSumClient, as_mod
+from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.secure_sum.messages import OPEN
+from flwr_privacy.strategies import FedAvg
+from flwr_privacy.wire import RECORD
+
+
+def trained(folder: Path | None, *, resume: bool = False, state: Path | None = None, **start: Any):
+    strategy = FedAvg(
+        seed=3,
+        experiment_id="e",
+        secure_sum=SecureSum(value_range=100.0),
+        run_dir=folder,
+        resume=resume,
+        deadline=2.0,
+    )
+    app = message_app([as_mod(SecureSumClient)])
+    return run_strategy(strategy, app, arrays=record(), state=state, **start)
+
+
+def folders(path: Path) -> dict[str, Path]:
+    for name in ("folder", "state"):
+        (path / name).mkdir()
+    return {"folder": path / "folder", "state": path / "state"}
+
+
+def killed_when_asked_to_open(grid: Any) -> None:
+    push = grid.push_messages
+
+    def push_messages(messages: list[Message]) -> Any:
+        for message in messages:
+            if OPEN in message.content and message.content[RECORD]["round"] == 2:
+                raise Killed
+        return push(messages)
+
+    grid.push_messages = push_messages
+
+
+def test_a_round_that_was_not_opened_is_done_again(tmp_path: Path) -> None:
+    kept = folders(tmp_path)
+    with pytest.raises(Killed):
+        trained(**kept, before=killed_when_asked_to_open)
+    resumed = trained(**kept, resume=True)
+    assert same(resumed.arrays, trained(None).arrays)
+    assert [line["scheme"].get("sum_opened") for line in resumed.history] == [None, 4, 4, 4]
+
+
+def test_a_round_that_was_opened_is_not_opened_again(tmp_path: Path, caplog: Any) -> None:
+    """Its sum over other survivors, with the same vectors, would give somebody's away."""
+
+    def kill(server_round: int, arrays: Any) -> None:
+        if server_round == 2:
+            raise Killed
+
+    kept = folders(tmp_path)
+    with pytest.raises(Killed):
+        trained(**kept, evaluate_fn=kill)
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        resumed = trained(**kept, resume=True)
+    assert [line.get("skipped") for line in resumed.history] == [None, False, True, False]
+    assert "round 2 does not follow round 2, whose sum this client has opened" in caplog.text
+    assert same(resumed.arrays, trained(None, num_rounds=2).arrays)

@@ -1,0 +1,115 @@
+"""A server that gives out keys of its own, and nodes that pin those of the others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apps import message_app, record, run_strategy, same
+from flwr.app import ConfigRecord, Message
+
+from flwr_privacy.channel import KeyPair
+from flwr_privacy.clients import SecureSumClient, as_mod
+from flwr_privacy.pins import Identity
+from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.secure_sum.messages import DEAL
+from flwr_privacy.strategies import FedAvg
+
+CLIENTS = ["ward-0", "ward-1", "ward-2"]
+
+
+def nodes(folder: Path, *, pinned: bool) -> list[dict[str, Any]]:
+    """Return the configuration of three nodes, each with a long-term key of its own."""
+    lines = ["[clients]"]
+    configs: list[dict[str, Any]] = []
+    for index, client in enumerate(CLIENTS):
+        identity = Identity.generate()
+        identity.write(folder / f"{client}.pem")
+        lines.append(f'"{client}" = "{identity.public}"')
+        config = {"client-id": client, "partition-id": index}
+        configs.append({**config, "privacy-identity": str(folder / f"{client}.pem")})
+    pins = folder / "pins.toml"
+    pins.write_text("\n".join(lines))
+    return [{**config, "privacy-pins": str(pins)} if pinned else config for config in configs]
+
+
+def swapping(victim: str, *, from_round: int) -> Any:
+    """Return a change of the grid: everybody is told another key of one client."""
+    own = KeyPair().public
+
+    def swap(content: dict[str, Any]) -> None:
+        record = content.get(DEAL)
+        if record is None or record["server-round"] < from_round:
+            return
+        keys = list(record["keys"])
+        keys[record["roster"].index(victim)] = own
+        content[DEAL] = ConfigRecord({**record, "keys": keys})
+
+    def change(grid: Any) -> None:
+        push = grid.push_messages
+
+        def push_messages(messages: list[Message]) -> Any:
+            for message in messages:
+                swap(message.content)
+            return push(messages)
+
+        grid.push_messages = push_messages
+
+    return change
+
+
+def trained(folder: Path, *, pinned: bool, before: Any = None, rounds: int = 1) -> Any:
+    strategy = FedAvg(seed=3, secure_sum=SecureSum(), deadline=1.0)
+    return run_strategy(
+        strategy,
+        message_app([as_mod(SecureSumClient)]),
+        arrays=record(),
+        nodes=nodes(folder, pinned=pinned),
+        num_rounds=rounds,
+        before=before,
+    )
+
+
+def test_pinned_keys_do_not_change_the_sum(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    pinned, free = (trained(tmp_path / "a", pinned=True), trained(tmp_path / "b", pinned=False))
+    assert same(pinned.arrays, free.arrays)
+    assert pinned.history[1]["scheme"]["sum_opened"] == 3
+
+
+def test_a_key_that_its_owner_did_not_sign_is_refused(tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        swap = swapping("ward-1", from_round=0)
+        result = trained(tmp_path, pinned=True, before=swap)
+    assert result.history[1]["skipped"]
+    assert "'ward-1'" in caplog.text
+    assert "signature" in caplog.text
+
+
+def test_a_key_that_changes_within_a_run_is_refused_without_pins(
+    tmp_path: Path, caplog: Any
+) -> None:
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        swap = swapping("ward-1", from_round=2)
+        result = trained(tmp_path, pinned=False, before=swap, rounds=2)
+    assert [line.get("skipped") for line in result.history] == [None, False, True]
+    assert "the key of client ward-1 is another than before" in caplog.text
+
+
+@pytest.mark.parametrize("missing", ["privacy-identity", "privacy-pins"])
+def test_a_file_that_is_missing_is_the_nodes_own_trouble(
+    missing: str, tmp_path: Path, caplog: Any
+) -> None:
+    configs = nodes(tmp_path, pinned=True)
+    configs[0][missing] = str(tmp_path / "nowhere")
+    strategy = FedAvg(seed=3, secure_sum=SecureSum(threshold=2), deadline=1.0)
+    with caplog.at_level("ERROR", "flwr.privacy"):
+        result = run_strategy(
+            strategy,
+            message_app([as_mod(SecureSumClient)]),
+            arrays=record(),
+            nodes=configs,
+            num_rounds=1,
+        )
+    assert result.history[1]["scheme"]["sum_opened"] == 2
+    assert "nowhere" in caplog.text
