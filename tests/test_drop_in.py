@@ -80,6 +80,15 @@ def test_the_documented_change_to_udp_is_enough(client: str, tmp_path: Path) -> 
         assert [entry.question.server_round for entry in entries] == [1, 2]
 
 
+@pytest.mark.parametrize("client", ["message_client", "numpy_client"])
+def test_the_documented_change_to_a_secure_sum_is_enough(client: str) -> None:
+    server = module("server", "server-secure-sum")
+    changed_client = module(client, client.replace("_", "-") + "-secure-sum")
+    for array, expected in zip(trained(server, changed_client), EXPECTED, strict=True):
+        assert array.dtype == expected.dtype
+        np.testing.assert_allclose(array, expected, atol=2 * 4.0 / 2**19)
+
+
 def test_the_stock_apps_work_unchanged_where_flower_lets_them() -> None:
     arrays = trained(module("server", None), module("message_client", None))
     for array, expected in zip(arrays, EXPECTED, strict=True):
