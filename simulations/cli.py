@@ -1,4 +1,4 @@
-"""The command line: `flwr-privacy run`, `compare`, `demo`, `calibrate`, `verify`, `doctor`."""
+"""The command line: `flwr-privacy run`, `compare`, `demo`, `calibrate`, `attack` and others."""
 
 import sys
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flwr_privacy import __version__
-from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
+from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, check_choice
 from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
 from flwr_privacy.simulations.jobs import DEFAULT_CLIENTS, Engine, carry_out, next_folder
 from flwr_privacy.simulations.ray_engine import RayResources
@@ -235,6 +235,42 @@ def calibrate(
     )
     typer.echo(table(rows))
     typer.echo(legend(rounds, fraction))
+
+
+@app.command(epilog=EXIT_CODES)
+def attack(
+    scheme: Annotated[str, typer.Argument(help="What to attack: secure-sum.")],
+    task: Annotated[
+        str, typer.Option(help="Task: digits-linear, digits-mlp, mnist-mlp.")
+    ] = "digits-linear",
+    clients: Annotated[int, typer.Option(help="Clients of the round.")] = DEFAULT_CLIENTS,
+    records: Annotated[int, typer.Option(help="Records of each client.")] = 1,
+    seed: Annotated[int, typer.Option(help="Root of the draws, masks excepted.")] = 0,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder with the data sets that no library brings.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/attack"),
+) -> None:
+    """Run a round, and show what of the clients' records a server finds in its view of it."""
+    from rich.console import Console
+
+    from flwr_privacy.simulations.attack import (
+        Scene,
+        attack_secure_sum,
+        draw,
+        legend,
+        table,
+        verdict,
+    )
+
+    check_choice("scheme", scheme, ("secure-sum",))
+    scene = Scene.of(task, clients=clients, records=records, seed=seed, data_root=data_root)
+    findings = attack_secure_sum(scene)
+    picture = draw(scene, findings, out / f"{scheme}-{task}.png")
+    Console().print(table(scene, findings))
+    typer.echo(legend(scene))
+    typer.echo(f"picture: {picture}")
+    typer.echo(verdict(findings))
 
 
 @app.command(epilog=EXIT_CODES)

@@ -215,10 +215,14 @@ class SecureRounds:
         cohort = self._latest.bounds.cohort
         least = f"at least {self._latest.threshold} of {cohort} clients"
         colluders = f"{self._settings.colluders_of(cohort)} clients"
+        honest = self._settings.honest_in_sums(cohort, lying=True)
+        lying = f"opens sums over {honest} honest clients at least"
+        if honest < 2 or not _is_complete(self._latest):
+            lying = "is not covered (a larger threshold helps)"
         return (
             f"an honest-but-curious server sees the sum over {least} and no single vector, if no "
-            f"more than {colluders} collude with it; a server that lies about keys can only be "
-            "found out by nodes that pin them"
+            f"more than {colluders} collude with it; a server that lies about who takes part "
+            f"{lying}, and one that lies about keys can only be found out by nodes that pin them"
         )
 
     def _current(self) -> tuple[Session, Assigned]:

@@ -120,7 +120,9 @@ class Participant:
     sends one vector per session, opens one set of survivors per round, and none of fewer than
     `threshold`; as a threshold is more than half of a roster, two halves of a roster cannot be made
     to open both secrets either, unless ``2 * threshold - roster`` of them collude. *Not covered*: a
-    server that plays most of the roster itself, where keys are not pinned; what the sum says;
+    server that tells every client another story, beyond what
+    `flwr_privacy.secure_sum.SecureSum.honest_in_sums` says; a server that plays most of the roster
+    itself, where keys are not pinned; what sums say, one by one or compared with each other;
     wrong vectors, which anybody can send; denial of service, for which one client is enough.
     """
 

@@ -125,6 +125,46 @@ class SecureSum:
         self._check_colluders(self.threshold_of(cohort), colluders)
         return colluders
 
+    def honest_in_sums(self, cohort: int, *, lying: bool = False) -> int:
+        """Return how many honest clients are at least in any sum that the server can open.
+
+        Parameters
+        ----------
+        cohort : int
+            Number n of clients, in a complete graph.
+        lying : bool, default False
+            Whether the server departs from the protocol and tells every client another story of who
+            dealt and who survived. 1 then means that nothing is promised.
+
+        Notes
+        -----
+        Let T be the threshold and t the colluders. In an honest run a sum has T clients, T - t of
+        them honest.
+
+        A server that lies opens the sum over a group of g honest clients if it has all their seeds
+        and, for each of them, the masks with all honest dealers outside of it that it was told of:
+        at least T - t - g. Such a mask needs the key of that dealer, because both secrets of
+        a member of it cannot be opened while t < 2 T - n. A key takes T - t honest clients who were
+        told that its owner is missing. Each of the n - t honest clients believes at most n - T
+        others to be missing, and says so once a round. So (T - t - g)(T - t) is at most
+        (n - t)(n - T).
+
+        Examples
+        --------
+        >>> majority, two_thirds = SecureSum(colluders=0), SecureSum(threshold=14, colluders=0)
+        >>> majority.honest_in_sums(20), majority.honest_in_sums(20, lying=True)
+        (11, 1)
+        >>> two_thirds.honest_in_sums(20), two_thirds.honest_in_sums(20, lying=True)
+        (14, 6)
+        """
+        threshold, colluders = self.threshold_of(cohort), self.colluders_of(cohort)
+        honest = threshold - colluders
+        if not lying:
+            return honest
+        if colluders >= 2 * threshold - cohort:
+            return 1
+        return max(1, honest - (cohort - colluders) * (cohort - threshold) // honest)
+
     def bounds(
         self, cohort: int, *, code_limit: int | None = None, largest_weight: int | None = None
     ) -> "Bounds":
