@@ -53,7 +53,9 @@ def version(
 
 @app.command(epilog=EXIT_CODES)
 def run(
-    scheme: Annotated[str | None, typer.Option(help="Scheme: fedavg (default) or udp.")] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="Scheme: fedavg (default), udp, central-dp.")
+    ] = None,
     task: Annotated[
         str | None,
         typer.Option(
@@ -290,6 +292,23 @@ def verify(
         typer.echo(f"epsilon ({accountant}): stated {stated:.6g}, recomputed {computed:.6g}")
     clients = len(card.charges())
     typer.echo(f"verified: {len(card.releases)} releases of {clients} clients")
+
+
+@app.command(epilog=EXIT_CODES)
+def key(
+    path: Annotated[Path, typer.Argument(help="File for the private key; it must be new.")],
+    client: Annotated[
+        str | None, typer.Option(help="Identity of the client; by default the file's name.")
+    ] = None,
+) -> None:
+    """Make a long-term key for a node; print the line by which the others pin it."""
+    from flwr_privacy.identity import check_client_id
+    from flwr_privacy.pins import Identity
+
+    name = check_client_id(client or path.stem)
+    identity = Identity.generate()
+    identity.write(path)
+    typer.echo(f'"{name}" = "{identity.public}"')
 
 
 @app.command(epilog=EXIT_CODES)
