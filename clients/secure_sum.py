@@ -113,8 +113,8 @@ class Place:
         What the node keeps for the client.
     header : Header
         The question.
-    session : str
-        Name of the session.
+    joined : Joined
+        Who dealt, and what it dealt to the client.
     bounds : Bounds
         What its vector must keep to.
     least : int
@@ -123,7 +123,7 @@ class Place:
 
     custody: Custody
     header: Header
-    session: str
+    joined: Joined
     bounds: Bounds
     least: int
 
@@ -135,13 +135,14 @@ class Place:
         InvalidParameterError
             If codes or weight are not what was agreed on.
         ProtocolError
-            If the vector of this session has left the node already.
+            If a share is damaged, or the vector of this session has left the node already.
         """
         ordered = {name: np.asarray(arrays[name]) for name in sorted(arrays)}
         vector = residues(ordered, int(metrics[_WEIGHT]), self.bounds)
         bits = self.bounds.modulus_bits
         with _participant(self.custody, self.header.experiment_id) as participant:
-            vector = participant.mask(self.session, vector, bits)
+            participant.join(self.joined)
+            vector = participant.mask(self.joined.session, vector, bits)
         told = {key: value for key, value in metrics.items() if key == _TOLD}
         return {MASKED: pack(vector, bits)}, told
 
@@ -177,11 +178,11 @@ def join(
     joined, bounds = read(Joined, record), read(Bounds, record)
     if len(joined.dealers) > bounds.cohort:
         raise ProtocolError("more dealers than clients of the cohort")
-    with _participant(custody, header.experiment_id) as participant:
-        threshold, roster = participant.join(joined)
+    with _participant(custody, header.experiment_id, keep=False) as participant:
+        threshold, roster = participant.seat(joined.session)
     # In a sparse graph a client knows its share of the threshold.
     least = threshold * max(bounds.cohort, roster) // roster
-    return Place(custody, header, joined.session, bounds, least)
+    return Place(custody, header, joined, bounds, least)
 
 
 def summed(mean: WeightedMean, content: RecordDict) -> WeightedMean:
@@ -247,7 +248,9 @@ def _signed(experiment_id: str, client_id: str, key: bytes) -> tuple[str | bytes
 
 
 @contextmanager
-def _participant(custody: Custody, experiment_id: str) -> Iterator[Participant]:
+def _participant(
+    custody: Custody, experiment_id: str, *, keep: bool = True
+) -> Iterator[Participant]:
     """Lend a client's side of an experiment; what it remembers is on the disk afterwards."""
     name = hashlib.sha256(experiment_id.encode()).hexdigest()[:32]
     path = custody.sessions / name
@@ -257,6 +260,8 @@ def _participant(custody: Custody, experiment_id: str) -> Iterator[Participant]:
             state = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
             participant = Participant(custody.client_id, experiment_id, state)
             yield participant
+            if not keep:
+                return
             # A simulated client has no power cut to fear that would set it back.
             content = dumps(participant.state)
             write_sealed(path, _MAGIC, content, durable=not is_simulated())

@@ -6,7 +6,7 @@ in the sum, the key if it is not. Who had both could take the masks off its vect
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,10 +157,11 @@ class Participant:
             "own": shares[roster.index(me)],
         }
         associated = self._associated(invitation.session, own)
+        channel = self._channel
         sealed = [
             b""
             if peer == me
-            else self._channel(peer, key).seal(share, *associated, me, peer, masks.public)
+            else channel(peer, key).seal(share, *associated, me, peer, masks.public)
             for peer, key, share in zip(roster, invitation.keys, shares, strict=True)
         ]
         # A round has one living session: an older one can then never be opened by this client.
@@ -182,22 +183,34 @@ class Participant:
             sealed=sealed,
         )
 
-    def join(self, joined: Joined) -> tuple[int, int]:
-        """Open the shares that the others dealt; the client may then send its vector.
+    def seat(self, session: str) -> tuple[int, int]:
+        """Check that the client may yet send a vector in a session.
 
         Returns
         -------
         threshold, roster : int
-            Least number of clients in the sum of so many.
+            Least number of clients in the sum, of so many.
+
+        Raises
+        ------
+        ProtocolError
+            If the session is another one, or has the client's vector already.
+        """
+        own = self._session(session)
+        if "shares" in own:
+            raise ProtocolError(f"session {session[:64]!r} has this client's vector already")
+        return own["threshold"], len(own["roster"])
+
+    def join(self, joined: Joined) -> None:
+        """Open the shares that the others dealt; the client may then send its vector.
 
         Raises
         ------
         ProtocolError
             If the session is another one, too few dealt, or a share is damaged.
         """
+        self.seat(joined.session)
         session = self._session(joined.session)
-        if "shares" in session:
-            raise ProtocolError(f"session {joined.session[:64]!r} has this client's vector already")
         me, dealers = self.client_id, joined.dealers
         roster, threshold = session["roster"], session["threshold"]
         if dealers != sorted(set(dealers) & set(roster)) or me not in dealers:
@@ -209,6 +222,7 @@ class Participant:
                 f"{len(dealers)} clients dealt, {threshold - len(dealers)} fewer than the threshold"
             )
         associated = self._associated(joined.session, session)
+        channel = self._channel
         shares = {me: session["own"]}
         for peer, key, sealed in zip(dealers, joined.mask_keys, joined.sealed, strict=True):
             if peer == me:
@@ -216,8 +230,8 @@ class Participant:
                     raise ProtocolError("the server has another mask key for this client")
                 continue
             try:
-                channel = self._channel(peer, self.state["peers"][peer])
-                share = channel.open(sealed, *associated, peer, me, key)
+                known = self.state["peers"][peer]
+                share = channel(peer, known).open(sealed, *associated, peer, me, key)
             except ProtocolError as error:
                 raise ProtocolError(f"the share of client {peer} cannot be used: {error}") from None
             if len(share) != 2 * SECRET_BYTES:
@@ -226,7 +240,6 @@ class Participant:
         session["dealers"] = dealers
         session["mask_keys"] = joined.mask_keys
         session["shares"] = [shares[dealer] for dealer in dealers]
-        return threshold, len(roster)
 
     def mask(self, session: str, vector: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
         """Return the client's vector under its masks; once per session.
@@ -354,9 +367,11 @@ class Participant:
     def _own(self) -> KeyPair:
         return KeyPair.of(self.state["private"])
 
-    def _channel(self, peer: str, key: bytes) -> Channel:
-        context = ("secure-sum", self.experiment_id)
-        return Channel(self._own, key, me=self.client_id, peer=peer, context=context)
+    @property
+    def _channel(self) -> Callable[[str, bytes], Channel]:
+        """How to make a channel to a peer with a key; all share one copy of the own key pair."""
+        own, me, context = self._own, self.client_id, ("secure-sum", self.experiment_id)
+        return lambda peer, key: Channel(own, key, me=me, peer=peer, context=context)
 
     def _associated(self, name: str, session: Mapping[str, Any]) -> list[Any]:
         """Return what dealer and holder must agree on.
