@@ -17,7 +17,13 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.documents import dumps, loads
-from flwr_privacy.errors import DataError, DeclinedError, LedgerError, ProtocolError
+from flwr_privacy.errors import (
+    DataError,
+    DeclinedError,
+    InvalidParameterError,
+    LedgerError,
+    ProtocolError,
+)
 from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from flwr_privacy.grid import GridMean
 from flwr_privacy.packing import pack
@@ -216,7 +222,7 @@ def answer_phase(context: Context, header: Header, content: RecordDict) -> Recor
                 _check_signatures(custody, header.experiment_id, invitation)
                 custody.policy.check_sum(invitation.threshold)
                 dealt = ConfigRecord(write(participant.deal(invitation)))
-            except (ProtocolError, DeclinedError) as error:
+            except (ProtocolError, DeclinedError, InvalidParameterError) as error:
                 if OPEN not in content:
                     raise
                 # What was revealed is sent all the same.

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from .errors import InvalidParameterError, ProtocolError
 
-__all__ = ["Channel", "KeyPair", "Part", "canonical", "derive"]
+__all__ = ["Channel", "KeyPair", "Part", "canonical", "check_usable", "derive"]
 
 Part: TypeAlias = "str | int | bytes | Sequence[Part]"
 """What `canonical` encodes: a text, an integer, bytes, or a list or tuple of them, nested."""
@@ -167,6 +167,17 @@ class KeyPair:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a KeyPair cannot be pickled or copied: its private key stays here")
+
+
+def check_usable(public: bytes) -> None:
+    """Check that keys can be agreed on with a public key.
+
+    Raises
+    ------
+    ProtocolError
+        If it has the wrong length or is a point of low order.
+    """
+    KeyPair().agree(public, "check")
 
 
 class Channel:

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.channel import check_usable
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum, Session
 from flwr_privacy.secure_sum.graph import rosters
@@ -125,6 +126,11 @@ class SecureRounds:
             raise InvalidParameterError(
                 "quorum", quorum, f"at least the threshold of the secure sum, {threshold}"
             )
+
+    @property
+    def cohort(self) -> int:
+        """Return how many clients were drawn for the round; not all of them may have dealt."""
+        return self._current()[0].bounds.cohort
 
     @property
     def assigned(self) -> Assigned:
@@ -251,14 +257,15 @@ class SecureRounds:
         for reply in book.replies(replies):
             try:
                 self._take_key(reply)
-            except ReplyRefusedError as error:
-                book.withdraw(reply, error)
+            except (ReplyRefusedError, ProtocolError) as error:
+                book.withdraw(reply, _refusal(error))
 
     def _take_key(self, reply: ClientReply | PartialSum) -> None:
         record = _record(reply, DEAL)
         key, signature = record.get("key"), record.get("signature", b"")
         if type(key) is not bytes or len(key) != _KEY_BYTES or type(signature) is not bytes:
             raise ReplyRefusedError("malformed", "no public key")
+        check_usable(key)
         self._keys[reply.clients[0]] = key, signature
 
     def _new_session(self, server_round: int, draw: Draw) -> tuple[Session, Assigned]:
@@ -319,8 +326,7 @@ class SecureRounds:
             try:
                 self._take_shares(reply, opening, dealing, own)
             except (ReplyRefusedError, ProtocolError) as error:
-                refused = error if isinstance(error, ReplyRefusedError) else None
-                book.withdraw(reply, refused or ReplyRefusedError("malformed", str(error)))
+                book.withdraw(reply, _refusal(error))
 
     def _take_shares(
         self,
@@ -381,6 +387,12 @@ def _add(asked: dict[int, list[str]], assigned: Assigned) -> None:
     for node, clients in assigned.items():
         known = asked.setdefault(node, [])
         known += [client for client in clients if client not in known]
+
+
+def _refusal(error: ReplyRefusedError | ProtocolError) -> ReplyRefusedError:
+    if isinstance(error, ReplyRefusedError):
+        return error
+    return ReplyRefusedError("malformed", str(error))
 
 
 def _record(reply: ClientReply | PartialSum, name: str) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ def degree(cohort: int, settings: SecureSum) -> int:
     Examples
     --------
     >>> degree(1000, SecureSum(colluders=100))
-    130
+    76
     """
     for neighbours in range(2, min(cohort, _MOST_NEIGHBOURS + 1), 2):
         if insecurity(cohort, neighbours, settings) <= LARGEST_INSECURITY:
@@ -107,8 +107,9 @@ def insecurity(cohort: int, neighbours: int, settings: SecureSum) -> float:
     - somebody has a local threshold of colluders around: these know all its secrets. At most
       `cohort` times the tail of a hypergeometric law.
     - the graph of the clients that are neither colluders nor drop out falls apart, so that their
-      sum opens in parts. A circle with arcs falls apart only where half the neighbours in a row
-      are missing: at most `cohort` times the probability of such a row.
+      sum opens in parts. A circle with arcs falls apart only at two gaps in each of which half the
+      neighbours in a row are missing: at most the number of pairs of places times the probability
+      that so many, all the neighbours of one client, are missing.
 
     Parameters
     ----------
@@ -121,6 +122,5 @@ def insecurity(cohort: int, neighbours: int, settings: SecureSum) -> float:
     enough = local_threshold(neighbours + 1, threshold, cohort)
     surrounded = float(hypergeom.sf(enough - 1, cohort - 1, colluders, neighbours))
     missing = min(cohort, colluders + cohort - threshold)
-    row = neighbours // 2
-    apart = math.prod(max(0, missing - i) / (cohort - i) for i in range(row))
-    return cohort * (surrounded + apart)
+    gaps = math.prod(max(0, missing - i) / (cohort - i) for i in range(neighbours))
+    return cohort * surrounded + math.comb(cohort, 2) * gaps

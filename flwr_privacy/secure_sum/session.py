@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.averaging import ReplyRefusedError
-from flwr_privacy.channel import KeyPair
+from flwr_privacy.channel import KeyPair, check_usable
 from flwr_privacy.errors import FlwrPrivacyError
 from flwr_privacy.shamir import recover
 
@@ -94,6 +94,8 @@ class Session:
         ------
         ReplyRefusedError
             If it is malformed.
+        ProtocolError
+            If the key is one with which nobody can agree on another.
         """
         roster = self.rosters[client]
         sealed = [0 if member == client else _SEALED_BYTES for member in roster]
@@ -104,17 +106,25 @@ class Session:
             or [len(share) for share in dealt.sealed] != sealed
         ):
             raise ReplyRefusedError("malformed", "shares of another number or length")
+        check_usable(dealt.mask_key)
         self._dealt[client] = dealt
 
     def check_dealers(self) -> None:
-        """Check that a sum over those who dealt can be opened.
+        """Check that a sum over those who dealt can be opened; leave out whom nobody could open.
+
+        In a sparse graph that is a client with too few dealers around it.
 
         Raises
         ------
         NotOpenedError
             If too few dealt.
         """
-        self._check_enough("dealt their secrets", len(self._dealt), self.threshold)
+        did = "dealt their secrets"
+        self._check_enough(did, len(self._dealt), self.threshold)
+        while lonely := [c for c in self._dealt if len(self._around(c)) < self._local(c)]:
+            for client in lonely:
+                del self._dealt[client]
+        self._check_enough(f"{did} to enough others", len(self._dealt), self.threshold)
 
     def joined(self, client: str) -> Joined:
         """Return the question to join the sum, to one who dealt."""
@@ -130,7 +140,8 @@ class Session:
 
     def survivors_around(self, client: str, survivors: Collection[str]) -> list[str]:
         """Return what a client is told of the survivors: those of its roster."""
-        return [dealer for dealer in self._around(client) if dealer in survivors]
+        there = set(survivors)
+        return [dealer for dealer in self._around(client) if dealer in there]
 
     def can_answer(self, client: str, survivors: Collection[str]) -> bool:
         """Tell whether a client has survivors enough around it to reveal anything."""
@@ -146,9 +157,8 @@ class Session:
         ReplyRefusedError
             If one is missing or is not what its dealer dealt.
         """
-        around = self._around(client)
-        missing = [dealer for dealer in around if dealer not in survivors]
-        there = [dealer for dealer in around if dealer in survivors]
+        there = self.survivors_around(client, survivors)
+        missing = [dealer for dealer in self._around(client) if dealer not in there]
         if (len(keys), len(seeds)) != (len(missing), len(there)):
             raise ReplyRefusedError("malformed", "another number of shares than was asked for")
         opened = []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_privacy.channel import Channel, KeyPair, canonical, derive
+from flwr_privacy.channel import Channel, KeyPair, canonical, check_usable, derive
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 
 # RFC 7748, section 6.1
@@ -287,3 +287,10 @@ def test_a_key_pair_and_a_channel_cannot_be_pickled_or_copied(duplicate):
     for secret in (KeyPair(), *ends()):
         with pytest.raises(TypeError, match="cannot be pickled or copied"):
             duplicate(secret)
+
+
+def test_a_key_with_which_nobody_agrees_on_another_is_found_before():
+    check_usable(KeyPair().public)
+    for public in (bytes(32), b"k" * 31):
+        with pytest.raises(ProtocolError, match="cannot be used"):
+            check_usable(public)

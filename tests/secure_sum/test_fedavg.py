@@ -120,9 +120,10 @@ def test_cohorts_stragglers_and_samples_keep_to_the_grid() -> None:
 def test_a_sparse_graph_gives_the_same_sum(monkeypatch) -> None:
     monkeypatch.setattr("flwr_privacy.secure_sum.graph.LARGEST_INSECURITY", 1e9)
     options = {"clients": 30, "nodes": 2, "num_rounds": 2}
-    sparse = secured(SecureSum(neighbours=8), **options)
-    complete = secured(SecureSum(), **options)
+    sparse = secured(SecureSum(neighbours=8, value_range=1e4), **options)
+    complete = secured(SecureSum(value_range=1e4), **options)
     assert same(sparse.arrays, complete.arrays)
+    assert [line["scheme"]["sum_opened"] for line in sparse.history[1:]] == [30, 30]
     assert sparse.history[2]["bytes_up"] < 0.6 * complete.history[2]["bytes_up"]
 
 
