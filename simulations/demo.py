@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.settings import PartitionSettings, Settings, TrainingSettings
 from flwr_privacy.stragglers import StragglerModel
 
@@ -19,7 +20,8 @@ ABOUT = (
     "udp --task digits-linear --clients 10 --rounds 60 --set strategy.unit=user): that needs many "
     "more of them, or a secure sum of their uploads. The runs on digits-mlp are federated "
     "averaging, which protects nothing: evenly split beside two labels per client, everybody in "
-    "time beside stragglers."
+    "time beside stragglers. One of them has a secure sum: the server opens the sum over those who "
+    "are in time and sees no single upload; where too few are left it opens nothing."
 )
 
 
@@ -63,6 +65,7 @@ def _federations() -> dict[str, Settings]:
     return {
         "iid-prompt": common,
         "iid-stragglers": slow,
+        "iid-stragglers-secure-sum": replace(slow, secure_sum=SecureSum()),
         "skewed-prompt": replace(common, partition=skewed),
         "skewed-stragglers": replace(slow, partition=skewed),
     }

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from apps import MODEL, message_app, model_of, record, run_strategy, same, step
 from conformance import WrapsConformance
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAdam, Strategy
 
 from flwr_privacy.clients import FedAvgClient, SecureSumClient, as_mod
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
@@ -204,3 +204,16 @@ def test_the_halves_of_other_schemes_say_that_they_do_not_fit(caplog) -> None:
         result = run_strategy(strategy, app, arrays=record(), num_rounds=1)
     assert result.history[1]["refused"] == {"declined": 4}
     assert "SecureSumClient answers only within a secure sum" in caplog.text
+
+
+def test_an_inner_strategy_gets_the_aggregate() -> None:
+    inner = {"eta": 0.1, "eta_l": 0.1}
+    summed = secured(SecureSum(value_range=100.0, bits=32), inner=FedAdam(**inner))
+    clear = run_strategy(
+        FedAvg(seed=3, inner=FedAdam(**inner)),
+        message_app([as_mod(FedAvgClient)]),
+        arrays=record({name: a for name, a in MODEL.items() if name != "batches"}),
+        nodes=5,
+    )
+    for name, array in clear.arrays.items():
+        np.testing.assert_allclose(summed.arrays[name].numpy(), array.numpy(), rtol=1e-5)
