@@ -2,11 +2,13 @@
 
 from .adapters import as_mod, numpy_client_app, own_client_app
 from .base import SchemeClient, Train, Trained
+from .central_dp import CentralDPClient
 from .fedavg import FedAvgClient
 from .secure_sum import SecureSumClient
 from .udp import UDPClient
 
 __all__ = [
+    "CentralDPClient",
     "FedAvgClient",
     "SchemeClient",
     "SecureSumClient",

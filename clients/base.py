@@ -79,8 +79,9 @@ class SchemeClient(NumPyClient):
             The arrays of the message.
         fields : dict
             The scheme's own values in the message, and ``experiment-id``, ``round`` and
-            ``request``, which together with the phase name the question; and ``summed``, the least
-            number of clients in the secure sum, 0 outside of one.
+            ``request``, which together with the phase name the question; ``summed``, the least
+            number of clients in the secure sum, and ``code-limit``, the largest code that it takes:
+            both 0 outside of one.
         train : callable
             The user's local training; called only if the phase asks for it.
 

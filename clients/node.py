@@ -172,6 +172,7 @@ def _play(
         "round": header.server_round,
         "request": header.request,
         "summed": 0 if place is None else place.least,
+        "code-limit": 0 if place is None else place.bounds.code_limit,
     }
     arrays = RecordArrays(first_array_record(message.content))
     train = app.train(client, message, context)

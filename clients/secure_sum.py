@@ -186,8 +186,8 @@ def join(
         raise ProtocolError("more dealers than clients of the cohort")
     with _participant(custody, header.experiment_id, keep=False) as participant:
         threshold, roster = participant.seat(joined.session)
-    # In a sparse graph a client knows its share of the threshold.
-    least = threshold * max(bounds.cohort, roster) // roster
+    # In a sparse graph a client knows its share of the threshold, and no more can be true.
+    least = min(joined.threshold, threshold * max(bounds.cohort, roster) // roster)
     return Place(custody, header, joined, bounds, least)
 
 

@@ -5,16 +5,14 @@ budget before anything is computed; the charge is on the disk before the noised 
 bytes are kept, so that the same question gets the same answer.
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.documents import dumps, loads
-from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.noise import discrete_gaussian, discretisation_gap
@@ -26,14 +24,12 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 from .base import SchemeClient, Train
 from .custody import Custody, refuse_node_keys
 from .per_record import PerRecordPlan, asked
+from .release import PlannedRelease, check_code_limit, question_of
 
 __all__ = ["UDPClient"]
 
-logger = logging.getLogger("flwr.privacy")
-
 _NUM_EXAMPLES = "num-examples"
 _NOISE_REACH = 8  # standard deviations of noise that codes must hold; beyond, they saturate
-_ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
 
 class UDPClient(SchemeClient):
@@ -77,22 +73,27 @@ class UDPClient(SchemeClient):
             raise TypeError("UDPClient needs the context: UDPClient(client, context)")
         refuse_node_keys("message", fields)
         custody = Custody.of(self.context)
-        question = Question(
-            experiment_id=fields["experiment-id"],
-            phase=phase,
-            server_round=fields["round"],
-            request=fields["request"],
-        )
+        question = question_of(phase, fields)
         entries = custody.ledger.entries()
         if (kept := _kept(custody, question, entries)) is not None:
             return kept
         terms = Terms.read(fields)
-        _check_policy(custody, terms)
-        _check_affordable(custody, terms, question, entries)
+        check_code_limit(fields, CODE_LIMIT)
+        release = PlannedRelease(
+            custody=custody,
+            question=question,
+            scheme=self.scheme,
+            unit=terms.unit,
+            charge=terms.charge(),
+            epsilon=terms.epsilon,
+            delta=terms.delta,
+        )
+        release.check_policy(terms.noise_multiplier)
+        release.check_affordable(entries)
         sampler = custody.random(question, "sample")
         update, weight, bound = _released_update(terms, arrays, train, sampler)
         sigma = terms.noise_multiplier * bound
-        _check_policy(custody, terms, sigma)
+        release.check_policy(terms.noise_multiplier, sigma)
         _check_grid(terms, sigma, update.vector.size)
         grid = Grid(terms.grid)
         codes = grid.encode(update.vector)
@@ -101,15 +102,8 @@ class UDPClient(SchemeClient):
             # Another message with the same question may have been answered meanwhile.
             if (kept := _kept(custody, question, book.entries)) is not None:
                 return kept
-            _check_affordable(custody, terms, question, book.entries)
-            book.charge(
-                Entry(
-                    question=question,
-                    scheme=self.scheme,
-                    unit=terms.unit,
-                    charge=terms.charge(),
-                )
-            )
+            release.check_affordable(book.entries)
+            book.charge(release.entry())
             random = custody.random(question, "noise")
             codes += discrete_gaussian(codes.size, sigma / grid.step, random)
             metrics = {_NUM_EXAMPLES: weight, "sigma": sigma}
@@ -167,68 +161,6 @@ def _released_update(
     update = Update.between(start, trained, names)
     apart = Grid(terms.grid).step * math.sqrt(update.vector.size)
     return update, request.step.records, request.step.sensitivity() + apart
-
-
-def _check_policy(custody: Custody, terms: Terms, sigma: float | None = None) -> None:
-    """Decline what the node's operator does not allow; the log of the node says why."""
-    try:
-        custody.policy.check(
-            scheme=UDPClient.scheme,
-            unit=terms.unit,
-            noise_multiplier=terms.noise_multiplier,
-            sigma=sigma,
-        )
-    except DeclinedError as error:
-        logger.warning("client %s declines: %s", custody.client_id, error)
-        raise
-
-
-def _check_affordable(
-    custody: Custody, terms: Terms, question: Question, entries: Sequence[Entry]
-) -> None:
-    """Decline a release that the budget of the experiment or the node's policy does not allow."""
-    charge = terms.charge()
-    mine = [e for e in entries if e.question.experiment_id == question.experiment_id]
-    if any(entry.unit != terms.unit for entry in mine):
-        raise ProtocolError(f"unit '{terms.unit}': this experiment had another one before")
-    own = [entry.charge for entry in mine]
-    cap = terms.epsilon * (1 + _ROUNDING)
-    if (after := _passing(own, charge, epsilon=cap, delta=terms.delta)) is not None:
-        before = spent(own, delta=terms.delta, accountant=fitting(own))
-        raise DeclinedError(
-            f"the budget is spent: epsilon {before:.6g} of {terms.epsilon:.6g} after {len(own)} "
-            f"releases, and {after:.6g} with another one, at delta {terms.delta:g}"
-        )
-    policy = custody.policy
-    if policy.max_epsilon is None:
-        return
-    everything = [entry.charge for entry in entries]
-    after = _passing(everything, charge, epsilon=policy.max_epsilon, delta=policy.delta)
-    if after is not None:
-        logger.warning(
-            "client %s declines: the node's policy has max_epsilon = %.6g at delta %g: with this "
-            "release epsilon would be %.6g",
-            *(custody.client_id, policy.max_epsilon, policy.delta, after),
-        )
-        # What the ledger holds of other experiments is nothing that this server should learn.
-        raise DeclinedError(
-            f"the node's policy has max_epsilon = {policy.max_epsilon:g} for all that it ever "
-            "releases: this release would pass it"
-        )
-
-
-def _passing(
-    charges: Sequence[Charge], charge: Charge, *, epsilon: float, delta: float
-) -> float | None:
-    """Return the epsilon of some charges and another one if that passes a cap, else None."""
-    # The accountant's own check: a server may choose a charge after it saw the earlier releases,
-    # and a total alone proves nothing then.
-    name = fitting([*charges, charge])
-    if epsilon > 0 and not new_accountant(name, charges).would_exceed(
-        charge, epsilon=epsilon, delta=delta
-    ):
-        return None
-    return spent([*charges, charge], delta=delta, accountant=name)
 
 
 def _check_grid(terms: Terms, sigma: float, dimension: int) -> None:

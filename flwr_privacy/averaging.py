@@ -153,7 +153,7 @@ class WeightedMean:
             self._add(name, array, 1.0)
         self.weight += other.weight
         self.clients |= other.clients
-        self._merge_metrics(other)
+        self.merge_metrics(other)
 
     def finish(self) -> dict[str, NDArray[np.generic]]:
         """Return the mean, with the template's dtypes.
@@ -222,7 +222,8 @@ class WeightedMean:
         for key, sums, weight in entries.metrics:
             self._add_metric(key, sums, weight)
 
-    def _merge_metrics(self, other: "WeightedMean") -> None:
+    def merge_metrics(self, other: "WeightedMean") -> None:
+        """Add the metrics that another accumulator holds, and nothing else."""
         for key, (numbers, weight) in other._metrics.items():
             self._add_metric(key, numbers, weight)
 

@@ -1,12 +1,11 @@
 """Central differential privacy of whole clients, for federated averaging (DP-FedAvg).
 
 In a round each client of a cohort sends its update, clipped to an L2 norm C and truncated to the
-grid; the sum gets Gaussian noise. With adaptive clipping the number of updates that were not
-clipped is summed and noised too, and C follows a quantile of the norms.
+grid; the sum gets Gaussian noise. With adaptive clipping (`flwr_privacy.adaptive_clipping`) the
+number of updates that were not clipped is summed and noised too.
 
-Sources: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language
-Models", ICLR 2018 (clients weigh the same here); Andrew, Thakkar, McMahan, Ramaswamy,
-"Differentially Private Learning with Adaptive Clipping", NeurIPS 2021; for noise in shares
+Source: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language
+Models", ICLR 2018 (clients weigh the same here); for noise in shares
 `flwr_privacy.distributed_noise`.
 
 Symbols: C is the clipping norm, N the number of clients, q the fraction of them asked in a round, z
@@ -21,6 +20,15 @@ from typing import Any
 
 from .accounting import Charge, noise_multiplier
 from .accounting.gaussian import check_delta
+from .adaptive_clipping import (
+    COUNT_GRID,
+    COUNT_NAME,
+    LARGEST_NORM,
+    LARGEST_SHARE,
+    count_code,
+    split,
+)
+from .arrays import Arrays
 from .distributed_noise import MOST_PARTIES, share_sigma, summed_gap
 from .errors import (
     InvalidParameterError,
@@ -29,23 +37,19 @@ from .errors import (
     check_integer,
     check_number,
 )
-from .grid import Grid
+from .grid import CODE_LIMIT, Grid
 from .udp import GRID_SHARE, participations
-from .updates import SMALLEST_NORM
+from .updates import SMALLEST_NORM, released_names
 
 __all__ = [
-    "COUNT_GRID",
     "DISTRIBUTED",
     "FIXED",
     "POISSON",
     "SERVER",
+    "SHARE_REACH",
     "Schedule",
     "Terms",
-    "count_code",
-    "fraction_below",
-    "next_clipping_norm",
     "sensitivity",
-    "split",
 ]
 
 DISTRIBUTED, SERVER = "distributed", "server"
@@ -54,14 +58,10 @@ DISTRIBUTED, SERVER = "distributed", "server"
 FIXED, POISSON = "fixed", "poisson"
 """How a cohort is drawn: a fixed number of clients, or each client by itself with probability q."""
 
-LARGEST_NORM = 1e100
-
-COUNT_GRID = Grid(-16)
-"""Grid of the count of updates within the norm, in half units; see `count_code`."""
+SHARE_REACH = 12
+"""Standard deviations of a share of noise that codes have room for; beyond it a client fails."""
 
 _LARGEST_GAP = 0.1  # of epsilon, set aside for the grid in the whole training
-_LARGEST_SHARE = 0.99
-_SMALLEST = math.ulp(0.0)
 
 
 def sensitivity(clipping_norm: float, *, sampling: str, noise: str) -> float:
@@ -97,52 +97,6 @@ def sensitivity(clipping_norm: float, *, sampling: str, noise: str) -> float:
     """
     check_number("clipping_norm", clipping_norm, minimum=SMALLEST_NORM, maximum=LARGEST_NORM)
     return clipping_norm if _amplified(noise, sampling) else 2 * clipping_norm
-
-
-def split(noise_multiplier: float, count_share: float) -> tuple[float, float | None]:
-    """Return the noise multipliers of the update and of the count, from that of both together.
-
-    Parameters
-    ----------
-    noise_multiplier : float
-        Noise multiplier z of the two as one release.
-    count_share : float
-        Share of ``1 / z**2`` that goes to the count, from 0 to 0.99; with 0 there is no count.
-
-    Returns
-    -------
-    update, count : float, float or None
-        z_u and z_c.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-
-    Notes
-    -----
-    Divide the update by z_u times its sensitivity, and the count by z_c times its own. Then both
-    have noise of standard deviation 1, so together they are one vector with one Gaussian noise; and
-    one client moves the vector by at most sqrt(1/z_u^2 + 1/z_c^2) in L2. So the pair is one
-    Gaussian mechanism of noise multiplier z, exactly, with
-
-        1/z^2 = 1/z_u^2 + 1/z_c^2,   z_u = z / sqrt(1 - share),   z_c = z / sqrt(share),
-
-    also after a Poisson sample, as both are of the same sample. Andrew et al. (theorem 1) have
-    the same with z_c twice their sigma_b, which is in whole units. Nothing smaller holds: an update
-    may turn round while the count falls.
-
-    Examples
-    --------
-    >>> update, count = split(1.0, 0.01)
-    >>> round(update, 4), round(count, 4)
-    (1.005, 10.0)
-    """
-    check_number("noise_multiplier", noise_multiplier, minimum=_SMALLEST)
-    check_number("count_share", count_share, minimum=0, maximum=_LARGEST_SHARE)
-    if count_share == 0:
-        return noise_multiplier, None
-    return noise_multiplier / math.sqrt(1 - count_share), noise_multiplier / math.sqrt(count_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +186,7 @@ class Schedule:
         _check_budget(self.epsilon, self.delta)
         check_integer("rounds", self.rounds, minimum=1)
         _check_rate("q", self.q)
-        check_number("count_share", self.count_share, minimum=0, maximum=_LARGEST_SHARE)
+        check_number("count_share", self.count_share, minimum=0, maximum=LARGEST_SHARE)
 
     @property
     def sampling_rate(self) -> float:
@@ -289,108 +243,6 @@ class Schedule:
     @property
     def _set_aside(self) -> float:
         return min(GRID_SHARE * self.epsilon, _LARGEST_GAP)
-
-
-def count_code(*, within: bool) -> int:
-    """Return a client's contribution to the count, as a code on `COUNT_GRID`.
-
-    Parameters
-    ----------
-    within : bool
-        Whether the norm of its update was at most C.
-
-    Returns
-    -------
-    int
-        Code of 1 half unit if so, otherwise of -1: b - 1/2 in whole units, as Andrew et al. have
-        it. So every client adds 1 half unit in absolute value, the least that tells the two cases
-        apart: the sensitivity is 1 half unit for one client more or less, and 2 for one replaced
-        (one whole unit). With 0 and 1, one client more would count for a whole unit.
-
-    Notes
-    -----
-    The count is noised on a grid much finer than a half unit, because noise of a few steps would
-    cost a gap, and has to be cut into shares of at least
-    `flwr_privacy.distributed_noise.SMALLEST_SHARE` steps.
-
-    Examples
-    --------
-    >>> COUNT_GRID.step * count_code(within=True), COUNT_GRID.step * count_code(within=False)
-    (1.0, -1.0)
-    """
-    one = round(1 / COUNT_GRID.step)
-    return one if within else -one
-
-
-def fraction_below(sum_of_halves: float, count: float) -> float:
-    """Return the fraction of updates within the norm, from the noised count.
-
-    Parameters
-    ----------
-    sum_of_halves : float
-        Sum of contributions and noise, in half units.
-    count : float
-        Number of contributions; for secret Poisson samples the expected one, q N.
-
-    Returns
-    -------
-    float
-        Without bias. Beyond [0, 1] where noise, or the number of contributions, makes it so.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-
-    Examples
-    --------
-    >>> fraction_below(-20.0, 100)
-    0.4
-    """
-    check_number("sum_of_halves", sum_of_halves)
-    check_number("count", count, minimum=_SMALLEST)
-    return 0.5 + sum_of_halves / count / 2
-
-
-def next_clipping_norm(
-    norm: float, below: float, *, quantile: float = 0.5, learning_rate: float = 0.2
-) -> float:
-    """Return the clipping norm of the next round: ``C exp(-eta (b - gamma))``.
-
-    Andrew et al., algorithm 1. Made of released values only, so it costs no privacy.
-
-    Parameters
-    ----------
-    norm : float
-        Clipping norm C of this round, from 1e-100 to 1e100.
-    below : float
-        Noised fraction b of updates within it; what is beyond [0, 1] is moved to its end.
-    quantile : float, default 0.5
-        Fraction gamma to aim at, from 0 to 1.
-    learning_rate : float, default 0.2
-        Step eta, above 0 and at most 100.
-
-    Returns
-    -------
-    float
-        Kept from 1e-100 to 1e100.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-
-    Examples
-    --------
-    >>> round(next_clipping_norm(1.0, 0.9), 4), round(next_clipping_norm(1.0, 0.1), 4)
-    (0.9231, 1.0833)
-    """
-    check_number("norm", norm, minimum=SMALLEST_NORM, maximum=LARGEST_NORM)
-    check_number("below", below)
-    check_number("quantile", quantile, minimum=0, maximum=1)
-    check_number("learning_rate", learning_rate, minimum=_SMALLEST, maximum=100)
-    moved = norm * math.exp(-learning_rate * (min(1.0, max(0.0, below)) - quantile))
-    return min(LARGEST_NORM, max(SMALLEST_NORM, moved))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -483,12 +335,16 @@ class Terms:
         count : float or None
             In half units, over `COUNT_GRID`'s step likewise; None where there is no count.
         """
-        update, count = split(self.noise_multiplier, self.count_share)
-        where = {"sampling": self.sampling, "noise": self.noise}
-        update = share_sigma(update * sensitivity(self.clipping_norm, **where), self.parties)
+        _, count = split(self.noise_multiplier, self.count_share)
         if count is not None:
-            count = share_sigma(count * sensitivity(1.0, **where), self.parties)
-        return update, count
+            count *= sensitivity(1.0, sampling=self.sampling, noise=self.noise)
+            count = share_sigma(count, self.parties)
+        return share_sigma(self.sigma(), self.parties), count
+
+    def sigma(self) -> float:
+        """Return the noise of the sum of updates that is charged, in units of the weights."""
+        update, _ = split(self.noise_multiplier, self.count_share)
+        return update * sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)
 
     def grid_gap(self, dimension: int) -> float:
         """Return the epsilon of a round that is lost to the grids.
@@ -511,6 +367,59 @@ class Terms:
         if count is not None:
             gap += summed_gap(1, count / COUNT_GRID.step, self.parties)
         return gap
+
+    def code_limit(self) -> int:
+        """Return the largest code that a client sends.
+
+        With noise in shares, room for `SHARE_REACH` standard deviations of one is left: a share
+        that was cut off would hide less.
+        """
+        update, count = self.share_sigmas() if self.noise == DISTRIBUTED else (0.0, 0.0)
+        largest = (self.clipping_norm + SHARE_REACH * update) / Grid(self.grid).step
+        if self.count_share:
+            room = SHARE_REACH * (count or 0.0) / COUNT_GRID.step
+            largest = max(largest, count_code(within=True) + room)
+        return math.ceil(largest)
+
+    def check_grid(self, dimension: int) -> None:
+        """Refuse a grid on which the noise does not do what the charge says, or does not fit.
+
+        Parameters
+        ----------
+        dimension : int
+            Number of released weights.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is too coarse or too fine.
+        """
+        gap = self.grid_gap(dimension)
+        if gap > self.gap:
+            raise InvalidParameterError(
+                "grid",
+                self.grid,
+                f"a finer grid (more grid_bits): epsilon {gap:.3g} of a release would be lost to "
+                "it",
+            )
+        if self.code_limit() > CODE_LIMIT:
+            raise InvalidParameterError(
+                "grid",
+                self.grid,
+                f"a coarser grid (less grid_bits): codes up to {self.code_limit()} leave 32 bits",
+            )
+
+    def names(self, model: Arrays) -> list[str]:
+        """Return the arrays of a model of which something is released.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there are none, or one has the name of the count.
+        """
+        if COUNT_NAME in model:
+            raise InvalidParameterError("arrays", COUNT_NAME, "other names than this one")
+        return released_names(model, self.keep_back)
 
     def write(self) -> dict[str, Any]:
         """Return the fields of a message."""

@@ -25,8 +25,8 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.files import write_text
 from flwr_privacy.identity import new_experiment_id
-from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.stragglers import StragglerModel
 
 __all__ = [

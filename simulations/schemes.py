@@ -4,10 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr_privacy.clients import FedAvgClient, SchemeClient, SecureSumClient, UDPClient
+from flwr_privacy.clients import (
+    CentralDPClient,
+    FedAvgClient,
+    SchemeClient,
+    SecureSumClient,
+    UDPClient,
+)
 from flwr_privacy.errors import check_choice
 from flwr_privacy.simulations.settings import Settings
-from flwr_privacy.strategies import UDP, FedAvg, SchemeStrategy
+from flwr_privacy.strategies import UDP, CentralDP, FedAvg, SchemeStrategy
 
 __all__ = ["SCHEMES", "Scheme", "client_of", "scheme"]
 
@@ -56,6 +62,11 @@ SCHEMES = {
     ),
     "udp": Scheme(
         UDP, UDPClient, "noise on the client from a budget over the whole training", _udp
+    ),
+    "central-dp": Scheme(
+        CentralDP,
+        CentralDPClient,
+        "noise on the sum, in shares of the clients or by a trusted server",
     ),
 }
 

@@ -419,14 +419,13 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 book.withdraw(reply, error)
             del reply  # or its arrays would live while the next reply is made
         self._charge(phase, book)
-        metrics = mean.metrics()
         if isinstance(mean, MaskedSum):
             mean = self._opened(mean, book.header.server_round)
         if mean.weight == 0:
             return None, None
         if metrics_fn is not None:
             return mean, metrics_fn(contents, self.weighted_by_key)
-        return mean, MetricRecord(metrics)
+        return mean, MetricRecord(mean.metrics())
 
     # -- Flower's abstract methods -----------------------------------------------------------
 
@@ -569,10 +568,12 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         last = self.planned_rounds is not None and server_round >= self.planned_rounds
         draw = None if last else lambda r: self._drawn(self._grid, r)
         try:
-            return opened_mean(empty, *self._sums.open(self._grid, masked, draw))
+            mean = opened_mean(empty, *self._sums.open(self._grid, masked, draw))
         except NotOpenedError as error:
             logger.warning("%s", error)
             return empty
+        mean.merge_metrics(masked)
+        return mean
 
     def _promise(self) -> Guarantee:
         promise = self.guarantee()

@@ -7,7 +7,7 @@ counted on the way.
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -106,12 +106,19 @@ class Conversation:
         return joined
 
     def sample(
-        self, grid: Grid, server_round: int, phase: str, *, fraction: float, minimum: int
+        self,
+        grid: Grid,
+        server_round: int,
+        phase: str,
+        *,
+        fraction: float,
+        minimum: int,
+        without: Collection[str] = (),
     ) -> Assigned:
         """Draw the clients of a round; with the same seed the same in every run.
 
         Nodes that still owe an answer to an earlier question are left out, so that no two messages
-        are outstanding for one client.
+        are outstanding for one client; so are the clients in `without`.
 
         Raises
         ------
@@ -126,6 +133,7 @@ class Conversation:
             fraction=fraction,
             minimum=minimum,
             busy=self._busy(grid),
+            without=without,
         )
 
     def ask(

@@ -173,6 +173,7 @@ class Federation:
         fraction: float,
         minimum: int,
         busy: Collection[int] = (),
+        without: Collection[str] = (),
     ) -> dict[int, list[str]]:
         """Draw clients without replacement.
 
@@ -192,6 +193,8 @@ class Federation:
             At least so many. If nodes left and fewer clients remain, all of them are taken.
         busy : collection of int
             Nodes that still owe an answer and are not asked.
+        without : collection of str
+            Clients that are not asked either; a node without a name goes by ``node-`` and its id.
 
         Returns
         -------
@@ -216,6 +219,8 @@ class Federation:
         for who in ranked:
             if len(chosen) == size:
                 break
+            if (f"node-{who}" if isinstance(who, int) else who) in without:
+                continue
             node = who if isinstance(who, int) else self._node_of(who, load)
             if node not in busy:
                 chosen.append((node, "" if isinstance(who, int) else who))

@@ -201,7 +201,7 @@ class UDP(SchemeStrategy):
     ) -> tuple[WeightedMean | None, MetricRecord | None]:
         """Fold the replies of a phase; note what they say of their noise."""
         mean, metrics = super().collect(phase, messages)
-        self._insecure |= metrics is not None and "insecure-noise" in metrics
+        self._insecure |= mean is not None and "insecure-noise" in mean.metrics()
         return mean, metrics
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:

@@ -71,8 +71,11 @@ def residues(
             raise InvalidParameterError(
                 name, "a value outside", f"codes from -{bounds.code_limit} to {bounds.code_limit}"
             )
-        parts.append(flat.astype(np.int64) * weight)
-    vector = np.concatenate([*parts, np.array([weight], np.int64)]).view(np.uint64)
+        parts.append(flat)
+    # In place: fresh memory takes longer than the sums.
+    weighted = np.concatenate([*parts, np.ones(1, np.int64)], dtype=np.int64)
+    weighted *= weight
+    vector = weighted.view(np.uint64)
     vector &= np.uint64(2**bounds.modulus_bits - 1)
     return vector
 
@@ -103,16 +106,23 @@ def add_masks(
     kind = word(bits)
     total = vector.astype(kind)  # wraps modulo a multiple of the modulus
     octets = np.empty(len(_ZEROS), np.uint8)
-    stream = octets.view(kind)
-    for seed, sign in masks:
-        cipher = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
-        combine = np.add if sign > 0 else np.subtract
-        for start in range(0, total.size, stream.size):
-            block = total[start : start + stream.size]
-            size = block.nbytes
-            cipher.update_into(_ZEROS[:size], octets.data[:size])
-            combine(block, stream[: block.size], out=block)
-    return total.astype(np.uint64) & np.uint64(2**bits - 1)
+    words = octets.view(kind)
+    streams = [
+        (
+            Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor(),
+            np.add if sign > 0 else np.subtract,
+        )
+        for seed, sign in masks
+    ]
+    for start in range(0, total.size, words.size):
+        block = total[start : start + words.size]  # stays in the cache for all masks
+        zeros, written = _ZEROS[: block.nbytes], octets.data[: block.nbytes]
+        for cipher, combine in streams:
+            cipher.update_into(zeros, written)
+            combine(block, words[: block.size], out=block)
+    masked = total.astype(np.uint64, copy=False)
+    masked &= np.uint64(2**bits - 1)
+    return masked
 
 
 def values_of(vector: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
@@ -183,7 +193,7 @@ class MaskedSum(WeightedMean):
         self.total += other.total
         self.clients |= other.clients
         self.weight += other.weight
-        self._merge_metrics(other)
+        self.merge_metrics(other)
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the sum, packed, and whose vectors are in it."""

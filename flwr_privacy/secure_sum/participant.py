@@ -86,6 +86,8 @@ class Joined:
     ----------
     session : str
         Name of the session.
+    threshold : int
+        Least number of clients in the sum.
     dealers : list of str
         Who of the roster dealt, sorted, the client included.
     mask_keys : list of bytes
@@ -95,6 +97,7 @@ class Joined:
     """
 
     session: str
+    threshold: int
     dealers: list[str]
     mask_keys: list[bytes]
     sealed: list[bytes]
@@ -189,7 +192,7 @@ class Participant:
         Returns
         -------
         threshold, roster : int
-            Least number of clients in the sum, of so many.
+            Least number of clients of its roster in the sum, and how many these are.
 
         Raises
         ------

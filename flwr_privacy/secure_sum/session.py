@@ -131,6 +131,7 @@ class Session:
         dealers = self._around(client)
         return Joined(
             session=self.name,
+            threshold=self.threshold,
             dealers=dealers,
             mask_keys=[self._dealt[dealer].mask_key for dealer in dealers],
             sealed=[

@@ -15,22 +15,18 @@ from dp_accounting import (
 )
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.accounting.curves import ORDERS
-from flwr_privacy.accounting.gaussian import delta_of, epsilon_of
-from flwr_privacy.central_dp import (
+from flwr_privacy.adaptive_clipping import (
     COUNT_GRID,
-    Schedule,
-    Terms,
+    COUNT_NAME,
     count_code,
     fraction_below,
     next_clipping_norm,
-    sensitivity,
     split,
 )
+from flwr_privacy.central_dp import SHARE_REACH, Schedule, Terms, sensitivity
 from flwr_privacy.distributed_noise import summed_gap
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.grid import Grid
@@ -113,19 +109,6 @@ def test_at_most_a_tenth_of_epsilon_is_set_aside_for_the_grid() -> None:
     assert schedule.gap * schedule.releases == pytest.approx(0.1)
 
 
-@given(z=st.floats(0.1, 1e3), share=st.floats(1e-6, 0.99))
-def test_update_and_count_are_one_release_of_the_combined_noise_multiplier(
-    z: float, share: float
-) -> None:
-    update, count = split(z, share)
-    assert count is not None
-    # The mu of two Gaussian releases is the root of the sum of their squares.
-    assert math.hypot(1 / update, 1 / count) == pytest.approx(1 / z, rel=1e-12)
-    assert (z / count) ** 2 == pytest.approx(share, rel=1e-12)
-    both = [Charge(noise_multiplier=update), Charge(noise_multiplier=count)]
-    assert spent(both, delta=1e-5) == pytest.approx(epsilon_of(1 / z, 1e-5), rel=1e-9)
-
-
 @pytest.mark.parametrize("share", [0.01, 0.3])
 def test_the_joint_release_costs_what_dp_accounting_says_of_the_two(share: float) -> None:
     schedule = Schedule(noise="distributed", sampling="fixed", **BUDGET, count_share=share)
@@ -142,19 +125,6 @@ def test_the_joint_release_costs_what_dp_accounting_says_of_the_two(share: float
     rounds = SelfComposedDpEvent(PoissonSampledDpEvent(0.2, pair), 60)
     theirs = epsilon_by(RdpAccountant(ORDERS), rounds, LEFT_DELTA)
     assert theirs == pytest.approx(LEFT, rel=2e-6)
-
-
-def test_the_joint_release_is_no_less_private_than_one_gaussian_where_it_is_integrated() -> None:
-    z_u, z_c = split(1.3, 0.25)
-    assert z_c is not None
-    # One client moves the update and the count by their sensitivities, 1 each here.
-    u, c = np.meshgrid(np.linspace(-18, 19, 2001), np.linspace(-32, 33, 2001), indexing="ij")
-    cell = (37 / 2000) * (65 / 2000) / (2 * math.pi * z_u * z_c)
-    p = np.exp(-((u / z_u) ** 2 + (c / z_c) ** 2) / 2) * cell
-    q = np.exp(-(((u - 1) / z_u) ** 2 + ((c - 1) / z_c) ** 2) / 2) * cell
-    for epsilon in (0.0, 0.5, 1.0, 2.0):
-        delta = np.maximum(p - math.exp(epsilon) * q, 0).sum()
-        assert delta == pytest.approx(delta_of(1 / 1.3, epsilon), rel=1e-4)
 
 
 def test_fixed_clipping_has_no_count() -> None:
@@ -207,27 +177,6 @@ def test_the_sensitivities_are_the_largest_changes_of_a_sum(noise: str, sampling
     assert 0.8 / 2.0 < joint <= 1 / 2.0
 
 
-@pytest.mark.parametrize(("below", "above"), [(0, 7), (3, 4), (7, 0)])
-def test_the_fraction_below_is_read_from_the_count(below: int, above: int) -> None:
-    codes = below * count_code(within=True) + above * count_code(within=False)
-    assert fraction_below(COUNT_GRID.step * codes, 7) == pytest.approx(below / 7)
-
-
-def test_the_fraction_below_is_unbiased_for_poisson_samples() -> None:
-    population, q, share = 400, 0.1, 0.3
-    random = np.random.default_rng(0)
-    inside = np.arange(population) < share * population
-    values = []
-    for _ in range(4000):
-        drawn = random.random(population) < q
-        halves = np.where(inside, 1.0, -1.0)[drawn].sum()
-        values.append(fraction_below(halves, q * population))
-    # The variance of the sum of halves is N q (1 - q): five standard errors of the mean.
-    error = math.sqrt(population * q * (1 - q)) / (2 * q * population)
-    wanted = 0.5 + (2 * share - 1) / 2
-    assert abs(np.mean(values) - wanted) < 5 * error / math.sqrt(4000)
-
-
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
 @pytest.mark.parametrize(("noise", "sampling"), MODES)
 def test_the_clipping_norm_finds_the_quantile_of_the_norms_through_noise(
@@ -264,24 +213,6 @@ def test_the_clipping_norm_finds_the_quantile_of_the_norms_through_noise(
     # Cohort and noise (0.05 or 0.1 a round) move the fraction by 0.02 on average over 150 rounds.
     assert fractions == pytest.approx(quantile, abs=0.03)
     assert np.std(np.log(late)) < 0.2
-
-
-def test_one_step_of_the_clipping_norm_is_the_papers() -> None:
-    assert next_clipping_norm(2.0, 0.75, quantile=0.5, learning_rate=0.4) == pytest.approx(
-        2 * math.exp(-0.1)
-    )
-    assert next_clipping_norm(2.0, 0.5) == 2.0
-
-
-def test_noise_beyond_all_and_none_moves_no_further_than_they_do() -> None:
-    assert next_clipping_norm(1.0, 7.0) == next_clipping_norm(1.0, 1.0) == math.exp(-0.1)
-    assert next_clipping_norm(1.0, -7.0) == next_clipping_norm(1.0, 0.0) == math.exp(0.1)
-
-
-def test_the_clipping_norm_stays_a_norm() -> None:
-    assert next_clipping_norm(1e-100, 1.0) == 1e-100
-    assert next_clipping_norm(1e100, 0.0) == 1e100
-    assert next_clipping_norm(1.0, 0.0, quantile=1.0, learning_rate=100.0) == math.exp(100)
 
 
 TERMS = Terms(
@@ -410,15 +341,50 @@ def test_a_schedule_of_no_budget_is_refused(change: dict[str, Any], text: str) -
     [
         (lambda: sensitivity(0.0, **SECRET), r"clipping_norm = 0\.0"),
         (lambda: sensitivity(1.0, sampling="x", noise="server"), "sampling = 'x'"),
-        (lambda: split(-1.0, 0.1), r"noise_multiplier = -1\.0"),
-        (lambda: fraction_below(math.nan, 3), "sum_of_halves = nan"),
-        (lambda: fraction_below(1.0, 0), "count = 0"),
-        (lambda: next_clipping_norm(0.0, 0.5), r"norm = 0\.0"),
-        (lambda: next_clipping_norm(1.0, math.nan), "below = nan"),
-        (lambda: next_clipping_norm(1.0, 0.5, quantile=1.5), r"quantile = 1\.5"),
-        (lambda: next_clipping_norm(1.0, 0.5, learning_rate=0.0), r"learning_rate = 0\.0"),
     ],
 )
 def test_values_that_are_not_allowed_are_named(call: Any, text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
         call()
+
+
+def test_codes_have_room_for_twelve_standard_deviations_of_a_share() -> None:
+    terms = changed(count_share=0.0)
+    update, _ = terms.share_sigmas()
+    assert terms.code_limit() == math.ceil((0.5 + SHARE_REACH * update) * 2**20)
+    # With little noise on the update and much on the count, the count is what needs the room.
+    counted = changed(grid=-6)
+    _, count = counted.share_sigmas()
+    assert count is not None
+    assert counted.code_limit() == math.ceil((1 + SHARE_REACH * count) * 2**16)
+
+
+def test_where_the_server_adds_the_noise_codes_have_none() -> None:
+    terms = changed(noise="server", parties=1)
+    assert terms.code_limit() == 2**19
+    assert changed(noise="server", parties=1, grid=-3).code_limit() == 2**16
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"gap": 1e-12}, r"grid = -20: expected a finer grid .more grid_bits.: epsilon .* be lost"),
+        ({"grid": -35}, r"grid = -35: expected a coarser grid .less grid_bits.: codes up to \d+"),
+    ],
+)
+def test_a_grid_that_does_not_fit_is_refused(change: dict[str, Any], text: str) -> None:
+    TERMS.check_grid(1000)
+    with pytest.raises(InvalidParameterError, match=text):
+        changed(**change).check_grid(1000)
+
+
+def test_an_array_with_the_name_of_the_count_is_refused() -> None:
+    terms = changed(keep_back=())
+    assert terms.names({"w": np.zeros(2), "n": np.array(3)}) == ["w"]
+    with pytest.raises(InvalidParameterError, match=r"'flwr-privacy\.count': expected other names"):
+        terms.names({"w": np.zeros(2), COUNT_NAME: np.zeros(1)})
+
+
+def test_the_noise_of_the_sum_is_that_of_all_shares_together() -> None:
+    update, _ = TERMS.share_sigmas()
+    assert TERMS.sigma() == pytest.approx(update * 4) == pytest.approx(2.5 * 1.0)

@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.clients import (
+    CentralDPClient,
     FedAvgClient,
     SchemeClient,
     SecureSumClient,
@@ -18,6 +19,7 @@ CLIENTS: dict[str, type[SchemeClient]] = {
     "fedavg": FedAvgClient,
     "secure-sum": SecureSumClient,
     "udp": UDPClient,
+    "central-dp": CentralDPClient,
 }
 
 

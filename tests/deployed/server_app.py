@@ -10,12 +10,13 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import UDP, FedAvg, SchemeStrategy
+from flwr_privacy.strategies import UDP, CentralDP, FedAvg, SchemeStrategy
 
 STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
     "fedavg": FedAvg,
     "secure-sum": partial(FedAvg, secure_sum=SecureSum(threshold=2, value_range=64.0)),
     "udp": partial(UDP, epsilon=8.0, delta=1e-5),
+    "central-dp": partial(CentralDP, epsilon=8.0, delta=1e-5),
 }
 
 app = ServerApp()

@@ -47,9 +47,9 @@ def test_every_key_of_a_file_is_read(read):
 def test_a_node_that_wants_a_secure_sum_answers_within_a_large_one_only():
     policy = Policy(min_summed=3)
     policy.check_sum(3)
-    with pytest.raises(DeclinedError, match="of at least 2 clients .* min_summed = 3"):
+    with pytest.raises(DeclinedError, match=r"of at least 2 clients .* min_summed = 3"):
         policy.check_sum(2)
-    with pytest.raises(DeclinedError, match="outside of a secure sum .* min_summed = 3"):
+    with pytest.raises(DeclinedError, match=r"outside of a secure sum .* min_summed = 3"):
         policy.check_sum(None)
     Policy().check_sum(None)
     with pytest.raises(InvalidParameterError, match="min_summed = 1"):

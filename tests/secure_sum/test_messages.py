@@ -29,7 +29,14 @@ MESSAGES = st.one_of(
         signatures=several,
     ),
     st.builds(Dealt, mask_key=octets, commitment=octets, digests=several, sealed=several),
-    st.builds(Joined, session=texts, dealers=names, mask_keys=several, sealed=several),
+    st.builds(
+        Joined,
+        session=texts,
+        threshold=st.integers(0, 2**31),
+        dealers=names,
+        mask_keys=several,
+        sealed=several,
+    ),
     st.builds(
         Bounds,
         cohort=st.integers(2, 1000),
@@ -46,7 +53,7 @@ ONE_OF_EACH = [
         session="s", server_round=1, threshold=2, roster=["a"], keys=[b"k"], signatures=[b""]
     ),
     Dealt(mask_key=b"m", commitment=b"c", digests=[b"d"], sealed=[b"", b"s"]),
-    Joined(session="s", dealers=["a"], mask_keys=[b"m"], sealed=[b""]),
+    Joined(session="s", threshold=1, dealers=["a"], mask_keys=[b"m"], sealed=[b""]),
     Bounds(cohort=5, code_limit=100, largest_weight=8, modulus_bits=13),
 ]
 

@@ -157,7 +157,7 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
     [
         (("--rounds", "0"), 2, "rounds = 0: expected an integer of at least 1"),
         (("--per-round", "9"), 2, "per_round = 9: expected an integer from 1 to 4"),
-        (("--scheme", "fedavgg"), 2, "scheme = 'fedavgg': expected one of 'fedavg'"),
+        (("--scheme", "fedavgg"), 2, "scheme = 'fedavgg': expected one of 'central-dp', 'fedavg'"),
         (("--task", "digit-mlp"), 2, "nearest: 'digits-mlp'"),
         (("--partition", "dirichlt"), 2, "nearest: 'dirichlet'"),
         (("--engine", "rayy"), 2, "engine = 'rayy': expected one of 'inline', 'ray'"),
@@ -269,7 +269,7 @@ def test_the_demo_shows_what_privacy_costs(
         "digits-linear: udp, epsilon 2.0",
     }
     page = (tmp_path / "demo-2" / "report.html").read_text()
-    assert "many more of them, or a secure sum" in page
+    assert "who share the noise under a secure sum" in page
     assert "best without privacy" in page
 
 

@@ -1,0 +1,158 @@
+"""A release that a server asks for: whether the policy and the budget allow it, and its entry."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
+from flwr_privacy.errors import DeclinedError, ProtocolError
+from flwr_privacy.ledger import Entry, Question
+from flwr_privacy.wire import Fields
+
+from .custody import Custody
+
+__all__ = ["PlannedRelease", "check_code_limit", "check_policy", "question_of"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
+
+
+def question_of(phase: str, fields: Fields) -> Question:
+    """Return the name of the question that `SchemeClient.handle` got."""
+    return Question(
+        experiment_id=fields["experiment-id"],
+        phase=phase,
+        server_round=fields["round"],
+        request=fields["request"],
+    )
+
+
+def check_code_limit(fields: Fields, largest: int) -> None:
+    """Refuse a secure sum that does not take every code that may come, before there is one.
+
+    Which noised codes it takes would say something of them.
+
+    Raises
+    ------
+    ProtocolError
+        If it does not; outside of a secure sum nothing is checked.
+    """
+    if fields.get("summed") and fields["code-limit"] < largest:
+        raise ProtocolError(
+            f"the secure sum takes codes up to {fields['code-limit']}, the noise needs {largest}"
+        )
+
+
+def check_policy(
+    custody: Custody, *, scheme: str, unit: str, noise_multiplier: float, sigma: float | None = None
+) -> None:
+    """Decline what the node's operator does not allow; the log of the node says why.
+
+    Raises
+    ------
+    DeclinedError
+        If the policy does not allow it; see `flwr_privacy.policy.Policy.check`.
+    """
+    try:
+        custody.policy.check(
+            scheme=scheme, unit=unit, noise_multiplier=noise_multiplier, sigma=sigma
+        )
+    except DeclinedError as error:
+        logger.warning("client %s declines: %s", custody.client_id, error)
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRelease:
+    """A release that was asked for and has not happened.
+
+    Parameters
+    ----------
+    custody : Custody
+        What the node keeps for the client.
+    question : Question
+        Whose answer it is.
+    scheme, unit : str
+        Which scheme asks, and what it protects.
+    charge : Charge
+        What it costs.
+    epsilon, delta : float
+        Budget of the experiment.
+    """
+
+    custody: Custody
+    question: Question
+    scheme: str
+    unit: str
+    charge: Charge
+    epsilon: float
+    delta: float
+
+    def entry(self) -> Entry:
+        """Return its line in the ledger."""
+        return Entry(question=self.question, scheme=self.scheme, unit=self.unit, charge=self.charge)
+
+    def check_policy(self, noise_multiplier: float, sigma: float | None = None) -> None:
+        """Decline it if the node's policy does not allow its noise; see `check_policy`."""
+        check_policy(
+            self.custody,
+            scheme=self.scheme,
+            unit=self.unit,
+            noise_multiplier=noise_multiplier,
+            sigma=sigma,
+        )
+
+    def check_affordable(self, entries: Sequence[Entry]) -> None:
+        """Decline it if the budget of the experiment or the node's policy does not allow it.
+
+        Parameters
+        ----------
+        entries : sequence of Entry
+            The ledger so far.
+
+        Raises
+        ------
+        DeclinedError
+            If it would pass the one or the other.
+        ProtocolError
+            If the experiment has protected another unit before.
+        """
+        mine = [e for e in entries if e.question.experiment_id == self.question.experiment_id]
+        if any(entry.unit != self.unit for entry in mine):
+            raise ProtocolError(f"unit '{self.unit}': this experiment had another one before")
+        own = [entry.charge for entry in mine]
+        cap = self.epsilon * (1 + _ROUNDING)
+        if (after := self._passing(own, epsilon=cap, delta=self.delta)) is not None:
+            before = spent(own, delta=self.delta, accountant=fitting(own))
+            raise DeclinedError(
+                f"the budget is spent: epsilon {before:.6g} of {self.epsilon:.6g} after "
+                f"{len(own)} releases, and {after:.6g} with another one, at delta {self.delta:g}"
+            )
+        policy = self.custody.policy
+        if policy.max_epsilon is None:
+            return
+        everything = [entry.charge for entry in entries]
+        after = self._passing(everything, epsilon=policy.max_epsilon, delta=policy.delta)
+        if after is not None:
+            logger.warning(
+                "client %s declines: the node's policy has max_epsilon = %.6g at delta %g: with "
+                "this release epsilon would be %.6g",
+                *(self.custody.client_id, policy.max_epsilon, policy.delta, after),
+            )
+            # What the ledger holds of other experiments is nothing that this server should learn.
+            raise DeclinedError(
+                f"the node's policy has max_epsilon = {policy.max_epsilon:g} for all that it ever "
+                "releases: this release would pass it"
+            )
+
+    def _passing(self, charges: Sequence[Charge], *, epsilon: float, delta: float) -> float | None:
+        """Return the epsilon of some charges and this one if that passes a cap, else None."""
+        # The accountant's own check: a server may choose a charge after it saw the earlier
+        # releases, and a total alone proves nothing then.
+        name = fitting([*charges, self.charge])
+        if epsilon > 0 and not new_accountant(name, charges).would_exceed(
+            self.charge, epsilon=epsilon, delta=delta
+        ):
+            return None
+        return spent([*charges, self.charge], delta=delta, accountant=name)

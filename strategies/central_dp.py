@@ -1,0 +1,489 @@
+"""Central differential privacy on the server: DP-FedAvg with noise in shares, or by the server.
+
+What the noise is follows from a budget over the whole training. The books of who was asked how
+often are the server's; they live in the releases of the privacy card, so they survive a resume and
+count whoever was asked, whether an answer came or not.
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Message, MetricRecord
+from flwr.serverapp import Grid as FlowerGrid
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.card import PrivacyCard
+from flwr_privacy.central_dp import (
+    DISTRIBUTED,
+    FIXED,
+    POISSON,
+    SERVER,
+    SHARE_REACH,
+    Schedule,
+    Terms,
+    sensitivity,
+)
+from flwr_privacy.central_mean import CentralMean
+from flwr_privacy.central_promise import promise
+from flwr_privacy.channel import derive
+from flwr_privacy.errors import (
+    CheckpointError,
+    InvalidParameterError,
+    ProtocolError,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
+from flwr_privacy.updates import released_names
+from flwr_privacy.wire import TRAIN, Fields
+
+from .base import SchemeStrategy
+from .conversation import Assigned
+from .round import Round
+
+__all__ = ["CentralDP"]
+
+_GRID_BITS = 18
+"""Steps of the grid up to the clipping norm, as a power of two, if noise leaves the room."""
+
+_WIDEST = math.nextafter(2.0, 0.0)
+"""Norm that has most steps on a grid which is chosen for it."""
+
+
+class CentralDP(SchemeStrategy):
+    """Federated averaging of clipped updates with noise on the sum (DP-FedAvg).
+
+    Parameters
+    ----------
+    *arguments, **options
+        FedAvg's and those of `SchemeStrategy`.
+    epsilon, delta : float, default 8.0 and 1e-5
+        Budget of a client over the whole training.
+    clipping_norm : float, default 1.0
+        L2 bound of an update; of the first round, where clipping is adaptive.
+    noise : {"distributed", "server"}, default "distributed"
+        Who adds the noise: the clients, each a share under a secure sum, so that nobody is trusted;
+        or a trusted server.
+    sampling : {"fixed", "poisson"}, default "fixed"
+        Whether a cohort has a fixed number of clients, or as many as are drawn when each is drawn
+        by itself, with that number in expectation. Only a trusted server can draw in secret, and
+        only that makes the noise less.
+    rounds : int, optional
+        Rounds over which the budget is spread; by default those of `start`. Needed where a
+        `start` of your own runs the rounds.
+    quantile : float, optional
+        Fraction of the updates that the clipping norm aims to leave as they are, which makes
+        clipping adaptive; by default the norm is fixed.
+    clipping_learning_rate : float, default 0.2
+        Step of adaptive clipping.
+    count_share : float, default 0.1
+        Share of a round's budget that goes to the count of updates within the norm, where clipping
+        is adaptive; up to 0.99.
+    grid_bits : int, optional
+        The grid has at least ``2**grid_bits`` steps up to the clipping norm; by default 18, or as
+        many as leave room in 31 bits for twelve standard deviations of a share.
+    keep_back : sequence of str, default ()
+        Arrays of which nothing is released, beside integers and the statistics of normalisation
+        layers, which never are. The model keeps the server's values of them.
+    insecure_seed : int, optional
+        Seed of the server's noise and samples, for tests: nothing is protected then.
+    secure_sum : SecureSum, optional
+        With noise in shares always there, by default with the usual parameters.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or two do not go together.
+
+    Notes
+    -----
+    Every client weighs the same. Clients send no losses and no metrics of the training, and are not
+    asked to evaluate: `fraction_evaluate` has no effect. A client whose releases are used up is not
+    asked any more; the training ends when nobody is left to ask.
+
+    With a trusted server that draws in secret noise is released in every round, also if nobody was
+    drawn or nobody answered: a round that is skipped then would say who was not there. The result
+    is divided by the expected number of clients.
+
+    With noise in shares a client answers a question once. A round that broke off after clients had
+    answered is skipped on a resume, unless enough others are drawn: their answers were charged, and
+    a second sum over the same round could give them away. A trusted server does such a round again,
+    with other noise; the model that was lost must not have been published (`evaluate_fn` saw it).
+
+    Guarantee
+    ---------
+    See `flwr_privacy.central_dp.Schedule` for adversary, neighbours and what is covered in each of
+    the four modes; `guarantee` has it as text.
+
+    Examples
+    --------
+    >>> from flwr_privacy.strategies import CentralDP
+    >>> strategy = CentralDP(fraction_train=0.2, epsilon=8.0, delta=1e-5, clipping_norm=0.5)
+    >>> trusted = CentralDP(fraction_train=0.2, noise="server", sampling="poisson", quantile=0.5)
+    """
+
+    scheme: ClassVar[str] = "central-dp"
+    summable: ClassVar[bool] = True
+    weight_key = "num-examples"  # the clients' own: 1
+
+    def __init__(
+        self,
+        *arguments: Any,
+        epsilon: float = 8.0,
+        delta: float = 1e-5,
+        clipping_norm: float = 1.0,
+        noise: str = DISTRIBUTED,
+        sampling: str = FIXED,
+        rounds: int | None = None,
+        quantile: float | None = None,
+        clipping_learning_rate: float = 0.2,
+        count_share: float = 0.1,
+        grid_bits: int | None = None,
+        keep_back: Sequence[str] = (),
+        insecure_seed: int | None = None,
+        secure_sum: SecureSum | None = None,
+        **options: Any,
+    ) -> None:
+        if rounds is not None:
+            check_integer("rounds", rounds, minimum=1)
+        if grid_bits is not None:
+            check_integer("grid_bits", grid_bits, minimum=1, maximum=30)
+        if quantile is not None:
+            next_clipping_norm(1.0, 0.5, quantile=quantile, learning_rate=clipping_learning_rate)
+            check_number("count_share", count_share, minimum=1e-6, maximum=LARGEST_SHARE)
+        self._mode = {"noise": noise, "sampling": sampling}
+        self._amplified = self._mode == {"noise": SERVER, "sampling": POISSON}
+        sensitivity(clipping_norm, **self._mode)  # or says what is not allowed
+        self._budget: dict[str, Any] = {
+            **self._mode,
+            "epsilon": epsilon,
+            "delta": delta,
+            "count_share": 0.0 if quantile is None else count_share,
+        }
+        Schedule(**self._budget, rounds=1, q=1.0)  # or says what is not allowed
+        self._clipping: dict[str, Any] = {
+            "clipping_norm": clipping_norm,
+            "quantile": quantile,
+            "clipping_learning_rate": clipping_learning_rate,
+            "grid_bits": grid_bits,
+            "keep_back": list(keep_back),
+        }
+        self._rounds = rounds
+        self._insecure_seed = self._checked_seed(insecure_seed)
+        secure_sum = self._checked_sum(secure_sum)
+        super().__init__(*arguments, secure_sum=secure_sum, **options)
+        self.fraction_evaluate = 0.0  # what clients say of their data is a release of its own
+
+    def _build(self) -> None:
+        super()._build()
+        self.schedule: Schedule | None = None
+        self.terms: Terms | None = None
+        self.clipping_norm: float = self._clipping["clipping_norm"]
+        self._population = self._cohort = 0
+        self._known: set[str] = set()  # who was ever there, where everybody is charged
+        seed = self._insecure_seed
+        self._secret = os.urandom(32) if seed is None else f"insecure {seed}".encode()
+        self._insecure = seed is not None
+        self._of_round: dict[str, float] = {}
+
+    # -- A round -----------------------------------------------------------------------------
+
+    def question(self, server_round: int) -> Fields:
+        """Return the terms of a round."""
+        self._cohort = 1 if self._sums is None else self._sums.cohort
+        self.terms = self._plan(self._cohort, self.clipping_norm)
+        names = self.terms.names(self._template)
+        self.terms.check_grid(sum(np.size(self._template[name]) for name in names))
+        self._of_round = {}
+        return self.terms.write()
+
+    def accumulator(self, phase: str) -> WeightedMean:
+        """Return an empty sum of codes for a training."""
+        if phase != TRAIN:
+            return super().accumulator(phase)
+        return CentralMean(self._template, self._asked_terms())
+
+    def bounds_of(self, cohort: int) -> Bounds:
+        """Return the bounds of the codes, noise included; everybody weighs 1."""
+        if self.secure_sum is None:
+            raise ProtocolError("there is no secure sum")
+        if self._mode["sampling"] == POISSON:
+            schedule = self._scheduled()
+            # What does not fit the usual cohort ends the run; the others are skipped.
+            self._bounds(self.secure_sum, max(2, round(schedule.q * self._population)))
+            try:
+                return self._bounds(self.secure_sum, cohort)
+            except InvalidParameterError as error:
+                raise NotOpenedError(f"a cohort of {cohort} clients was drawn: {error}") from error
+        return self._bounds(self.secure_sum, cohort)
+
+    def collect(
+        self, phase: str, messages: Iterable[Message]
+    ) -> tuple[WeightedMean | None, MetricRecord | None]:
+        """Fold the replies of a phase; add the noise, if it is the server's, and clip anew."""
+        if phase != TRAIN:
+            return super().collect(phase, messages)
+        releases = self._amplified and self._goes_on()  # before this round is on the books
+        mean, metrics = super().collect(phase, messages)
+        self._insecure |= mean is not None and "insecure-noise" in mean.metrics()
+        if mean is None and releases:
+            mean, metrics = self.accumulator(phase), MetricRecord()
+        if not isinstance(mean, CentralMean):
+            return None, None
+        number = self._expected() if self._amplified else float(len(mean.clients))
+        terms = self._asked_terms()
+        if terms.noise == SERVER:
+            mean.add_noise(self._random(self.conversation.book(TRAIN).header.server_round))
+        below = mean.settle(number)
+        shares = len(mean.clients) if terms.noise == DISTRIBUTED else 1
+        self._of_round = {"sigma": terms.share_sigmas()[0] * math.sqrt(shares)}
+        if below is not None:
+            self._of_round["fraction_below"] = below
+            self.clipping_norm = next_clipping_norm(
+                self.clipping_norm,
+                below,
+                quantile=self._clipping["quantile"],
+                learning_rate=self._clipping["clipping_learning_rate"],
+            )
+        return mean, metrics
+
+    def charge(self, phase: str) -> Charge | None:
+        """Return the cost of a round."""
+        return self._asked_terms().charge() if phase == TRAIN else None
+
+    def charged(self, phase: str, book: Round) -> set[str]:
+        """Return who is charged: whoever was asked, or where samples are secret everybody."""
+        if phase != TRAIN or not self._amplified:
+            return super().charged(phase, book)
+        if not self._goes_on():
+            return set()
+        if self.federation.met:
+            self._known.update(self.federation.clients())
+        return set(self._known)
+
+    def stop(self) -> str:
+        """Return why the training ends: the budget is spent."""
+        if self.schedule is None:
+            return ""
+        meant = f"the {self.schedule.releases} releases that the budget is for"
+        if self._amplified:
+            return "" if self._goes_on() else f"{meant} are made"
+        spent = self._spent()
+        # Whoever was ever asked may come back.
+        asked = {client for release in self.releases for client in release.clients}
+        left = len((asked | set(self.federation.clients())) - spent)
+        needed = 1 if self.secure_sum is None else self.secure_sum.threshold or 2
+        if not spent or left >= needed:
+            return ""
+        return f"{len(spent)} clients have made {meant}, and {left} are left of {needed} needed"
+
+    def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
+        """Return what was spent, the clipping norm and noise of the round, and how many fit."""
+        spent = card.guarantee.spent or 0.0
+        numbers = {
+            "epsilon": spent,
+            "epsilon_left": max(0.0, self._budget["epsilon"] - spent),
+            **self._of_round,
+        }
+        if self.terms is not None:
+            numbers["clipping_norm"] = self.terms.clipping_norm
+        return numbers
+
+    # -- The promise, and what a resume needs ------------------------------------------------
+
+    def guarantee(self) -> Guarantee:
+        """Return the promise; before the first round with the budget as it was asked for."""
+        kept_back = set(self._template)
+        if kept_back:
+            kept_back -= set(released_names(self._template, self._clipping["keep_back"]))
+        quorum, secure_sum = None, self.secure_sum
+        if secure_sum is not None and self.terms is not None and self.terms.noise == DISTRIBUTED:
+            least = secure_sum.threshold_of(self._cohort)
+            quorum = self._cohort, least, secure_sum.colluders_of(self._cohort)
+        return promise(
+            **self._mode,
+            epsilon=self._budget["epsilon"],
+            delta=self._budget["delta"],
+            summed=secure_sum is not None,
+            quorum=quorum,
+            kept_back=kept_back,
+            insecure=self._insecure,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedule, the clipping norm, and the secret of the samples."""
+        return {
+            "schedule": None if self.schedule is None else asdict(self.schedule),
+            "clipping": dict(self._clipping),
+            "clipping_norm": self.clipping_norm,
+            "population": self._population,
+            "secret": self._secret if self._amplified else b"",
+            "insecure": self._insecure,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the schedule, the clipping norm, and the secret of the samples.
+
+        Raises
+        ------
+        CheckpointError
+            If they were made for another budget, another number of rounds or other clipping.
+        """
+        rounds = self._rounds or self.planned_rounds
+        mine = {**self._budget, "rounds": rounds, **self._clipping}
+        theirs = {**(state["schedule"] or {}), **state["clipping"]}
+        for key, value in mine.items():
+            if theirs.get(key, value) != value:
+                raise CheckpointError(
+                    f"the checkpoint was calibrated for {key} = {theirs[key]!r}, not {value!r}: "
+                    "the noise of the rounds that are done cannot be changed"
+                )
+        self._insecure |= state["insecure"]
+        self.clipping_norm = state["clipping_norm"]
+        self._secret = state["secret"] or self._secret
+        if state["schedule"] is not None:
+            self.schedule = Schedule(**state["schedule"])
+            self._population = state["population"]
+        if self._amplified:
+            self._known = {client for release in self.releases for client in release.clients}
+
+    # -- Parts -------------------------------------------------------------------------------
+
+    def _drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+        """Draw the clients of a round's training; nobody whose budget is spent."""
+        if self.fraction_train == 0 or (self._amplified and not self._goes_on()):
+            return {}
+        alone = self._mode["sampling"] == POISSON
+        assigned = self.conversation.sample(
+            grid,
+            server_round,
+            TRAIN,
+            fraction=1.0 if alone else self.fraction_train,
+            minimum=0 if alone else self.min_train_nodes,
+            without=self._spent(),
+        )
+        if not alone:
+            return assigned
+        drawn: dict[int, list[str]] = {}
+        for node, clients in assigned.items():
+            for client in clients:
+                name = client or f"node-{node}"
+                self._known.add(name)
+                if self._is_drawn(server_round, name):
+                    drawn.setdefault(node, []).append(client)
+        return drawn
+
+    def _is_drawn(self, server_round: int, client: str) -> bool:
+        """Draw one client by itself; the same whenever the round is drawn."""
+        # Under a secure sum the clients of a cohort know each other, and nothing is kept secret.
+        secret = self._secret if self._amplified else str(self.experiment.seed).encode()
+        place = derive(secret, "poisson sample", server_round, client)[:8]
+        return int.from_bytes(place, "big") < self._scheduled().q * 2.0**64
+
+    def _spent(self) -> set[str]:
+        """Return the clients that were charged as often as their budget is meant for."""
+        if self.schedule is None or self._amplified:
+            return set()
+        counts = Counter(client for release in self.releases for client in release.clients)
+        spent = {c for c, count in counts.items() if not self.schedule.affordable(count)}
+        # A node that has said who it is goes by its address all the same under a user's own start.
+        return spent | {node for node, client in self._names.items() if client in spent}
+
+    def _goes_on(self) -> bool:
+        """Tell whether everybody can be charged once more, where everybody is."""
+        return self.schedule is None or self.schedule.affordable(len(self.releases))
+
+    def _expected(self) -> float:
+        """Return the number of clients that a secret sample has in expectation."""
+        return self._scheduled().q * self._population
+
+    def _random(self, server_round: int) -> SecureRandom:
+        if self._insecure_seed is None:
+            return SecureRandom()
+        return SecureRandom.insecure(self._insecure_seed, "noise", server_round)
+
+    def _asked_terms(self) -> Terms:
+        if self.terms is None:
+            raise ProtocolError("no question was asked yet")
+        return self.terms
+
+    def _scheduled(self) -> Schedule:
+        """Return the schedule; it is made when it is known how many clients there are."""
+        if self.schedule is None:
+            rounds = self._rounds or self.planned_rounds
+            if rounds is None:
+                raise InvalidParameterError(
+                    "rounds", rounds, "the rounds to spread the budget over, under your own start"
+                )
+            asked, self._population = self.federation.sample_size(
+                fraction=self.fraction_train, minimum=self.min_train_nodes
+            )
+            q = min(1.0, asked / self._population)
+            self.schedule = Schedule(**self._budget, rounds=rounds, q=q)
+        return self.schedule
+
+    def _plan(self, asked: int, norm: float) -> Terms:
+        """Return the terms for a cohort of so many clients and a clipping norm."""
+        schedule, parties = self._scheduled(), 1
+        if self._mode["noise"] == DISTRIBUTED and self.secure_sum is not None:
+            parties = self.secure_sum.honest_in_sums(asked)
+        bits = self._clipping["grid_bits"]
+        if bits is None:
+            spread = schedule.update_noise_multiplier * sensitivity(1.0, **self._mode)
+            reach = 1 + SHARE_REACH * spread / math.sqrt(parties)
+            bits = max(1, min(_GRID_BITS, math.floor(math.log2(CODE_LIMIT / reach)) - 1))
+        return Terms(
+            **self._mode,
+            sampling_rate=schedule.sampling_rate,
+            noise_multiplier=schedule.noise_multiplier,
+            count_share=schedule.count_share,
+            epsilon=schedule.epsilon,
+            delta=schedule.delta,
+            gap=schedule.gap,
+            clipping_norm=norm,
+            grid=Grid.below(norm, bits=bits).exponent,
+            parties=parties,
+            keep_back=tuple(self._clipping["keep_back"]),
+        )
+
+    def _bounds(self, secure_sum: SecureSum, cohort: int) -> Bounds:
+        # The clipping norm of the next round is not known when its secrets are dealt, but a grid
+        # has the most steps up to this one.
+        limit = self._plan(cohort, _WIDEST).code_limit()
+        return secure_sum.bounds(cohort, code_limit=min(limit, CODE_LIMIT), largest_weight=1)
+
+    def _checked_sum(self, secure_sum: SecureSum | None) -> SecureSum | None:
+        if self._mode["noise"] == DISTRIBUTED and secure_sum is None:
+            return SecureSum()
+        if self._amplified and secure_sum is not None:
+            raise InvalidParameterError(
+                "secure_sum",
+                secure_sum,
+                "None with noise = 'server' and sampling = 'poisson': the clients of a secure sum "
+                "know who takes part",
+            )
+        varies = self._mode["sampling"] == POISSON and isinstance(secure_sum, SecureSum)
+        if varies and secure_sum is not None and secure_sum.threshold is not None:
+            raise InvalidParameterError(
+                "secure_sum.threshold",
+                secure_sum.threshold,
+                "none with sampling = 'poisson': the size of a cohort varies",
+            )
+        return secure_sum
+
+    def _checked_seed(self, seed: int | None) -> int | None:
+        if seed is None:
+            return None
+        if self._mode["noise"] == DISTRIBUTED:
+            raise InvalidParameterError("insecure_seed", seed, "None: the clients draw the noise")
+        return check_integer("insecure_seed", seed, minimum=0)
