@@ -9,17 +9,22 @@ from .accounting import accounting
 from .aggregate import aggregate
 from .noise import noise
 from .private import private
+from .quantize import quantize
 from .report import HEADER, Comparison
-from .rounds import cohorts, echo, fedavg, udp
+from .rounds import cohorts, echo, fedavg, secure_fedavg, udp
+from .secure_sum import secure_sum
 
 ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "aggregate": aggregate,
     "private": private,
     "noise": noise,
+    "quantize": quantize,
     "accounting": accounting,
+    "secure-sum": secure_sum,
     "echo": echo,
     "fedavg": fedavg,
     "udp": udp,
+    "secure-fedavg": secure_fedavg,
     "cohorts": cohorts,
 }
 

@@ -15,6 +15,7 @@ __all__ = ["Engines", "Seconds", "engines"]
 
 APP = Path(__file__).parent / "app"
 WORKERS = 2
+IMAGES = 60  # of each client
 TIMEOUT = 400.0
 
 Seconds = list[tuple[str, list[float]]]
@@ -28,9 +29,11 @@ class Engines:
         self._session = session
         self._out = folder / "seconds.jsonl"
 
-    def ray(self, plan: str, *, nodes: int, rounds: int, clients: int = 0) -> Seconds:
+    def ray(
+        self, plan: str, *, nodes: int, rounds: int, clients: int = 0, images: int = IMAGES
+    ) -> Seconds:
         """Run a plan with ``flwr run``."""
-        config = self._config(plan, rounds, clients)
+        config = self._config(plan, rounds, clients, images)
         self._session.run(APP, nodes=nodes, run_config=config, timeout=TIMEOUT)
         return self._read()
 
@@ -38,12 +41,20 @@ class Engines:
         """Run a plan in this process."""
         from .app.rivals import client_app, server_app
 
-        config = self._config(plan, rounds, clients)
+        config = self._config(plan, rounds, clients, IMAGES)
         run_inline(server_app.app, client_app.app, nodes=nodes, run_config=config)
         return self._read()
 
-    def _config(self, plan: str, rounds: int, clients: int) -> dict[str, str | int | float | bool]:
-        return {"plan": plan, "rounds": rounds, "clients": clients, "out": str(self._out)}
+    def _config(
+        self, plan: str, rounds: int, clients: int, images: int
+    ) -> dict[str, str | int | float | bool]:
+        return {
+            "plan": plan,
+            "rounds": rounds,
+            "clients": clients,
+            "images": images,
+            "out": str(self._out),
+        }
 
     def _read(self) -> Seconds:
         lines = [json.loads(line) for line in self._out.read_text(encoding="utf-8").splitlines()]

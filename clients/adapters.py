@@ -246,7 +246,7 @@ def _with_content(message: Message, content: RecordDict) -> Message:
 
 def _checked(reply: Message) -> Message:
     if reply.has_error():
-        raise ProtocolError(f"the app answered with an error: {reply.error.reason}")
+        raise RuntimeError(f"the app answered with an error: {reply.error.reason}")
     return reply
 
 

@@ -93,7 +93,7 @@ def answer(app: App, message: Message, context: Context) -> Message:
             content = _play_cohort(app, header, message, context)
         else:
             client_id = client_id_from(context.node_config)
-            content = _play(app, app.client(context), client_id, message, context)
+            content = _play(app, _built(app, context), client_id, message, context)
         return Message(content, reply_to=message)
     except DeclinedError as error:
         return Message(Error(DECLINED_CODE, str(error)), reply_to=message)
@@ -119,6 +119,18 @@ def _discreet(train: Train) -> Train:
             ) from None
 
     return discreet
+
+
+def _built(app: App, context: Context) -> SchemeClient:
+    """Build the client half; what the user's code says of its data on the way stays here."""
+    try:
+        return app.client(context)
+    except FlwrPrivacyError:
+        raise
+    # It may load data, and the text of its errors may have some in it.
+    except Exception:
+        logger.exception("the client could not be built")
+        raise ProtocolError("the client could not be built; the log of the node says how") from None
 
 
 def _untold(error: LedgerError) -> str:
@@ -209,7 +221,7 @@ def _play_cohort(app: App, header: Header, message: Message, context: Context) -
             own_message.content = _content_of(client_id, message.content)
             own_context = _context_of(cohort, client_id, context)
             try:
-                client = app.client(own_context)
+                client = _built(app, own_context)
                 if not mean:
                     mean.append(_accumulator(client, message.content))
                 reply = _play(app, client, client_id, own_message, own_context)

@@ -29,6 +29,7 @@ from flwr_privacy.grid import GridMean
 from flwr_privacy.packing import pack
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.federated import Terms
+from flwr_privacy.secure_sum.graph import is_safe
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
 from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, Opening, Revealed, read, write
 from flwr_privacy.updates import Update
@@ -80,22 +81,25 @@ class SecureSumClient(SchemeClient):
         trained = train(start)
         weight = 1
         if terms.weighted_by:
-            examples = trained.metrics.get(terms.weighted_by)
-            if not isinstance(examples, int | float) or not float(examples).is_integer():
+            examples: Any = trained.metrics.get(terms.weighted_by)
+            number = isinstance(examples, int | float | np.number)
+            if not number or not float(examples).is_integer():
                 raise ProtocolError(
                     f"the metric '{terms.weighted_by}' is no whole number: a secure sum needs "
                     "whole weights"
                 )
             weight = int(examples)
         update = Update.between(start, trained.arrays, names)
-        largest = float(np.abs(update.vector).max(initial=0.0))
+        largest = float(max(update.vector.max(initial=0.0), -update.vector.min(initial=0.0)))
         if largest > terms.value_range:
             logger.error("the update has values up to %g", largest)
             raise DataError(
                 f"the update is beyond value_range = {terms.value_range:g}: raise it, or train in "
                 "smaller steps"
             )
-        codes = np.rint(update.vector / terms.grid.step).astype(np.int32)
+        vector = update.vector
+        vector *= 1 / terms.grid.step  # exact: a power of two
+        codes = np.rint(vector, out=vector).astype(np.int32)
         return update.arrays(codes), {METRICS: {_WEIGHT: weight}}
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
@@ -185,9 +189,10 @@ def join(
     if len(joined.dealers) > bounds.cohort:
         raise ProtocolError("more dealers than clients of the cohort")
     with _participant(custody, header.experiment_id, keep=False) as participant:
-        threshold, roster = participant.seat(joined.session)
+        threshold, roster = participant.seat(joined.session, header.server_round)
     # In a sparse graph a client knows its share of the threshold, and no more can be true.
-    least = min(joined.threshold, threshold * max(bounds.cohort, roster) // roster)
+    cohort = bounds.cohort if is_safe(bounds.cohort, roster, joined.threshold) else roster
+    least = min(joined.threshold, threshold * max(cohort, roster) // roster)
     return Place(custody, header, joined, bounds, least)
 
 

@@ -15,13 +15,15 @@ from .arrays import Arrays
 from .averaging import ReplyRefusedError, WeightedMean
 from .errors import InvalidParameterError, check_integer
 
-__all__ = ["CODE_LIMIT", "Grid", "GridMean", "saturated"]
+__all__ = ["CODE_LIMIT", "MOST_WEIGHT", "Grid", "GridMean", "saturated"]
 
 CODE_LIMIT = 2**31 - 1
 """Codes lie between minus this and this."""
 
+MOST_WEIGHT = 2**62 // CODE_LIMIT
+"""Largest sum of weights: times `CODE_LIMIT` it is half of what int64 holds."""
+
 _BLOCK = 1 << 16  # elements
-_SUM_LIMIT = 2**62  # half of what int64 holds
 
 
 @dataclass(frozen=True)
@@ -152,5 +154,5 @@ class GridMean(WeightedMean):
     def _check_weight(self, weight: float) -> None:
         if not (weight >= 0 and float(weight).is_integer()):
             raise ReplyRefusedError("weight", f"{weight} is no whole number of at least 0")
-        if (self.weight + weight) * CODE_LIMIT > _SUM_LIMIT:
+        if self.weight + weight > MOST_WEIGHT:
             raise ReplyRefusedError("range", f"with weight {weight} the sum could leave 64 bits")

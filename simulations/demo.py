@@ -18,10 +18,11 @@ ABOUT = (
     "privacy differ from one demo to the next. To protect all images of a client at once in this "
     "way takes so much noise that ten clients are left with guessing (flwr-privacy run --scheme "
     "udp --task digits-linear --clients 10 --rounds 60 --set strategy.unit=user): that needs many "
-    "more of them, who share the noise under a secure sum (--scheme central-dp). The runs on digits-mlp are federated "
-    "averaging, which protects nothing: evenly split beside two labels per client, everybody in "
-    "time beside stragglers. One of them has a secure sum: the server opens the sum over those who "
-    "are in time and sees no single upload; where too few are left it opens nothing."
+    "more of them, who share the noise under a secure sum (--scheme central-dp). The runs on "
+    "digits-mlp are federated averaging, which protects nothing: evenly split beside two labels "
+    "per client, everybody in time beside stragglers. One of them has a secure sum: the "
+    "server opens the sum over those who are in time and sees no single upload; where too few are "
+    "left it opens nothing."
 )
 
 

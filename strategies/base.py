@@ -202,7 +202,6 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if self._sums is not None:
             try:
                 self._sums.prepare(grid, server_round, lambda r: self._drawn(grid, r))
-                self._sums.check_quorum(self.quorum)
             except NotOpenedError as error:
                 logger.warning("%s", error)
                 return None, None
@@ -340,6 +339,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 seed=self.experiment.seed,
                 bounds_of=self.bounds_of,
             )
+            self._sums.load_state(self._promised_before)
         self.setup(grid)
         for server_round in range(first_round, num_rounds + 1):
             line: dict[str, Any] = {"round": server_round, "rounds": num_rounds}
@@ -367,6 +367,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 virtual_seconds=self.conversation.virtual_seconds,
                 scheme_state=self.state_dict(),
                 inner=self.inner.state_dict() if self.inner else {},
+                secure_sum=self._sums.state() if self._sums else {},
                 card=card,
             )
         return self.experiment.result(arrays, self.card().guarantee)
@@ -441,10 +442,12 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             arrays, config = self.inner.configure(server_round, arrays, config)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         own: dict[str, RecordDict] = {}
+        quorum = self.quorum
         if self._sums is None:
             assigned = self._drawn(grid, server_round)
         else:
             assigned = self._sums.assigned
+            quorum = self._sums.quorum(self.quorum)
             shared, own = self._sums.question()
             content.update(shared)
         fields = self.question(server_round)
@@ -459,7 +462,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             fields=fields,
             own=own,
             summed=self.summed(TRAIN),
-            quorum=self.quorum,
+            quorum=quorum,
         )
         if self.charge(TRAIN) is not None:
             book = self.conversation.book(TRAIN)
@@ -515,6 +518,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             experiment=self.experiment, federation=self.federation, **self._conversation_options
         )
         self._sums = None
+        self._promised_before: dict[str, int] = {}
         self.releases: list[Release] = []
         self._names: dict[str, str] = {}  # of nodes that had not said who they are
         self._announced = False
@@ -594,6 +598,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             return initial_arrays, 0, 0.0
         self.conversation.virtual_seconds = float(state["virtual_seconds"])
         self.releases = PrivacyCard.from_json(state["card"]).releases
+        self._promised_before = state["secure_sum"]
         self.load_state_dict(state["scheme_state"])
         if self.inner is not None:
             self.inner.load_state_dict(state["inner"])

@@ -84,7 +84,8 @@ class FedAvg(SchemeStrategy):
             adversary="an honest-but-curious server and clients that collude with it",
             not_protected=tuple(not_protected),
             assumptions=(
-                "the server follows the protocol, or keys are pinned",
+                "the server follows the protocol: pinned keys are needed against one that lies "
+                "about keys, a larger threshold against one that lies about who takes part",
                 "each client keeps its own secrets",
             ),
             evidence=("tests/secure_sum",),

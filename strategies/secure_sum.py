@@ -43,6 +43,7 @@ logger = logging.getLogger("flwr.privacy")
 
 _MOST_TRIES = 3  # to get a client's key
 _KEY_BYTES = 32
+_LENGTHS = {_KEY_BYTES, 0, 64}  # of a key, and of a signature if there is one
 
 Draw = Callable[[int], Assigned]
 """Draws the clients of a round."""
@@ -86,7 +87,7 @@ class SecureRounds:
         self._tries: Counter[str] = Counter()
         self._now: tuple[Session, Assigned] | None = None
         self._next: tuple[Session, Assigned] | None = None
-        self._latest: Session | None = None
+        self._promised: dict[str, int] | None = None  # of the weakest of the sums so far
         self._summed = 0
 
     def prepare(self, grid: Grid, server_round: int, draw: Draw) -> None:
@@ -113,19 +114,23 @@ class SecureRounds:
         self._exchange(grid, server_round, opening=None, dealing=(session, assigned))
         session.check_dealers()
 
-    def check_quorum(self, quorum: int | None) -> None:
-        """Refuse a quorum with which a round ends before its sum can be opened.
+    def quorum(self, quorum: int | None) -> int | None:
+        """Return after how many vectors a round may go on, so that its sum can be opened.
 
         Raises
         ------
         InvalidParameterError
-            If it is below the threshold.
+            If the user's is below the threshold in the first round; where it gets below as clients
+            join, it is raised.
         """
         threshold = self._current()[0].threshold
-        if quorum is not None and quorum < threshold:
+        if quorum is None or quorum >= threshold:
+            return quorum
+        if self._promised is None:
             raise InvalidParameterError(
                 "quorum", quorum, f"at least the threshold of the secure sum, {threshold}"
             )
+        return threshold
 
     @property
     def cohort(self) -> int:
@@ -141,6 +146,7 @@ class SecureRounds:
     def question(self) -> tuple[RecordDict, dict[str, RecordDict]]:
         """Return what the question for vectors says to all, and to each client alone."""
         session, _ = self._current()
+        self._note(session)
         common = {"session": session.name, **write(session.bounds)}
         own = {}
         complete = _is_complete(session)
@@ -157,7 +163,7 @@ class SecureRounds:
 
     def open(
         self, grid: Grid, masked: MaskedSum, draw: Draw | None
-    ) -> tuple[NDArray[np.int64], list[str]]:
+    ) -> tuple[NDArray[np.int64], list[str], Bounds]:
         """Open the sum of a round; have the clients of the next one deal in the same exchange.
 
         Parameters
@@ -175,6 +181,8 @@ class SecureRounds:
             The sum of the vectors.
         survivors : list of str
             Whose vectors are in it.
+        bounds : Bounds
+            What they should have kept to.
 
         Raises
         ------
@@ -199,7 +207,7 @@ class SecureRounds:
         )
         values = session.open(masked.total, survivors)
         self._summed = len(survivors)
-        return values, survivors
+        return values, survivors, session.bounds
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers of a round, for the history."""
@@ -216,20 +224,40 @@ class SecureRounds:
 
     def promise(self) -> str:
         """Return in words what the server does not see."""
-        if self._latest is None:
+        if self._promised is None:
             return "nothing was summed yet"
-        cohort = self._latest.bounds.cohort
-        least = f"at least {self._latest.threshold} of {cohort} clients"
-        colluders = f"{self._settings.colluders_of(cohort)} clients"
-        honest = self._settings.honest_in_sums(cohort, lying=True)
-        lying = f"opens sums over {honest} honest clients at least"
-        if honest < 2 or not _is_complete(self._latest):
+        least = self._promised
+        lying = f"opens sums over {least['lying']} honest clients at least"
+        if least["lying"] < 2:
             lying = "is not covered (a larger threshold helps)"
         return (
-            f"an honest-but-curious server sees the sum over {least} and no single vector, if no "
-            f"more than {colluders} collude with it; a server that lies about who takes part "
-            f"{lying}, and one that lies about keys can only be found out by nodes that pin them"
+            f"an honest-but-curious server sees sums over at least {least['threshold']} of "
+            f"{least['cohort']} clients and no single vector, if no more than "
+            f"{least['colluders']} clients collude with it; a server that lies about who takes "
+            f"part {lying}, and one that lies about keys can only be found out by nodes that pin "
+            "them"
         )
+
+    def state(self) -> dict[str, int]:
+        """Return what was promised so far, for a checkpoint."""
+        return dict(self._promised or {})
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Take up what `state` returned."""
+        self._promised = dict(state) or None
+
+    def _note(self, session: Session) -> None:
+        """Keep the least that any sum promises: cohorts shrink and grow."""
+        cohort = session.bounds.cohort
+        lying = self._settings.honest_in_sums(cohort, lying=True)
+        promised = {
+            "threshold": session.threshold,
+            "cohort": cohort,
+            "colluders": self._settings.colluders_of(cohort),
+            "lying": lying if _is_complete(session) else 1,
+        }
+        earlier = self._promised or promised
+        self._promised = {key: min(value, earlier[key]) for key, value in promised.items()}
 
     def _current(self) -> tuple[Session, Assigned]:
         if self._now is None:
@@ -263,8 +291,9 @@ class SecureRounds:
     def _take_key(self, reply: ClientReply | PartialSum) -> None:
         record = _record(reply, DEAL)
         key, signature = record.get("key"), record.get("signature", b"")
-        if type(key) is not bytes or len(key) != _KEY_BYTES or type(signature) is not bytes:
-            raise ReplyRefusedError("malformed", "no public key")
+        lengths = {len(octets) if type(octets) is bytes else -1 for octets in (key, signature)}
+        if type(key) is not bytes or len(key) != _KEY_BYTES or not lengths <= _LENGTHS:
+            raise ReplyRefusedError("malformed", "no public key, or a signature of another length")
         check_usable(key)
         self._keys[reply.clients[0]] = key, signature
 
@@ -275,25 +304,30 @@ class SecureRounds:
         try:
             bounds, threshold = self._bounds_of(asked), self._settings.threshold_of(asked)
         except InvalidParameterError as error:
-            if self._latest is None:
+            if self._promised is None:
                 raise
             # Clients have left since the parameters were found to fit.
             raise NotOpenedError(f"there is no sum of round {server_round}: {error}") from error
+        if self._promised is None:  # what does not fit all that were drawn ends the run
+            rosters(_clients(drawn), self._settings, seed=self._seed, server_round=server_round)
         if len(cohort) < threshold:
             raise NotOpenedError(
                 f"there is no sum of round {server_round}: {len(cohort)} of at least {threshold} "
                 f"clients have a key, {threshold - len(cohort)} are missing"
             )
+        try:
+            graph = rosters(cohort, self._settings, seed=self._seed, server_round=server_round)
+        except InvalidParameterError as error:
+            raise NotOpenedError(f"there is no sum of round {server_round}: {error}") from error
         session = Session(
             name=secrets.token_hex(16),
             experiment_id=self._experiment_id,
             server_round=server_round,
-            rosters=rosters(cohort, self._settings, seed=self._seed, server_round=server_round),
+            rosters=graph,
             keys=self._keys,
             threshold=threshold,
             bounds=bounds,
         )
-        self._latest = session
         return session, assigned
 
     def _exchange(
@@ -348,7 +382,7 @@ class SecureRounds:
 
 
 def opened_mean(
-    mean: WeightedMean, values: NDArray[np.int64], survivors: list[str]
+    mean: WeightedMean, values: NDArray[np.int64], survivors: list[str], bounds: Bounds
 ) -> WeightedMean:
     """Return an accumulator with the sum that was opened.
 
@@ -360,14 +394,27 @@ def opened_mean(
         Sum of the vectors: the arrays of the template in the order of their names, the weight.
     survivors : list of str
         Whose vectors are in it.
+    bounds : Bounds
+        What each of them should have kept to.
+
+    Raises
+    ------
+    NotOpenedError
+        If no vectors within the bounds have such a sum: somebody sent a wrong one.
     """
+    weight = int(values[-1])
+    largest = int(max(values[:-1].max(initial=0), -values[:-1].min(initial=0)))
+    if not 0 <= weight <= len(survivors) * bounds.largest_weight or (
+        largest > weight * bounds.code_limit
+    ):
+        raise NotOpenedError("the sum is of no vectors that are allowed: somebody sent a wrong one")
     arrays, place = {}, 0
     for name in sorted(mean.template):
         shape, _ = mean.template[name]
         size = int(np.prod(shape, dtype=np.int64))
         arrays[name] = values[place : place + size].reshape(shape)
         place += size
-    return mean.from_state(arrays, {"weight": float(values[place]), "clients": survivors})
+    return mean.from_state(arrays, {"weight": float(weight), "clients": survivors})
 
 
 def _is_complete(session: Session) -> bool:

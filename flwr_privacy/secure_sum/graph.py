@@ -14,7 +14,7 @@ from flwr_privacy.identity import stream
 
 from .settings import COMPLETE_UP_TO, SecureSum
 
-__all__ = ["LARGEST_INSECURITY", "degree", "insecurity", "local_threshold", "rosters"]
+__all__ = ["LARGEST_INSECURITY", "degree", "insecurity", "is_safe", "local_threshold", "rosters"]
 
 LARGEST_INSECURITY = 2.0**-40
 """Probability per round that is allowed for a graph that does not protect somebody."""
@@ -97,6 +97,18 @@ def degree(cohort: int, settings: SecureSum) -> int:
         f"fewer, or a higher threshold: in a cohort of {cohort} no graph with up to "
         f"{_MOST_NEIGHBOURS} neighbours is safe with a probability of 1 - 2**-40",
     )
+
+
+def is_safe(cohort: int, roster: int, threshold: int) -> bool:
+    """Tell whether a client may believe that its roster is one of a sparse graph.
+
+    A server that claims a large cohort around a small roster is not believed; which clients collude
+    a client does not know.
+    """
+    if cohort <= roster:
+        return True
+    settings = SecureSum(threshold=min(max(threshold, 2), cohort), colluders=0)
+    return insecurity(cohort, roster - 1, settings) <= LARGEST_INSECURITY
 
 
 def insecurity(cohort: int, neighbours: int, settings: SecureSum) -> float:

@@ -169,7 +169,9 @@ class Participant:
         ]
         # A round has one living session: an older one can then never be opened by this client.
         sessions = self.state["sessions"]
-        for name in [n for n, s in sessions.items() if s["round"] >= invitation.server_round]:
+        # One of the round before may yet be revealed; what is older is over.
+        before = invitation.server_round - 1
+        for name in [n for n, s in sessions.items() if s["round"] != before]:
             del sessions[name]
         sessions[invitation.session] = own
         self.state["peers"].update(zip(roster, invitation.keys, strict=True))
@@ -186,8 +188,8 @@ class Participant:
             sealed=sealed,
         )
 
-    def seat(self, session: str) -> tuple[int, int]:
-        """Check that the client may yet send a vector in a session.
+    def seat(self, session: str, server_round: int) -> tuple[int, int]:
+        """Check that the client may yet send a vector of a round in a session.
 
         Returns
         -------
@@ -197,11 +199,13 @@ class Participant:
         Raises
         ------
         ProtocolError
-            If the session is another one, or has the client's vector already.
+            If the session is another one or of another round, or has the client's vector already.
         """
-        own = self._session(session)
-        if "shares" in own:
-            raise ProtocolError(f"session {session[:64]!r} has this client's vector already")
+        own = self._unsent(session)
+        if own["round"] != server_round:
+            raise ProtocolError(
+                f"session {session[:64]!r} is of round {own['round']}, not {server_round}"
+            )
         return own["threshold"], len(own["roster"])
 
     def join(self, joined: Joined) -> None:
@@ -212,8 +216,7 @@ class Participant:
         ProtocolError
             If the session is another one, too few dealt, or a share is damaged.
         """
-        self.seat(joined.session)
-        session = self._session(joined.session)
+        session = self._unsent(joined.session)
         me, dealers = self.client_id, joined.dealers
         roster, threshold = session["roster"], session["threshold"]
         if dealers != sorted(set(dealers) & set(roster)) or me not in dealers:
@@ -365,6 +368,12 @@ class Participant:
         if session not in sessions:
             raise ProtocolError(f"session {session[:64]!r} is not known here, or is over")
         return sessions[session]
+
+    def _unsent(self, session: str) -> Any:
+        own = self._session(session)
+        if "shares" in own:
+            raise ProtocolError(f"session {session[:64]!r} has this client's vector already")
+        return own
 
     @property
     def _own(self) -> KeyPair:

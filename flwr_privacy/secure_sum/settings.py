@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.grid import CODE_LIMIT, MOST_WEIGHT, Grid
 
 __all__ = ["COMPLETE_UP_TO", "Bounds", "SecureSum"]
 
@@ -21,8 +21,8 @@ class SecureSum:
     Parameters
     ----------
     threshold : int, optional
-        Least number of clients in a sum that is opened, more than half of a round's cohort; by
-        default just that. A round in which fewer are left is refused.
+        Least number of clients in a sum that is opened. A round in which fewer are left is refused,
+        and more than half of its cohort is needed in any case, which is the default.
     colluders : int, optional
         Number of clients whose secrets the server may know, below `threshold`; by default a fifth
         of the cohort.
@@ -30,8 +30,9 @@ class SecureSum:
         Bound of every entry of an update, for schemes that have no grid of their own. A client
         refuses to send an update that is beyond it.
     bits : int, default 20
-        Bits of an entry of an update, from 2 to 32, for such schemes: the grid has ``2**bits``
-        steps from one end of the range to the other.
+        Bits of an entry of an update, from 2 to 31, for such schemes: the grid has ``2**bits``
+        steps from one end of the range to the other, or up to half as many if the range is no power
+        of two.
     largest_weight : int, default 65536
         Bound of a client's weight (its number of examples); every factor of 2 costs a bit per
         value. With 1 all clients weigh the same.
@@ -67,7 +68,7 @@ class SecureSum:
         if self.colluders is not None:
             check_integer("secure_sum.colluders", self.colluders, minimum=0)
         check_number("secure_sum.value_range", self.value_range, minimum=1e-100, maximum=1e100)
-        check_integer("secure_sum.bits", self.bits, minimum=2, maximum=32)
+        check_integer("secure_sum.bits", self.bits, minimum=2, maximum=31)
         check_integer("secure_sum.largest_weight", self.largest_weight, minimum=1, maximum=2**31)
         if self.modulus_bits is not None:
             check_integer(
@@ -83,12 +84,13 @@ class SecureSum:
     @property
     def code_limit(self) -> int:
         """Largest code of an update of a scheme that has no grid of its own."""
-        return min((1 << self.bits - 1) - 1, CODE_LIMIT)
+        return math.ceil(self.value_range / self.grid.step)
 
     @property
     def grid(self) -> Grid:
-        """The finest grid on which the range has codes up to `code_limit`."""
-        return Grid(math.ceil(math.log2(self.value_range / self.code_limit)))
+        """The finest grid with at most ``2**bits`` steps over the range."""
+        mantissa, exponent = math.frexp(self.value_range)
+        return Grid(exponent - (mantissa == 0.5) - (self.bits - 1))
 
     def threshold_of(self, cohort: int) -> int:
         """Return the least number of clients in the sum over a cohort.
@@ -96,22 +98,18 @@ class SecureSum:
         Raises
         ------
         InvalidParameterError
-            If the threshold that was given is none for this cohort.
+            If the threshold that was given is more than the cohort has.
         """
         if cohort < 2:
             raise InvalidParameterError(
                 "cohort", cohort, "at least 2 clients: the sum over one client is its vector"
             )
-        majority = cohort // 2 + 1
-        if self.threshold is None:
-            return majority
-        if not majority <= self.threshold <= cohort:
+        threshold = max(self.threshold or 0, cohort // 2 + 1)
+        if threshold > cohort:
             raise InvalidParameterError(
-                "secure_sum.threshold",
-                self.threshold,
-                f"from {majority} to {cohort}: more than half of a cohort of {cohort} clients",
+                "secure_sum.threshold", threshold, f"at most the {cohort} clients of a cohort"
             )
-        return self.threshold
+        return threshold
 
     def colluders_of(self, cohort: int) -> int:
         """Return the number of colluding clients that a cohort withstands.
@@ -186,12 +184,6 @@ class SecureSum:
         limit = self.code_limit if code_limit is None else code_limit
         weight = self.largest_weight if largest_weight is None else largest_weight
         needed = Bounds.bits_needed(cohort, code_limit=limit, largest_weight=weight)
-        if needed > _MOST_BITS:
-            raise InvalidParameterError(
-                "secure_sum.largest_weight",
-                weight,
-                f"less: with {cohort} clients the sums would need {needed} bits of {_MOST_BITS}",
-            )
         bits = needed if self.modulus_bits is None else self.modulus_bits
         return Bounds(cohort=cohort, code_limit=limit, largest_weight=weight, modulus_bits=bits)
 
@@ -243,6 +235,12 @@ expected at least 23 for 100 clients with codes up to 32767 and weights up to 1
         check_integer("cohort", self.cohort, minimum=2, maximum=2**31)
         check_integer("code_limit", self.code_limit, minimum=1, maximum=CODE_LIMIT)
         check_integer("largest_weight", self.largest_weight, minimum=1, maximum=2**31)
+        if self.cohort * self.largest_weight > MOST_WEIGHT:
+            raise InvalidParameterError(
+                "secure_sum.largest_weight",
+                self.largest_weight,
+                f"at most {MOST_WEIGHT // self.cohort} for {self.cohort} clients",
+            )
         check_integer("modulus_bits", self.modulus_bits, minimum=2, maximum=_MOST_BITS)
         needed = self.bits_needed(
             self.cohort, code_limit=self.code_limit, largest_weight=self.largest_weight

@@ -7,9 +7,9 @@ from apps import MODEL, message_app, model_of, record, run_strategy, same, step
 from conformance import WrapsConformance
 from flwr.serverapp.strategy import FedAdam, Strategy
 
-from flwr_privacy.clients import FedAvgClient, SecureSumClient, as_mod
+from flwr_privacy.clients import FedAvgClient, SecureSumClient, as_mod, numpy_client_app
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.secure_sum import SecureSum, masked
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import FedAvg
@@ -174,8 +174,7 @@ def test_a_client_refuses_what_does_not_fit(secure_sum: SecureSum, told: str, ca
 @pytest.mark.parametrize(
     ("secure_sum", "told"),
     [
-        (SecureSum(threshold=6), "secure_sum.threshold = 6: expected from 3 to 5"),
-        (SecureSum(threshold=2), "secure_sum.threshold = 2: expected from 3 to 5"),
+        (SecureSum(threshold=6), "secure_sum.threshold = 6: expected at most the 5 clients"),
         (SecureSum(colluders=3), "expected more than colluders = 3"),
         (SecureSum(modulus_bits=30), "secure_sum.modulus_bits = 30: expected at least 39"),
     ],
@@ -208,7 +207,7 @@ def test_the_halves_of_other_schemes_say_that_they_do_not_fit(caplog) -> None:
 
 def test_an_inner_strategy_gets_the_aggregate() -> None:
     inner = {"eta": 0.1, "eta_l": 0.1}
-    summed = secured(SecureSum(value_range=100.0, bits=32), inner=FedAdam(**inner))
+    summed = secured(SecureSum(value_range=100.0, bits=31), inner=FedAdam(**inner))
     clear = run_strategy(
         FedAvg(seed=3, inner=FedAdam(**inner)),
         message_app([as_mod(FedAvgClient)]),
@@ -217,3 +216,66 @@ def test_an_inner_strategy_gets_the_aggregate() -> None:
     )
     for name, array in clear.arrays.items():
         np.testing.assert_allclose(summed.arrays[name].numpy(), array.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [{"weight": -100}, {"codes": 2**19}])
+def test_a_wrong_vector_spoils_its_round_and_no_other(
+    bad: dict[str, int], monkeypatch, caplog
+) -> None:
+    """Nobody sees whose it is; the sum says that somebody sent one."""
+    honest = masked.residues
+
+    def residues(arrays: Any, weight: int, bounds: Any) -> Any:
+        vector = honest(arrays, weight, bounds)
+        if weight == 3 and len(spoilt) == 0:
+            spoilt.append(weight)
+            vector[-1] += np.uint64(bad.get("weight", 0) % 2**64)
+            vector[0] += np.uint64(bad.get("codes", 0) * 50)
+            vector &= np.uint64(2**bounds.modulus_bits - 1)
+        return vector
+
+    spoilt: list[int] = []
+    monkeypatch.setattr("flwr_privacy.clients.secure_sum.residues", residues)
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        result = secured(SecureSum(value_range=100.0))
+    assert [line.get("skipped") for line in result.history] == [None, True, False, False]
+    assert "somebody sent a wrong one" in caplog.text
+
+
+def test_the_guarantee_is_that_of_the_smallest_cohort() -> None:
+    model = StragglerModel()
+    options = {"clients": 9, "stragglers": model, "nodes": 1, "min_available_nodes": 1}
+
+    class Growing(FedAvg):
+        def _drawn(self, grid: Any, server_round: int) -> Any:
+            self.min_train_nodes = 3 if server_round < 3 else 9
+            self.fraction_train = 1e-9
+            return super()._drawn(grid, server_round)
+
+    strategy = Growing(
+        seed=3,
+        secure_sum=SecureSum(value_range=100.0),
+        quorum=2,
+        **{key: value for key, value in options.items() if key != "nodes"},
+    )
+    app = message_app([as_mod(SecureSumClient)])
+    result = run_strategy(strategy, app, arrays=record(), nodes=1)
+    sizes = [line["scheme"]["sum_cohort"] for line in result.history[1:]]
+    assert sizes == [3, 3, 9]
+    assert result.history[3]["scheme"]["sum_opened"] == 5  # the quorum of 2 was raised
+    assert "at least 2 of 3 clients" in result.guarantee.secure_sum
+    assert "no more than 0 clients collude" in result.guarantee.secure_sum
+
+
+def test_what_building_a_client_says_of_the_data_stays_on_the_node(caplog) -> None:
+    def client_fn(context: Any) -> SecureSumClient:
+        raise ValueError("patient J. Smith")
+
+    strategy = FedAvg(secure_sum=SecureSum())
+    with caplog.at_level("WARNING", "flwr.privacy"), pytest.raises(ProtocolError) as error:
+        run_strategy(strategy, numpy_client_app(client_fn), arrays=record())
+    assert "Smith" not in str(error.value)
+    told = [entry.getMessage() for entry in caplog.records if "refused" in entry.getMessage()]
+    assert len(told) == 4
+    assert all("the client could not be built" in text for text in told)
+    assert not any("Smith" in text for text in told)

@@ -768,3 +768,16 @@ def test_too_few_shares_of_somebody_are_named_on_a_sparse_graph():
         session.open(total.total, names)
     reveal(session, parties, names, ["c00"])  # a client holds a share of its own secrets
     assert session.open(total.total, names).tolist() == plain_sum(names, bounds)
+
+
+def test_a_session_is_of_its_round_and_old_ones_are_forgotten():
+    parties = new_parties(5)
+    party = parties["c01"]
+    for server_round in (1, 2, 3, 4):
+        session = new_session(parties, name=f"s{server_round}", server_round=server_round)
+        party.deal(session.invitation("c01"))
+        assert party.seat(f"s{server_round}", server_round) == (3, 5)
+        with pytest.raises(ProtocolError, match=f"is of round {server_round}, not 9"):
+            party.seat(f"s{server_round}", 9)
+        # Of the round before it may yet be asked for shares; what was never sent is not kept.
+        assert len(party.state["sessions"]) == min(server_round, 2)

