@@ -1,0 +1,98 @@
+"""MSP and MSPDQ: models split into sub-states, mixed by consensus, on codes of a few bits.
+
+"A Novel Privacy Enhancement Scheme with Dynamic Quantization for Federated Learning". After local
+training a client does not upload its model. It uploads a disturbed copy, keeps a hidden rest that
+makes up for it, and mixes for K more steps with the server's averages, in which the disturbance
+cancels. MSPDQ sends codes of B bits in these steps, on intervals that follow the values and shrink.
+
+**Guarantee.** Splitting alone protects nothing against the server, nor against whoever reads a
+client's messages: two of them give the model away (`flwr_privacy.attacks.consensus`). The paper's
+Theorem 1 needs couplings and consensus weights that no party uses. Rounding to B bits leaves the
+server an estimate of the model whose error is a few percent of the update, and with intervals as
+narrow as the default ones a fraction of one. Run under a secure sum, MSPDQ opens the sums of the
+codes and nothing else: then a client's model is protected as the secure sum says, and what the
+averages W[0], ..., W[K] tell is not.
+"""
+
+from .bounds import (
+    D1,
+    D2,
+    D3,
+    bound_msp,
+    bound_mspdq,
+    comm_complexity_bound,
+    comm_count,
+    nu2,
+    round_complexity,
+)
+from .codec import Codec, DecodedSum, centred, decode_start, encode_start, uncentred
+from .intervals import (
+    Intervals,
+    Widths,
+    min_levels_linf,
+    own_width,
+    pi_paper,
+    spread_gain,
+    width_linf,
+)
+from .mixing import Mixing, SubStates
+from .splitting import NoiseSplit, Split, UniformSplit, noised
+from .theory import (
+    k_rounds,
+    lambda2_P,
+    lambda_min_U,
+    laplace_scale,
+    largest_stable,
+    max_coupling,
+    min_bits,
+    quantizer_delta,
+    residual,
+    rounds_needed,
+    stable,
+    sum_bits,
+    uplink_bits,
+)
+
+__all__ = [
+    "D1",
+    "D2",
+    "D3",
+    "Codec",
+    "DecodedSum",
+    "Intervals",
+    "Mixing",
+    "NoiseSplit",
+    "Split",
+    "SubStates",
+    "UniformSplit",
+    "Widths",
+    "bound_msp",
+    "bound_mspdq",
+    "centred",
+    "comm_complexity_bound",
+    "comm_count",
+    "decode_start",
+    "encode_start",
+    "k_rounds",
+    "lambda2_P",
+    "lambda_min_U",
+    "laplace_scale",
+    "largest_stable",
+    "max_coupling",
+    "min_bits",
+    "min_levels_linf",
+    "noised",
+    "nu2",
+    "own_width",
+    "pi_paper",
+    "quantizer_delta",
+    "residual",
+    "round_complexity",
+    "rounds_needed",
+    "spread_gain",
+    "stable",
+    "sum_bits",
+    "uncentred",
+    "uplink_bits",
+    "width_linf",
+]

@@ -1,0 +1,225 @@
+"""What MSP and MSPDQ are compared with: the noise of NbAFL, the codec of JoPEQ, the sampling.
+
+FedAvg needs no mathematics of its own. An update that is quantized once and sent once, the honest
+rival in bits, is `flwr_privacy.mspdq.codec.encode_start`; MSP with Laplace noise is
+`flwr_privacy.mspdq.splitting.NoiseSplit`; FedAvg with the server step that the global start amounts
+to has step ``1 - residual``.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.quantize import Codes
+from flwr_privacy.randomness import SecureRandom
+
+from .splitting import noised
+
+__all__ = ["JoPEQ", "nbafl_downlink_sigma", "nbafl_uplink_sigma", "sample_draws"]
+
+Vectors = NDArray[np.float64]
+
+_SMALLEST = math.ulp(0.0)
+
+
+def sample_draws(
+    shares: NDArray[np.floating], draws: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw clients with replacement; return how often each was drawn.
+
+    The mean over the draws is an unbiased estimate of the mean by shares (Lemma 1).
+
+    Parameters
+    ----------
+    shares : ndarray, shape (N,)
+        Probability of each client; they add up to 1.
+    draws : int
+        Number of draws M.
+    generator : numpy.random.Generator
+        Sampling is no secret.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the shares are no probabilities or `draws` is below 1.
+
+    Examples
+    --------
+    >>> int(sample_draws(np.full(100, 0.01), 20, np.random.default_rng(0)).sum())
+    20
+    """
+    check_integer("draws", draws, minimum=1)
+    if not (shares >= 0).all() or abs(float(shares.sum()) - 1) > 1e-6:
+        raise InvalidParameterError("shares", float(shares.sum()), "probabilities with the sum 1")
+    counts: NDArray[np.int64] = generator.multinomial(draws, shares / shares.sum())
+    return counts
+
+
+def nbafl_uplink_sigma(
+    *, clipping_norm: float, epsilon: float, delta: float, exposures: int, smallest_data: int
+) -> float:
+    """Return the standard deviation of a client's noise in NbAFL ("FedAvg+LDP").
+
+    ``c exposures 2 C / (smallest_data epsilon)`` with ``c = sqrt(2 ln(1.25 / delta))``, for models
+    clipped to the L2 norm C.
+
+    Parameters
+    ----------
+    clipping_norm : float
+        C.
+    epsilon, delta : float
+        What the authors claim for all exposures together.
+    exposures : int
+        Uploads of a client.
+    smallest_data : int
+        Number of records of the client with the fewest.
+
+    Notes
+    -----
+    **Guarantee.** None that is checked here. The formula takes 2 C over the number of records for
+    the effect of one record on a trained model, which no clipping of whole models enforces, and its
+    c is proven for epsilon below 1 only. Wei et al., "Federated Learning with Differential
+    Privacy: Algorithms and Performance Analysis", IEEE TIFS 2020.
+
+    Examples
+    --------
+    >>> round(nbafl_uplink_sigma(
+    ...     clipping_norm=1.0, epsilon=10.0, delta=0.01, exposures=25, smallest_data=600), 6)
+    0.025896
+    """
+    check_number("clipping_norm", clipping_norm, minimum=0)
+    check_integer("exposures", exposures, minimum=1)
+    check_integer("smallest_data", smallest_data, minimum=1)
+    c = _gaussian_constant(epsilon, delta)
+    return c * exposures * 2 * clipping_norm / (smallest_data * epsilon)
+
+
+def nbafl_downlink_sigma(
+    *,
+    clipping_norm: float,
+    epsilon: float,
+    delta: float,
+    exposures: int,
+    smallest_data: int,
+    rounds: int,
+    clients: int,
+) -> float:
+    """Return the standard deviation of the server's noise in NbAFL; often 0.
+
+    ``2 c C sqrt(T^2 - exposures^2 N) / (smallest_data N epsilon)`` where T rounds are more than
+    ``exposures sqrt(N)`` for N clients.
+    """
+    check_number("clipping_norm", clipping_norm, minimum=0)
+    check_integer("exposures", exposures, minimum=1)
+    check_integer("smallest_data", smallest_data, minimum=1)
+    check_integer("rounds", rounds, minimum=1)
+    check_integer("clients", clients, minimum=1)
+    missing = max(0, rounds**2 - exposures**2 * clients)
+    c = _gaussian_constant(epsilon, delta)
+    return 2 * c * clipping_norm * math.sqrt(missing) / (smallest_data * clients * epsilon)
+
+
+def _gaussian_constant(epsilon: float, delta: float) -> float:
+    check_number("epsilon", epsilon, minimum=_SMALLEST)
+    if not 0 < check_number("delta", delta) < 1:
+        raise InvalidParameterError("delta", delta, "a number between 0 and 1, neither of them")
+    return math.sqrt(2 * math.log(1.25 / delta))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoPEQ:
+    """Scalar JoPEQ: Laplace noise and subtractive dither, rounded together.
+
+    Parameters
+    ----------
+    epsilon : float
+        Target of the noise, above 0.
+    bits : int
+        Bits of a code, from 1 to 16.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or there are so few bits for this epsilon that the dither alone
+        is more than the noise.
+
+    Notes
+    -----
+    An update is standardized to ``z = (h - mean) / (3 std)``. With ``b = 2 / epsilon`` the range is
+    ``g = 1.5 sqrt(1 + 2 b^2)`` and the step ``2 g / 2^bits``. The noise's variance is
+    ``2 b^2 - step^2 / 12``, so that it has, with the error of the dither, that of Laplace noise of
+    scale b. Lang, Sofer, Shaked and Shlezinger, "Joint Privacy Enhancement and Quantization in
+    Federated Learning", IEEE TSP 2023; the details are those of the authors' experiments.
+
+    **Guarantee.** None that is checked here. Laplace noise plus uniform dither has the variance
+    of Laplace noise and not its law, z is not bounded, and mean and standard deviation travel as
+    they are.
+
+    Examples
+    --------
+    >>> codec, update = JoPEQ(epsilon=4.0, bits=8), np.linspace(-1, 1, 5)
+    >>> codes, scale = codec.encode(update, SecureRandom(), np.random.default_rng(7))
+    >>> codec.decode(codes, scale, np.random.default_rng(7)).shape
+    (5,)
+    """
+
+    epsilon: float
+    bits: int
+
+    def __post_init__(self) -> None:
+        check_number("epsilon", self.epsilon, minimum=1e-6)
+        check_integer("bits", self.bits, minimum=1, maximum=16)
+        if self._variance <= 0:
+            raise InvalidParameterError(
+                "bits", self.bits, f"more for epsilon = {self.epsilon}: the step is too coarse"
+            )
+
+    @property
+    def step(self) -> float:
+        """Distance of two codes' values of z."""
+        return 3 * math.sqrt(1 + 8 / self.epsilon**2) / 2.0**self.bits
+
+    @property
+    def noise_scale(self) -> float:
+        """Scale of the Laplace noise on z."""
+        return math.sqrt(self._variance / 2)
+
+    @property
+    def _variance(self) -> float:
+        return 8 / self.epsilon**2 - self.step**2 / 12
+
+    def encode(
+        self, update: Vectors, random: SecureRandom, dither: np.random.Generator
+    ) -> tuple[Codes, tuple[float, float]]:
+        """Return the codes of an update, and its mean and standard deviation.
+
+        Parameters
+        ----------
+        update : ndarray of float64, shape (d,)
+            One array of the update.
+        random : SecureRandom
+            For the noise.
+        dither : numpy.random.Generator
+            For the dither; the server must have one in the same state.
+        """
+        mean, std = float(update.mean()), float(update.std())
+        z = (update - mean) / (3 * std) if std > 0 else np.zeros_like(update)
+        z = noised(z, "laplace", self.noise_scale, random) + self._dither(update.size, dither)
+        half = 2 ** (self.bits - 1)
+        codes = np.clip(np.rint(z / self.step), -half, half - 1) + half
+        return codes.astype(np.uint8 if self.bits <= 8 else np.uint16), (mean, std)
+
+    def decode(
+        self, codes: Codes, scale: tuple[float, float], dither: np.random.Generator
+    ) -> Vectors:
+        """Return the update of some codes; `dither` is in the state in which the client's was."""
+        mean, std = scale
+        z = (codes.astype(np.float64) - 2 ** (self.bits - 1)) * self.step
+        update: Vectors = mean + 3 * std * (z - self._dither(codes.size, dither))
+        return update
+
+    def _dither(self, size: int, generator: np.random.Generator) -> Vectors:
+        return generator.uniform(-self.step / 2, self.step / 2, size)

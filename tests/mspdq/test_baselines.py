@@ -1,0 +1,107 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.mspdq.baselines import (
+    JoPEQ,
+    nbafl_downlink_sigma,
+    nbafl_uplink_sigma,
+    sample_draws,
+)
+from flwr_privacy.packing import pack, packed_bytes
+from flwr_privacy.randomness import SecureRandom
+
+NBAFL = {"clipping_norm": 2.0, "epsilon": 10.0, "delta": 0.01, "exposures": 5, "smallest_data": 600}
+
+
+def test_F25_sampling_with_replacement_is_unbiased():
+    shares = np.random.default_rng(0).dirichlet(np.ones(30))
+    values = np.random.default_rng(1).normal(size=30)
+    generator = np.random.default_rng(25)
+    means = [sample_draws(shares, 20, generator) @ values / 20 for _ in range(100_000)]
+    standard_error = np.std(means) / math.sqrt(len(means))
+    assert abs(np.mean(means) - shares @ values) < 3 * standard_error
+    variance = shares @ (values - shares @ values) ** 2
+    assert np.var(means) == pytest.approx(variance / 20, rel=0.02)
+
+
+def test_F25_duplicates_occur():
+    generator = np.random.default_rng(25)
+    distinct = []
+    for _ in range(20_000):
+        counts = sample_draws(np.full(100, 0.01), 20, generator)
+        assert counts.sum() == 20
+        distinct.append(np.count_nonzero(counts))
+    assert np.mean(distinct) == pytest.approx(100 * (1 - 0.99**20), abs=0.03)
+    assert round(np.mean(distinct), 1) == 18.2
+
+
+def test_the_noise_of_nbafl():
+    c = math.sqrt(2 * math.log(125))
+    assert nbafl_uplink_sigma(**NBAFL) == pytest.approx(c * 5 * 4 / 6000, rel=1e-12)
+    # Few rounds need no noise on the way down: T <= L sqrt(N).
+    assert nbafl_downlink_sigma(**NBAFL, rounds=50, clients=100) == 0
+    down = nbafl_downlink_sigma(**NBAFL, rounds=51, clients=100)
+    expected = 2 * c * 2.0 * math.sqrt(51**2 - 25 * 100) / (600 * 100 * 10)
+    assert down == pytest.approx(expected, rel=1e-12)
+    assert down > 0
+
+
+@pytest.mark.parametrize(("epsilon", "bits"), [(1.0, 6), (4.0, 8), (10.0, 8)])
+def test_jopeq_has_the_variance_of_laplace_noise(epsilon, bits):
+    codec = JoPEQ(epsilon=epsilon, bits=bits)
+    update = np.random.default_rng(1).normal(size=100_000)
+    codes, scale = codec.encode(update, SecureRandom.insecure(1), np.random.default_rng(2))
+    assert codes.max() < 2**bits
+    assert pack(codes, bits).size == packed_bytes(update.size, bits)
+    error = codec.decode(codes, scale, np.random.default_rng(2)) - update
+    error /= 3 * update.std()
+    # Laplace noise of scale b, with both its tails cut off at the end of the range.
+    b, end = 2 / epsilon, 1.5 * math.sqrt(1 + 8 / epsilon**2)
+    z = (update - update.mean()) / (3 * update.std())
+    cut = np.clip(z + np.random.default_rng(3).laplace(scale=b, size=z.size), -end, end) - z
+    assert error.var() == pytest.approx(cut.var(), rel=0.03)
+    assert codec.noise_scale == pytest.approx(
+        math.sqrt((8 / epsilon**2 - codec.step**2 / 12) / 2), rel=1e-12
+    )
+
+
+def test_jopeq_without_noise_to_speak_of_is_a_dithered_quantizer():
+    codec = JoPEQ(epsilon=1000.0, bits=9)
+    update = np.random.default_rng(1).uniform(-1, 1, size=50_000)
+    codes, scale = codec.encode(update, SecureRandom.insecure(1), np.random.default_rng(2))
+    decoded = codec.decode(codes, scale, np.random.default_rng(2))
+    noise = stats.laplace(scale=codec.noise_scale).ppf(1 - 1e-9)
+    assert np.abs(decoded - update).max() <= 3 * update.std() * (codec.step / 2 + noise)
+    wrong = codec.decode(codes, scale, np.random.default_rng(3))
+    assert np.abs(wrong - update).mean() > 1.2 * np.abs(decoded - update).mean()
+
+
+def test_jopeq_of_a_constant_update():
+    codec = JoPEQ(epsilon=4.0, bits=8)
+    codes, scale = codec.encode(np.full(9, 2.5), SecureRandom(), np.random.default_rng(0))
+    np.testing.assert_array_equal(codec.decode(codes, scale, np.random.default_rng(0)), 2.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: JoPEQ(epsilon=100.0, bits=2), r"bits = 2: expected more for epsilon = 100\.0"),
+        (lambda: JoPEQ(epsilon=0.0, bits=8), r"epsilon = 0\.0"),
+        (lambda: JoPEQ(epsilon=1.0, bits=17), "bits = 17: expected an integer from 1 to 16"),
+        (lambda: nbafl_uplink_sigma(**{**NBAFL, "delta": 1.0}), r"delta = 1\.0"),
+        (lambda: nbafl_uplink_sigma(**{**NBAFL, "epsilon": 0.0}), r"epsilon = 0\.0"),
+        (lambda: nbafl_uplink_sigma(**{**NBAFL, "smallest_data": 0}), "smallest_data = 0"),
+        (
+            lambda: sample_draws(np.array([0.5, 0.6]), 3, np.random.default_rng(0)),
+            r"shares = 1\.1: expected probabilities",
+        ),
+        (lambda: sample_draws(np.ones(1), 0, np.random.default_rng(0)), "draws = 0"),
+    ],
+)
+def test_what_is_refused(make, text):
+    with pytest.raises(InvalidParameterError, match=text):
+        make()
