@@ -212,7 +212,7 @@ class SecureRounds:
     def metrics(self) -> dict[str, float]:
         """Return the numbers of a round, for the history."""
         if self._now is None:
-            return {}
+            return {"sum_opened": 0}
         session, _ = self._now
         return {
             "sum_cohort": len(session.rosters),

@@ -1,0 +1,95 @@
+"""The app under a secure sum with a fifth of the clients dropping out, on both engines."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.identity import derive_seed
+from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.simulations import tasks
+from flwr_privacy.simulations.jobs import Engine, carry_out
+from flwr_privacy.simulations.runs import RunFolder
+from flwr_privacy.simulations.settings import Settings, TrainingSettings
+from flwr_privacy.stragglers import StragglerModel
+from flwr_privacy.strategies.secure_sum import SecureRounds
+
+SETTINGS = Settings(
+    clients=12,
+    rounds=2,
+    seed=4,  # with which no round has too few left
+    deadline=5.0,
+    training=TrainingSettings(batch_size=16, learning_rate=0.3),
+    stragglers=StragglerModel(slow_fraction=0.2),
+    secure_sum=SecureSum(bits=16, value_range=2.0),
+)
+
+
+def plain_sum(settings: Settings, survivors: list[str], secure_sum: SecureSum) -> np.ndarray:
+    """Train the survivors of the first round and add up their codes in the clear."""
+    task = tasks.task(settings.task)
+    start = tasks.initial_arrays(task, settings.seed)
+    total: Any = 0
+    for client in survivors:
+        trained: Arrays
+        trained, examples, _ = tasks.train_client(
+            task,
+            settings,
+            start,
+            int(client),
+            settings.clients,
+            seed=derive_seed(settings.seed, "train", client, 1),
+        )
+        codes = [
+            np.rint((trained[name].astype(np.float64) - start[name]) / secure_sum.grid.step)
+            for name in sorted(start)
+        ]
+        vector = np.concatenate([code.reshape(-1) for code in codes]).astype(np.int64) * examples
+        total += np.append(vector, examples)
+    return total
+
+
+@pytest.mark.ray
+def test_a_fifth_drops_out_and_the_sum_is_that_of_the_others_on_both_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[np.ndarray, list[str]]] = []
+    real = SecureRounds.open
+
+    def listening(self: SecureRounds, *arguments: Any) -> Any:
+        outcome = real(self, *arguments)
+        opened.append(outcome[:2])
+        return outcome
+
+    monkeypatch.setattr(SecureRounds, "open", listening)
+    runs = {
+        engine: RunFolder.create(tmp_path / engine, SETTINGS, engine=engine, nodes=12)
+        for engine in ("inline", "ray")
+    }
+    for engine, run in runs.items():
+        carry_out([run], Engine(name=engine))
+    values, survivors = opened[0]
+    assert 7 <= len(survivors) < 12
+    np.testing.assert_array_equal(values, plain_sum(SETTINGS, survivors, SETTINGS.secure_sum))
+    models = {}
+    for engine, run in runs.items():
+        with np.load(run.model_path) as archive:
+            models[engine] = dict(archive)
+    for name, array in models["inline"].items():
+        np.testing.assert_array_equal(models["ray"][name], array)
+    schemes = [[line["scheme"] for line in run.rounds()[1:]] for run in runs.values()]
+    assert schemes[0] == schemes[1]
+
+
+@pytest.mark.ray
+def test_central_dp_runs_on_ray_with_a_fifth_dropping_out(tmp_path: Path) -> None:
+    settings = Settings.from_toml(SETTINGS.to_toml()).with_values(
+        {"scheme": "central-dp", "secure_sum": True}
+    )
+    run = RunFolder.create(tmp_path / "run", settings, engine="ray", nodes=12)
+    carry_out([run], Engine(name="ray"))
+    lines = run.rounds()[1:]
+    assert all(7 <= line["scheme"]["sum_opened"] <= 12 for line in lines)
+    assert lines[-1]["scheme"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
