@@ -6,12 +6,27 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from apps import StepClient, message_app, record, run_strategy, same
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_privacy.clients import FedAvgClient, SchemeClient, as_mod, numpy_client_app
+from flwr_privacy.clients import (
+    FedAvgClient,
+    SchemeClient,
+    SecureSumClient,
+    as_mod,
+    numpy_client_app,
+)
 from flwr_privacy.errors import ProtocolError
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import FedAvg
@@ -171,3 +186,19 @@ def test_evaluation_passes_through() -> None:
     by_numpy = run_strategy(FedAvg(), app).evaluate_metrics_clientapp[1]
     by_message = run_strategy(FedAvg()).evaluate_metrics_clientapp[1]
     assert by_numpy["accuracy"] == pytest.approx(by_message["accuracy"])
+
+
+def test_the_text_of_an_apps_own_error_reply_stays_on_a_node_that_protects_something(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = ClientApp(mods=[as_mod(SecureSumClient)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(Error(0, "patient J. Smith"), reply_to=message)
+
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        run_strategy(FedAvg(secure_sum=SecureSum()), app, arrays=record(), num_rounds=1)
+    told = [entry.getMessage() for entry in caplog.records if "refused" in entry.getMessage()]
+    assert any("the client's own training failed" in text for text in told)
+    assert not any("Smith" in text for text in told)

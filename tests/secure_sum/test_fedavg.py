@@ -279,3 +279,15 @@ def test_what_building_a_client_says_of_the_data_stays_on_the_node(caplog) -> No
     assert len(told) == 4
     assert all("the client could not be built" in text for text in told)
     assert not any("Smith" in text for text in told)
+
+
+def test_a_graph_that_is_unsafe_for_those_who_are_left_skips_the_round(monkeypatch, caplog) -> None:
+    def insecurity(cohort: int, neighbours: int, settings: SecureSum) -> float:
+        return 0.0 if cohort == 12 else 1.0
+
+    monkeypatch.setattr("flwr_privacy.secure_sum.graph.insecurity", insecurity)
+    faults = [Fault(kind="drop", client="0", phase="keys")]
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        result = secured(SecureSum(neighbours=8), nodes=12, faults=faults, deadline=1.0)
+    assert [line["skipped"] for line in result.history[1:]] == [True] * 3
+    assert "there is no sum of round 1: secure_sum.neighbours = 8: expected at least" in caplog.text

@@ -9,6 +9,7 @@ from flwr_privacy.secure_sum.graph import (
     LARGEST_INSECURITY,
     degree,
     insecurity,
+    is_safe,
     local_threshold,
     rosters,
 )
@@ -227,3 +228,10 @@ def test_where_no_sparse_graph_is_safe_all_are_neighbours_or_the_cohort_is_refus
     )
     with pytest.raises(InvalidParameterError, match=text):
         rosters(clients(256), settings, seed=0, server_round=1)
+
+
+def test_a_client_believes_in_a_large_cohort_only_around_a_large_roster():
+    assert is_safe(10, 10, 6)
+    assert is_safe(1000, degree(1000, SecureSum()) + 1, 501)
+    assert not is_safe(1000, 5, 501)
+    assert not is_safe(60_000, 5, 30_001)

@@ -113,3 +113,18 @@ def test_a_file_that_is_missing_is_the_nodes_own_trouble(
         )
     assert result.history[1]["scheme"]["sum_opened"] == 2
     assert "nowhere" in caplog.text
+
+
+def test_a_signature_of_another_length_is_refused_before_it_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    sign = Identity.sign
+
+    def long(self: Identity, *parts: Any) -> bytes:
+        return sign(self, *parts) * (100 if "ward-1" in parts else 1)
+
+    monkeypatch.setattr(Identity, "sign", long)
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        result = trained(tmp_path, pinned=False)
+    assert result.history[1]["scheme"]["sum_opened"] == 2
+    assert "no public key, or a signature of another length" in caplog.text
