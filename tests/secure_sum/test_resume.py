@@ -52,7 +52,7 @@ def test_a_round_that_was_not_opened_is_done_again(tmp_path: Path) -> None:
         trained(**kept, before=killed_when_asked_to_open)
     resumed = trained(**kept, resume=True)
     assert same(resumed.arrays, trained(None).arrays)
-    assert [line["scheme"].get("sum_opened") for line in resumed.history] == [None, 4, 4, 4]
+    assert [line["scheme"]["sum_opened"] for line in resumed.history] == [0, 4, 4, 4]
 
 
 def test_a_round_that_was_opened_is_not_opened_again(tmp_path: Path, caplog: Any) -> None:

@@ -1,8 +1,7 @@
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from apps import message_app, record, run_strategy, same
-from conformance import WrapsConformance
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.clients import UDPClient, as_mod
@@ -11,21 +10,13 @@ from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import UDP
 
 
-class TestConformance(WrapsConformance):
-    strategy = UDP
-    client = UDPClient
-    options: ClassVar[dict[str, Any]] = {"secure_sum": SecureSum(), "experiment_id": "e"}
-    engine: ClassVar[dict[str, Any]] = {"insecure_seed": 5}
-    exact_cohorts = True
-    codes = True
-    registered = False  # tests/udp trains the app
+def test_it_is_refused_under_a_users_own_start() -> None:
+    class Own(UDP):
+        start = Strategy.start
 
-    def test_it_works_under_a_users_own_start(self) -> None:
-        class Own(UDP):
-            start = Strategy.start
-
-        with pytest.raises(ProtocolError, match="secure_sum: works only where this strategy's own"):
-            run_strategy(Own(secure_sum=SecureSum(), rounds=3), self.app(), arrays=record())
+    app = message_app([as_mod(UDPClient)])
+    with pytest.raises(ProtocolError, match="secure_sum: works only where this strategy's own"):
+        run_strategy(Own(secure_sum=SecureSum(), rounds=3), app, arrays=record())
 
 
 @pytest.mark.parametrize("cohort", [{}, {"clients": 4}])
