@@ -46,8 +46,8 @@ class CentralDPClient(SchemeClient):
     policy. With noise by the server its answers have none: a node whose policy limits epsilon or
     noise declines them, and its ledger does not know them, as they are the trusted server's books.
     Not covered: a server that says of the clients of a sum what is not so (how many collude with
-    it, how often it draws them); the node's policy is what binds it: ``min_noise_multiplier``,
-    ``max_epsilon``, ``min_summed``.
+    it, how often it draws them, how large a cohort in a sparse graph is); the node's policy is what
+    binds it, as far as a node can see: ``min_noise_multiplier``, ``max_epsilon``, ``min_summed``.
     """
 
     scheme: ClassVar[str] = "central-dp"

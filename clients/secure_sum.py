@@ -44,6 +44,7 @@ logger = logging.getLogger("flwr.privacy")
 
 _MAGIC = b"flwr-privacy secure sum\n"
 _LOCK_TIMEOUT = 60.0  # seconds; masks of a large model take some
+_WEIGHT = "num-examples"
 _TOLD = "insecure-noise"  # the one metric that says nothing of the data
 
 
@@ -108,9 +109,6 @@ class SecureSumClient(SchemeClient):
             return super().accumulator(phase, arrays, fields)
         terms = Terms.read(fields)
         return GridMean(arrays, terms.grid, terms.names(arrays))
-
-
-_WEIGHT = "num-examples"
 
 
 @dataclass(frozen=True)
