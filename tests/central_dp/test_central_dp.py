@@ -731,7 +731,8 @@ def test_server_optimisers_see_the_noised_mean() -> None:
 
 
 def test_a_second_start_is_another_training() -> None:
-    strategy = CentralDP(seed=1, quantile=0.5)
+    # At a quantile of 0.5 two noised counts that are cut to 0 and 1 would undo each other.
+    strategy = CentralDP(seed=1, quantile=0.3)
     run(strategy, num_rounds=2)
     moved = strategy.clipping_norm
     run(strategy, num_rounds=1)
