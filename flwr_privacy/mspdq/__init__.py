@@ -34,6 +34,7 @@ from .intervals import (
     pi_paper,
     spread_gain,
     width_linf,
+    widths_for_bound,
 )
 from .mixing import Mixing, SubStates
 from .splitting import NoiseSplit, Split, UniformSplit, noised
@@ -95,4 +96,5 @@ __all__ = [
     "uncentred",
     "uplink_bits",
     "width_linf",
+    "widths_for_bound",
 ]

@@ -13,6 +13,9 @@ all clients and coordinates and falls with the coupling (equation (20)), or it i
     The same from the largest entry of any client instead of a norm. No value is ever outside of its
     interval if there are `min_levels_linf` knobs, all clients start from one vector, and the
     coupling does not grow (derived).
+``bound``
+    From a bound of the updates that is known beforehand, so nobody has to say anything. No value is
+    outside of its interval if all clients start from one vector and keep to the bound (derived).
 ``self``
     Each client says how wide its interval must be. Never saturates, and narrower than all others.
 """
@@ -39,9 +42,10 @@ __all__ = [
     "pi_paper",
     "spread_gain",
     "width_linf",
+    "widths_for_bound",
 ]
 
-RULES = ("paper", "fixed", "linf", "self")
+RULES = ("paper", "fixed", "linf", "bound", "self")
 
 Vectors = NDArray[np.float64]
 
@@ -180,13 +184,16 @@ class Intervals:
 
     Parameters
     ----------
-    rule : {"paper", "fixed", "linf", "self"}, default "self"
-        The rule. Under a secure sum it must be ``fixed``, because no client's scalar may be seen:
-        with the pi of `Intervals.for_bound` it is ``linf`` for a bound known beforehand.
+    rule : {"paper", "fixed", "linf", "bound", "self"}, default "self"
+        The rule. Under a secure sum it must be ``bound`` or ``fixed``, because no client's scalar
+        may be seen.
     pi : float, default 1.0
         Width over coupling, above 0; for ``fixed`` only.
     c : float, default 1.0
         See `width_linf`; for ``linf`` only.
+    bound : float, default 1.0
+        Largest entry of a client's update, above 0; for ``bound`` only. What lies beyond is clipped
+        to the last knob, which costs accuracy and nothing else.
 
     Raises
     ------
@@ -197,26 +204,18 @@ class Intervals:
     rule: str = "self"
     pi: float = 1.0
     c: float = 1.0
+    bound: float = 1.0
 
     def __post_init__(self) -> None:
         check_choice("interval", self.rule, RULES)
-        check_number("pi", self.pi, minimum=1e-100, maximum=1e100)
+        check_number("pi", self.pi, minimum=1e-20, maximum=1e20)
         check_number("c", self.c, minimum=1e-6, maximum=1e6)
+        check_number("bound", self.bound, minimum=1e-20, maximum=1e20)
 
-    @classmethod
-    def for_bound(cls, bound: float, mixing: Mixing, *, c: float = 1.0) -> "Intervals":
-        """Return fixed widths for gaps whose entries are at most `bound`.
-
-        With the global start the first gap is ``(1 + weight)`` times a client's update; what lies
-        beyond is clipped to the last knob, which costs accuracy and nothing else.
-
-        Examples
-        --------
-        >>> round(Intervals.for_bound(0.25, Mixing(coupling="harmonic")).pi, 9)
-        4.0
-        """
-        pi = width_linf(mixing.kappa, s=bound, a=1.0, c=c, coupling=mixing.coupling)
-        return cls(rule="fixed", pi=pi)
+    @property
+    def public(self) -> bool:
+        """Whether the widths follow from the parameters alone, so that no client says anything."""
+        return self.rule in ("fixed", "bound")
 
     def scalar(self, gap: Vectors) -> float:
         """Return what a client tells the server of its gap: its norm, rounded up to float32.
@@ -235,6 +234,69 @@ class Intervals:
         return 0.0
 
 
+def widths_for_bound(mixing: Mixing, bound: float, levels: int) -> list[float]:
+    """Return the widths of messages 1 to K that no value leaves, for updates within a bound.
+
+    All clients start from one vector, and no entry of a client's model is further than `bound` from
+    it (derived).
+
+    Parameters
+    ----------
+    mixing : Mixing
+        The mixing; not with random couplings.
+    bound : float
+        The bound, in the units of the weights.
+    levels : int
+        Number of knobs. With fewer than about 15 the rounding errors add up and the widths grow.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the coupling is random.
+
+    Notes
+    -----
+    Entry by entry, let x be the distance of a client's visible sub-state from their mean, y that of
+    its gap g from the mean gap b, and f that of its rounding error e from their mean. Then
+
+        x' = (1 - kappa) x + a y - kappa f,   y' = (1 - (1 + m) a) y + m kappa (x + f),
+        b' = (1 - (1 + m) a) b,
+
+    and a value comes to lie ``a b + a y - kappa x - e - kappa f`` from the centre of its interval.
+    This is linear in g[0], b[0] and the errors of the messages so far. At first x is 0, g and b are
+    at most ``(1 + m) bound``; an error is at most a step of its message, and f at most two. Half
+    the width is the sum of the absolute coefficients times these bounds, so no value can leave it.
+
+    Examples
+    --------
+    >>> widths_for_bound(Mixing(gamma=0.5, rounds=1), 0.25, 255)
+    [0.5]
+    >>> [round(width, 2) for width in widths_for_bound(Mixing(rounds=5), 1.0, 255)]
+    [1.2, 0.74, 0.55, 0.38, 0.29]
+    """
+    check_number("bound", bound, minimum=0)
+    if mixing.coupling == "random":
+        raise InvalidParameterError("coupling", mixing.coupling, "one that is known beforehand")
+    kappa, m, size = mixing.kappa, mixing.weight, mixing.rounds
+    largest = (1 + m) * bound
+    # Columns are what each cause has come to: y[0] = 1, then the error f = 1 of each message.
+    x, y, b = np.zeros(size + 1), np.zeros(size + 1), 1.0
+    y[0] = 1.0
+    steps, widths = np.zeros(size + 1), []
+    for k in range(size):
+        a = mixing.largest_gain(k)
+        place = a * y - kappa * x
+        half = (abs(place[0]) + abs(a * b - place[0])) * largest
+        half += 2 * float(np.abs(place[1:]) @ steps[1:]) + (1 + 2 * kappa) * steps[k] * (k > 0)
+        widths.append(2 * half)
+        x, y = (1 - kappa) * x + a * y, (1 - (1 + m) * a) * y + m * kappa * x
+        if k > 0:
+            x[k], y[k] = -kappa, m * kappa
+        b *= 1 - (1 + m) * a
+        steps[k + 1] = 2 * half / (levels - 1)
+    return [float(width) for width in widths]
+
+
 class Widths:
     """The widths of one learning round, as the server decides them; not for the rule ``self``.
 
@@ -244,6 +306,8 @@ class Widths:
         The rule.
     mixing : Mixing
         The mixing.
+    levels : int
+        Number of knobs; ``bound`` uses it.
     apart : float, default 0.0
         Largest entry of any client's first decoded value minus the first average, where clients
         do not start from one vector; ``linf`` uses it.
@@ -255,14 +319,19 @@ class Widths:
 
     Examples
     --------
-    >>> widths = Widths(Intervals(rule="linf"), Mixing(gamma=0.1, coupling="harmonic"))
+    >>> widths = Widths(Intervals(rule="linf"), Mixing(gamma=0.1, coupling="harmonic"), 64)
     >>> round(widths.next([0.5, 2.0], [1, 1]), 9), round(widths.next([1.0, 1.5], [1, 1]), 9)
     (3.2, 1.6)
     """
 
-    def __init__(self, intervals: Intervals, mixing: Mixing, apart: float = 0.0) -> None:
+    def __init__(
+        self, intervals: Intervals, mixing: Mixing, levels: int, apart: float = 0.0
+    ) -> None:
         if intervals.rule == "self":
             raise InvalidParameterError("interval", "self", "a rule by which the server decides")
+        self._planned = (
+            widths_for_bound(mixing, intervals.bound, levels) if intervals.rule == "bound" else []
+        )
         self._intervals = intervals
         self._mixing = mixing
         self._apart = check_number("apart", apart, minimum=0)
@@ -275,7 +344,7 @@ class Widths:
         Parameters
         ----------
         scalars : sequence of float
-            `Intervals.scalar` of each client's gap at message k; none for ``fixed``.
+            `Intervals.scalar` of each client's gap at message k; none for ``fixed`` and ``bound``.
         draws : sequence of int
             How often each client was drawn.
 
@@ -291,6 +360,8 @@ class Widths:
         self._k += 1
         if self._intervals.rule == "fixed":
             return self._intervals.pi * a
+        if self._intervals.rule == "bound":
+            return self._planned[k]
         if self._intervals.rule == "paper":
             norm = math.sqrt(sum(n * s**2 for n, s in zip(draws, scalars, strict=True)))
             self._largest = max(self._largest, norm)

@@ -124,7 +124,7 @@ def rehearse_mspdq(
     heard, averages = [np.array(start)], [start.mean(axis=0)]
     apart = float(np.abs(start - averages[0]).max())
     # A server that decides on no widths keeps none.
-    schedule = None if intervals.rule == "self" else Widths(intervals, mixing, apart)
+    schedule = None if intervals.rule == "self" else Widths(intervals, mixing, levels, apart)
     widths, saturated = np.zeros((mixing.rounds, len(models))), 0
     for k in range(mixing.rounds):
         scalars = [intervals.scalar(gap) for gap in states.gap(weight=mixing.weight)]

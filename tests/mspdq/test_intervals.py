@@ -17,6 +17,7 @@ from flwr_privacy.mspdq import (
     pi_paper,
     spread_gain,
     width_linf,
+    widths_for_bound,
 )
 from flwr_privacy.mspdq.rehearsal import rehearse_mspdq
 from flwr_privacy.quantize import SMALLEST_WIDTH, Knobs
@@ -130,7 +131,7 @@ def test_the_papers_widths_run_away_with_few_bits_and_many_weights():
 
 
 def test_the_papers_widths_follow_the_largest_norm_of_all_draws():
-    widths = Widths(Intervals(rule="paper"), HARMONIC)
+    widths = Widths(Intervals(rule="paper"), HARMONIC, 64)
     gaps = np.array([[3.0, 4.0], [0.0, 0.0], [6.0, 8.0]])
     scalars = [Intervals(rule="paper").scalar(gap) for gap in gaps]
     assert scalars == [5.0, 0.0, 10.0]
@@ -141,8 +142,8 @@ def test_the_papers_widths_follow_the_largest_norm_of_all_draws():
 
 
 def test_starts_that_are_apart_make_the_intervals_wider():
-    apart = Widths(Intervals(rule="linf"), HARMONIC, apart=2.0)
-    common = Widths(Intervals(rule="linf"), HARMONIC)
+    apart = Widths(Intervals(rule="linf"), HARMONIC, 64, apart=2.0)
+    common = Widths(Intervals(rule="linf"), HARMONIC, 64)
     for k in range(4):
         more = apart.next([1.0], [1]) - common.next([1.0], [1])
         assert more == pytest.approx(2 * 0.5 * 0.5**k * 2.0)
@@ -151,15 +152,51 @@ def test_starts_that_are_apart_make_the_intervals_wider():
     seen = rehearse_mspdq(
         models, start, HARMONIC, Intervals(rule="linf"), 64, SecureRandom.insecure(0)
     )
-    widths = Widths(Intervals(rule="linf"), HARMONIC, apart=2.0)
+    widths = Widths(Intervals(rule="linf"), HARMONIC, 64, apart=2.0)
     assert (seen.widths[0] == widths.next([2.0, 2.0], [1, 1])).all()
 
 
-def test_fixed_widths_for_a_bound_are_those_of_linf_at_the_bound():
-    fixed = Widths(Intervals.for_bound(0.5, HARMONIC), HARMONIC)
-    linf = Widths(Intervals(rule="linf"), HARMONIC)
-    for _ in range(5):
-        assert fixed.next([], []) == pytest.approx(linf.next([0.5, 0.1], [1, 1]), rel=1e-12)
+@pytest.mark.parametrize("levels", [3, 7, 15, 255])
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        Mixing(),
+        Mixing(gamma=0.5, rounds=1),
+        Mixing(coupling="harmonic", rounds=15),
+        Mixing(coupling="sqrt", kappa=0.9, rounds=8),
+        Mixing(gamma=0.1, m=4),
+        Mixing(gamma=0.4, m=3, mass="normalized"),
+    ],
+)
+def test_no_value_leaves_the_widths_for_a_bound(mixing, levels):
+    draws = np.random.default_rng(levels)
+    start = np.tile(draws.normal(size=400), (6, 1))
+    bound = 0.37
+    for extreme in (False, True):
+        updates = draws.uniform(-bound, bound, size=start.shape)
+        models = start + (bound * np.sign(updates) if extreme else updates)
+        intervals = Intervals(rule="bound", bound=bound * (1 + 1e-12))
+        random = SecureRandom.insecure(levels)
+        seen = rehearse_mspdq(models, start, mixing, intervals, levels, random)
+        assert seen.saturated == 0
+        assert (seen.widths[:, 0] == widths_for_bound(mixing, intervals.bound, levels)).all()
+
+
+def test_the_first_width_for_a_bound_is_the_least_that_holds_all():
+    """Two clients at both ends of the bound reach both ends of the interval."""
+    start = np.zeros((2, 1))
+    models = np.array([[1.0], [1.0]])
+    for bound, saturated in ((1.0, 0), (0.99, 2)):
+        intervals = Intervals(rule="bound", bound=bound)
+        random = SecureRandom.insecure(1)
+        seen = rehearse_mspdq(models, start, Mixing(rounds=1), intervals, 255, random)
+        assert seen.saturated == saturated
+
+
+def test_the_widths_for_a_bound_shrink_from_4_bits_on():
+    for bits in (4, 6, 8):
+        widths = widths_for_bound(Mixing(), 1.0, 2**bits - 1)
+        assert widths[-1] < 0.2 * widths[0]
 
 
 def test_scalars_and_own_widths_are_rounded_up_and_never_to_nearest():
@@ -193,9 +230,17 @@ def test_gaps_are_those_of_the_hidden_substates():
         (lambda: Intervals(rule="fixed", pi=0.0), r"pi = 0\.0"),
         (lambda: Intervals(rule="linf", c=0.0), r"c = 0\.0"),
         (lambda: Intervals(rule="linf", c=math.nan), "c = nan"),
-        (lambda: Widths(Intervals(rule="self"), HARMONIC), "interval = 'self'"),
-        (lambda: Widths(Intervals(rule="linf"), HARMONIC).next([math.nan], [1]), "scalar = nan"),
-        (lambda: Widths(Intervals(rule="paper"), HARMONIC).next([-1.0], [1]), r"scalar = -1\.0"),
+        (lambda: Intervals(rule="bound", bound=0.0), r"bound = 0\.0"),
+        (lambda: widths_for_bound(Mixing(coupling="random"), 1.0, 15), "coupling = 'random'"),
+        (lambda: Widths(Intervals(rule="self"), HARMONIC, 64), "interval = 'self'"),
+        (
+            lambda: Widths(Intervals(rule="linf"), HARMONIC, 64).next([math.nan], [1]),
+            "scalar = nan",
+        ),
+        (
+            lambda: Widths(Intervals(rule="paper"), HARMONIC, 64).next([-1.0], [1]),
+            r"scalar = -1\.0",
+        ),
         (lambda: spread_gain(1.0), r"kappa = 1\.0"),
     ],
 )
