@@ -4,12 +4,25 @@ from .adapters import as_mod, numpy_client_app, own_client_app
 from .base import SchemeClient, Train, Trained
 from .central_dp import CentralDPClient
 from .fedavg import FedAvgClient
+from .mspdq import MSPClient, MSPDQClient
+from .mspdq_baselines import (
+    DrawnFedAvgClient,
+    JoPEQFedAvgClient,
+    NbAFLClient,
+    QuantizedFedAvgClient,
+)
 from .secure_sum import SecureSumClient
 from .udp import UDPClient
 
 __all__ = [
     "CentralDPClient",
+    "DrawnFedAvgClient",
     "FedAvgClient",
+    "JoPEQFedAvgClient",
+    "MSPClient",
+    "MSPDQClient",
+    "NbAFLClient",
+    "QuantizedFedAvgClient",
     "SchemeClient",
     "SecureSumClient",
     "Train",

@@ -187,11 +187,31 @@ def join(
     if len(joined.dealers) > bounds.cohort:
         raise ProtocolError("more dealers than clients of the cohort")
     with _participant(custody, header.experiment_id, keep=False) as participant:
-        threshold, roster = participant.seat(joined.session, header.server_round)
+        threshold, roster = participant.seat(joined.session, header.server_round, step_of(header))
     # In a sparse graph a client knows its share of the threshold, and no more can be true.
     cohort = bounds.cohort if is_safe(bounds.cohort, roster, joined.threshold) else roster
     least = min(joined.threshold, threshold * max(cohort, roster) // roster)
     return Place(custody, header, joined, bounds, least)
+
+
+def step_of(header: Header) -> int:
+    """Return which of a round's sums a question for a vector is about.
+
+    The training is the first; every later question of the scheme is one more.
+
+    Raises
+    ------
+    ProtocolError
+        If a later question has a number with which it would pass for the training: some who were in
+        its sum may be missing then.
+    """
+    if header.phase == TRAIN:
+        return 0
+    if header.request < 0:
+        raise ProtocolError(
+            f"request {header.request} of phase '{header.phase}': expected 0 or more"
+        )
+    return header.request + 1
 
 
 def summed(mean: WeightedMean, content: RecordDict) -> WeightedMean:

@@ -129,6 +129,11 @@ class GridMean(WeightedMean):
         self._start = dict(start)
         self._grid = grid
 
+    @property
+    def sums(self) -> dict[str, NDArray[np.int64]]:
+        """The weighted sums of the codes, by name."""
+        return dict(self._sums)
+
     def finish(self) -> dict[str, NDArray[np.generic]]:
         """Return the start plus the mean update, with the start's names and dtypes.
 

@@ -1,9 +1,14 @@
 """Unsigned integers of any width, packed into bytes without gaps.
 
 Value i of b bits occupies the bits i b .. (i + 1) b - 1 of a stream whose bit k is bit k % 8 of
-byte k // 8, least significant first. Any w consecutive values fill exactly b words of w bits, so
-values are packed in groups of w, many groups at a time: a block is transposed, such that value i of
-all groups is one contiguous row, and the rows of words are unions of shifted rows of values.
+byte k // 8, least significant first.
+
+Two neighbours are one value of 2 b bits. So values of less than a byte, each in a byte of its own,
+are joined to pairs, the pairs to pairs of pairs, until they fill whole bytes.
+
+Any w consecutive values fill exactly b words of w bits. So wider values are packed in groups of w,
+many groups at a time: a block is transposed, such that value i of all groups is one contiguous row,
+and the rows of words are unions of shifted rows of values.
 """
 
 from typing import Any
@@ -13,12 +18,12 @@ from numpy.typing import NDArray
 
 from .errors import InvalidParameterError, check_integer
 
-__all__ = ["MOST_BITS", "pack", "packed_bytes", "unpack"]
+__all__ = ["MOST_BITS", "pack", "packed_bytes", "unpack", "unpack_into"]
 
 MOST_BITS = 64
 """The widest value, in bits."""
 
-_BLOCK = 1 << 17  # values at a time, a multiple of 64: rows longer than a call takes to start
+_BLOCK = 1 << 18  # values at a time, a multiple of 64: rows longer than a call takes to start
 _ROW_PAD = 64  # bytes after each row: rows a power of two apart would share few cache lines
 
 _Words = NDArray[np.unsignedinteger[Any]]
@@ -88,7 +93,8 @@ def pack(values: NDArray[np.unsignedinteger[Any]], bits: int) -> NDArray[np.uint
         packed.view(word)[:] = values
         return packed
     for start in range(0, values.size, _BLOCK):
-        block = _pack_block(values[start : start + _BLOCK], bits, word)
+        part = values[start : start + _BLOCK]
+        block = _pack_narrow(part, bits) if bits < 8 else _pack_block(part, bits, word)
         room = packed[start * bits // 8 :][: block.size]
         room[:] = block[: room.size]
     return packed
@@ -123,6 +129,51 @@ def unpack(packed: NDArray[np.uint8], bits: int, size: int) -> NDArray[np.uint64
     >>> unpack(np.array([33, 3], np.uint8), 4, 3)
     array([1, 2, 3], dtype=uint64)
     """
+    _check_packed(packed, bits, size)
+    values = np.empty(size, np.uint64)
+    _unpack(packed, bits, values)
+    return values
+
+
+def unpack_into(
+    packed: NDArray[np.uint8], bits: int, values: NDArray[np.unsignedinteger[Any]]
+) -> None:
+    """Write the values that `pack` packed into an array. The bytes may come from an adversary.
+
+    Parameters
+    ----------
+    packed : ndarray of uint8, shape (packed_bytes(size, bits),)
+        What `pack` returned.
+    bits : int
+        Bits per value, 1 to 64.
+    values : ndarray of an unsigned integer dtype of at least `bits` bits, shape (size,)
+        Where they are written.
+
+    Raises
+    ------
+    InvalidParameterError
+        If `bits` is out of range, or `values` has another dtype or shape.
+    ValueError
+        As `unpack`. Nothing is written then.
+
+    Examples
+    --------
+    >>> values = np.empty(3, np.uint8)
+    >>> unpack_into(np.array([33, 3], np.uint8), 4, values)
+    >>> values
+    array([1, 2, 3], dtype=uint8)
+    """
+    _check_packed(packed, bits, values.size)
+    if values.dtype.kind != "u" or values.dtype.itemsize * 8 < bits or values.ndim != 1:
+        raise InvalidParameterError(
+            "values",
+            f"{values.dtype} of shape {values.shape}",
+            f"one axis of unsigned integers of at least {bits} bits",
+        )
+    _unpack(packed, bits, values)
+
+
+def _check_packed(packed: NDArray[np.uint8], bits: int, size: int) -> None:
     shape = (packed_bytes(size, bits),)
     if packed.dtype != np.uint8 or packed.shape != shape:
         raise ValueError(
@@ -132,15 +183,21 @@ def unpack(packed: NDArray[np.uint8], bits: int, size: int) -> NDArray[np.uint64
     used = size * bits % 8
     if used and packed[-1] >> used:
         raise ValueError(f"bits after the last value: expected {8 - used} zeros")
+
+
+def _unpack(packed: NDArray[np.uint8], bits: int, values: _Words) -> None:
     word = _word(bits)
     if bits == 8 * word.itemsize:
-        return np.ascontiguousarray(packed).view(word).astype(np.uint64)
-    values = np.empty(size, np.uint64)
-    for start in range(0, size, _BLOCK):
+        values[:] = np.ascontiguousarray(packed).view(word)
+        return
+    for start in range(0, values.size, _BLOCK):
         room = values[start : start + _BLOCK]
         at = start * bits // 8
-        _unpack_block(packed[at : at + packed_bytes(room.size, bits)], bits, word, room)
-    return values
+        part = packed[at : at + packed_bytes(room.size, bits)]
+        if bits < 8:
+            room[:] = _unpack_narrow(part, bits)[: room.size]
+        else:
+            _unpack_block(part, bits, word, room)
 
 
 def _word(bits: int) -> np.dtype[np.unsignedinteger[Any]]:
@@ -157,6 +214,62 @@ def _groups(array: _Words, length: int) -> _Words:
     if missing := -array.size % length:
         array = np.append(array, np.zeros(missing, array.dtype))
     return array.reshape(-1, length)
+
+
+def _joins(bits: int) -> tuple[list[tuple[np.dtype[np.unsignedinteger[Any]], int, int]], int]:
+    """Return how values of less than a byte are joined until they fill whole bytes.
+
+    Each join is a word, the bits of the values in its two halves, and how much the word loses for
+    each unit of its second value when that moves down to the end of the first. Besides, the number
+    of bytes that are filled after all joins, at the lower end of the last word.
+    """
+    joins = []
+    for size in (2, 4, 8):
+        joins.append((np.dtype(f"<u{size}"), bits, (1 << 4 * size) - (1 << bits)))
+        bits *= 2
+        if bits % 8 == 0:
+            break
+    return joins, bits // 8
+
+
+def _pack_narrow(values: _Words, bits: int) -> NDArray[np.uint8]:
+    """Return the bytes of values of less than a byte, and perhaps zeros."""
+    octets = values.astype(np.uint8)
+    if bits == 1:
+        return np.packbits(octets, bitorder="little")
+    joins, filled = _joins(bits)
+    words: _Words = _groups(octets, 8).reshape(-1)
+    for word, _, loss in joins:
+        words = words.view(word)
+        second = words >> word.type(4 * word.itemsize)
+        second *= word.type(loss)
+        words -= second
+    if filled == 1:
+        return words.astype(np.uint8)
+    packed = np.empty((words.size, filled), np.uint8)
+    for i in range(filled):  # a column at a time: rows are too short
+        packed[:, i] = words.view(np.uint8)[i :: words.itemsize]
+    return packed.reshape(-1)
+
+
+def _unpack_narrow(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return the values in some bytes, and perhaps zeros."""
+    if bits == 1:
+        return np.unpackbits(packed, bitorder="little")
+    joins, filled = _joins(bits)
+    if filled == 1:
+        words: _Words = packed.astype(joins[-1][0])
+    else:
+        groups = _groups(packed, filled)
+        words = np.zeros(len(groups), joins[-1][0])
+        for i in range(filled):
+            words.view(np.uint8)[i :: words.itemsize] = groups[:, i]
+    for word, width, loss in reversed(joins):
+        words = words.view(word)
+        second = words >> word.type(width)
+        second *= word.type(loss)
+        words += second
+    return words.view(np.uint8)
 
 
 def _pack_block(
@@ -183,7 +296,7 @@ def _unpack_block(
     packed: NDArray[np.uint8],
     bits: int,
     word: np.dtype[np.unsignedinteger[Any]],
-    values: NDArray[np.uint64],
+    values: _Words,
 ) -> None:
     """Write the values in some bytes."""
     width = 8 * word.itemsize

@@ -7,6 +7,7 @@ there are knobs (`flwr_privacy.packing`).
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InvalidParameterError, check_integer, check_number
-from .packing import packed_bytes, unpack
+from .packing import packed_bytes, unpack_into
 from .randomness import SecureRandom
 
 __all__ = [
@@ -33,8 +34,7 @@ MOST_LEVELS = 2**16
 SMALLEST_WIDTH, LARGEST_WIDTH = 2.0**-100, 2.0**100
 """Between these the arithmetic stays in the range of float32."""
 
-_BLOCK = 1 << 16  # values: the scratch arrays of a block stay in the cache
-_BLOCK_TO_UNPACK = 1 << 17  # what `unpack` works on at a time
+_BLOCK = 1 << 18  # values: larger ones leave the cache, for smaller ones the calls take too long
 _FRACTION_BITS = 15  # with 16 bits of code they fill an int32
 _TOLERANCE = 2.0  # in 2^-15 steps
 
@@ -258,17 +258,24 @@ class CodeSum:
                 f"{packed_bytes(self.total.size, self.bits)} bytes"
             )
         if self.levels < 2**self.bits:  # found half-way it would be too late
-            _check_codes(unpack(packed, self.bits, self.total.size), self.levels)
-        # From the end: only the last block can still be refused, for the bits after its values.
-        for start in reversed(range(0, self.total.size, _BLOCK_TO_UNPACK)):
-            block = self.total[start : start + _BLOCK_TO_UNPACK]
-            at = start * self.bits // 8
-            part = packed[at : at + packed_bytes(block.size, self.bits)]
-            codes = unpack(part, self.bits, block.size).astype(block.dtype)
+            for _, codes in self._unpacked(packed):
+                _check_codes(codes, self.levels)
+        for block, codes in self._unpacked(packed):
             if weight > 1:
                 codes *= block.dtype.type(weight)
             block += codes
         self._room -= weight
+
+    def _unpacked(self, packed: NDArray[np.uint8]) -> Iterator[tuple[Codes, Codes]]:
+        """Yield the sum and the codes block by block."""
+        scratch = np.empty(min(_BLOCK, self.total.size), self.total.dtype)
+        # From the end: only the last block can still be refused, for the bits after its values.
+        for start in reversed(range(0, self.total.size, _BLOCK)):
+            block = self.total[start : start + _BLOCK]
+            codes = scratch[: block.size]
+            at = start * self.bits // 8
+            unpack_into(packed[at : at + packed_bytes(block.size, self.bits)], self.bits, codes)
+            yield block, codes
 
 
 def span(values: NDArray[np.floating[Any]]) -> tuple[float, float]:

@@ -6,14 +6,31 @@ from typing import Any
 
 from flwr_privacy.clients import (
     CentralDPClient,
+    DrawnFedAvgClient,
     FedAvgClient,
+    JoPEQFedAvgClient,
+    MSPClient,
+    MSPDQClient,
+    NbAFLClient,
+    QuantizedFedAvgClient,
     SchemeClient,
     SecureSumClient,
     UDPClient,
 )
 from flwr_privacy.errors import check_choice
 from flwr_privacy.simulations.settings import Settings
-from flwr_privacy.strategies import UDP, CentralDP, FedAvg, SchemeStrategy
+from flwr_privacy.strategies import (
+    MSP,
+    MSPDQ,
+    UDP,
+    CentralDP,
+    DrawnFedAvg,
+    FedAvg,
+    JoPEQFedAvg,
+    NbAFL,
+    QuantizedFedAvg,
+    SchemeStrategy,
+)
 
 __all__ = ["SCHEMES", "Scheme", "client_of", "scheme"]
 
@@ -53,6 +70,11 @@ def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
     return usual
 
 
+def _nbafl(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    # About the norm of the small tasks' models, and the records of one of ten clients of digits.
+    return {"clipping_norm": 10.0, "smallest_data": 100, **chosen}
+
+
 SCHEMES = {
     "fedavg": Scheme(
         FedAvg,
@@ -62,6 +84,26 @@ SCHEMES = {
     ),
     "udp": Scheme(
         UDP, UDPClient, "noise on the client from a budget over the whole training", _udp
+    ),
+    "msp": Scheme(
+        MSP, MSPClient, "models split and mixed in several exchanges; hides nothing from the server"
+    ),
+    "mspdq": Scheme(
+        MSPDQ,
+        MSPDQClient,
+        "the same with codes of a few bits; under a secure sum the server sees their sums only",
+    ),
+    "mspdq-fedavg": Scheme(
+        DrawnFedAvg, DrawnFedAvgClient, "baseline of msp and mspdq: FedAvg over the same draws"
+    ),
+    "mspdq-ldp": Scheme(
+        NbAFL, NbAFLClient, "the same, with noise on clipped models that proves nothing", _nbafl
+    ),
+    "mspdq-jopeq": Scheme(
+        JoPEQFedAvg, JoPEQFedAvgClient, "the same, on codes with noise and dither (JoPEQ)"
+    ),
+    "mspdq-plain": Scheme(
+        QuantizedFedAvg, QuantizedFedAvgClient, "the same, on codes of a few bits, sent once"
     ),
     "central-dp": Scheme(
         CentralDP,

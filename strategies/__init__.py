@@ -5,6 +5,21 @@ from .base import SchemeStrategy
 from .central_dp import CentralDP
 from .experiment import SchemeResult
 from .fedavg import FedAvg
+from .mspdq import MSP, MSPDQ
+from .mspdq_baselines import DrawnFedAvg, JoPEQFedAvg, NbAFL, QuantizedFedAvg
 from .udp import UDP
 
-__all__ = ["UDP", "CentralDP", "FedAvg", "FlowerAccountant", "SchemeResult", "SchemeStrategy"]
+__all__ = [
+    "MSP",
+    "MSPDQ",
+    "UDP",
+    "CentralDP",
+    "DrawnFedAvg",
+    "FedAvg",
+    "FlowerAccountant",
+    "JoPEQFedAvg",
+    "NbAFL",
+    "QuantizedFedAvg",
+    "SchemeResult",
+    "SchemeStrategy",
+]

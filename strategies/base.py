@@ -34,6 +34,7 @@ from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire import (
     EVALUATE,
+    RECORD,
     TRAIN,
     Fields,
 )
@@ -97,6 +98,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
 
     scheme: ClassVar[str]
     summable: ClassVar[bool] = False  # whether answers are codes that a secure sum can take
+    sum_phases: ClassVar[frozenset[str]] = frozenset({TRAIN})  # whose answers it takes
     weight_key: str | None = None  # of a scheme whose replies are not weighted by weighted_by_key
     planned_rounds: int | None = None
     _announced = False
@@ -199,18 +201,32 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         metrics : MetricRecord or None
             Aggregated metrics of the clients.
         """
-        if self._sums is not None:
-            try:
-                self._sums.prepare(grid, server_round, lambda r: self._drawn(grid, r))
-            except NotOpenedError as error:
-                logger.warning("%s", error)
-                return None, None
+        if not self.prepared(grid, server_round):
+            return None, None
         messages = self.configure_train(server_round, arrays, config, grid)
         replies = self.conversation.exchange(grid, messages, phase=TRAIN)
         return self.aggregate_train(server_round, replies)
 
+    def prepared(self, grid: Grid, server_round: int) -> bool:
+        """Have the clients of a round deal for its secure sum; tell whether they did.
+
+        True without a secure sum.
+        """
+        if self._sums is None:
+            return True
+        try:
+            self._sums.prepare(grid, server_round, lambda r: self._drawn(grid, r))
+        except NotOpenedError as error:
+            logger.warning("%s", error)
+            return False
+        return True
+
     def question(self, server_round: int) -> Fields:
         """Return the scheme's own fields of the ``train`` question; by default none."""
+        return {}
+
+    def own_fields(self, server_round: int) -> dict[str, Fields]:
+        """Return the scheme's own fields that go to single clients; by default none."""
         return {}
 
     def joined(self, grid: Grid, server_round: int, clients: list[str]) -> None:
@@ -241,15 +257,30 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         own_fold = type(self).fold is not SchemeStrategy.fold
         return phase in (TRAIN, EVALUATE) and not own_fold and not self._metrics_fns[phase]
 
-    def bounds_of(self, cohort: int) -> Bounds:
-        """Return the bounds of the vectors that a secure sum over a cohort takes.
+    def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
+        """Return the bounds of the vectors that a secure sum of a round takes.
+
+        Parameters
+        ----------
+        clients : list of str
+            The clients drawn for a round, before any is missing; for a later sum of the round
+            those whose vectors are in the one before.
+        server_round : int
+            The round.
 
         Raises
         ------
         InvalidParameterError
-            If the parameters of the secure sum do not fit the cohort.
+            If the parameters of the secure sum do not fit the clients.
         """
         raise NotImplementedError
+
+    def sums_again(self, phase: str) -> bool:
+        """Tell whether those in the sum of a phase's answers are to send another vector.
+
+        By default they are not.
+        """
+        return False
 
     def guarantee(self) -> Guarantee:
         """Return what the scheme promises, as far as it is known."""
@@ -401,7 +432,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Fold the replies of a phase as they come; None if none could be used."""
         book = self.conversation.book(phase)
         mean = self.accumulator(phase)
-        sums = self._sums if phase == TRAIN else None
+        sums = self._sums if phase in self.sum_phases else None
         if sums is not None:
             mean = sums.accumulator(vector_size(mean))
         contents: list[RecordDict] = []
@@ -421,7 +452,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             del reply  # or its arrays would live while the next reply is made
         self._charge(phase, book)
         if isinstance(mean, MaskedSum):
-            mean = self._opened(mean, book.header.server_round)
+            mean = self._opened(mean, phase, book.header.server_round)
         if mean.weight == 0:
             return None, None
         if metrics_fn is not None:
@@ -441,33 +472,58 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if self.inner is not None:
             arrays, config = self.inner.configure(server_round, arrays, config)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        own: dict[str, RecordDict] = {}
-        quorum = self.quorum
         if self._sums is None:
-            assigned = self._drawn(grid, server_round)
+            assigned, quorum = self._drawn(grid, server_round), self.quorum
         else:
-            assigned = self._sums.assigned
-            quorum = self._sums.quorum(self.quorum)
-            shared, own = self._sums.question()
-            content.update(shared)
+            assigned, quorum = self._sums.assigned, self._sums.quorum(self.quorum)
         fields = self.question(server_round)
         if not self._announced:
             logger.info("%s", self._promise().text())
             self._announced = True
-        messages = self.conversation.ask(
-            server_round,
-            TRAIN,
-            content,
-            assigned,
-            fields=fields,
-            own=own,
-            summed=self.summed(TRAIN),
-            quorum=quorum,
-        )
+        messages = self.put(server_round, TRAIN, content, assigned, fields=fields, quorum=quorum)
         if self.charge(TRAIN) is not None:
             book = self.conversation.book(TRAIN)
             self.experiment.note_asked(_name(book), self.charged(TRAIN, book))
         return messages
+
+    def put(
+        self,
+        server_round: int,
+        phase: str,
+        content: RecordDict,
+        assigned: Assigned,
+        *,
+        fields: Fields,
+        quorum: int | None = None,
+    ) -> list[Message]:
+        """Return the messages of a question whose answers are averaged, by a secure sum if any.
+
+        Parameters
+        ----------
+        server_round, phase, content, assigned, fields, quorum
+            As in `Conversation.ask`.
+        """
+        own = {
+            client: RecordDict({RECORD: ConfigRecord(values)})
+            for client, values in self.own_fields(server_round).items()
+        }
+        if self._sums is not None:
+            shared, places = self._sums.question()
+            content = RecordDict({**content, **shared})
+            own = {
+                client: RecordDict({**own.get(client, {}), **place})
+                for client, place in places.items()
+            }
+        return self.conversation.ask(
+            server_round,
+            phase,
+            content,
+            assigned,
+            fields=fields,
+            own=own,
+            summed=self.summed(phase),
+            quorum=quorum,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -478,6 +534,12 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             return None, None
         weight, averaged = mean.weight, mean.finish()
         del mean  # the sums are twice as large as the model
+        return self.renewed(server_round, averaged, metrics, weight), metrics
+
+    def renewed(
+        self, server_round: int, averaged: dict[str, Any], metrics: MetricRecord, weight: float
+    ) -> ArrayRecord:
+        """Return the new global arrays: the average, or what the inner strategy makes of it."""
         arrays = to_record(averaged)
         if self.inner is not None:
             arrays = self.inner.aggregate(server_round, arrays, metrics, weight)
@@ -487,7 +549,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                     for name, like in self._template.items()
                 }
             )
-        return arrays, metrics
+        return arrays
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -564,15 +626,16 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             )
         return secure_sum
 
-    def _opened(self, masked: MaskedSum, server_round: int) -> WeightedMean:
+    def _opened(self, masked: MaskedSum, phase: str, server_round: int) -> WeightedMean:
         """Return the scheme's accumulator with the sum, if it can be opened, else an empty one."""
-        empty = self.accumulator(TRAIN)
+        empty = self.accumulator(phase)
         if self._sums is None or masked.weight == 0:
             return empty
         last = self.planned_rounds is not None and server_round >= self.planned_rounds
         draw = None if last else lambda r: self._drawn(self._grid, r)
         try:
-            mean = opened_mean(empty, *self._sums.open(self._grid, masked, draw))
+            again = self.sums_again(phase)
+            mean = opened_mean(empty, *self._sums.open(self._grid, masked, draw, again=again))
         except NotOpenedError as error:
             logger.warning("%s", error)
             return empty

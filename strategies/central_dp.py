@@ -213,10 +213,11 @@ class CentralDP(SchemeStrategy):
             return super().accumulator(phase)
         return CentralMean(self._template, self._asked_terms())
 
-    def bounds_of(self, cohort: int) -> Bounds:
+    def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included; everybody weighs 1."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
+        cohort = len(clients)
         if self._mode["sampling"] == POISSON:
             schedule = self._scheduled()
             # What does not fit the usual cohort ends the run; the others are skipped.

@@ -34,7 +34,7 @@ from .experiment import Experiment
 from .federation import Federation
 from .round import Round
 
-__all__ = ["Assigned", "Conversation"]
+__all__ = ["Assigned", "Conversation", "only"]
 
 _FOREVER = 3600.0  # Flower's default timeout, where a user's own start gives none
 
@@ -134,6 +134,34 @@ class Conversation:
             minimum=minimum,
             busy=self._busy(grid),
             without=without,
+        )
+
+    def draw(
+        self,
+        grid: Grid,
+        server_round: int,
+        phase: str,
+        *,
+        fraction: float,
+        minimum: int,
+        shares: Mapping[str, float] | None = None,
+    ) -> tuple[Assigned, dict[str, int]]:
+        """Draw the clients of a round with replacement; return also how often each was drawn.
+
+        Nodes that owe an answer are left out, as in `sample`.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a client has no share.
+        """
+        return self.federation.draw(
+            self._experiment.seed,
+            (phase, server_round),
+            fraction=fraction,
+            minimum=minimum,
+            shares=shares,
+            busy=self._busy(grid),
         )
 
     def ask(
@@ -319,6 +347,12 @@ class Conversation:
         if self._deadline is None or self._stragglers is not None:
             return self.timeout
         return self._deadline
+
+
+def only(assigned: Assigned, wanted: Collection[str]) -> dict[int, list[str]]:
+    """Return those of the assigned clients that are wanted."""
+    kept = {node: [c for c in clients if c in wanted] for node, clients in assigned.items()}
+    return {node: clients for node, clients in kept.items() if clients}
 
 
 def _merged(shared: RecordDict, own: RecordDict) -> RecordDict:

@@ -61,9 +61,9 @@ class FedAvg(SchemeStrategy):
         terms = self._terms(self.secure_sum)
         return GridMean(self._template, terms.grid, terms.names(self._template))
 
-    def bounds_of(self, cohort: int) -> Bounds:
+    def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds that the parameters of the secure sum give."""
-        return (self.secure_sum or SecureSum()).bounds(cohort)
+        return (self.secure_sum or SecureSum()).bounds(len(clients))
 
     def guarantee(self) -> Guarantee:
         """Return that nothing is promised, or what the secure sum hides."""

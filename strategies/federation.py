@@ -9,13 +9,14 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_privacy.errors import ProtocolError, check_integer
-from flwr_privacy.identity import derive_seed
+from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_integer
+from flwr_privacy.identity import derive_seed, stream
 from flwr_privacy.wire import RECORD, Fields, Header, payload_bytes
 
 from .exchange import exchange
@@ -214,7 +215,7 @@ class Federation:
         if size > len(population):
             logger.warning("%d clients to draw, %d are left", size, len(population))
         ranked = sorted(population, key=lambda who: derive_seed(seed, "sample", *purpose, who))
-        load = Counter(seat for seat in self._seats.values() if seat in self._nodes)
+        load = self._load()
         chosen: list[tuple[int, str]] = []
         for who in ranked:
             if len(chosen) == size:
@@ -224,10 +225,63 @@ class Federation:
             node = who if isinstance(who, int) else self._node_of(who, load)
             if node not in busy:
                 chosen.append((node, "" if isinstance(who, int) else who))
-        assigned: dict[int, list[str]] = {}
-        for node, client in sorted(chosen, key=lambda entry: (len(entry[1]), entry[1], entry[0])):
-            assigned.setdefault(node, []).append(client)
-        return assigned
+        return _by_node(chosen)
+
+    def draw(
+        self,
+        seed: int | str,
+        purpose: tuple[str | int, ...],
+        *,
+        fraction: float,
+        minimum: int,
+        shares: Mapping[str, float] | None = None,
+        busy: Collection[int] = (),
+    ) -> tuple[dict[int, list[str]], dict[str, int]]:
+        """Draw clients with replacement.
+
+        In every draw each client has a random time that depends on the seed, the purpose and its
+        identity alone, exponential with its share as rate; the first one is drawn. So who is absent
+        changes no more than that somebody else comes in for it.
+
+        Parameters
+        ----------
+        seed, purpose, fraction, minimum, busy
+            As in `sample`; the fraction is that of the draws.
+        shares : dict, optional
+            How often each client is to be drawn, relative to the others; by default all alike.
+
+        Returns
+        -------
+        assigned : dict
+            For each node the clients that it plays.
+        draws : dict
+            How often each of them was drawn.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a client has no share.
+        """
+        size, _ = self.sample_size(fraction=fraction, minimum=minimum)
+        load = self._load()
+        nodes = {client: self._node_of(client, load) for client in self.clients()}
+        there = [client for client, node in nodes.items() if node not in busy]
+        if shares is not None and (unknown := sorted(set(there) - set(shares))):
+            raise InvalidParameterError("shares", unknown, "a share for each of these clients")
+        rates = [1.0 if shares is None else shares[client] for client in there]
+        draws: Counter[str] = Counter()
+        if there and size:
+            times = np.array(
+                [
+                    stream(seed, "draw", *purpose, client).exponential(size=size) / rate
+                    for client, rate in zip(there, rates, strict=True)
+                ]
+            )
+            draws.update(there[first] for first in times.argmin(axis=0))
+        return _by_node((nodes[client], client) for client in draws), dict(draws)
+
+    def _load(self) -> Counter[str]:
+        return Counter(seat for seat in self._seats.values() if seat in self._nodes)
 
     def _node_of(self, client: str, load: Counter[str]) -> int:
         """Return the node that plays a client; one without a seat gets the least loaded worker."""
@@ -264,3 +318,10 @@ class Federation:
 def _refusals(books: Iterable[Round]) -> str:
     counts: Counter[str] = sum((book.refused for book in books), Counter())
     return ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "no reply"
+
+
+def _by_node(chosen: Iterable[tuple[int, str]]) -> dict[int, list[str]]:
+    assigned: dict[int, list[str]] = {}
+    for node, client in sorted(chosen, key=lambda entry: (len(entry[1]), entry[1], entry[0])):
+        assigned.setdefault(node, []).append(client)
+    return assigned

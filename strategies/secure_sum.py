@@ -1,8 +1,10 @@
 """Secure sums on the server: who deals, who sends, what is opened.
 
-A round takes two exchanges. In the first the clients train and send masked vectors; in the second
-they reveal what takes the masks off the sum, and those of the next round deal its secrets. The
-first round takes two more, for keys and shares.
+A sum takes two exchanges. In the first the clients send masked vectors; in the second they reveal
+what takes the masks off the sum, and those of the next sum deal its secrets. The first round takes
+two more, for keys and shares.
+
+The next sum is that of the next round, or a later step of the same round, over the same clients.
 """
 
 import logging
@@ -48,8 +50,8 @@ _LENGTHS = {_KEY_BYTES, 0, 64}  # of a key, and of a signature if there is one
 Draw = Callable[[int], Assigned]
 """Draws the clients of a round."""
 
-BoundsOf = Callable[[int], Bounds]
-"""Gives the bounds of the vectors of a cohort of so many clients."""
+BoundsOf = Callable[[list[str], int], Bounds]
+"""Gives the bounds of vectors in a round: of the clients drawn; at a later step, of those left."""
 
 
 class SecureRounds:
@@ -117,24 +119,26 @@ class SecureRounds:
     def quorum(self, quorum: int | None) -> int | None:
         """Return after how many vectors a round may go on, so that its sum can be opened.
 
+        At a later step these are all.
+
         Raises
         ------
         InvalidParameterError
             If the user's is below the threshold in the first round; where it gets below as clients
             join, it is raised.
         """
-        threshold = self._current()[0].threshold
-        if quorum is None or quorum >= threshold:
+        least = self._current()[0].least
+        if quorum is None or quorum >= least:
             return quorum
         if self._promised is None:
             raise InvalidParameterError(
-                "quorum", quorum, f"at least the threshold of the secure sum, {threshold}"
+                "quorum", quorum, f"at least the threshold of the secure sum, {least}"
             )
-        return threshold
+        return least
 
     @property
     def cohort(self) -> int:
-        """Return how many clients were drawn for the round; not all of them may have dealt."""
+        """Return of how many clients the sum may be; at the first step not all may have dealt."""
         return self._current()[0].bounds.cohort
 
     @property
@@ -146,7 +150,8 @@ class SecureRounds:
     def question(self) -> tuple[RecordDict, dict[str, RecordDict]]:
         """Return what the question for vectors says to all, and to each client alone."""
         session, _ = self._current()
-        self._note(session)
+        if session.step == 0:  # a later sum is over all that are in the first one
+            self._note(session)
         common = {"session": session.name, **write(session.bounds)}
         own = {}
         complete = _is_complete(session)
@@ -162,9 +167,9 @@ class SecureRounds:
         return MaskedSum(size, self._current()[0].bounds.modulus_bits)
 
     def open(
-        self, grid: Grid, masked: MaskedSum, draw: Draw | None
+        self, grid: Grid, masked: MaskedSum, draw: Draw | None, *, again: bool = False
     ) -> tuple[NDArray[np.int64], list[str], Bounds]:
-        """Open the sum of a round; have the clients of the next one deal in the same exchange.
+        """Open a sum; have the clients of the next one deal in the same exchange.
 
         Parameters
         ----------
@@ -174,6 +179,9 @@ class SecureRounds:
             Sum of the masked vectors.
         draw : callable, optional
             Draws the clients of the next round; None after the last one.
+        again : bool, default False
+            Whether the next sum is a later step of this round, over the clients in this sum; `draw`
+            is for the last step then. `go_on` makes it the current one.
 
         Returns
         -------
@@ -187,14 +195,17 @@ class SecureRounds:
         Raises
         ------
         NotOpenedError
-            If it cannot be opened: too few clients are left. Nothing is opened then.
+            If it cannot be opened: too few clients are left; or if the parameters do not fit those
+            of the next step. Nothing is opened then.
         """
         session, assigned = self._current()
         survivors = sorted(masked.clients)
         session.check_survivors(survivors)
         answering = {client for client in survivors if session.can_answer(client, survivors)}
         self._next = None
-        if draw is not None:
+        if again:
+            self._next = self._next_step(session, assigned, survivors)
+        elif draw is not None:
             try:
                 self._next = self._new_session(session.server_round + 1, draw)
             except NotOpenedError as error:  # the next round will try again
@@ -208,6 +219,21 @@ class SecureRounds:
         values = session.open(masked.total, survivors)
         self._summed = len(survivors)
         return values, survivors, session.bounds
+
+    def go_on(self) -> None:
+        """Make the step that was dealt for when the last sum was opened the current one.
+
+        Raises
+        ------
+        NotOpenedError
+            If anybody who is in the last sum has not dealt. The round is over then: a sum over
+            fewer clients would give a vector away.
+        """
+        following, self._next = self._next, None
+        if following is None or following[0].step == 0:
+            raise ProtocolError("the last sum was not opened with again=True")
+        following[0].check_dealers()
+        self._now = following
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers of a round, for the history."""
@@ -300,16 +326,17 @@ class SecureRounds:
     def _new_session(self, server_round: int, draw: Draw) -> tuple[Session, Assigned]:
         drawn = draw(server_round)
         assigned = _only(drawn, set(self._keys))
-        asked, cohort = len(_clients(drawn)), _clients(assigned)
+        asked, cohort = _clients(drawn), _clients(assigned)
         try:
-            bounds, threshold = self._bounds_of(asked), self._settings.threshold_of(asked)
+            bounds = self._bounds_of(asked, server_round)
+            threshold = self._settings.threshold_of(len(asked))
         except InvalidParameterError as error:
             if self._promised is None:
                 raise
             # Clients have left since the parameters were found to fit.
             raise NotOpenedError(f"there is no sum of round {server_round}: {error}") from error
         if self._promised is None:  # what does not fit all that were drawn ends the run
-            rosters(_clients(drawn), self._settings, seed=self._seed, server_round=server_round)
+            rosters(asked, self._settings, seed=self._seed, server_round=server_round)
         if len(cohort) < threshold:
             raise NotOpenedError(
                 f"there is no sum of round {server_round}: {len(cohort)} of at least {threshold} "
@@ -329,6 +356,17 @@ class SecureRounds:
             bounds=bounds,
         )
         return session, assigned
+
+    def _next_step(
+        self, session: Session, assigned: Assigned, survivors: list[str]
+    ) -> tuple[Session, Assigned]:
+        try:
+            bounds = self._bounds_of(survivors, session.server_round)
+        except InvalidParameterError as error:
+            step = f"step {session.step + 1} of round {session.server_round}"
+            raise NotOpenedError(f"there is no sum of {step}: {error}") from error
+        following = session.go_on(secrets.token_hex(16), survivors, bounds)
+        return following, _only(assigned, set(survivors))
 
     def _exchange(
         self,
@@ -404,9 +442,8 @@ def opened_mean(
     """
     weight = int(values[-1])
     largest = int(max(values[:-1].max(initial=0), -values[:-1].min(initial=0)))
-    if not 0 <= weight <= len(survivors) * bounds.largest_weight or (
-        largest > weight * bounds.code_limit
-    ):
+    heaviest = min(bounds.weight_limit, len(survivors) * bounds.largest_weight)
+    if not 0 <= weight <= heaviest or largest > weight * bounds.code_limit:
         raise NotOpenedError("the sum is of no vectors that are allowed: somebody sent a wrong one")
     arrays, place = {}, 0
     for name in sorted(mean.template):

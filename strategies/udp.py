@@ -183,13 +183,13 @@ class UDP(SchemeStrategy):
         names = released_names(self._template, self.terms.keep_back)
         return GridMean(self._template, Grid(self.terms.grid), names)
 
-    def bounds_of(self, cohort: int) -> Bounds:
+    def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included, and of the weights."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
         alike = self._terms_of["unit"] == USER_UNIT
         return self.secure_sum.bounds(
-            cohort, code_limit=CODE_LIMIT, largest_weight=1 if alike else None
+            len(clients), code_limit=CODE_LIMIT, largest_weight=1 if alike else None
         )
 
     def charge(self, phase: str) -> Charge | None:

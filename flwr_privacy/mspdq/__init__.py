@@ -26,6 +26,7 @@ from .bounds import (
     round_complexity,
 )
 from .codec import Codec, DecodedSum, centred, decode_start, encode_start, uncentred
+from .hub import Hub, SumHub, code_sum
 from .intervals import (
     Intervals,
     Widths,
@@ -36,8 +37,10 @@ from .intervals import (
     width_linf,
     widths_for_bound,
 )
+from .member import Member, Said
 from .mixing import Mixing, SubStates
 from .splitting import NoiseSplit, Split, UniformSplit, noised
+from .terms import CODES, MIX, SYNC, Terms
 from .theory import (
     k_rounds,
     lambda2_P,
@@ -55,21 +58,30 @@ from .theory import (
 )
 
 __all__ = [
+    "CODES",
     "D1",
     "D2",
     "D3",
+    "MIX",
+    "SYNC",
     "Codec",
     "DecodedSum",
+    "Hub",
     "Intervals",
+    "Member",
     "Mixing",
     "NoiseSplit",
+    "Said",
     "Split",
     "SubStates",
+    "SumHub",
+    "Terms",
     "UniformSplit",
     "Widths",
     "bound_msp",
     "bound_mspdq",
     "centred",
+    "code_sum",
     "comm_complexity_bound",
     "comm_count",
     "decode_start",

@@ -1,5 +1,6 @@
 """What MSP and MSPDQ are compared with: the noise of NbAFL, the codec of JoPEQ, the sampling.
 
+Their two halves are `flwr_privacy.strategies.mspdq_baselines` and its like among the clients.
 FedAvg needs no mathematics of its own. An update that is quantized once and sent once, the honest
 rival in bits, is `flwr_privacy.mspdq.codec.encode_start`; MSP with Laplace noise is
 `flwr_privacy.mspdq.splitting.NoiseSplit`; FedAvg with the server step that the global start amounts
@@ -8,17 +9,26 @@ to has step ``1 - residual``.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.quantize import Codes
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.layout import Layout
+from flwr_privacy.quantize import LARGEST_WIDTH, Codes
 from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.updates import SMALLEST_NORM
+from flwr_privacy.updates import clip as clip_to_norm
 
-from .splitting import noised
+from .splitting import check_scale, noised
 
-__all__ = ["JoPEQ", "nbafl_downlink_sigma", "nbafl_uplink_sigma", "sample_draws"]
+__all__ = ["JoPEQ", "Noising", "nbafl_downlink_sigma", "nbafl_uplink_sigma", "sample_draws"]
 
 Vectors = NDArray[np.float64]
 
@@ -130,6 +140,72 @@ def _gaussian_constant(epsilon: float, delta: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Noising:
+    """What a client of NbAFL does to its trained model: clip, add noise.
+
+    Parameters
+    ----------
+    clip : {"model", "update"}
+        What is clipped: the model itself, or its distance from the global model.
+    clipping_norm : float
+        L2 norm C to which it is clipped, in the units of the weights.
+    law : {"gaussian", "laplace"}
+        The noise.
+    scale : float
+        Standard deviation of the Gaussian law, or scale of the Laplace one, in the units of the
+        weights, from 1e-100 to 1e100.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Notes
+    -----
+    **Guarantee.** None that is checked here, see `nbafl_uplink_sigma`. For one upload, that of
+    `flwr_privacy.mspdq.splitting.noised` holds with D = 2 C in L2 norm, that is under the Gaussian
+    law only; the noise of the formula is small against that.
+
+    Examples
+    --------
+    >>> noising = Noising(clip="model", clipping_norm=1.0, law="gaussian", scale=1e-9)
+    >>> noising.release(np.array([3.0, 4.0]), np.zeros(2), SecureRandom()).round(6)
+    array([0.6, 0.8])
+    """
+
+    clip: str
+    clipping_norm: float
+    law: str
+    scale: float
+
+    def __post_init__(self) -> None:
+        check_choice("clip", self.clip, ("model", "update"))
+        check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
+        check_choice("law", self.law, ("gaussian", "laplace"))
+        check_scale(self.scale)
+
+    def release(self, model: Vectors, start: Vectors, random: SecureRandom) -> Vectors:
+        """Return the clipped model with noise.
+
+        Parameters
+        ----------
+        model, start : ndarray of float64, shape (d,)
+            The trained model, and the global one that it started from.
+        random : SecureRandom
+            For the noise.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the noise is too little for so large weights, see `noised`.
+        """
+        centre = start if self.clip == "update" else np.zeros_like(model)
+        clipped = model - centre
+        clip_to_norm(clipped, self.clipping_norm)
+        return noised(clipped + centre, self.law, self.scale, random)
+
+
+@dataclass(frozen=True, kw_only=True)
 class JoPEQ:
     """Scalar JoPEQ: Laplace noise and subtractive dither, rounded together.
 
@@ -205,7 +281,7 @@ class JoPEQ:
         dither : numpy.random.Generator
             For the dither; the server must have one in the same state.
         """
-        mean, std = float(update.mean()), float(update.std())
+        mean, std = (float(update.mean()), float(update.std())) if update.size else (0.0, 0.0)
         z = (update - mean) / (3 * std) if std > 0 else np.zeros_like(update)
         z = noised(z, "laplace", self.noise_scale, random) + self._dither(update.size, dither)
         half = 2 ** (self.bits - 1)
@@ -221,5 +297,51 @@ class JoPEQ:
         update: Vectors = mean + 3 * std * (z - self._dither(codes.size, dither))
         return update
 
+    def encode_arrays(
+        self, update: Vectors, layout: Layout, random: SecureRandom, dither: np.random.Generator
+    ) -> tuple[Codes, list[tuple[float, float]]]:
+        """Return the codes of the update of a whole model, and each array's mean and deviation.
+
+        Parameters
+        ----------
+        update : ndarray of float64, shape (d,)
+            The update.
+        layout : Layout
+            Where its arrays lie.
+        random, dither
+            As in `encode`.
+        """
+        encoded = [self.encode(part, random, dither) for part in _parts(update, layout)]
+        return np.concatenate([codes for codes, _ in encoded]), [scale for _, scale in encoded]
+
+    def decode_arrays(
+        self,
+        codes: Codes,
+        scales: list[tuple[float, float]],
+        layout: Layout,
+        dither: np.random.Generator,
+    ) -> Vectors:
+        """Return the update that `encode_arrays` encoded. What it gets may come from an adversary.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a mean or a deviation is no number up to 2^100, or a deviation is negative.
+        """
+        for mean, std in scales:
+            check_number("mean", mean, minimum=-LARGEST_WIDTH, maximum=LARGEST_WIDTH)
+            check_number("std", std, minimum=0, maximum=LARGEST_WIDTH)
+        decoded = [
+            self.decode(part, scale, dither)
+            for part, scale in zip(_parts(codes, layout), scales, strict=True)
+        ]
+        return np.concatenate(decoded)
+
     def _dither(self, size: int, generator: np.random.Generator) -> Vectors:
         return generator.uniform(-self.step / 2, self.step / 2, size)
+
+
+def _parts(vector: NDArray[Any], layout: Layout) -> list[NDArray[Any]]:
+    """Return the arrays of a vector, flat (views)."""
+    sizes = [math.prod(shape) for shape, _ in layout.parts.values()]
+    return np.split(vector, np.cumsum(sizes)[:-1])

@@ -1,8 +1,13 @@
 """A client's side of a secure sum, and what it must remember so that nobody learns both secrets.
 
-In a round every client deals two secrets in shares: the private key of its pairwise masks and the
+For a sum every client deals two secrets in shares: the private key of its pairwise masks and the
 seed of a mask of its own. For every client one of them may be opened: the seed if its vector is
 in the sum, the key if it is not. Who had both could take the masks off its vector.
+
+A round has one sum, or several, its steps, in which the same clients send one vector after another.
+The later vectors are functions of what the first ones came from, so a later sum over fewer clients
+than the one before would, compared with it, give the vector of somebody away. Whoever is in the
+first sum of a round is in all of them, or they are not opened; every client sees to that itself.
 """
 
 import hashlib
@@ -30,7 +35,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Invitation:
-    """The question to deal the secrets of a round.
+    """The question to deal the secrets of a sum.
 
     Parameters
     ----------
@@ -38,10 +43,14 @@ class Invitation:
         Name of the attempt; never used twice.
     server_round : int
         Round.
+    step : int
+        Number of the sum within its round, from 0.
     threshold : int
-        Number of shares that open a secret: more than half of the roster.
+        Number of shares that open a secret: more than half of the roster, and the same in all steps
+        of a round.
     roster : list of str
-        With whom the client shares masks, itself included, sorted.
+        With whom the client shares masks, itself included, sorted; at a later step those who
+        survived the one before.
     keys : list of bytes
         Their public keys.
     signatures : list of bytes
@@ -50,6 +59,7 @@ class Invitation:
 
     session: str
     server_round: int
+    step: int
     threshold: int
     roster: list[str]
     keys: list[bytes]
@@ -120,9 +130,10 @@ class Participant:
     **Guarantee.** *Protected*: the vector of a client, up to the sum over it and at least
     ``threshold - colluders - 1`` other honest clients. *Against*: an honest-but-curious server
     and fewer than `threshold` clients of the roster. A client never opens both secrets of another,
-    sends one vector per session, opens one set of survivors per round, and none of fewer than
-    `threshold`; as a threshold is more than half of a roster, two halves of a roster cannot be made
-    to open both secrets either, unless ``2 * threshold - roster`` of them collude. *Not covered*: a
+    sends one vector per session, opens one set of survivors per sum, and none of fewer than
+    `threshold`; the later sums of a round over the survivors of the first one and nobody fewer. As
+    a threshold is more than half of a roster, two halves of a roster cannot be made to open both
+    secrets either, unless ``2 * threshold - roster`` of them collude. *Not covered*: a
     server that tells every client another story, beyond what
     `flwr_privacy.secure_sum.SecureSum.honest_in_sums` says; a server that plays most of the roster
     itself, where keys are not pinned; what sums say, one by one or compared with each other;
@@ -136,7 +147,7 @@ class Participant:
     def public_key(self) -> bytes:
         """Return the public key under which shares for this client are sealed."""
         if "private" not in self.state:
-            self.state.update(private=KeyPair().private, peers={}, opened=-1, sessions={})
+            self.state.update(private=KeyPair().private, peers={}, opened=[-1, 0], sessions={})
         return self._own.public
 
     def deal(self, invitation: Invitation) -> Dealt:
@@ -145,15 +156,20 @@ class Participant:
         Raises
         ------
         ProtocolError
-            If the invitation is malformed, repeated, late, or has another key of somebody.
+            If the invitation is malformed, repeated, late, or has another key of somebody; at a
+            later step also if this client has not just opened the sum before, or if roster or
+            threshold are not those of that sum's survivors.
         """
         self._check_invitation(invitation)
+        earlier = self._step_before(invitation) if invitation.step else None
         me, roster = self.client_id, invitation.roster
         masks, seed = KeyPair(), KeyPair().private
         shares = deal(masks.private + seed, holders=len(roster), threshold=invitation.threshold)
         own = {
             "round": invitation.server_round,
+            "step": invitation.step,
             "roster": roster,
+            "first_roster": len(roster) if earlier is None else earlier["first_roster"],
             "threshold": invitation.threshold,
             "private": masks.private,
             "seed": seed,
@@ -167,11 +183,11 @@ class Participant:
             else channel(peer, key).seal(share, *associated, me, peer, masks.public)
             for peer, key, share in zip(roster, invitation.keys, shares, strict=True)
         ]
-        # A round has one living session: an older one can then never be opened by this client.
+        # A sum has one living session: an older one can then never be opened by this client. That
+        # of the sum before may yet be revealed; what is older is over.
         sessions = self.state["sessions"]
-        # One of the round before may yet be revealed; what is older is over.
-        before = invitation.server_round - 1
-        for name in [n for n, s in sessions.items() if s["round"] != before]:
+        older = {name: _key(s) for name, s in sessions.items() if _key(s) < _key(own)}
+        for name in [n for n in sessions if n not in older or older[n] < max(older.values())]:
             del sessions[name]
         sessions[invitation.session] = own
         self.state["peers"].update(zip(roster, invitation.keys, strict=True))
@@ -188,8 +204,8 @@ class Participant:
             sealed=sealed,
         )
 
-    def seat(self, session: str, server_round: int) -> tuple[int, int]:
-        """Check that the client may yet send a vector of a round in a session.
+    def seat(self, session: str, server_round: int, step: int) -> tuple[int, int]:
+        """Check that the client may yet send the vector of a step of a round in a session.
 
         Returns
         -------
@@ -199,12 +215,13 @@ class Participant:
         Raises
         ------
         ProtocolError
-            If the session is another one or of another round, or has the client's vector already.
+            If the session is another one or of another sum, or has the client's vector already.
         """
         own = self._unsent(session)
-        if own["round"] != server_round:
+        if _key(own) != (server_round, step):
             raise ProtocolError(
-                f"session {session[:64]!r} is of round {own['round']}, not {server_round}"
+                f"session {session[:64]!r} is of {words(*_key(own))}, not of "
+                f"{words(server_round, step)}"
             )
         return own["threshold"], len(own["roster"])
 
@@ -214,7 +231,8 @@ class Participant:
         Raises
         ------
         ProtocolError
-            If the session is another one, too few dealt, or a share is damaged.
+            If the session is another one, too few dealt (at a later step: not all), or a share is
+            damaged.
         """
         session = self._unsent(joined.session)
         me, dealers = self.client_id, joined.dealers
@@ -227,6 +245,7 @@ class Participant:
             raise ProtocolError(
                 f"{len(dealers)} clients dealt, {threshold - len(dealers)} fewer than the threshold"
             )
+        self._check_nobody_left(session, dealers)
         associated = self._associated(joined.session, session)
         channel = self._channel
         shares = {me: session["own"]}
@@ -297,7 +316,7 @@ class Participant:
         ------
         ProtocolError
             If the client has not sent its vector, was asked for other survivors before, or there
-            are too few of them.
+            are too few of them; at a later step, if anybody is missing.
         """
         own = self._session(session)
         names = list(survivors)
@@ -317,7 +336,8 @@ class Participant:
                 f"{len(names)} clients survived, {own['threshold'] - len(names)} fewer than the "
                 "threshold: such a sum is not opened"
             )
-        self.state["opened"] = max(self.state["opened"], own["round"])
+        self._check_nobody_left(own, names)
+        self.state["opened"] = list(_key(own))
         if "survivors" not in own:
             own["survivors"] = names
             # What is not opened now never will be.
@@ -327,7 +347,9 @@ class Participant:
             ]
             own["own"] = b""
         answers = list(zip(own["dealers"], own["shares"], strict=True))
-        self._forget(before=own["round"])
+        sessions = self.state["sessions"]
+        for name in [n for n, older in sessions.items() if _key(older) < _key(own)]:
+            del sessions[name]
         return (
             [share for dealer, share in answers if dealer not in names],
             [share for dealer, share in answers if dealer in names],
@@ -338,11 +360,13 @@ class Participant:
         roster = invitation.roster
         if invitation.session in self.state["sessions"]:
             raise ProtocolError(f"session {invitation.session[:64]!r} is repeated")
-        if invitation.server_round <= self.state["opened"]:
+        if invitation.step < 0:
+            raise ProtocolError(f"step {invitation.step} of a round: the first one is step 0")
+        asked, opened = (invitation.server_round, invitation.step), tuple(self.state["opened"])
+        if asked <= opened:
             raise ProtocolError(
-                f"round {invitation.server_round} does not follow round {self.state['opened']}, "
-                "whose sum this client has opened: another sum over the same round could give "
-                "vectors away"
+                f"{words(*asked)} does not follow {words(*opened)}, whose sum this client has "
+                "opened: another sum over the same round could give vectors away"
             )
         if roster != sorted(set(roster)) or self.client_id not in roster:
             raise ProtocolError("the roster does not name its members once, this client among them")
@@ -358,10 +382,37 @@ class Participant:
             if known.get(peer, key) != key:
                 raise ProtocolError(f"the key of client {peer} is another than before")
 
-    def _forget(self, *, before: int) -> None:
-        sessions = self.state["sessions"]
-        for name in [n for n, session in sessions.items() if session["round"] < before]:
-            del sessions[name]
+    def _step_before(self, invitation: Invitation) -> Any:
+        """Return the session of the step before; check that the invitation goes on from there."""
+        server_round, step = invitation.server_round, invitation.step
+        sessions = self.state["sessions"].values()
+        before = [s for s in sessions if _key(s) == (server_round, step - 1) and "survivors" in s]
+        if not before:
+            raise ProtocolError(
+                f"{words(server_round, step)} is refused: this client has not just opened "
+                f"the sum of {words(server_round, step - 1)}"
+            )
+        if invitation.roster != before[0]["survivors"]:
+            raise ProtocolError(
+                f"the roster of {words(server_round, step)} is not who survived the sum before: "
+                "sums over different clients would give a vector away"
+            )
+        if invitation.threshold != before[0]["threshold"]:
+            raise ProtocolError(
+                f"threshold {invitation.threshold} for {words(server_round, step)}: it stays "
+                f"{before[0]['threshold']} within a round"
+            )
+        return before[0]
+
+    def _check_nobody_left(self, session: Mapping[str, Any], there: Sequence[str]) -> None:
+        """Refuse a later sum of a round over fewer clients than the one before."""
+        roster = session["roster"]
+        if session["step"] and len(there) < len(roster):
+            raise ProtocolError(
+                f"{len(roster) - len(there)} of {len(roster)} clients are missing in "
+                f"{words(*_key(session))}: a sum over fewer clients than the step before would "
+                "give a vector away"
+            )
 
     def _session(self, session: str) -> Any:
         sessions = self.state.get("sessions", {})
@@ -388,12 +439,22 @@ class Participant:
     def _associated(self, name: str, session: Mapping[str, Any]) -> list[Any]:
         """Return what dealer and holder must agree on.
 
-        The round is part of it, as a name may come again once its session is forgotten: old shares
-        under it must not. The members of the roster are not: in a sparse graph no two clients have
-        the same, but as many.
+        Round and step are part of it, as a name may come again once its session is forgotten: old
+        shares under it must not. The members of the roster are not: in a sparse graph no two
+        clients have the same, but as many, at least in the first step.
         """
-        agreed = [session["round"], session["threshold"], len(session["roster"])]
+        agreed = [*_key(session), session["threshold"], session["first_roster"]]
         return ["shares", self.experiment_id, name, *agreed]
+
+
+def _key(session: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the place of a session's sum in the order of all sums."""
+    return session["round"], session["step"]
+
+
+def words(server_round: int, step: int) -> str:
+    """Return how a sum is called in a text."""
+    return f"step {step} of round {server_round}" if step else f"round {server_round}"
 
 
 def halves(share: bytes) -> tuple[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""The server's side of a secure sum: one attempt to open the sum of one round."""
+"""The server's side of a secure sum: one attempt to open one sum of a round."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from .participant import (
     pair_seed,
     self_seed,
     share_digest,
+    words,
 )
 from .settings import Bounds
 
@@ -39,7 +40,7 @@ class NotOpenedError(FlwrPrivacyError):
 
 @dataclass(kw_only=True)
 class Session:
-    """One attempt to open the sum of a round; all that the server knows of it.
+    """One attempt to open a sum of a round; all that the server knows of it.
 
     Parameters
     ----------
@@ -49,14 +50,18 @@ class Session:
         Identity of the experiment.
     server_round : int
         Round.
+    step : int, default 0
+        Number of the sum within its round. Of later ones nobody may be missing: see `go_on`.
     rosters : dict
         For each client of the cohort those with whom it shares masks, itself included, sorted.
     keys : dict
         Public key of each client, and its signature, empty where there is none.
     threshold : int
-        Least number of clients in the sum.
+        Least number of clients in the first sum of the round, and of those who must reveal.
     bounds : Bounds
         What the vectors keep to.
+    local_thresholds : dict, optional
+        For each client how many of its roster open a secret; by default its share of `threshold`.
     """
 
     name: str
@@ -66,14 +71,49 @@ class Session:
     keys: Mapping[str, tuple[bytes, bytes]]
     threshold: int
     bounds: Bounds
+    step: int = 0
+    local_thresholds: Mapping[str, int] = field(default_factory=dict)
     _dealt: dict[str, Dealt] = field(default_factory=dict)
     _shares: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     _revealed: set[str] = field(default_factory=set)
+
+    def go_on(self, name: str, survivors: Collection[str], bounds: Bounds) -> "Session":
+        """Return the next step of the round: a sum over the survivors of this one and nobody fewer.
+
+        The thresholds stay: with lower ones a sparse graph would be less safe than
+        `flwr_privacy.secure_sum.graph.insecurity` says.
+
+        Parameters
+        ----------
+        name : str
+            Name of the new attempt.
+        survivors : collection of str
+            Whose vectors are in this sum.
+        bounds : Bounds
+            What the next vectors keep to.
+        """
+        there = sorted(survivors)
+        return Session(
+            name=name,
+            experiment_id=self.experiment_id,
+            server_round=self.server_round,
+            step=self.step + 1,
+            rosters={client: self.survivors_around(client, there) for client in there},
+            keys=self.keys,
+            threshold=self.threshold,
+            bounds=bounds,
+            local_thresholds={client: self._local(client) for client in there},
+        )
 
     @property
     def dealers(self) -> list[str]:
         """Clients that dealt their secrets and may send a vector."""
         return sorted(self._dealt)
+
+    @property
+    def least(self) -> int:
+        """Least number of clients in the sum: at a later step all."""
+        return len(self.rosters) if self.step else self.threshold
 
     def invitation(self, client: str) -> Invitation:
         """Return the question to deal."""
@@ -81,6 +121,7 @@ class Session:
         return Invitation(
             session=self.name,
             server_round=self.server_round,
+            step=self.step,
             threshold=self._local(client),
             roster=roster,
             keys=[self.keys[member][0] for member in roster],
@@ -117,14 +158,14 @@ class Session:
         Raises
         ------
         NotOpenedError
-            If too few dealt.
+            If too few dealt; at a later step, if not all did.
         """
         did = "dealt their secrets"
-        self._check_enough(did, len(self._dealt), self.threshold)
+        self._check_enough(did, len(self._dealt), self.least)
         while lonely := [c for c in self._dealt if len(self._around(c)) < self._local(c)]:
             for client in lonely:
                 del self._dealt[client]
-        self._check_enough(f"{did} to enough others", len(self._dealt), self.threshold)
+        self._check_enough(f"{did} to enough others", len(self._dealt), self.least)
 
     def joined(self, client: str) -> Joined:
         """Return the question to join the sum, to one who dealt."""
@@ -228,11 +269,13 @@ class Session:
         Raises
         ------
         NotOpenedError
-            If they are too few.
+            If they are too few; at a later step, if anybody is missing.
         """
-        self._check_enough("sent a vector that can be used", len(survivors), self.threshold)
+        self._check_enough("sent a vector that can be used", len(survivors), self.least)
 
     def _local(self, client: str) -> int:
+        if client in self.local_thresholds:
+            return self.local_thresholds[client]
         roster = len(self.rosters[client])
         if roster == len(self.rosters):
             return self.threshold
@@ -249,6 +292,6 @@ class Session:
     def _check_enough(self, did: str, count: int, needed: int) -> None:
         if count < needed:
             raise NotOpenedError(
-                f"the sum of round {self.server_round} is not opened: {count} of at least {needed} "
-                f"clients {did}, {needed - count} are missing"
+                f"the sum of {words(self.server_round, self.step)} is not opened: {count} of at "
+                f"least {needed} clients {did}, {needed - count} are missing"
             )

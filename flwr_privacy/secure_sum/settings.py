@@ -164,7 +164,12 @@ class SecureSum:
         return max(1, honest - (cohort - colluders) * (cohort - threshold) // honest)
 
     def bounds(
-        self, cohort: int, *, code_limit: int | None = None, largest_weight: int | None = None
+        self,
+        cohort: int,
+        *,
+        code_limit: int | None = None,
+        largest_weight: int | None = None,
+        total_weight: int = 0,
     ) -> "Bounds":
         """Return the bounds of a cohort's vectors, with a modulus that holds their sum.
 
@@ -174,6 +179,8 @@ class SecureSum:
             Number of clients.
         code_limit, largest_weight : int, optional
             Those of a scheme that has its own.
+        total_weight : int, default 0
+            That of a scheme that knows the sum of the weights; see `Bounds`.
 
         Raises
         ------
@@ -183,9 +190,16 @@ class SecureSum:
         self.colluders_of(cohort)
         limit = self.code_limit if code_limit is None else code_limit
         weight = self.largest_weight if largest_weight is None else largest_weight
-        needed = Bounds.bits_needed(cohort, code_limit=limit, largest_weight=weight)
-        bits = needed if self.modulus_bits is None else self.modulus_bits
-        return Bounds(cohort=cohort, code_limit=limit, largest_weight=weight, modulus_bits=bits)
+        needed = Bounds.bits_needed(
+            cohort, code_limit=limit, largest_weight=weight, total_weight=total_weight
+        )
+        return Bounds(
+            cohort=cohort,
+            code_limit=limit,
+            largest_weight=weight,
+            total_weight=total_weight,
+            modulus_bits=needed if self.modulus_bits is None else self.modulus_bits,
+        )
 
     def _check_colluders(self, threshold: int, colluders: int) -> None:
         if colluders >= threshold:
@@ -210,12 +224,15 @@ class Bounds:
         Weights lie between 0 and this.
     modulus_bits : int
         Sums are modulo ``2**modulus_bits``.
+    total_weight : int, default 0
+        Largest sum of the weights, at least `largest_weight`; 0 where nothing better than
+        ``cohort * largest_weight`` is known.
 
     Raises
     ------
     InvalidParameterError
         If the modulus is too small for the sum of all vectors, weighted: proven here for every
-        sum that can be opened, ``2**modulus_bits > 2 * cohort * largest_weight * code_limit``.
+        sum that can be opened, ``2**modulus_bits > 2 * weight_limit * code_limit``.
 
     Examples
     --------
@@ -230,12 +247,19 @@ expected at least 23 for 100 clients with codes up to 32767 and weights up to 1
     code_limit: int
     largest_weight: int
     modulus_bits: int
+    total_weight: int = 0
 
     def __post_init__(self) -> None:
         check_integer("cohort", self.cohort, minimum=2, maximum=2**31)
         check_integer("code_limit", self.code_limit, minimum=1, maximum=CODE_LIMIT)
         check_integer("largest_weight", self.largest_weight, minimum=1, maximum=2**31)
-        if self.cohort * self.largest_weight > MOST_WEIGHT:
+        check_integer(
+            "total_weight",
+            self.total_weight,
+            minimum=self.largest_weight if self.total_weight else 0,
+            maximum=MOST_WEIGHT,
+        )
+        if self.weight_limit > MOST_WEIGHT:
             raise InvalidParameterError(
                 "secure_sum.largest_weight",
                 self.largest_weight,
@@ -243,21 +267,38 @@ expected at least 23 for 100 clients with codes up to 32767 and weights up to 1
             )
         check_integer("modulus_bits", self.modulus_bits, minimum=2, maximum=_MOST_BITS)
         needed = self.bits_needed(
-            self.cohort, code_limit=self.code_limit, largest_weight=self.largest_weight
+            self.cohort,
+            code_limit=self.code_limit,
+            largest_weight=self.largest_weight,
+            total_weight=self.total_weight,
         )
         if self.modulus_bits < needed:
             raise InvalidParameterError(
                 "secure_sum.modulus_bits",
                 self.modulus_bits,
                 f"at least {needed} for {self.cohort} clients with codes up to {self.code_limit} "
-                f"and weights up to {self.largest_weight}",
+                f"and weights up to {self.largest_weight}"
+                + (f", {self.total_weight} in all" if self.total_weight else ""),
             )
 
+    @property
+    def weight_limit(self) -> int:
+        """Largest sum of the weights of all clients."""
+        return _weight_limit(self.cohort, self.largest_weight, self.total_weight)
+
     @staticmethod
-    def bits_needed(cohort: int, *, code_limit: int, largest_weight: int) -> int:
+    def bits_needed(
+        cohort: int, *, code_limit: int, largest_weight: int, total_weight: int = 0
+    ) -> int:
         """Return the bits of the smallest modulus for which no sum over a cohort wraps.
 
-        A sum lies between -B and B with B = cohort * largest_weight * code_limit; it can be told
-        modulo M if M is at least 2 B + 1. The sum of the weights is no larger than B.
+        A sum lies between -B and B with B = `weight_limit` * code_limit; it can be told modulo M if
+        M is at least 2 B + 1. The sum of the weights is no larger than B.
         """
-        return max(2, (2 * cohort * code_limit * largest_weight).bit_length())
+        most = _weight_limit(cohort, largest_weight, total_weight)
+        return max(2, (2 * most * code_limit).bit_length())
+
+
+def _weight_limit(cohort: int, largest_weight: int, total_weight: int) -> int:
+    all_largest = cohort * largest_weight
+    return min(total_weight, all_largest) if total_weight else all_largest

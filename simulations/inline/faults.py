@@ -67,9 +67,12 @@ class Fault:
 
     def damage(self, reply: Message) -> None:
         """Damage the first array of a reply, in place, if this is that kind of fault."""
-        if reply.has_error() or not reply.content.array_records:
+        if reply.has_error():
             return
-        name, record = next(iter(reply.content.array_records.items()))
+        named = (entry for entry in reply.content.array_records.items() if entry[1])
+        name, record = next(named, ("", ArrayRecord()))
+        if not record:
+            return
         key, array = next(iter(record.items()))
         if self.kind == "corrupt":
             broken = Array(

@@ -3,10 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flwr_privacy import packing
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.packing import pack, packed_bytes, unpack
+from flwr_privacy.packing import pack, packed_bytes, unpack, unpack_into
 
-SIZES = (0, 1, 7, 63, 64, 65, 1000, 70001, 2**17, 2**17 + 3)
+SIZES = (0, 1, 7, 63, 64, 65, 1000, 4096, 70001)
 
 
 def draw(size: int, bits: int) -> np.ndarray:
@@ -23,7 +24,8 @@ def packed_bit_by_bit(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("bits", range(1, 65))
-def test_every_width_and_size_is_packed_as_defined_and_comes_back(bits):
+def test_every_width_and_size_is_packed_as_defined_and_comes_back(bits, monkeypatch):
+    monkeypatch.setattr(packing, "_BLOCK", 1 << 12)
     for size in SIZES:
         values = draw(size, bits)
         packed = pack(values, bits)
@@ -33,6 +35,15 @@ def test_every_width_and_size_is_packed_as_defined_and_comes_back(bits):
         back = unpack(packed, bits, size)
         assert back.dtype == np.uint64
         assert np.array_equal(back, values)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4, 7, 13])
+@pytest.mark.parametrize("size", [packing._BLOCK, packing._BLOCK + 3])
+def test_blocks_of_their_real_size_join_without_a_gap(bits, size):
+    values = draw(size, bits)
+    packed = pack(values, bits)
+    assert np.array_equal(packed, packed_bit_by_bit(values, bits))
+    assert np.array_equal(unpack(packed, bits, size), values)
 
 
 @given(st.integers(1, 64), st.data())
@@ -45,14 +56,42 @@ def test_the_bytes_are_one_large_integer(bits, data):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, ">u4"])
-@pytest.mark.parametrize("bits", [3, 8, 13, 16, 20, 32, 33, 64])
+@pytest.mark.parametrize("bits", [1, 3, 4, 8, 13, 16, 20, 32, 33, 64])
 def test_any_unsigned_dtype_and_layout_gives_the_same_bytes(dtype, bits):
     values = draw(300, min(bits, 8 * np.dtype(dtype).itemsize))
     assert np.array_equal(pack(values[::3].astype(dtype), bits), pack(values[::3], bits))
     assert np.array_equal(pack(values.astype(dtype)[::3], bits), pack(values[::3], bits))
+    assert np.array_equal(pack(values.astype(dtype)[::-1], bits), pack(values[::-1].copy(), bits))
 
 
-@pytest.mark.parametrize("bits", [13, 16])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint64, ">u4"])
+@pytest.mark.parametrize("bits", [1, 3, 4, 8, 13, 16])
+def test_values_are_unpacked_into_any_dtype_and_layout_that_holds_them(dtype, bits):
+    values, room = draw(300, bits), np.zeros(600, dtype)
+    if 8 * room.itemsize < bits:
+        with pytest.raises(InvalidParameterError, match=f"integers of at least {bits} bits"):
+            unpack_into(pack(values, bits), bits, room[::2])
+    else:
+        unpack_into(pack(values, bits), bits, room[::2])
+        assert np.array_equal(room[::2], values)
+    assert not room[1::2].any()
+
+
+@pytest.mark.parametrize("room", [np.zeros(3, np.int8), np.zeros(3), np.zeros((3, 1), np.uint8)])
+def test_values_are_unpacked_only_into_vectors_of_unsigned_integers(room):
+    with pytest.raises(InvalidParameterError, match="expected one axis of unsigned integers"):
+        unpack_into(np.zeros(2, np.uint8), 4, room)
+
+
+def test_bytes_that_are_refused_leave_the_array_as_it_was():
+    room = np.full(3, 9, np.uint8)
+    for packed in (np.zeros(3, np.uint8), np.array([0, 0x10], np.uint8)):
+        with pytest.raises(ValueError, match="expected"):
+            unpack_into(packed, 4, room)
+    assert room.tolist() == [9, 9, 9]
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4, 13, 16])
 def test_read_only_and_strided_bytes_are_unpacked(bits):
     values = draw(100, bits)
     packed = pack(values, bits)
@@ -60,14 +99,17 @@ def test_read_only_and_strided_bytes_are_unpacked(bits):
     assert np.array_equal(unpack(np.repeat(packed, 2)[::2], bits, 100), values)
 
 
-@pytest.mark.parametrize("bits", [8, 13, 64])
+@pytest.mark.parametrize("bits", [1, 3, 4, 8, 13, 64])
 def test_packing_leaves_its_input_and_shares_nothing_with_it(bits):
-    values = np.arange(200, dtype=np.uint8 if bits == 8 else np.uint64)
+    values = draw(200, bits).astype(np.uint8 if bits <= 8 else np.uint64)
+    before = values.copy()
     packed = pack(values, bits)
+    octets = packed.copy()
     back = unpack(packed, bits, 200)
+    assert np.array_equal(packed, octets)
     packed[:] = 0
-    assert np.array_equal(back, np.arange(200))
-    assert np.array_equal(values, np.arange(200))
+    assert np.array_equal(back, before)
+    assert np.array_equal(values, before)
 
 
 def test_packed_bytes_rounds_up():

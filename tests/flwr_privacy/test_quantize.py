@@ -189,7 +189,7 @@ def test_codes_without_a_knob_are_refused():
 
 @pytest.mark.parametrize("levels", [2, 5, 8, 256, 2**12, 2**16])
 def test_a_sum_of_packed_codes_is_the_sum_of_the_codes(levels):
-    bits, size = (levels - 1).bit_length(), 200_003  # beyond a block, and no whole bytes
+    bits, size = (levels - 1).bit_length(), 300_003  # beyond a block, and no whole bytes
     draws = np.random.default_rng(levels)
     codes = draws.integers(levels, size=(3, size)).astype(np.uint64)
     codes[:, 0] = levels - 1
@@ -225,10 +225,21 @@ def test_packed_codes_that_are_none_leave_no_trace(levels, packed, error):
 
 
 def test_bits_after_the_last_code_are_found_before_anything_is_added(monkeypatch):
-    monkeypatch.setattr(quantize, "_BLOCK_TO_UNPACK", 64)
+    monkeypatch.setattr(quantize, "_BLOCK", 64)
     total = CodeSum(size=100, levels=8, weights=1)
     with pytest.raises(ValueError, match="bits after the last value"):
         total.add(np.full(packed_bytes(100, 3), 0xFF, np.uint8))
+    assert not total.total.any()
+
+
+@pytest.mark.parametrize("place", [0, 63, 64, 99])
+def test_a_code_without_a_knob_is_found_before_anything_is_added(monkeypatch, place):
+    monkeypatch.setattr(quantize, "_BLOCK", 64)
+    total = CodeSum(size=100, levels=7, weights=1)
+    codes = np.ones(100, np.uint8)
+    codes[place] = 7
+    with pytest.raises(InvalidParameterError, match="numbers from 0 to 6"):
+        total.add(pack(codes, 3))
     assert not total.total.any()
 
 

@@ -58,8 +58,8 @@ def test_a_fifth_drops_out_and_the_sum_is_that_of_the_others_on_both_engines(
     opened: list[tuple[np.ndarray, list[str]]] = []
     real = SecureRounds.open
 
-    def listening(self: SecureRounds, *arguments: Any) -> Any:
-        outcome = real(self, *arguments)
+    def listening(self: SecureRounds, *arguments: Any, **options: Any) -> Any:
+        outcome = real(self, *arguments, **options)
         opened.append(outcome[:2])
         return outcome
 

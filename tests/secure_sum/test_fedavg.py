@@ -22,13 +22,7 @@ class TestConformance(WrapsConformance):
     exact_cohorts = True
     codes = True
     registered = False  # the app runs it as --set secure_sum=true: see test_app
-
-    def test_it_works_under_a_users_own_start(self) -> None:
-        class Own(FedAvg):
-            start = Strategy.start
-
-        with pytest.raises(ProtocolError, match="secure_sum: works only where this strategy's own"):
-            run_strategy(Own(secure_sum=SecureSum()), self.app(), arrays=record())
+    own_start = "secure_sum: works only where this strategy's own"
 
 
 def secured(secure_sum: SecureSum | None = None, client: type = SecureSumClient, **options: Any):

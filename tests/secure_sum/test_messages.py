@@ -23,6 +23,7 @@ MESSAGES = st.one_of(
         Invitation,
         session=texts,
         server_round=numbers,
+        step=numbers,
         threshold=numbers,
         roster=names,
         keys=several,
@@ -43,6 +44,7 @@ MESSAGES = st.one_of(
         code_limit=st.integers(1, 2**20),
         largest_weight=st.integers(1, 2**20),
         modulus_bits=st.integers(52, 64),
+        total_weight=st.just(0) | st.integers(2**20, 2**31),
     ),
 )
 
@@ -50,7 +52,13 @@ ONE_OF_EACH = [
     Opening(session="s", survivors=["a", "b"]),
     Revealed(keys=[b"k"], seeds=[b"s", b""]),
     Invitation(
-        session="s", server_round=1, threshold=2, roster=["a"], keys=[b"k"], signatures=[b""]
+        session="s",
+        server_round=1,
+        step=0,
+        threshold=2,
+        roster=["a"],
+        keys=[b"k"],
+        signatures=[b""],
     ),
     Dealt(mask_key=b"m", commitment=b"c", digests=[b"d"], sealed=[b"", b"s"]),
     Joined(session="s", threshold=1, dealers=["a"], mask_keys=[b"m"], sealed=[b""]),
@@ -82,6 +90,7 @@ def test_names_on_the_wire_have_dashes():
     assert list(write(ONE_OF_EACH[2])) == [
         "session",
         "server-round",
+        "step",
         "threshold",
         "roster",
         "keys",

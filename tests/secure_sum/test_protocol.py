@@ -273,10 +273,9 @@ def bad_joins():
 
         return change
 
-    def sealed_by_c02(run, content, name="first", server_round=1, threshold=3):
+    def sealed_by_c02(run, content, name="first", **other):
         # What a dealer with other ideas seals: everything but one thing is right.
-        session = {**run.parties["c02"].state["sessions"]["first"]}
-        session.update(round=server_round, threshold=threshold)
+        session = {**run.parties["c02"].state["sessions"]["first"], **other}
         associated = run.parties["c02"]._associated(name, session)
         mask_key = shares(run).mask_keys[2]
         channel = run.parties["c02"]._channel("c01", run.session.keys["c01"][0])
@@ -334,7 +333,9 @@ def bad_joins():
     yield "other receiver's", lambda r: with_share(r, r.session.joined("c03").sealed[2]), damaged
     yield "sent back", lambda r: with_share(r, r.session.joined("c02").sealed[1]), damaged
     yield "of another session", lambda r: sealed_by_c02(r, bytes(64), name="zeroth"), damaged
-    yield "of another round", lambda r: sealed_by_c02(r, bytes(64), server_round=0), damaged
+    yield "of another round", lambda r: sealed_by_c02(r, bytes(64), round=0), damaged
+    yield "of another step", lambda r: sealed_by_c02(r, bytes(64), step=1), damaged
+    yield "of a roster of four", lambda r: sealed_by_c02(r, bytes(64), first_roster=4), damaged
     yield "other threshold", lambda r: sealed_by_c02(r, bytes(64), threshold=4), damaged
     yield "short", lambda r: sealed_by_c02(r, bytes(63)), "the share of client c02 has 63 bytes"
     yield "unknown", lambda r: replace(shares(r), session="x" * 99), f"session '{'x' * 64}' is not"
@@ -776,8 +777,8 @@ def test_a_session_is_of_its_round_and_old_ones_are_forgotten():
     for server_round in (1, 2, 3, 4):
         session = new_session(parties, name=f"s{server_round}", server_round=server_round)
         party.deal(session.invitation("c01"))
-        assert party.seat(f"s{server_round}", server_round) == (3, 5)
-        with pytest.raises(ProtocolError, match=f"is of round {server_round}, not 9"):
-            party.seat(f"s{server_round}", 9)
+        assert party.seat(f"s{server_round}", server_round, 0) == (3, 5)
+        with pytest.raises(ProtocolError, match=f"is of round {server_round}, not of round 9"):
+            party.seat(f"s{server_round}", 9, 0)
         # Of the round before it may yet be asked for shares; what was never sent is not kept.
         assert len(party.state["sessions"]) == min(server_round, 2)

@@ -1,4 +1,5 @@
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -75,6 +76,62 @@ def test_the_modulus_is_the_smallest_for_all_vectors_by_enumeration(
         else pytest.raises(InvalidParameterError, match="modulus_bits")
     ):
         Bounds(cohort=cohort, modulus_bits=needed - 1, **parameters)
+
+
+def test_a_known_sum_of_the_weights_costs_its_logarithm_in_bits():
+    for bits, total in itertools.product(range(2, 17), range(2, 201)):
+        limit = 2 ** (bits - 1) - 1
+        bounds = SecureSum().bounds(
+            50, code_limit=limit, largest_weight=min(total, 20), total_weight=total
+        )
+        assert bounds.modulus_bits <= bits + (total - 1).bit_length()
+        assert limit * total <= 2 ** (bounds.modulus_bits - 1) - 1
+        assert bounds.modulus_bits == 2 or limit * total > 2 ** (bounds.modulus_bits - 2) - 1
+
+
+def test_the_sum_does_not_wrap_where_one_client_has_most_of_a_known_weight():
+    bounds = SecureSum().bounds(3, code_limit=7, largest_weight=6, total_weight=8)
+    assert bounds.modulus_bits == 4 + 3
+    for weights in ([6, 2, 0], [6, 1, 1], [0, 2, 6]):
+        assert summed([7] * 3, weights, bounds) == [56, 8]
+        assert summed([-7] * 3, weights, bounds) == [-56, 8]
+    with pytest.raises(InvalidParameterError, match=r"largest_weight = 6"):
+        residues({"w": np.zeros(1, np.int64)}, 7, bounds)
+
+
+def test_a_known_weight_that_cannot_be_reached_costs_nothing():
+    limits = {"code_limit": 7, "largest_weight": 2}
+    assert SecureSum().bounds(3, total_weight=100, **limits).modulus_bits == (
+        SecureSum().bounds(3, **limits).modulus_bits
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"total_weight": 5}, "total_weight = 5: expected an integer from 6 to 2147483649"),
+        ({"total_weight": -1}, "total_weight = -1: expected an integer from 6"),
+        ({"total_weight": True}, "total_weight = True: expected an integer"),
+        ({"total_weight": 2**40}, "total_weight = 1099511627776: expected an integer from 6 to"),
+        (
+            {"modulus_bits": 6},
+            "modulus_bits = 6: expected at least 7 for 3 clients with codes up to 7 and weights up "
+            "to 6, 8 in all",
+        ),
+    ],
+)
+def test_known_weights_that_cannot_be_are_refused(change, text):
+    fit = {"cohort": 3, "code_limit": 7, "largest_weight": 6, "total_weight": 8, "modulus_bits": 7}
+    Bounds(**fit)
+    with pytest.raises(InvalidParameterError, match=re.escape(text)):
+        Bounds(**{**fit, **change})
+
+
+def test_a_known_weight_leaves_room_for_cohorts_whose_largest_weights_would_not_fit():
+    limits = {"code_limit": 1, "largest_weight": 2**31}
+    with pytest.raises(InvalidParameterError, match="largest_weight = 2147483648: expected at mos"):
+        SecureSum().bounds(3, **limits)
+    assert SecureSum().bounds(3, total_weight=2**31, **limits).modulus_bits == 33
 
 
 @given(st.integers(2, 10**6), st.integers(1, CODE_LIMIT), st.integers(1, 2**31))

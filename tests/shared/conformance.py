@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.clients import SchemeClient, as_mod, numpy_client_app
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.faults import KINDS
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
@@ -230,9 +231,12 @@ class WrapsConformance(SchemeConformance):
     ----------
     client : type
         The scheme's client half.
+    own_start : str
+        Text of the error with which the scheme refuses a user's own start; empty if it works there.
     """
 
     client: ClassVar[type[SchemeClient]]
+    own_start: ClassVar[str] = ""
 
     def app(self) -> ClientApp:
         return message_app([as_mod(self.client)])
@@ -255,6 +259,10 @@ class WrapsConformance(SchemeConformance):
             start = Strategy.start
 
         strategy = Own(**{"seed": 3, **self.options})
+        if self.own_start:
+            with pytest.raises(ProtocolError, match=self.own_start):
+                run_strategy(strategy, self.app(), arrays=self.arrays(), **self.engine)
+            return
         plain = self.run()
         own = run_strategy(strategy, self.app(), arrays=self.arrays(), **self.engine)
         assert same(plain.arrays, own.arrays, exact=False)

@@ -1,0 +1,306 @@
+"""MSP and MSPDQ on the client: train, split, mix; sub-states stay here, in the app's scratch state.
+
+A learning round takes several messages. What the client keeps between them lies in Flower's
+`context.state` and is gone after the last one.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from numpy.typing import NDArray
+
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.layout import Layout
+from flwr_privacy.mspdq import (
+    CODES,
+    MIX,
+    SYNC,
+    Member,
+    SubStates,
+    Terms,
+    centred,
+    code_sum,
+    decode_start,
+    encode_start,
+)
+from flwr_privacy.packing import pack
+from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.secure_sum.messages import read, write
+from flwr_privacy.updates import released_names
+from flwr_privacy.wire import METRICS, TRAIN, Fields
+
+from .base import SchemeClient, Train
+from .custody import Custody
+from .release import question_of
+
+__all__ = ["MSPClient", "MSPDQClient"]
+
+_PLACE, _STATES = "flwr-privacy.mixing", "flwr-privacy.sub-states"
+_WEIGHT = "num-examples"
+
+Vectors = NDArray[np.float64]
+
+
+class _MixingClient(SchemeClient):
+    """What both client halves share: the round's memory, and who is asked what when."""
+
+    def handle(
+        self, phase: str, arrays: Arrays, fields: Fields, train: Train
+    ) -> tuple[Arrays, Fields]:
+        """Answer a question of a learning round with the client's next message.
+
+        Raises
+        ------
+        DeclinedError
+            If the node's policy does not allow it.
+        DataError
+            If the trained model is not finite.
+        ProtocolError
+            If the question is malformed, or does not follow the client's last message: it belongs
+            to another round, repeats an old one, or the client did not train.
+        InvalidParameterError
+            If a parameter is not allowed.
+        """
+        if self.context is None:
+            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
+        custody = Custody.of(self.context)
+        if self.sums == "never":
+            custody.policy.check_sum(None)
+        random = custody.random(question_of(phase, fields), "mixing")
+        round_ = _Round(self.context, fields)
+        if phase == TRAIN:
+            return self._begin(round_, arrays, fields, train, random)
+        terms = round_.terms()
+        layout = Layout.of(arrays, list(arrays))
+        average = layout.vector(arrays)
+        if phase == SYNC:
+            member = Member.begin(terms, round_.model(layout.size), average)
+            return self._first(round_, member, fields, random)
+        member = round_.member(terms, layout.size)
+        if fields.get("step") != member.sent:
+            raise ProtocolError(
+                f"mixing step {fields.get('step')!r} does not follow this client's message "
+                f"{member.sent}: it was taken, or the one before was not"
+            )
+        member.step(average, random)
+        return self._said(round_, member, layout, fields, random)
+
+    def _begin(
+        self, round_: "_Round", arrays: Arrays, fields: Fields, train: Train, random: SecureRandom
+    ) -> tuple[Arrays, Fields]:
+        """Train, split, and return message 0 (or 1, where the client can take the first step)."""
+        round_.forget()
+        terms = read(Terms, fields)
+        self._check(terms, fields)
+        start = dict(arrays)
+        layout = Layout.of(start, released_names(start, terms.keep_back))
+        common = layout.vector(start)
+        model = layout.vector(train(start).arrays)
+        if terms.levels == 0:
+            visible = terms.law.visible(model, random)
+            out = layout.arrays(visible)
+            member = Member.begin(terms, model, layout.vector(out), visible)
+            round_.keep(member)
+            return out, {}
+        if terms.start == "global":
+            return self._first(round_, Member.begin(terms, model, common), fields, random)
+        if terms.start == "reference":
+            round_.keep_model(terms, model)
+            if not fields.get("refers", False):
+                return {}, {}
+        codes, ends = encode_start(terms.law.visible(model, random), terms.levels, random)
+        own: Fields = {"ends": list(ends)}
+        if terms.start == "independent":
+            member = Member.begin(terms, model, decode_start(codes, ends, terms.levels))
+            own |= _scalar(member)
+            round_.keep(member)
+        return {CODES: pack(codes, terms.bits)}, own
+
+    def _first(
+        self, round_: "_Round", member: Member, fields: Fields, random: SecureRandom
+    ) -> tuple[Arrays, Fields]:
+        """Return the first message after a common start: that of step 0 if it can be taken."""
+        if not member.terms.leaps:
+            round_.keep(member)
+            return {}, _scalar(member)
+        member.step(member.heard, random)  # all have the start, so their average is the start
+        return self._said(round_, member, None, fields, random)
+
+    def _said(
+        self,
+        round_: "_Round",
+        member: Member,
+        layout: Layout | None,
+        fields: Fields,
+        random: SecureRandom,
+    ) -> tuple[Arrays, Fields]:
+        """Return the message after a step; forget the sub-states if it was the last."""
+        own: Fields = {}
+        terms = member.terms
+        if layout is not None and terms.levels == 0:
+            out: dict[str, Any] = layout.arrays(member.states.visible)
+            member.heard = layout.vector(out)
+        else:
+            width = None if terms.interval == "self" else _width(fields)
+            said = member.say(width, random)
+            if fields["summed"]:
+                out = {CODES: centred(said.codes, terms.levels).astype(np.int32)}
+                own = {METRICS: {_WEIGHT: _draws(fields)}}
+            else:
+                out = {CODES: pack(said.codes, terms.bits)}
+                own = {"saturated": said.saturated, **_scalar(member)}
+                if width is None:
+                    own["half-width"] = said.width / 2
+        if member.sent == terms.rounds:
+            round_.forget()
+        else:
+            round_.keep(member)
+        return out, own
+
+    def _check(self, terms: Terms, fields: Fields) -> None:
+        """Refuse terms that this client half does not follow."""
+        raise NotImplementedError
+
+
+class MSPClient(_MixingClient):
+    """Client half of `flwr_privacy.strategies.MSP`.
+
+    Put it around any training. What leaves the node are visible sub-states, and no metrics.
+
+    Guarantee
+    ---------
+    None against whoever sees the messages, which the server does: the first two of a round give the
+    trained model away (`flwr_privacy.attacks.consensus`).
+    """
+
+    scheme: ClassVar[str] = "msp"
+    phases: ClassVar[frozenset[str]] = frozenset({TRAIN, MIX})
+
+    def _check(self, terms: Terms, fields: Fields) -> None:
+        if terms.levels != 0:
+            raise InvalidParameterError("levels", terms.levels, "0: MSP does not quantize")
+
+
+class MSPDQClient(_MixingClient):
+    """Client half of `flwr_privacy.strategies.MSPDQ`.
+
+    Put it around any training. What leaves the node are codes of a few bits, what the rule of the
+    intervals asks for, and no metrics; under a secure sum masked codes and nothing else.
+
+    Guarantee
+    ---------
+    Under a secure sum that of `flwr_privacy.secure_sum.Participant`: the server sees sums of codes.
+    Otherwise none against whoever sees the messages, up to the rounding: see
+    `flwr_privacy.strategies.MSPDQ`. A node with ``min_summed`` in its policy answers only within
+    sums.
+    """
+
+    scheme: ClassVar[str] = "mspdq"
+    phases: ClassVar[frozenset[str]] = frozenset({TRAIN, SYNC, MIX})
+    sums: ClassVar[str] = "may"
+
+    def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
+        """Return an empty sum of codes, where they are summed."""
+        if phase not in (TRAIN, MIX) or not fields.get("sums", False):
+            return super().accumulator(phase, arrays, fields)
+        names = released_names(arrays, fields.get("keep-back", [])) if phase == TRAIN else arrays
+        return code_sum(Layout.of(arrays, names).size)
+
+    def _check(self, terms: Terms, fields: Fields) -> None:
+        if terms.levels == 0:
+            raise InvalidParameterError("levels", terms.levels, "at least 2")
+        if not fields["summed"]:
+            return
+        if terms.start != "global" or not terms.intervals.public:
+            raise ProtocolError(
+                f"start '{terms.start}' and interval '{terms.interval}' under a secure sum: they "
+                "would show what a single client has; only the global start with public widths "
+                "does not"
+            )
+
+
+class _Round:
+    """What a client keeps of a learning round, in its app's state."""
+
+    def __init__(self, context: Context, fields: Fields) -> None:
+        self._state = context.state
+        self._name = {"experiment-id": fields["experiment-id"], "round": fields["round"]}
+
+    def forget(self) -> None:
+        self._state.pop(_PLACE, None)
+        self._state.pop(_STATES, None)
+
+    def keep(self, member: Member) -> None:
+        arrays = {"visible": member.states.visible, "hidden": member.states.hidden}
+        self._keep(member.terms, {**arrays, "heard": member.heard}, member.sent)
+
+    def keep_model(self, terms: Terms, model: Vectors) -> None:
+        self._keep(terms, {"model": model}, 0)
+
+    def terms(self) -> Terms:
+        """Return the parameters of the round that the client trained in.
+
+        Raises
+        ------
+        ProtocolError
+            If it was another round, or none.
+        """
+        place = self._state.get(_PLACE)
+        if not isinstance(place, ConfigRecord) or any(
+            place.get(key) != value for key, value in self._name.items()
+        ):
+            raise ProtocolError(
+                f"this client has no sub-states of round {self._name['round']}: it did not train "
+                "in it, or the round is over"
+            )
+        return read(Terms, place)
+
+    def member(self, terms: Terms, size: int) -> Member:
+        """Return the client as it was after its last message."""
+        place = self._state[_PLACE]
+        visible, hidden, heard = self._arrays(("visible", "hidden", "heard"), size)
+        states = SubStates(visible=visible, hidden=hidden)
+        return Member(terms=terms, states=states, heard=heard, sent=int(place["sent"]))  # type: ignore[arg-type]
+
+    def model(self, size: int) -> Vectors:
+        """Return the trained model, which waits for the common start."""
+        (model,) = self._arrays(("model",), size)
+        return model
+
+    def _arrays(self, names: tuple[str, ...], size: int) -> list[Vectors]:
+        record = self._state[_STATES]
+        if not isinstance(record, ArrayRecord) or not set(names) <= set(record):
+            raise ProtocolError("the question does not follow the client's last message")
+        arrays = [np.array(record[name].numpy()) for name in names]
+        if any(array.size != size for array in arrays):
+            raise ProtocolError(
+                f"an average of {size} values for a client with {arrays[0].size} of them"
+            )
+        return arrays
+
+    def _keep(self, terms: Terms, arrays: dict[str, Vectors], sent: int) -> None:
+        self._state[_PLACE] = ConfigRecord({**write(terms), **self._name, "sent": sent})
+        self._state[_STATES] = ArrayRecord({name: Array(a) for name, a in arrays.items()})
+
+
+def _scalar(member: Member) -> Fields:
+    """Return what the server must know for the next width, if its rule asks."""
+    asks = member.terms.interval in ("paper", "linf")
+    return {"scalar": member.scalar()} if asks else {}
+
+
+def _width(fields: Fields) -> float:
+    width = fields.get("width")
+    if type(width) is not float:
+        raise ProtocolError("the question has no width of the intervals")
+    return width
+
+
+def _draws(fields: Fields) -> int:
+    draws = fields.get("draws", 1)
+    if type(draws) is not int or draws < 1:
+        raise ProtocolError(f"the entry 'draws' is {draws!r}")
+    return draws

@@ -1,0 +1,221 @@
+"""The server's side of a learning round of MSPDQ: what it has of everybody, and the average."""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.averaging import ReplyRefusedError
+from flwr_privacy.errors import InvalidParameterError, check_number
+from flwr_privacy.grid import Grid, GridMean
+from flwr_privacy.packing import packed_bytes, unpack
+from flwr_privacy.quantize import Codes, Knobs
+
+from .codec import Codec, DecodedSum, decode_start, uncentred
+from .intervals import Intervals, Widths
+from .terms import CODES, Terms
+
+__all__ = ["Hub", "SumHub", "code_sum"]
+
+Vectors = NDArray[np.float64]
+
+
+class Hub:
+    """The server where it sees every client's codes.
+
+    Parameters
+    ----------
+    terms : Terms
+        The parameters.
+    intervals : Intervals
+        The rule of the widths, with its constants.
+    draws : dict
+        How often each client was drawn.
+    start : ndarray, shape (d,)
+        What all have at message 0 if the start is common; otherwise only its length counts.
+
+    Attributes
+    ----------
+    width : float or None
+        Width of the next message; None: each client's own.
+    widest : float
+        Largest width of any message so far.
+
+    Notes
+    -----
+    The average is taken in the order of the names, so it is the same whoever answers first.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        intervals: Intervals,
+        draws: Mapping[str, int],
+        start: NDArray[np.floating],
+    ) -> None:
+        self._terms = terms
+        self._intervals = intervals
+        self._draws = draws
+        self._start = start
+        self._codecs: dict[str, Codec] = {}
+        self._scalars: dict[str, float] = {}
+        self._widths: Widths | None = None
+        self.width: float | None = None
+        self.widest = 0.0
+
+    def begin(self, client: str, packed: NDArray[np.uint8], low: float, high: float) -> None:
+        """Take message 0 of a client, its own split.
+
+        Raises
+        ------
+        ReplyRefusedError, InvalidParameterError, ValueError
+            If it is malformed; it may come from an adversary.
+        """
+        self._codecs[client] = Codec(self.decoded(packed, low, high), self._terms.levels)
+
+    def decoded(self, packed: NDArray[np.uint8], low: float, high: float) -> Vectors:
+        """Return the value of a message 0, with the conditions of `begin`."""
+        return decode_start(self._codes(packed), (low, high), self._terms.levels)
+
+    def tell(self, client: str, scalar: float) -> None:
+        """Take what a client says of its gap.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is negative or not finite.
+        """
+        self._scalars[client] = check_number("scalar", scalar, minimum=0)
+
+    def plan(self, clients: Collection[str]) -> None:
+        """Decide on the `width` of the next message, from what all clients said."""
+        if self._intervals.rule == "self":
+            return
+        names = sorted(clients)
+        if self._widths is None:
+            apart = 0.0
+            if self._codecs:
+                average = self.average(names)
+                apart = max(float(np.abs(self._value(c) - average).max()) for c in names)
+            self._widths = Widths(
+                self._intervals, self._terms.mixing, self._terms.levels, apart=apart
+            )
+        scalars = [] if self._intervals.public else [self._scalars[name] for name in names]
+        self.width = self._widths.next(scalars, [self._draws[name] for name in names])
+
+    def hear(self, client: str, packed: NDArray[np.uint8], half: float | None) -> None:
+        """Take the next message of a client.
+
+        Parameters
+        ----------
+        client : str
+            Who sent it.
+        packed : ndarray of uint8
+            Its codes.
+        half : float or None
+            Half the width, where the client says it.
+
+        Raises
+        ------
+        ReplyRefusedError, InvalidParameterError, ValueError
+            If it is malformed; it may come from an adversary. Nothing is changed then.
+        """
+        width = self.width if half is None else 2 * half
+        if width is None:
+            raise InvalidParameterError("half-width", half, "a number")
+        codec = self._codecs.get(client) or Codec(self._start, self._terms.levels)
+        codec.decode(self._codes(packed), width)
+        self._codecs[client] = codec
+        self.widest = max(self.widest, width)
+
+    def average(self, clients: Collection[str]) -> Vectors:
+        """Return the average of some clients' values, each as often as it was drawn."""
+        total, weight = np.zeros(self._start.size), 0
+        for client in sorted(clients):
+            total += self._draws[client] * self._value(client)
+            weight += self._draws[client]
+        total /= weight
+        return total
+
+    def _value(self, client: str) -> Vectors:
+        codec = self._codecs.get(client)
+        return self._start.astype(np.float64) if codec is None else codec.value
+
+    def _codes(self, packed: NDArray[np.uint8]) -> Codes:
+        bits, size = self._terms.bits, self._start.size
+        if packed.dtype != np.uint8:
+            raise ReplyRefusedError("dtype", f"codes as {packed.dtype}, not as uint8")
+        if packed.shape != (packed_bytes(size, bits),):
+            raise ReplyRefusedError(
+                "shape",
+                f"codes of shape {packed.shape}: {size} of {bits} bits are "
+                f"{packed_bytes(size, bits)} bytes",
+            )
+        return unpack(packed, bits, size)
+
+
+class SumHub:
+    """The server where it sees sums of codes and nothing else.
+
+    Parameters
+    ----------
+    terms : Terms
+        The parameters; the start is common.
+    intervals : Intervals
+        The rule of the widths, one by which no client says anything.
+    start : ndarray, shape (d,)
+        The common start.
+
+    Attributes
+    ----------
+    width : float or None
+        Width of the next message; None before the first plan.
+    widest : float
+        Largest width so far.
+    """
+
+    def __init__(self, terms: Terms, intervals: Intervals, start: NDArray[np.floating]) -> None:
+        self._terms = terms
+        self._start = start
+        self._widths = Widths(intervals, terms.mixing, terms.levels)
+        self._sum: DecodedSum | None = None
+        self.width: float | None = None
+        self.widest = 0.0
+
+    def plan(self, clients: Collection[str]) -> None:
+        """Decide on the `width` of the next message, whoever the clients are."""
+        self.width = self._widths.next([], [])
+        self.widest = max(self.widest, self.width)
+
+    def hear(self, opened: NDArray[np.int64], draws: int) -> None:
+        """Take the sum of the next messages' codes.
+
+        Parameters
+        ----------
+        opened : ndarray of int64, shape (d,)
+            Sum of the codes (`flwr_privacy.mspdq.codec.centred`), each as often as its client was
+            drawn. From the second message on it must be over the same clients.
+        draws : int
+            Draws in the sum.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is no sum of so many codes.
+        """
+        if self._sum is None:
+            self._sum = DecodedSum(draws * self._start.astype(np.float64), draws)
+        if self.width is None:
+            raise ValueError("there is no width: plan before")
+        levels = self._terms.levels
+        knobs = Knobs(width=self.width, levels=levels)
+        self._sum.add(uncentred(opened, levels, draws=draws), knobs, draws=draws)
+
+    def average(self, clients: Collection[str]) -> Vectors:
+        """Return the average over those whose codes are in the sums."""
+        return self._start.astype(np.float64) if self._sum is None else self._sum.average
+
+
+def code_sum(size: int) -> GridMean:
+    """Return an empty sum of so many codes, each times its client's draws."""
+    return GridMean({CODES: np.broadcast_to(np.zeros((), np.float64), size)}, Grid(0), [CODES])

@@ -1,0 +1,130 @@
+"""A client's side of a learning round: what it keeps, and the messages that it sends."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.quantize import Codes
+from flwr_privacy.randomness import SecureRandom
+
+from .codec import Codec
+from .intervals import own_width
+from .mixing import SubStates
+from .terms import Terms
+
+__all__ = ["Member", "Said"]
+
+Vectors = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Said:
+    """A message of MSPDQ.
+
+    Parameters
+    ----------
+    codes : ndarray of unsigned integers, shape (d,)
+        Numbers of the knobs.
+    width : float
+        Width of the intervals.
+    saturated : int
+        Values that lay outside of theirs.
+    """
+
+    codes: Codes
+    width: float
+    saturated: int
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Member:
+    """One client in one learning round; all of it is secret but `heard`.
+
+    Parameters
+    ----------
+    terms : Terms
+        The parameters.
+    states : SubStates
+        The sub-states.
+    heard : ndarray of float64, shape (d,)
+        What the server has of the visible one: the last message as it was sent, or its decoded
+        value.
+    sent : int
+        Number k of that message.
+
+    Examples
+    --------
+    >>> terms = Terms(levels=255, start="global", gamma=0.5, rounds=1)
+    >>> member = Member.begin(terms, model=np.array([1.0, 3.0]), heard=np.array([1.0, 1.0]))
+    >>> member.step(np.array([1.0, 1.0]), SecureRandom())
+    >>> said = member.say(None, SecureRandom())
+    >>> said.codes, said.width, member.heard
+    (array([127, 254], dtype=uint8), 4.0, array([1., 3.]))
+    """
+
+    terms: Terms
+    states: SubStates
+    heard: Vectors
+    sent: int = 0
+
+    @classmethod
+    def begin(
+        cls, terms: Terms, model: Vectors, heard: Vectors, visible: Vectors | None = None
+    ) -> "Member":
+        """Split a trained model.
+
+        Parameters
+        ----------
+        terms : Terms
+            The parameters.
+        model : ndarray of float64, shape (d,)
+            The trained model.
+        heard : ndarray of float64, shape (d,)
+            What the server has at message 0.
+        visible : ndarray of float64, shape (d,), optional
+            The visible sub-state; by default `heard`, as it must be where messages are rounded to
+            knobs.
+        """
+        visible = heard if visible is None else visible
+        weight = terms.mixing.weight
+        states = SubStates.split(model, visible, weight=weight)
+        return cls(terms=terms, states=states, heard=np.array(heard))
+
+    def scalar(self) -> float:
+        """Return what the rule of the widths asks of the client's gap; 0 if nothing."""
+        return self.terms.intervals.scalar(self.states.gap(weight=self.terms.mixing.weight))
+
+    def step(self, average: Vectors, random: SecureRandom) -> None:
+        """Take the mixing step that follows the last message, equations (3) and (21)."""
+        mixing = self.terms.mixing
+        self.states.step(
+            average,
+            self.heard,
+            kappa=mixing.kappa,
+            gain=mixing.gain(self.sent, random),
+            weight=mixing.weight,
+        )
+        self.sent += 1
+
+    def say(self, width: float | None, random: SecureRandom) -> Said:
+        """Return the next message of MSPDQ, and go on to its value.
+
+        Parameters
+        ----------
+        width : float, optional
+            The width that the server decided on; None: the client's own.
+        random : SecureRandom
+            For the rounding.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the width is not allowed, or a value is not finite.
+        """
+        visible = self.states.visible
+        width = own_width(visible, self.heard) if width is None else width
+        codec = Codec(self.heard, self.terms.levels)
+        codes, saturated = codec.encode(visible, width, random)
+        self.heard = codec.value
+        return Said(codes=codes, width=width, saturated=saturated)

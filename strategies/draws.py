@@ -1,0 +1,96 @@
+"""Clients that weigh as often as they were drawn: once each, or with replacement."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_number
+from flwr_privacy.wire import TRAIN, Fields
+
+from .base import SchemeStrategy
+from .conversation import Assigned
+
+__all__ = ["DrawnStrategy"]
+
+
+class DrawnStrategy(SchemeStrategy):
+    """Base of the strategies whose averages are over draws, whatever a client says of its weight.
+
+    Parameters
+    ----------
+    *arguments, **options
+        FedAvg's and those of `SchemeStrategy`. The clients are not asked to evaluate.
+    replacement : bool, default False
+        Whether clients are drawn with replacement; then one that is drawn twice weighs twice, and
+        the average is an unbiased estimate of that by shares (Lemma 1 of the MSP paper).
+    shares : dict, optional
+        How often each client is to be drawn, relative to the others (its share of the data, if it
+        is public); with replacement only. By default all alike.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    weight_key = "num-examples"  # in a secure sum: what the client was told to weigh
+
+    def __init__(
+        self,
+        *arguments: Any,
+        replacement: bool = False,
+        shares: Mapping[str, float] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.fraction_evaluate = 0.0  # what clients say of their data would be one more upload
+        if shares is not None and not replacement:
+            raise InvalidParameterError("shares", shares, "nothing, where clients are drawn once")
+        for client, share in (shares or {}).items():
+            if not check_number(f"shares[{client!r}]", share) > 0:
+                raise InvalidParameterError("shares", {client: share}, "numbers above 0")
+        self._replacement = replacement
+        self._shares = None if shares is None else dict(shares)
+
+    def _build(self) -> None:
+        super()._build()
+        self._draws: dict[int, dict[str, int]] = {}  # by round
+
+    def draws(self, server_round: int) -> dict[str, int]:
+        """Return how often each client of a round was drawn."""
+        return self._draws[server_round]
+
+    def own_fields(self, server_round: int) -> dict[str, Fields]:
+        """Return to whom it is said that it weighs more than 1."""
+        draws = self.draws(server_round)
+        return {client: {"draws": count} for client, count in draws.items() if count > 1}
+
+    def round_metrics(self, card: Any) -> dict[str, float]:
+        """Return how many draws the round had, and of how many clients."""
+        draws = self._draws.get(self._current, {})
+        return {"draws": sum(draws.values()), "distinct": len(draws)}
+
+    _current = 0  # round
+
+    def _drawn(self, grid: Grid, server_round: int) -> Assigned:
+        # Under a secure sum the clients of the next round are drawn before this one is over.
+        self._draws = {r: d for r, d in self._draws.items() if r >= server_round - 1}
+        if self._replacement:
+            if not self.federation.met:
+                raise ProtocolError(
+                    "replacement: works only where this strategy's own start runs the rounds"
+                )
+            assigned, draws = self.conversation.draw(
+                grid,
+                server_round,
+                TRAIN,
+                fraction=self.fraction_train,
+                minimum=self.min_train_nodes,
+                shares=self._shares,
+            )
+        else:
+            assigned = super()._drawn(grid, server_round)
+            draws = {client: 1 for clients in assigned.values() for client in clients}
+        self._draws[server_round] = draws
+        return assigned

@@ -1,0 +1,258 @@
+"""A training whose rounds have three sums, over the talk of server and clients."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from apps import message_app, record, run_strategy, same
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.clients import SecureSumClient, as_mod
+from flwr_privacy.clients.secure_sum import step_of
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.grid import Grid, GridMean
+from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
+from flwr_privacy.secure_sum.masked import vector_size
+from flwr_privacy.secure_sum.messages import DEAL, OPEN
+from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies.round import PartialSum
+from flwr_privacy.strategies.secure_sum import opened_mean
+from flwr_privacy.wire import TRAIN, Header
+
+MIX = "mix"
+LAST = 2  # step
+
+
+class MixingClient(SecureSumClient):
+    """Sends its update again at every later step."""
+
+    phases: ClassVar[frozenset[str]] = frozenset({TRAIN, MIX})
+
+    def handle(self, phase: str, *rest: Any) -> Any:
+        return super().handle(TRAIN, *rest)
+
+    def accumulator(self, phase: str, *rest: Any) -> WeightedMean:
+        return super().accumulator(TRAIN if phase == MIX else phase, *rest)
+
+
+class Mixing(FedAvg):
+    """Takes the model from the last of three sums."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(seed=3, **options)
+        self.opened: list[tuple[int, int, tuple[str, ...]]] = []
+        self.sums: list[np.ndarray] = []
+        self.told: list[dict[str, float]] = []
+        self.trouble: list[str] = []
+
+    def train_round(self, grid: Any, server_round: int, arrays: Any, config: Any) -> Any:
+        try:
+            mean = self._train(grid, server_round, arrays, config)
+        except NotOpenedError as error:
+            self.trouble.append(str(error))
+            return None, None
+        model = record(mean.finish())
+        return model, MetricRecord({})
+
+    def _train(self, grid: Any, server_round: int, arrays: Any, config: Any) -> Any:
+        sums = self._sums
+        assert sums is not None
+        sums.prepare(grid, server_round, lambda r: self._drawn(grid, r))
+        for step in range(LAST + 1):
+            phase = MIX if step else TRAIN
+            if step:
+                sums.go_on()
+                shared, own = sums.question()
+                config = ConfigRecord({"server-round": server_round})
+                messages = self.conversation.ask(
+                    server_round,
+                    MIX,
+                    RecordDict({"arrays": arrays, "config": config, **shared}),
+                    sums.assigned,
+                    fields=self.question(server_round),
+                    own=own,
+                    summed=True,
+                    quorum=sums.quorum(self.quorum),
+                )
+            else:
+                messages = self.configure_train(server_round, arrays, config, grid)
+            empty = self.accumulator(TRAIN)
+            masked = sums.accumulator(vector_size(empty))
+            replies = self.conversation.exchange(grid, messages, phase=phase)
+            for reply in self.conversation.book(phase).replies(replies):
+                if isinstance(reply, PartialSum):
+                    masked.merge(masked.from_state(reply.arrays, reply.fields))
+                else:
+                    masked.take(reply.client_id, reply.arrays(), reply.metrics(), "")
+            last = server_round == self.planned_rounds
+
+            def draw(r: int) -> Any:
+                return self._drawn(grid, r)
+
+            opened = sums.open(grid, masked, None if last else draw, again=step < LAST)
+            self.sums.append(opened[0])
+            self.opened.append((server_round, step, tuple(opened[1])))
+            self.told.append({**sums.metrics(), "quorum": sums.quorum(3) or 0})
+            mean = opened_mean(empty, *opened)
+        return mean
+
+
+def mixed(secure_sum: SecureSum | None = None, **options: Any) -> tuple[Mixing, Any]:
+    names = ("faults", "nodes", "before", "num_rounds")
+    start = {name: options.pop(name) for name in names if name in options}
+    strategy = Mixing(secure_sum=secure_sum or SecureSum(value_range=100.0), **options)
+    app = message_app([as_mod(MixingClient)])
+    options = {"arrays": record(), "nodes": 5, "num_rounds": 2, **start}
+    return strategy, run_strategy(strategy, app, **options)
+
+
+ALL = ("0", "1", "2", "3", "4")
+
+
+def plainly(**options: Any) -> Any:
+    strategy = FedAvg(seed=3, secure_sum=SecureSum(value_range=100.0), **options)
+    app = message_app([as_mod(SecureSumClient)])
+    return run_strategy(strategy, app, arrays=record(), nodes=5, num_rounds=2)
+
+
+def test_three_sums_a_round_are_over_the_same_clients_and_take_two_exchanges_each() -> None:
+    strategy, result = mixed()
+    assert strategy.opened == [(r, step, ALL) for r in (1, 2) for step in range(3)]
+    for step in (1, 2, 4, 5):
+        np.testing.assert_array_equal(strategy.sums[step], strategy.sums[step - 1])
+    assert same(result.arrays, plainly().arrays)
+    assert [line["exchanges"] for line in result.history] == [1, 2 + 3 * 2, 3 * 2]
+    assert "at least 3 of 5 clients" in result.guarantee.secure_sum
+
+
+def test_nodes_that_play_several_clients_take_part_in_later_steps() -> None:
+    strategy, result = mixed(clients=5, nodes=2)
+    assert [opened[2] for opened in strategy.opened] == [ALL] * 6
+    assert same(result.arrays, plainly().arrays)
+
+
+@pytest.mark.parametrize("quorum", [None, 3])
+def test_who_drops_out_of_the_first_sum_is_in_no_later_one(quorum: int | None) -> None:
+    faults = [Fault(kind="drop", client="1", server_round=1)]
+    secure_sum = SecureSum(threshold=3, value_range=100.0)
+    strategy, result = mixed(secure_sum, faults=faults, deadline=0.5, quorum=quorum, num_rounds=1)
+    left = strategy.opened[0][2]
+    assert "1" not in left
+    assert len(left) == (quorum or 4)
+    assert strategy.opened == [(1, step, left) for step in range(3)]
+    assert [told["sum_opened"] for told in strategy.told] == [len(left)] * 3
+    assert [told["sum_cohort"] for told in strategy.told] == [5, len(left), len(left)]
+    assert [told["quorum"] for told in strategy.told] == [3, len(left), len(left)]
+    assert {told["sum_threshold"] for told in strategy.told} == {3}
+    assert "at least 3 of 5 clients" in result.guarantee.secure_sum
+
+
+def test_a_drop_out_at_a_later_step_ends_the_round_and_not_the_training() -> None:
+    faults = [Fault(kind="drop", client="1", phase=MIX, server_round=1)]
+    strategy, result = mixed(faults=faults, deadline=0.5)
+    assert strategy.trouble == [
+        "the sum of step 1 of round 1 is not opened: 4 of at least 5 clients sent a vector that "
+        "can be used, 1 are missing"
+    ]
+    assert [line.get("skipped") for line in result.history] == [None, True, False]
+    assert result.history[1]["scheme"]["sum_opened"] == 5
+    assert strategy.opened[0] == (1, 0, ALL)
+    assert [(r, step) for r, step, _ in strategy.opened[1:]] == [(2, 0), (2, 1), (2, 2)]
+
+
+def test_who_does_not_deal_for_a_later_step_ends_the_round_and_not_the_training() -> None:
+    def change(grid: Any) -> None:
+        push = grid.push_messages
+
+        def push_messages(messages: list[Message]) -> Any:
+            for message in messages:
+                deal = message.content.get(DEAL)
+                if deal is not None and deal["step"] == 1 and deal["server-round"] == 1:
+                    del message.content[DEAL]
+                    break
+            return push(messages)
+
+        grid.push_messages = push_messages
+
+    strategy, result = mixed(before=change)
+    assert strategy.trouble == [
+        "the sum of step 1 of round 1 is not opened: 4 of at least 5 clients dealt their secrets, "
+        "1 are missing"
+    ]
+    assert [line.get("skipped") for line in result.history] == [None, True, False]
+
+
+def test_a_server_that_leaves_somebody_out_of_a_later_sum_is_refused(caplog: Any) -> None:
+    """It does not tell the others that one client sent its vector, and would open the rest."""
+
+    def change(grid: Any) -> None:
+        push = grid.push_messages
+        sums = []
+
+        def push_messages(messages: list[Message]) -> Any:
+            opening = [m for m in messages if OPEN in m.content]
+            sums.extend(opening[:1])
+            if len(sums) == 2:  # of step 1
+                for message in opening:
+                    record = message.content[OPEN]
+                    told = [c for c in record["survivors"] if c != "1"]
+                    message.content[OPEN] = ConfigRecord({**record, "survivors": told})
+            return push(messages)
+
+        grid.push_messages = push_messages
+
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        strategy, _ = mixed(before=change)
+    assert strategy.opened[0] == (1, 0, ALL)
+    assert strategy.opened[1][0] == 2
+    text = "1 of 5 clients are missing in step 1 of round 1: a sum over fewer clients than the step"
+    assert caplog.text.count(text) == 4
+
+
+def test_parameters_that_do_not_fit_those_left_open_nothing() -> None:
+    class Narrow(Mixing):
+        def bounds_of(self, clients: list[str], server_round: int) -> Any:
+            asked.append((server_round, clients))
+            bits = SecureSum(value_range=100.0, modulus_bits=2 if len(clients) == 4 else None)
+            return bits.bounds(len(clients))
+
+    asked: list[Any] = []
+    faults = [Fault(kind="drop", client="1", server_round=1)]
+    strategy = Narrow(secure_sum=SecureSum(value_range=100.0), deadline=0.5)
+    app = message_app([as_mod(MixingClient)])
+    run_strategy(strategy, app, arrays=record(), nodes=5, num_rounds=2, faults=faults)
+    assert asked[:2] == [(1, list(ALL)), (1, ["0", "2", "3", "4"])]
+    assert strategy.trouble[0].startswith("there is no sum of step 1 of round 1: secure_sum.modul")
+    assert strategy.opened[0][0] == 2
+
+
+@pytest.mark.parametrize(("survivors", "heaviest"), [(2, 6), (4, 8)])
+def test_a_sum_of_more_weight_than_there_can_be_is_of_wrong_vectors(
+    survivors: int, heaviest: int
+) -> None:
+    mean = GridMean({"w": np.zeros(1, np.float32)}, Grid(-2), ["w"])
+    bounds = Bounds(cohort=5, code_limit=10, largest_weight=3, total_weight=8, modulus_bits=9)
+    clients = list(ALL[:survivors])
+    opened = opened_mean(mean, np.array([-10 * heaviest, heaviest]), clients, bounds)
+    assert opened.finish()["w"] == -2.5
+    for values in ([0, heaviest + 1], [10 * heaviest + 1, heaviest], [0, -1]):
+        with pytest.raises(NotOpenedError, match="somebody sent a wrong one"):
+            opened_mean(mean, np.array(values), clients, bounds)
+
+
+@pytest.mark.parametrize(
+    ("phase", "number", "step"), [(TRAIN, 0, 0), (TRAIN, 3, 0), (MIX, 0, 1), (MIX, 4, 5)]
+)
+def test_the_step_of_a_question_is_its_number_after_the_training(
+    phase: str, number: int, step: int
+) -> None:
+    header = Header(scheme="s", experiment_id="e", phase=phase, server_round=1, request=number)
+    assert step_of(header) == step
+
+
+def test_no_later_question_passes_for_the_training() -> None:
+    header = Header(scheme="s", experiment_id="e", phase=MIX, server_round=1, request=-1)
+    with pytest.raises(ProtocolError, match="request -1 of phase 'mix': expected 0 or more"):
+        step_of(header)
