@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from .accounting import accounting
 from .aggregate import aggregate
+from .mixing import mixing
 from .noise import noise
 from .private import private
 from .quantize import quantize
@@ -19,6 +20,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "private": private,
     "noise": noise,
     "quantize": quantize,
+    "mixing": mixing,
     "accounting": accounting,
     "secure-sum": secure_sum,
     "echo": echo,

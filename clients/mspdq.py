@@ -228,6 +228,7 @@ class _Round:
     def __init__(self, context: Context, fields: Fields) -> None:
         self._state = context.state
         self._name = {"experiment-id": fields["experiment-id"], "round": fields["round"]}
+        self._summed = bool(fields["summed"])
 
     def forget(self) -> None:
         self._state.pop(_PLACE, None)
@@ -256,6 +257,12 @@ class _Round:
                 f"this client has no sub-states of round {self._name['round']}: it did not train "
                 "in it, or the round is over"
             )
+        if place.get("summed") != self._summed:
+            raise ProtocolError(
+                "the first message of this round was summed securely, and so is every other"
+                if place.get("summed")
+                else "the first message of this round was not summed, so no other is"
+            )
         return read(Terms, place)
 
     def member(self, terms: Terms, size: int) -> Member:
@@ -282,7 +289,9 @@ class _Round:
         return arrays
 
     def _keep(self, terms: Terms, arrays: dict[str, Vectors], sent: int) -> None:
-        self._state[_PLACE] = ConfigRecord({**write(terms), **self._name, "sent": sent})
+        self._state[_PLACE] = ConfigRecord(
+            {**write(terms), **self._name, "summed": self._summed, "sent": sent}
+        )
         self._state[_STATES] = ArrayRecord({name: Array(a) for name, a in arrays.items()})
 
 

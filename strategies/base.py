@@ -477,10 +477,10 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         else:
             assigned, quorum = self._sums.assigned, self._sums.quorum(self.quorum)
         fields = self.question(server_round)
-        if not self._announced:
+        messages = self.put(server_round, TRAIN, content, assigned, fields=fields, quorum=quorum)
+        if not self._announced:  # once the clients of a secure sum are known
             logger.info("%s", self._promise().text())
             self._announced = True
-        messages = self.put(server_round, TRAIN, content, assigned, fields=fields, quorum=quorum)
         if self.charge(TRAIN) is not None:
             book = self.conversation.book(TRAIN)
             self.experiment.note_asked(_name(book), self.charged(TRAIN, book))

@@ -176,7 +176,7 @@ class NbAFL(DrawnFedAvg):
     >>> from flwr_privacy.strategies import NbAFL
     >>> strategy = NbAFL(clipping_norm=5.0, smallest_data=600, exposures=25)
     >>> round(strategy.noising.scale, 6)
-    0.129481
+    0.12948
     """
 
     scheme: ClassVar[str] = "mspdq-ldp"
@@ -295,7 +295,8 @@ class _Coded(DrawnFedAvg):
         self, server_round: int, averaged: Arrays, metrics: MetricRecord, weight: float
     ) -> ArrayRecord:
         """Return the new global arrays: the old ones and the mean update."""
-        arrays = self._layout.arrays(self._before + averaged[_UPDATE])
+        update = averaged[_UPDATE].astype(np.float64, copy=False)
+        arrays = self._layout.arrays(self._before + update)
         return super().renewed(server_round, arrays, metrics, weight)
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:

@@ -34,7 +34,7 @@ from flwr_privacy.secure_sum.messages import (
     read,
     write,
 )
-from flwr_privacy.secure_sum.participant import Dealt
+from flwr_privacy.secure_sum.participant import Dealt, words
 
 from .conversation import Assigned, Conversation
 from .round import ClientReply, PartialSum
@@ -363,10 +363,10 @@ class SecureRounds:
         try:
             bounds = self._bounds_of(survivors, session.server_round)
         except InvalidParameterError as error:
-            step = f"step {session.step + 1} of round {session.server_round}"
-            raise NotOpenedError(f"there is no sum of {step}: {error}") from error
-        following = session.go_on(secrets.token_hex(16), survivors, bounds)
-        return following, _only(assigned, set(survivors))
+            following = words(session.server_round, session.step + 1)
+            raise NotOpenedError(f"there is no sum of {following}: {error}") from error
+        next_session = session.go_on(secrets.token_hex(16), survivors, bounds)
+        return next_session, _only(assigned, set(survivors))
 
     def _exchange(
         self,

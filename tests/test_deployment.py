@@ -27,6 +27,7 @@ NODES: list[dict[str, str | float]] = [
     {"client-id": "ward-2", "shift": 4.0, "examples": 2},
 ]
 # A round is x -> 2 x + 2.75 with the weighted mean (1 + 2 + 2 * 4) / 4 of the shifts.
+AFTER_ONE_ROUND = [[[2.75, 4.75], [6.75, 8.75]], [3.75, 3.75, 3.75]]
 AFTER_TWO_ROUNDS = [[[8.25, 12.25], [16.25, 20.25]], [10.25, 10.25, 10.25]]
 
 
@@ -85,16 +86,31 @@ def test_a_secure_sum_trains_on_three_nodes_that_pin_each_others_keys(
     deployment: Deployment,
 ) -> None:
     out = deployment.folder / "secure-sum.json"
-    deployment.run(APP, run_config={"scheme": "secure-sum", "rounds": 2, "out": str(out)})
+    deployment.run(APP, run_config={"scheme": "secure-sum", "rounds": 1, "out": str(out)})
     result = json.loads(out.read_text())
-    assert result["arrays"] == AFTER_TWO_ROUNDS  # the numbers lie on the grid
-    rounds = result["history"][1:]
-    assert [line["scheme"]["sum_opened"] for line in rounds] == [3, 3]
-    assert [line["exchanges"] for line in rounds] == [4, 2]
+    assert result["arrays"] == AFTER_ONE_ROUND  # the numbers lie on the grid
+    (line,) = result["history"][1:]
+    assert line["scheme"]["sum_opened"] == 3
+    assert line["exchanges"] == 4
     assert "of 3 clients" in PrivacyCard.from_json(result["card"]).guarantee.secure_sum
     for client in ("ward-0", "ward-1", "ward-2"):
         (state,) = (deployment.folder / f"state-{client}" / f"{client}.secure-sum").glob("*[!k]")
         assert state.stat().st_mode & 0o077 == 0
+
+
+def test_mspdq_mixes_on_three_nodes_and_the_server_opens_two_sums(deployment: Deployment) -> None:
+    out = deployment.folder / "mspdq.json"
+    deployment.run(APP, run_config={"scheme": "mspdq", "rounds": 1, "out": str(out)})
+    result = json.loads(out.read_text())
+    (line,) = result["history"][1:]
+    assert line["scheme"]["mixing_rounds"] == 2
+    assert line["scheme"]["sum_opened"] == 3
+    assert line["exchanges"] == 2 + 2 * 2  # keys and shares, then a vector and shares for each sum
+    # x -> 2 x + 7 / 3 with equal weights; two steps leave 0.4^2 of the way.
+    start = [np.array([[0.0, 1.0], [2.0, 3.0]]), np.full(3, 0.5)]
+    for array, begun in zip(result["arrays"], start, strict=True):
+        expected = begun + (1 - 0.4**2) * (begun + 7 / 3)
+        np.testing.assert_allclose(array, expected, atol=0.01)
 
 
 def test_udp_trains_on_three_nodes_and_each_keeps_its_own_ledger(deployment: Deployment) -> None:

@@ -89,6 +89,17 @@ def test_the_documented_change_to_a_secure_sum_is_enough(client: str) -> None:
         np.testing.assert_allclose(array, expected, atol=2 * 4.0 / 2**19)
 
 
+@pytest.mark.parametrize("client", ["message_client", "numpy_client"])
+def test_the_documented_change_to_mspdq_is_enough(client: str) -> None:
+    server = module("server", "server-mspdq")
+    changed_client = module(client, client.replace("_", "-") + "-mspdq")
+    start = [np.zeros((2, 2), np.float32), np.ones(3, np.float32)]
+    for array, begun in zip(trained(server, changed_client), start, strict=True):
+        assert array.dtype == begun.dtype
+        # Everybody weighs the same: two rounds of 1.5, each value off by at most a step of knobs.
+        np.testing.assert_allclose(array, begun + 3.0, atol=2 * 8.0 / 254)
+
+
 def test_the_stock_apps_work_unchanged_where_flower_lets_them() -> None:
     arrays = trained(module("server", None), module("message_client", None))
     for array, expected in zip(arrays, EXPECTED, strict=True):

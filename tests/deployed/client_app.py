@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr_privacy.clients import (
     CentralDPClient,
     FedAvgClient,
+    MSPDQClient,
     SchemeClient,
     SecureSumClient,
     UDPClient,
@@ -18,6 +19,7 @@ from flwr_privacy.clients import (
 CLIENTS: dict[str, type[SchemeClient]] = {
     "fedavg": FedAvgClient,
     "secure-sum": SecureSumClient,
+    "mspdq": MSPDQClient,
     "udp": UDPClient,
     "central-dp": CentralDPClient,
 }

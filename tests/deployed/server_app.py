@@ -10,11 +10,19 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import UDP, CentralDP, FedAvg, SchemeStrategy
+from flwr_privacy.strategies import MSPDQ, UDP, CentralDP, FedAvg, SchemeStrategy
 
 STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
     "fedavg": FedAvg,
     "secure-sum": partial(FedAvg, secure_sum=SecureSum(threshold=2, value_range=64.0)),
+    "mspdq": partial(
+        MSPDQ,
+        secure_sum=SecureSum(threshold=2),
+        mixing_rounds=2,
+        gamma=0.3,
+        bits=16,
+        bound=16.0,
+    ),
     "udp": partial(UDP, epsilon=8.0, delta=1e-5),
     "central-dp": partial(CentralDP, epsilon=8.0, delta=1e-5),
 }

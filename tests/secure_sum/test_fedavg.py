@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from apps import MODEL, message_app, model_of, record, run_strategy, same, step
 from conformance import WrapsConformance
-from flwr.serverapp.strategy import FedAdam, Strategy
+from flwr.serverapp.strategy import FedAdam
 
 from flwr_privacy.clients import FedAvgClient, SecureSumClient, as_mod, numpy_client_app
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
