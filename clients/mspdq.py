@@ -34,7 +34,7 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody
-from .release import question_of
+from .release import check_unaccounted, question_of
 
 __all__ = ["MSPClient", "MSPDQClient"]
 
@@ -69,6 +69,7 @@ class _MixingClient(SchemeClient):
         custody = Custody.of(self.context)
         if self.sums == "never":
             custody.policy.check_sum(None)
+        check_unaccounted(custody, scheme=self.scheme)
         random = custody.random(question_of(phase, fields), "mixing")
         round_ = _Round(self.context, fields)
         if phase == TRAIN:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.errors import DeclinedError, ProtocolError, check_integer
+from flwr_privacy.errors import ProtocolError, check_integer
 from flwr_privacy.identity import stream
 from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq.baselines import JoPEQ, Noising
@@ -21,7 +21,7 @@ from flwr_privacy.wire import Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody
-from .release import check_policy, question_of
+from .release import check_unaccounted, question_of
 
 __all__ = ["DrawnFedAvgClient", "JoPEQFedAvgClient", "NbAFLClient", "QuantizedFedAvgClient"]
 
@@ -63,7 +63,8 @@ class _BaselineClient(SchemeClient):
         if self.context is None:
             raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
         custody = Custody.of(self.context)
-        _check_policy(custody, self.scheme, sigma)
+        custody.policy.check_sum(None)
+        check_unaccounted(custody, scheme=self.scheme, sigma=sigma)
         start = dict(arrays)
         layout = Layout.of(start, released_names(start, read(_Released, fields).keep_back))
         return _Local(
@@ -170,15 +171,3 @@ class JoPEQFedAvgClient(_BaselineClient):
             "stds": [std for _, std in scales],
         }
         return {CODES: pack(codes, codec.bits)}, own
-
-
-def _check_policy(custody: Custody, scheme: str, sigma: float) -> None:
-    """Decline if the node's operator asks for a protection that is accounted for, or for a sum."""
-    policy = custody.policy
-    policy.check_sum(None)
-    check_policy(custody, scheme=scheme, unit="user", noise_multiplier=0.0, sigma=sigma)
-    if policy.max_epsilon is not None or policy.units is not None:
-        raise DeclinedError(
-            f"'{scheme}' promises nothing: the node's policy has max_epsilon or units, so it "
-            "answers only where a unit is protected"
-        )

@@ -11,7 +11,13 @@ from flwr_privacy.wire import Fields
 
 from .custody import Custody
 
-__all__ = ["PlannedRelease", "check_code_limit", "check_policy", "question_of"]
+__all__ = [
+    "PlannedRelease",
+    "check_code_limit",
+    "check_policy",
+    "check_unaccounted",
+    "question_of",
+]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -61,6 +67,31 @@ def check_policy(
     except DeclinedError as error:
         logger.warning("client %s declines: %s", custody.client_id, error)
         raise
+
+
+def check_unaccounted(custody: Custody, *, scheme: str, sigma: float = 0.0) -> None:
+    """Decline a scheme that charges nothing if the node's operator asks for what is charged.
+
+    Parameters
+    ----------
+    custody : Custody
+        What the node keeps for the client.
+    scheme : str
+        Which scheme asks.
+    sigma : float, default 0.0
+        Standard deviation (or Laplace scale) of its noise, if it has any.
+
+    Raises
+    ------
+    DeclinedError
+        If the policy has a largest epsilon, units of protection, or more noise.
+    """
+    check_policy(custody, scheme=scheme, unit="user", noise_multiplier=0.0, sigma=sigma)
+    if custody.policy.max_epsilon is not None or custody.policy.units is not None:
+        raise DeclinedError(
+            f"'{scheme}' has no budget: the node's policy has max_epsilon or units, so it answers "
+            "only where a unit is protected"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,8 @@ def run(
     task: Annotated[
         str | None,
         typer.Option(
-            help="Task: digits-mlp (default), digits-linear, mnist-mlp, fashion-cnn, adult-linear."
+            help="Task: digits-mlp (default), digits-linear, mnist-mlp, mnist-cnn, fashion-cnn, "
+            "cifar10-cnn, adult-linear."
         ),
     ] = None,
     clients: Annotated[
@@ -241,38 +242,108 @@ def calibrate(
 
 @app.command(epilog=EXIT_CODES)
 def attack(
-    scheme: Annotated[str, typer.Argument(help="What to attack: secure-sum.")],
+    scheme: Annotated[str, typer.Argument(help="What to attack: secure-sum, mspdq.")],
     task: Annotated[
-        str, typer.Option(help="Task: digits-linear, digits-mlp, mnist-mlp.")
-    ] = "digits-linear",
-    clients: Annotated[int, typer.Option(help="Clients of the round.")] = DEFAULT_CLIENTS,
+        str | None,
+        typer.Option(
+            help="Task of secure-sum: digits-linear (default), digits-mlp, mnist-mlp; of mspdq: "
+            "digits-lenet (default), mnist-lenet."
+        ),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Clients of the round; by default 20, of mspdq 6.")
+    ] = None,
     records: Annotated[int, typer.Option(help="Records of each client.")] = 1,
-    seed: Annotated[int, typer.Option(help="Root of the draws, masks excepted.")] = 0,
+    seed: Annotated[int, typer.Option(help="Root of the draws, the schemes' own excepted.")] = 0,
     data_root: Annotated[
         Path | None, typer.Option(help="Folder with the data sets that no library brings.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/attack"),
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
 ) -> None:
     """Run a round, and show what of the clients' records a server finds in its view of it."""
     from rich.console import Console
 
-    from flwr_privacy.simulations.attack import (
-        Scene,
-        attack_secure_sum,
-        draw,
-        legend,
-        table,
-        verdict,
-    )
+    from flwr_privacy.simulations.attack import ATTACKS
 
-    check_choice("scheme", scheme, ("secure-sum",))
-    scene = Scene.of(task, clients=clients, records=records, seed=seed, data_root=data_root)
-    findings = attack_secure_sum(scene)
-    picture = draw(scene, findings, out / f"{scheme}-{task}.png")
-    Console().print(table(scene, findings))
-    typer.echo(legend(scene))
-    typer.echo(f"picture: {picture}")
-    typer.echo(verdict(findings))
+    report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](
+        task=task, clients=clients, records=records, seed=seed, data_root=data_root, out=out
+    )
+    console = Console()
+    for table in report.tables:
+        console.print(table)
+    typer.echo(report.legend)
+    for picture in report.pictures:
+        typer.echo(f"picture: {picture}")
+    typer.echo(report.verdict)
+
+
+@app.command(epilog=EXIT_CODES)
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="<scheme>/<figure>; see --list.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's size; by default scaled down.")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="inline (this process, default) or ray.")] = "inline",
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time; by default 2 inline, 1 on Ray.")
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder with the data sets that no library brings.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for runs and results; by default one in runs/experiments/."),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds; a verdict takes three. Finished runs are kept.")
+    ] = "0,1,2",
+) -> None:
+    """Train the curves of a paper's figure, draw them, and check what the paper claims of them."""
+    from flwr_privacy.simulations import experiment as experiments
+
+    if name is None or show:
+        for known in experiments.names():
+            typer.echo(f"{known:24} {experiments.experiment(known).title}")
+        return
+    from rich.console import Console
+
+    from flwr_privacy.simulations.experiment_report import Results, save, tables
+    from flwr_privacy.simulations.experiment_runs import train
+
+    chosen = experiments.experiment(name)
+    folder = out or Path("runs/experiments", f"{name}-full" if full else name)
+    runs = train(
+        chosen,
+        folder,
+        seeds=experiments.read_seeds(seeds),
+        engine=Engine(name=engine),
+        jobs=jobs or (2 if engine == "inline" else 1),
+        full=full,
+        data_root=data_root,
+    )
+    results = Results(experiment=chosen, full=full, runs=runs)
+    picture, numbers = save(results, folder)
+    for table in tables(results):
+        Console().print(table)
+    typer.echo(f"picture: {picture}\nnumbers: {numbers}")
+
+
+@app.command(epilog=EXIT_CODES)
+def replication(
+    runs: Annotated[Path, typer.Option(help="Folder with the results of experiments.")] = Path(
+        "runs/experiments"
+    ),
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/replication.md"),
+) -> None:
+    """Gather the verdicts of all experiments that were run on one page."""
+    from flwr_privacy.files import write_text
+    from flwr_privacy.simulations.experiment_report import replication as page
+
+    text = page(runs)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, text)
+    typer.echo(f"page: {out}")
 
 
 @app.command(epilog=EXIT_CODES)

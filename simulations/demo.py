@@ -22,9 +22,9 @@ ABOUT = (
     "digits-mlp are federated averaging, which protects nothing: evenly split beside two labels "
     "per client, everybody in time beside stragglers. One of them has a secure sum: the "
     "server opens the sum over those who are in time and sees no single upload; where too few are "
-    "left it opens nothing. The two of mspdq send codes of eight bits: once in ten mixing steps, in "
-    "which the server sees every client's codes and learns its model, once in a single step under a "
-    "secure sum, with fewer bytes than federated averaging and sums in place of codes."
+    "left it opens nothing. The two of mspdq send codes of eight bits: once in ten mixing steps, "
+    "in which the server sees every client's codes and learns its model, once in a single step "
+    "under a secure sum, with fewer bytes than federated averaging and sums in place of codes."
 )
 
 

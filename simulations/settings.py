@@ -103,6 +103,8 @@ class Settings:
         Number of answers after which a round goes on.
     data_root : str, optional
         Folder with the data sets that no library brings.
+    train_records, test_records : int, optional
+        Records to train on and to evaluate on, drawn at random; by default all.
     partition, training : PartitionSettings, TrainingSettings
     stragglers : StragglerModel, optional
         Simulated stragglers; by default none.
@@ -133,6 +135,8 @@ class Settings:
     deadline: float | None = None
     quorum: int | None = None
     data_root: str | None = None
+    train_records: int | None = None
+    test_records: int | None = None
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     stragglers: StragglerModel | None = None
@@ -150,6 +154,9 @@ class Settings:
             check_integer("quorum", self.quorum, minimum=1, maximum=self.per_round or self.clients)
         if self.deadline is not None:
             check_number("deadline", self.deadline, minimum=1e-9)
+        for name in ("train_records", "test_records"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), minimum=1)
         check_number("fraction_evaluate", self.fraction_evaluate, minimum=0, maximum=1)
 
     def to_toml(self) -> str:

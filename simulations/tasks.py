@@ -92,10 +92,23 @@ TASKS: dict[str, Task] = {
             description="28x28 handwritten digits, perceptron with 203,530 weights",
         ),
         Task(
+            name="mnist-cnn",
+            dataset="mnist",
+            model=partial(cnn, 10),
+            description="28x28 handwritten digits, LeNet-5 with 44,426 weights",
+        ),
+        Task(
             name="fashion-cnn",
             dataset="fashion-mnist",
             model=partial(cnn, 10),
             description="28x28 pieces of clothing, LeNet-5 with 44,426 weights",
+        ),
+        Task(
+            name="cifar10-cnn",
+            dataset="cifar10-jpeg",
+            model=partial(cnn, 10, channels=3, size=32),
+            description="CIFAR-10 (JPEG), 32x32 colour images, LeNet-5 with 62,006 weights",
+            training=TrainingSettings(learning_rate=0.05),
         ),
         Task(
             name="adult-linear",
@@ -125,8 +138,15 @@ def task(name: str) -> Task:
 
 
 def dataset(task: Task, settings: Settings) -> Dataset:
-    """Return the data set of a task from the run's data root; see `load` for its errors."""
-    return load(task.dataset, data_root=settings.data_root)
+    """Return the records that a run uses, from its data root; see `load` for the errors.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the settings ask for more records than there are.
+    """
+    whole = load(task.dataset, data_root=settings.data_root)
+    return _drawn(whole, settings.train_records, settings.test_records, settings.seed)
 
 
 def check_data(settings: Settings) -> Description | None:
@@ -276,6 +296,30 @@ def evaluate_server(
     """
     data = dataset(task, settings)
     return evaluate(_model(task, arrays), data.test_features, data.test_labels)
+
+
+@lru_cache(maxsize=4)
+def _drawn(data: Dataset, train: int | None, test: int | None, seed: int) -> Dataset:
+    """Return some of the records, drawn at random."""
+    if train is None and test is None:
+        return data
+    kept = {}
+    for name, count, labels in (
+        ("train_records", train, data.labels),
+        ("test_records", test, data.test_labels),
+    ):
+        order = np.random.default_rng(derive_seed(seed, name)).permutation(len(labels))
+        if count is not None:
+            check_integer(name, count, maximum=len(labels))
+        kept[name] = order[:count]
+    train_kept, test_kept = kept["train_records"], kept["test_records"]
+    return Dataset(
+        features=data.features[train_kept],
+        labels=data.labels[train_kept],
+        test_features=data.test_features[test_kept],
+        test_labels=data.test_labels[test_kept],
+        classes=data.classes,
+    )
 
 
 @lru_cache(maxsize=8)

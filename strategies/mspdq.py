@@ -352,7 +352,7 @@ class MSPDQ(MSP):
     no single one, as `flwr_privacy.secure_sum.Participant` says; a code takes
     ``bits + ceil(log2 M)`` bits on the wire for M draws. What the averages tell is not covered.
     Without one: none. The server decodes the values, and recovers every model up to the rounding,
-    an error of a few percent of the update or less (`flwr_privacy.attacks.consensus`). Random
+    an error of about a percent of the update or less (`flwr_privacy.attacks.consensus`). Random
     rounding protects nobody (`flwr_privacy.mspdq.quantizer_delta`).
 
     Notes
@@ -591,7 +591,7 @@ class MSPDQ(MSP):
                 super().guarantee(),
                 not_protected=(
                     "the model of a client: whoever sees its messages recovers it up to the "
-                    "rounding, an error of a few percent of the update or less",
+                    "rounding, an error of about a percent of the update or less",
                     *self._kept_back(),
                 ),
             )

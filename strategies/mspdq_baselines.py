@@ -70,7 +70,7 @@ class DrawnFedAvg(DrawnStrategy):
     """
 
     scheme: ClassVar[str] = "mspdq-fedavg"
-    seen: ClassVar[str] = "the model of a client: the server sees it as it is"
+    _seen: ClassVar[str] = "the model of a client: the server sees it as it is"
 
     def __init__(self, *arguments: Any, keep_back: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -118,7 +118,7 @@ class DrawnFedAvg(DrawnStrategy):
             protects="nothing",
             adversary="nobody",
             not_protected=(
-                self.seen,
+                self._seen,
                 *([f"(not sent at all: {', '.join(sorted(kept))})"] if kept else []),
             ),
             evidence=("tests/mspdq",),
@@ -180,7 +180,7 @@ class NbAFL(DrawnFedAvg):
     """
 
     scheme: ClassVar[str] = "mspdq-ldp"
-    seen: ClassVar[str] = (
+    _seen: ClassVar[str] = (
         "the model of a client beyond its noise: the (epsilon, delta) of the formula takes an "
         "effect of one record that clipping does not enforce, and a constant that is proven for "
         "epsilon below 1 only, and no ledger is charged"
@@ -336,7 +336,7 @@ class QuantizedFedAvg(_Coded):
     """
 
     scheme: ClassVar[str] = "mspdq-plain"
-    seen: ClassVar[str] = "the update of a client: the server has it up to the rounding"
+    _seen: ClassVar[str] = "the update of a client: the server has it up to the rounding"
 
     def __init__(self, *arguments: Any, bits: int = 8, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -381,7 +381,7 @@ class JoPEQFedAvg(_Coded):
     """
 
     scheme: ClassVar[str] = "mspdq-jopeq"
-    seen: ClassVar[str] = (
+    _seen: ClassVar[str] = (
         "the update of a client beyond its noise, for which no epsilon is proven: it has the "
         "variance of Laplace noise and not its law, the scaled update is not bounded, and the mean "
         "and the standard deviation of every array travel as they are"

@@ -36,8 +36,8 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def cnn(classes: int) -> nn.Sequential:
-    """Return LeNet-5 with ReLU and max pooling, for images of shape (batch, 1, 28, 28).
+def cnn(classes: int, *, channels: int = 1, size: int = 28) -> nn.Sequential:
+    """Return LeNet-5 with ReLU and max pooling, for images of shape (batch, channels, size, size).
 
     It has no statistics (BatchNorm), which would have to be kept out of private uploads.
 
@@ -45,20 +45,32 @@ def cnn(classes: int) -> nn.Sequential:
     ----------
     classes : int
         Number of classes.
+    channels : int, default 1
+        Colours of an image.
+    size : int, default 28
+        Its height and width: 16, 20, 24, ...
+
+    Raises
+    ------
+    InvalidParameterError
+        If two convolutions and two poolings do not come out even for this size.
 
     Examples
     --------
     >>> sum(p.numel() for p in cnn(10).parameters())
     44426
     """
+    left, odd = divmod(size - 12, 4)  # each convolution takes 4 off, each pooling halves
+    if odd or left < 1:
+        raise InvalidParameterError("size", size, "a multiple of 4, at least 16")
     return nn.Sequential(
-        nn.Conv2d(1, 6, kernel_size=5),
+        nn.Conv2d(channels, 6, kernel_size=5),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(6, 16, kernel_size=5),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        *mlp([256, 120, 84, classes]),
+        *mlp([16 * left**2, 120, 84, classes]),
     )
 
 

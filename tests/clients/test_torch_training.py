@@ -32,6 +32,7 @@ def records(n=100, features=6, classes=3):
         (mlp([784, 16, 10]), (1, 28, 28), 10),
         (mlp([5, 4, 3, 2]), (5,), 2),
         (cnn(10), (1, 28, 28), 10),
+        (cnn(7, channels=3, size=32), (3, 32, 32), 7),
         (linear(108, 2), (108,), 2),
     ],
 )
@@ -43,6 +44,12 @@ def test_shapes(model, shape, classes):
 def test_mlp_needs_two_sizes():
     with pytest.raises(InvalidParameterError, match="sizes = "):
         mlp([3])
+
+
+@pytest.mark.parametrize("size", [12, 30, 33])
+def test_cnn_takes_images_that_come_out_even(size):
+    with pytest.raises(InvalidParameterError, match=f"size = {size}: expected a multiple of 4"):
+        cnn(10, size=size)
 
 
 def test_initialise_leaves_the_global_generator():

@@ -5,8 +5,10 @@ import pytest
 from scipy import stats
 
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq.baselines import (
     JoPEQ,
+    Noising,
     nbafl_downlink_sigma,
     nbafl_uplink_sigma,
     sample_draws,
@@ -105,3 +107,33 @@ def test_jopeq_of_a_constant_update():
 def test_what_is_refused(make, text):
     with pytest.raises(InvalidParameterError, match=text):
         make()
+
+
+def test_jopeq_takes_each_array_by_itself_and_empty_ones_too():
+    model = {"a": np.zeros((2, 3)), "none": np.zeros((0, 4)), "b": np.zeros(5)}
+    layout, codec = Layout.of(model, model), JoPEQ(epsilon=1000.0, bits=9)
+    update = np.concatenate([np.linspace(-1, 1, 6), np.linspace(99, 101, 5)])
+    codes, scales = codec.encode_arrays(
+        update, layout, SecureRandom.insecure(1), np.random.default_rng(2)
+    )
+    parts = update[:6], update[6:]
+    assert scales == [
+        (parts[0].mean(), parts[0].std()),
+        (0.0, 0.0),
+        (parts[1].mean(), parts[1].std()),
+    ]
+    decoded = codec.decode_arrays(codes, scales, layout, np.random.default_rng(2))
+    # Were the two arrays scaled together, the errors would be fifty times as large.
+    np.testing.assert_allclose(decoded, update, atol=0.1)
+    assert (decoded != update).all()
+
+
+@pytest.mark.parametrize("clip", ["model", "update"])
+def test_nbafl_clips_to_a_ball_around_zero_or_the_global_model(clip):
+    noising = Noising(clip=clip, clipping_norm=2.0, law="gaussian", scale=1e-8)
+    start, random = np.full(4, 3.0), SecureRandom.insecure(1)
+    centre = start if clip == "update" else np.zeros(4)
+    direction = np.array([0.6, -0.8, 0.0, 0.0])
+    for away, kept in ((1.0, 1.0), (10.0, 2.0)):
+        released = noising.release(centre + away * direction, start, random)
+        np.testing.assert_allclose(released, centre + kept * direction, atol=1e-7)

@@ -48,7 +48,11 @@ MODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_trains_alike_in_cohorts_and_after_a_resume(mode: str, tmp_path: Any) -> None:
     class Mode(TestMSPDQ):
-        options: ClassVar[dict[str, Any]] = {"mixing_rounds": 3, "experiment_id": "e", **MODES[mode]}
+        options: ClassVar[dict[str, Any]] = {
+            "mixing_rounds": 3,
+            "experiment_id": "e",
+            **MODES[mode],
+        }
 
     Mode().test_cohorts_equal_one_node_per_client(2)
     Mode().test_killed_after_a_round_it_resumes_to_the_same_model(1, tmp_path)

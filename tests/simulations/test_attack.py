@@ -1,4 +1,4 @@
-"""What the attack finds in the views of real rounds, and what the command prints and draws."""
+"""What is found in sums and masked vectors, and what the command prints and draws."""
 
 import math
 import sys
@@ -11,12 +11,15 @@ from matplotlib.image import imread
 from flwr_privacy.packing import pack
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.masked import residues
-from flwr_privacy.simulations.attack import (
+from flwr_privacy.simulations.attack import images as attack_images
+from flwr_privacy.simulations.attack.scene import Scene
+from flwr_privacy.simulations.attack.secure_sum import (
     Finding,
-    Scene,
     attack_secure_sum,
+    invert,
     observe,
     read_codes,
+    scene_of,
 )
 from flwr_privacy.simulations.cli import main
 
@@ -25,7 +28,7 @@ CLIENTS = 20
 
 @pytest.fixture(scope="module")
 def scene() -> Scene:
-    return Scene.of("digits-linear", clients=CLIENTS, records=1, seed=0, data_root=None)
+    return scene_of("digits-linear", clients=CLIENTS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def test_a_masked_vector_says_as_much_as_a_random_one(
     random = np.array(
         [
             [
-                scene.matches(scene.invert(uniform_codes(scene, draws)), i, i + 1).similarities[0]
+                scene.matches(invert(scene, uniform_codes(scene, draws)), i, i + 1).similarities[0]
                 for i in range(CLIENTS)
             ]
             for _ in range(100)
@@ -83,7 +86,7 @@ def test_read_in_the_same_way_a_vector_without_masks_gives_the_record_away(scene
     read = read_codes(vector, bounds.modulus_bits, scene.start)
     for name, array in codes.items():
         np.testing.assert_array_equal(read[name], 3 * array)
-    assert scene.matches(scene.invert(read), 1, 2).similarities[0] > 0.999
+    assert scene.matches(invert(scene, read), 1, 2).similarities[0] > 0.999
 
 
 def test_the_more_clients_a_sum_has_the_less_it_says_of_one_and_never_nothing(
@@ -118,7 +121,7 @@ def test_guesses_and_records_are_of_different_people_and_guesses_are_more_than_c
 
 
 def test_several_records_of_a_client_are_attacked_together() -> None:
-    scene = Scene.of("digits-mlp", clients=3, records=2, seed=1, data_root=None)
+    scene = scene_of("digits-mlp", clients=3, records=2, seed=1, data_root=None)
     findings = attack_secure_sum(scene)
     assert [finding.view for finding in findings[2:]] == ["sum of 2 clients", "sum of 3 clients"]
     assert [len(f.recovery.similarities) for f in findings] == [6, 6, 4, 6]
@@ -149,16 +152,42 @@ def test_the_command_prints_the_table_and_draws(
     assert pixels[..., :3].std() > 0.1
 
 
+def test_the_command_attacks_mspdq_and_says_in_words_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(attack_images, "_ITERATIONS", 60)  # enough where there is an image to find
+    printed = command(monkeypatch, capsys, "mspdq", "--clients", "2", "--out", "found")
+    assert "digits-lenet, 2 clients, records of each: 1" in printed
+    *_, picture, steps, splitting, rounding, paper, masked, opened = printed.splitlines()
+    assert picture == "picture: found/mspdq-digits-lenet.png"
+    assert steps == "picture: found/mspdq-digits-lenet-steps.png"
+    for name in (picture, steps):
+        pixels = imread(tmp_path / name.removeprefix("picture: "))
+        assert min(pixels.shape[:2]) > 300
+        assert pixels[..., :3].std() > 0.1
+    assert splitting.startswith("splitting alone gives models and images away: two messages leave")
+    assert splitting.endswith("if the coupling is secret; images: 2 of 2")
+    assert rounding.endswith("images: 2 of 2, 2 of 2")
+    assert "images: 0 of 2. There the new model itself is off by" in paper
+    assert masked.startswith("under the secure sum one masked vector gives nothing: its error is ")
+    assert masked.endswith(" times the update; images: 0 of 2")
+    assert opened.endswith("images: 2 of 2 from the mean of 2 clients")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("secure-some",), 2, "scheme = 'secure-some': expected one of 'secure-sum'"),
+        (("secure-some",), 2, "scheme = 'secure-some': expected one of 'mspdq', 'secure-sum'"),
         (("secure-sum", "--task", "fashion-cnn"), 2, "task = 'fashion-cnn': expected one of"),
         (("secure-sum", "--task", "mnist-mlp"), 3, "--data-root DIR"),
         (("secure-sum", "--clients", "1"), 2, "clients = 1: expected an integer from 2 to 1437"),
         (("secure-sum", "--records", "72"), 2, "records = 72: expected an integer from 1 to 71"),
         (("secure-sum", "--seed", "-1"), 2, "seed = -1: expected an integer of at least 0"),
         (("secure-sum", "--clients", "2", "--out", "file/x"), 2, "expected a file that can be"),
+        (("mspdq", "--task", "digits-mlp"), 2, "task = 'digits-mlp': expected one of 'digits-l"),
+        (("mspdq", "--task", "mnist-lenet"), 3, "--data-root DIR"),
+        (("mspdq", "--clients", "1"), 2, "clients = 1: expected an integer from 2 to 1437"),
     ],
 )
 def test_what_a_user_did_wrong_is_one_line_and_an_exit_code(

@@ -17,7 +17,9 @@ SHAPES = {
     "digits-mlp": (64,),
     "digits-linear": (64,),
     "mnist-mlp": (1, 28, 28),
+    "mnist-cnn": (1, 28, 28),
     "fashion-cnn": (1, 28, 28),
+    "cifar10-cnn": (3, 32, 32),
     "adult-linear": (108,),
 }
 
@@ -77,6 +79,42 @@ def test_check_data():
         tasks.check_data(Settings(task="mnist-mlp"))
     with pytest.raises(InvalidParameterError, match="task = 'none'"):
         tasks.check_data(Settings(task="none"))
+
+
+def test_some_of_the_records():
+    some = SETTINGS.with_values({"train_records": 200, "test_records": 50})
+    data, whole = tasks.dataset(DIGITS, some), load("digits")
+    assert data.features.shape == (200, 64)
+    assert data.test_features.shape == (50, 64)
+    # They are records of the whole with their labels, each once.
+    for features, labels, all_features, all_labels in (
+        (data.features, data.labels, whole.features, whole.labels),
+        (data.test_features, data.test_labels, whole.test_features, whole.test_labels),
+    ):
+        rows = {row.tobytes(): label for row, label in zip(all_features, all_labels, strict=True)}
+        found = {row.tobytes(): label for row, label in zip(features, labels, strict=True)}
+        assert len(found) == len(labels)
+        assert found.items() <= rows.items()
+    sizes = [len(tasks.client_data(DIGITS, some, index, 7)[1]) for index in range(7)]
+    assert sum(sizes) == 200
+    assert "28 to 29 records" in str(tasks.check_data(some.with_values({"clients": 7})))
+    # The seed draws them, and each number by itself.
+    assert tasks.dataset(DIGITS, some) is data
+    other = tasks.dataset(DIGITS, some.with_values({"seed": 1}))
+    assert not np.array_equal(other.features, data.features)
+    fewer = tasks.dataset(DIGITS, some.with_values({"test_records": 10}))
+    assert np.array_equal(fewer.features, data.features)
+    assert np.array_equal(fewer.test_features, data.test_features[:10])
+    assert tasks.dataset(DIGITS, SETTINGS) is whole
+
+
+@pytest.mark.parametrize(("name", "most"), [("train_records", 1437), ("test_records", 360)])
+def test_more_records_than_there_are(name, most):
+    tasks.dataset(DIGITS, SETTINGS.with_values({name: most}))
+    with pytest.raises(InvalidParameterError, match=f"{name} = {most + 1}: .* at most {most}"):
+        tasks.check_data(SETTINGS.with_values({name: most + 1}))
+    with pytest.raises(InvalidParameterError, match=f"{name} = 0: .* at least 1"):
+        SETTINGS.with_values({name: 0})
 
 
 def test_client_without_data():

@@ -1,0 +1,30 @@
+"""`flwr-privacy attack`: what a server finds in its view of a round, by scheme."""
+
+from pathlib import Path
+from typing import Protocol
+
+from .mspdq import report as report_mspdq
+from .scene import Report
+from .secure_sum import report as report_secure_sum
+
+__all__ = ["ATTACKS", "Attack"]
+
+
+class Attack(Protocol):
+    """Runs a round, attacks what the server has of it, and draws what was found."""
+
+    def __call__(
+        self,
+        *,
+        task: str | None,
+        clients: int | None,
+        records: int,
+        seed: int,
+        data_root: Path | None,
+        out: Path,
+    ) -> Report:
+        """Attack; None stands for the attack's own default."""
+
+
+ATTACKS: dict[str, Attack] = {"secure-sum": report_secure_sum, "mspdq": report_mspdq}
+"""Attacks by the name of what they attack."""

@@ -1,0 +1,159 @@
+"""Carry out the runs of an experiment: each once, several at a time, and none twice."""
+
+import multiprocessing
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from flwr_privacy.errors import (
+    EngineError,
+    FlwrPrivacyError,
+    InvalidParameterError,
+    check_integer,
+)
+from flwr_privacy.simulations.experiment import Experiment
+from flwr_privacy.simulations.experiment_curves import Trained, diverged
+from flwr_privacy.simulations.jobs import Engine, carry_out
+from flwr_privacy.simulations.runs import RunFolder
+from flwr_privacy.simulations.schemes import scheme
+from flwr_privacy.simulations.settings import Settings
+
+__all__ = ["train"]
+
+
+def train(
+    chosen: Experiment,
+    out: Path,
+    *,
+    seeds: Sequence[int],
+    engine: Engine,
+    jobs: int = 1,
+    full: bool = False,
+    data_root: Path | None = None,
+) -> list[Trained]:
+    """Train all curves with all seeds and return what came of them.
+
+    A run that is complete in its folder is not trained again; one that was broken off is, from the
+    start. So an experiment that was interrupted goes on where it was, and seeds may be added.
+
+    Parameters
+    ----------
+    chosen : Experiment
+        What to train.
+    out : Path
+        Folder for the runs, one folder each.
+    seeds : Sequence of int
+        Roots of all draws; each seed has a split of the data of its own.
+    engine : Engine
+        Where the runs are carried out.
+    jobs : int, default 1
+        Number of processes that carry out a run each; Ray is one engine for all and takes 1.
+    full : bool, default False
+        Whether to train at the paper's size.
+    data_root : Path, optional
+        Folder with the data sets that no library brings.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a setting is not allowed, or a run's folder holds a run with other settings.
+    DataError
+        If data is missing.
+    EngineError
+        If a run fails for another reason than that its model is not finite any more.
+    """
+    check_integer("--jobs", jobs, minimum=1, maximum=1 if engine.name == "ray" else None)
+    planned = [
+        (curve, seed, chosen.settings(curve, seed=seed, full=full, data_root=data_root))
+        for seed in seeds  # outside: what is broken off has all curves of its first seeds
+        for curve in chosen.curves
+    ]
+    _check(settings for _, _, settings in planned)
+    folders = [
+        _folder(out / f"{curve.slug}-seed-{seed}", settings, engine)
+        for curve, seed, settings in planned
+    ]
+    waiting = [folder for folder in folders if not _complete(folder)]
+    if jobs == 1 or len(waiting) < 2:
+        _carry_out(waiting, engine)
+    else:
+        _side_by_side(waiting, engine, jobs)
+    return [
+        Trained.of(folder, curve=curve.label, seed=seed)
+        for folder, (curve, seed, _) in zip(folders, planned, strict=True)
+    ]
+
+
+def _check(planned: Iterable[Settings]) -> None:
+    """Refuse at once what the app would refuse later."""
+    from flwr_privacy.simulations.server_app import build_strategy
+    from flwr_privacy.simulations.tasks import check_data
+
+    for settings in planned:
+        scheme(settings.scheme)
+        build_strategy(settings, None)
+        check_data(settings)
+
+
+def _folder(path: Path, settings: Settings, engine: Engine) -> RunFolder:
+    """Return the folder of a run: as it is if the run is complete, else a new one."""
+    if path.exists():
+        folder = RunFolder.open(path)
+        if replace(folder.settings, data_root=None) != replace(settings, data_root=None):
+            raise InvalidParameterError(
+                "--out", str(path.parent), f"another folder: {path.name} has other settings"
+            )
+        if _complete(folder):
+            return folder
+        shutil.rmtree(path)
+    return RunFolder.create(path, settings, engine=engine.name, nodes=engine.nodes(settings))
+
+
+def _complete(folder: RunFolder) -> bool:
+    status = folder.summary["status"]
+    return status == "completed" or (status == "failed" and diverged(folder.rounds()))
+
+
+def _carry_out(runs: list[RunFolder], engine: Engine) -> None:
+    """Carry out runs; one whose model is not finite any more is a result, and the rest goes on."""
+    while runs:
+        try:
+            return carry_out(runs, engine)
+        except EngineError:
+            failed = [run.summary["status"] == "failed" for run in runs].index(True)
+            if not diverged(runs[failed].rounds()):
+                raise
+            runs = runs[failed + 1 :]
+
+
+def _side_by_side(runs: list[RunFolder], engine: Engine, jobs: int) -> None:
+    console = Console()
+    spawn = multiprocessing.get_context("spawn")  # torch and threads do not survive a fork
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_quiet) as pool:
+        futures = [pool.submit(_alone, run.path, engine) for run in runs]
+        try:
+            for done, future in enumerate(as_completed(futures), start=1):
+                name = future.result()
+                console.print(f"{done}/{len(runs)} runs: {name}", highlight=False)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _alone(path: Path, engine: Engine) -> str:
+    try:
+        _carry_out([RunFolder.open(path)], engine)
+    except FlwrPrivacyError as error:  # not all of them can be sent to another process
+        raise EngineError(f"{path.name}: {error}") from None
+    return path.name
+
+
+def _quiet() -> None:
+    """Give up this process's part of the screen: there is one, and several runs."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (as long as the process)

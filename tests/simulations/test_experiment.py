@@ -1,0 +1,429 @@
+"""Experiments: what their files say, what is trained once, and what the verdicts are."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flwr_privacy.errors import DataError, EngineError, InvalidParameterError
+from flwr_privacy.simulations import experiment as experiments
+from flwr_privacy.simulations import experiment_runs
+from flwr_privacy.simulations.cli import main
+from flwr_privacy.simulations.experiment_claims import Claim, Target, judge
+from flwr_privacy.simulations.experiment_curves import Trained, diverged
+from flwr_privacy.simulations.experiment_report import Results, replication, save
+from flwr_privacy.simulations.experiment_runs import train
+from flwr_privacy.simulations.jobs import Engine
+from flwr_privacy.simulations.runs import RunFolder
+from flwr_privacy.simulations.server_app import build_strategy
+
+INLINE = Engine(name="inline")
+
+STEPS = """
+title = "Two step sizes"
+paper = "A Paper"
+figure = "Figure 1"
+metrics = ["loss", "accuracy"]
+
+[base]
+task = "digits-mlp"
+clients = 3
+rounds = 3
+train_records = 300
+test_records = 100
+
+[full]
+rounds = 5
+training.epochs = 2
+
+[[target]]
+accuracy = 0.6
+
+[[curve]]
+label = "Large step"
+training.learning_rate = 0.3
+
+[[curve]]
+label = "Small step"
+training.learning_rate = 1e-3
+full.training.epochs = 4
+
+[[claim]]
+id = "S1"
+text = "the larger step is better"
+better = ["Large step", "Small step"]
+"""
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> experiments.Experiment:
+    path = tmp_path / "steps.toml"
+    path.write_text(STEPS)
+    return experiments.read(path, "papers/steps")
+
+
+# -- The files in papers/ -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", experiments.names())
+@pytest.mark.parametrize("full", [False, True])
+def test_a_file_has_settings_that_can_be_trained(name: str, full: bool) -> None:
+    chosen = experiments.experiment(name)
+    assert chosen.claims
+    for curve in chosen.curves:
+        build_strategy(chosen.settings(curve, seed=0, full=full), None)
+    if chosen.settings(chosen.curves[0], seed=0).task == "cifar10-cnn":
+        assert "CIFAR-10 (JPEG)" in chosen.title
+
+
+def test_the_figures_of_the_mspdq_paper_are_there() -> None:
+    figures = {name.removeprefix("mspdq/") for name in experiments.names()}
+    assert figures >= {
+        f"figure{n}" for n in ("2", "3ab", "3cd", "4", "5", "6cd", "7ab", "7cd", "7ef")
+    }
+    claimed = {
+        claim.id for name in experiments.names() for claim in experiments.experiment(name).claims
+    }
+    assert claimed >= {"F23-a", "F23-b", "F23-c", "F23-d", "F24-a", "F24-b", "F24-c"}
+
+
+def test_the_papers_size_goes_over_what_the_curves_share(steps: experiments.Experiment) -> None:
+    large, small = steps.curves
+    scaled = steps.settings(small, seed=4, data_root=Path("/data"))
+    assert (scaled.rounds, scaled.training.epochs, scaled.training.learning_rate) == (3, 1, 1e-3)
+    assert (scaled.seed, scaled.data_root) == (4, "/data")
+    full = [steps.settings(curve, seed=0, full=True) for curve in (large, small)]
+    assert [settings.rounds for settings in full] == [5, 5]
+    assert [settings.training.epochs for settings in full] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("rounds = 3", "rounds = ", "TOML"),
+        ("title", "name_of_it", "known keys"),
+        ("metrics", "metriks", "known keys"),
+        ('"loss"', '"los"', r"metrics = 'los'.*nearest: 'loss'"),
+        ('"Small step"\ntraining', '"large STEP"\ntraining', "curve.label = .*that differ"),
+        ('"Large step", "Small', '"Large step", "Smal', r"claim S1 = 'Smal step'.*'Small step'"),
+        ("better =", "bettter =", r"claim S1 = \[\]: expected one of better, worse"),
+        ('better = ["Large step", "Small step"]', 'better = ["Large step"]', "expected 2 curves"),
+        ("better =", "within = 0.1\nbetter =", "claim S1: within = 0.1"),
+        ("better =", "close =", "claim S1: within = 0.0: expected a number above 0"),
+        ("better =", 'metric = "bits"\nbetter =', "claim S1: target = None"),
+        ("better =", 'metric = "distance"\nbetter =', "claim S1: reference = ''"),
+        ("better =", 'at = "end"\nbetter =', "claim S1: at = 'end'"),
+        ("better =", 'hat = "end"\nbetter =', "claim S1 = 'hat'.*nearest: 'at'"),
+        ('text = "the larger step is better"', "", r"claim S1 = \['text'\]"),
+        ("accuracy = 0.6", "accuracies = 0.6", "target = 'accuracies'"),
+        ("accuracy = 0.6", "accuracy = 0.6\nloss = 1", "expected one of accuracy = , loss = "),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, old: str, new: str, text: str) -> None:
+    assert STEPS.count(old) >= 1
+    path = tmp_path / "bad.toml"
+    path.write_text(STEPS.replace(old, new))
+    with pytest.raises(InvalidParameterError, match=text):
+        experiments.read(path, "papers/bad")
+
+
+@pytest.mark.parametrize("seeds", ["", "0,,1", "0,0", "-1", "one"])
+def test_bad_seeds_are_refused(seeds: str) -> None:
+    with pytest.raises(InvalidParameterError, match=r"--seeds = .*whole numbers that differ"):
+        experiments.read_seeds(seeds)
+
+
+# -- Training -----------------------------------------------------------------------------------
+
+
+def test_curves_are_trained_once_and_drawn(steps: experiments.Experiment, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    runs = train(steps, out, seeds=[0, 1], engine=INLINE)
+    assert [(run.curve, run.seed) for run in runs] == [
+        (label, seed) for seed in (0, 1) for label in ("Large step", "Small step")
+    ]
+    first = runs[0].values
+    assert first["rounds"] == [0, 1, 2, 3]
+    assert first["uploads"] == [0, 3, 6, 9]
+    assert first["bits"][0] == 0
+    # 32 bits for each of 4810 values, and little for the message around them.
+    assert all(32 < bits / r < 34 for r, bits in zip((1, 2, 3), first["bits"][1:], strict=True))
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")}
+    broken = RunFolder.open(out / "large-step-seed-1")
+    broken.finish("interrupted")
+    runs = train(steps, out, seeds=[0, 1, 2], engine=INLINE)
+    again = {path for path in kept if path.stat().st_mtime_ns != kept[path]}
+    assert again == {broken.metrics_path}
+    assert broken.summary["status"] == "completed"
+    results = Results(experiment=steps, full=False, runs=runs)
+    (finding,) = results.findings()
+    assert finding.verdict == "reproduced"
+    picture, numbers = save(results, out)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    table = json.loads(numbers.read_text())
+    accuracies = [run.values["accuracy"][-1] for run in runs if run.curve == "Large step"]
+    assert table["curves"][0]["last"]["accuracy"][0] == pytest.approx(np.mean(accuracies))
+    page = replication(tmp_path)
+    assert "| `papers/steps` | scaled down | 1 | 0 | 0 |" in page
+    assert (
+        "| S1 | the larger step is better | accuracy, last | Large step over Small step: +" in page
+    )
+    assert "not reached" in page
+    with pytest.raises(
+        InvalidParameterError, match=r"--out = .*large-step-seed-0 has other settings"
+    ):
+        train(steps, out, seeds=[0], engine=INLINE, full=True)
+
+
+@pytest.mark.filterwarnings("error")  # of matplotlib, where a curve has no point
+def test_a_run_that_diverges_is_a_result(steps: experiments.Experiment, tmp_path: Path) -> None:
+    explodes = replace(steps.curves[1], settings={"training.learning_rate": 1e30})
+    chosen = replace(steps, curves=[steps.curves[0], explodes])
+    runs = train(chosen, tmp_path / "out", seeds=[0, 1, 2], engine=INLINE)
+    assert [run.diverged for run in runs] == [False, True] * 3
+    assert all(len(run.values["loss"]) == 1 for run in runs if run.diverged)
+    results = Results(experiment=chosen, full=False, runs=runs)
+    assert results.findings()[0].verdict == "reproduced"
+    _, numbers = save(results, tmp_path / "out")
+    assert json.loads(numbers.read_text())["claims"][0]["comparisons"][0]["mean"] == "inf"
+    assert "| Small step (diverged: 3 of 3) | diverged |" in replication(tmp_path)
+    before = [path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/metrics.jsonl")]
+    train(chosen, tmp_path / "out", seeds=[0, 1, 2], engine=INLINE)
+    assert before == [p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*/metrics.jsonl")]
+
+
+def test_a_run_that_fails_otherwise_is_an_error(
+    steps: experiments.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(runs: list[RunFolder], engine: Engine) -> None:
+        runs[0].append({"round": 0, "server": {"loss": 2.3, "accuracy": 0.1}})
+        runs[0].finish("failed", "out of memory")
+        raise EngineError("out of memory")
+
+    monkeypatch.setattr(experiment_runs, "carry_out", fail)
+    with pytest.raises(EngineError, match="out of memory"):
+        train(steps, tmp_path / "out", seeds=[0], engine=INLINE)
+
+
+def test_several_runs_at_a_time_give_the_same(
+    steps: experiments.Experiment, tmp_path: Path
+) -> None:
+    alone = train(steps, tmp_path / "alone", seeds=[0], engine=INLINE)
+    together = train(steps, tmp_path / "together", seeds=[0], engine=INLINE, jobs=2)
+    assert [run.values for run in together] == [run.values for run in alone]
+    with pytest.raises(InvalidParameterError, match="--jobs = 2: expected an integer from 1 to 1"):
+        train(steps, tmp_path / "ray", seeds=[0], engine=Engine(name="ray"), jobs=2)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ({"server": {"loss": 2.0}}, False),
+        ({"server": {"loss": None}}, True),
+        ({"server": {}, "skipped": True, "refused": {"not finite": 3}}, True),
+        ({"server": {}, "skipped": False, "refused": {"not finite": 3}}, False),
+        ({"server": {}, "skipped": True, "refused": {"error": 3}}, False),
+    ],
+)
+def test_what_counts_as_diverged(line: Mapping[str, Any], expected: bool) -> None:
+    assert diverged([{"round": 0, "server": {"loss": 2.3}}, {"round": 1, **line}]) is expected
+
+
+# -- Verdicts -----------------------------------------------------------------------------------
+
+
+def trained(label: str, accuracies: Sequence[float], **more: Any) -> list[Trained]:
+    """Return runs of two rounds with these last accuracies; NaN for one that diverged."""
+    runs = []
+    for seed, last in enumerate(accuracies):
+        broken = math.isnan(last)
+        values = {
+            "accuracy": [0.1, 0.5, last],
+            "loss": [2.3, 1.0, 1.0 - last],
+            "rounds": [0.0, 1.0, 2.0],
+            "bits": [0.0, 8.0, 16.0],
+            "uploads": [0.0, 10.0, 20.0],
+        }
+        values = {name: row[: 2 if broken else 3] for name, row in values.items()}
+        model = more.get("models", {}).get(seed, Path())
+        runs.append(Trained(curve=label, seed=seed, values=values, diverged=broken, model=model))
+    return runs
+
+
+def verdict(runs: Sequence[Trained], **table: Any) -> str:
+    return judge(Claim.of({"id": "X", "text": "x", **table}), runs).verdict
+
+
+NAN = math.nan
+A, B = [0.80, 0.81, 0.79], [0.70, 0.72, 0.70]
+YES, NO, OPEN = "reproduced", "not reproduced", "undecided"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "table", "expected"),
+    [
+        # Differences 0.10, 0.09, 0.09: mean 0.0933, standard error 0.0033.
+        (A, B, {"better": ["a", "b"]}, YES),
+        (A, B, {"better": ["b", "a"]}, NO),
+        (A, B, {"worse": ["b", "a"]}, YES),
+        (A, B, {"worse": ["a", "b"]}, NO),
+        (A, B, {"better": ["a", "b"], "margin": 0.08}, YES),
+        (A, B, {"better": ["a", "b"], "margin": 0.09}, OPEN),
+        (A, B, {"better": ["a", "b"], "margin": 0.11}, NO),
+        (A, B, {"better": ["a", "b"], "metric": "loss"}, YES),
+        (A, B, {"better": ["a", "b"], "at": 1}, OPEN),
+        (A, B, {"better": ["a", "b"], "at": "mean_last_5"}, YES),
+        (A[:2], B[:2], {"better": ["a", "b"]}, OPEN),
+        # Differences 0.1, -0.02, 0.1: mean 0.06, standard error 0.04.
+        (A, [0.70, 0.83, 0.69], {"better": ["a", "b"]}, OPEN),
+        (A, B, {"close": ["a", "b"], "within": 0.101}, YES),
+        (A, B, {"close": ["a", "b"], "within": 0.095}, OPEN),
+        (A, B, {"close": ["a", "b"], "within": 0.08}, NO),
+        # Shares of 0.7, 0.72, 0.7: mean 0.1321, standard error 0.0056.
+        (A, B, {"close": ["a", "b"], "within": 0.15, "relative": True}, YES),
+        (A, B, {"close": ["a", "b"], "within": 0.11, "relative": True}, NO),
+        (A, A, {"better": ["a", "b"]}, OPEN),
+        (A, [NAN] * 3, {"better": ["a", "b"]}, YES),
+        ([NAN] * 3, B, {"better": ["a", "b"]}, NO),
+        (A, [0.7, NAN, 0.7], {"better": ["a", "b"]}, YES),
+        (A, [0.9, NAN, 0.7], {"better": ["a", "b"]}, OPEN),
+        ([NAN] * 3, [NAN] * 3, {"better": ["a", "b"]}, OPEN),
+        (A, [NAN] * 3, {"close": ["a", "b"], "within": 0.5}, NO),
+        (A, [0.8, NAN, 0.8], {"close": ["a", "b"], "within": 0.5}, OPEN),
+        (A, B, {"trains": ["b"], "reference": "a"}, YES),
+        (A, [0.2, 0.2, 0.21], {"trains": ["b"], "reference": "a"}, NO),
+        (A, [0.2, 0.2, 0.21], {"collapses": ["b"], "reference": "a"}, YES),
+        (A, [NAN] * 3, {"collapses": ["b"], "reference": "a"}, YES),
+        (A, B, {"collapses": ["b"], "reference": "a"}, NO),
+        (A, B, {"trains": ["b"], "reference": "a", "share": 0.9}, NO),
+        (A, B, {"better": ["a", "b"], "metric": "bits", "target": {"accuracy": 0.75}}, YES),
+        (A, B, {"better": ["a", "b"], "metric": "bits", "target": {"accuracy": 0.5}}, OPEN),
+        (A, B, {"better": ["b", "a"], "metric": "uploads", "target": {"loss": 0.25}}, NO),
+    ],
+)
+def test_a_verdict_needs_two_standard_errors(
+    first: list[float], second: list[float], table: dict[str, Any], expected: str
+) -> None:
+    assert verdict([*trained("a", first), *trained("b", second)], **table) == expected
+
+
+def test_a_claim_on_several_curves_takes_all_of_them() -> None:
+    runs = [
+        *trained("a", A),
+        *trained("b", B),
+        *trained("b2", [0.70, 0.72, 0.70]),
+        *trained("c", [0.5, 0.5, 0.51]),
+    ]
+    assert verdict(runs, ordered=["a", "b", "c"]) == YES
+    assert verdict(runs, ordered=["a", "c", "b"]) == NO
+    assert verdict(runs, ordered=["a", "b", "b2", "c"]) == OPEN
+    assert verdict(runs, better=[["a", "b"], "c"]) == YES
+    assert verdict(runs, better=[["b", "c"], ["a"]]) == NO
+    finding = judge(Claim.of({"id": "X", "text": "x", "better": [["a", "b"], ["b2", "c"]]}), runs)
+    pairs = [(comparison.first, comparison.second) for comparison in finding.comparisons]
+    assert pairs == [("a", "b2"), ("a", "c"), ("b", "b2"), ("b", "c")]
+    assert finding.comparisons[0].mean == pytest.approx(0.28 / 3)
+    assert finding.comparisons[0].error == pytest.approx(0.01 / 3)
+
+
+def test_the_best_value_and_that_of_a_round() -> None:
+    (run,) = trained("a", [0.3])
+    value = {
+        at: judge(Claim.of({"id": "X", "text": "x", "better": ["a", "a"], "at": at}), [run])
+        .comparisons[0]
+        .values[0]
+        for at in ("last", "best", "mean_last_5", 1)
+    }
+    assert value == {"last": [0.3], "best": [0.5], "mean_last_5": [pytest.approx(0.3)], 1: [0.5]}
+    with pytest.raises(InvalidParameterError, match="claim X: at = 3: expected a round up to 2"):
+        verdict([run], better=["a", "a"], at=3)
+
+
+def test_what_reaching_a_level_cost() -> None:
+    (run,) = trained("a", [0.8])
+    assert Target(metric="accuracy", value=0.5).cost(run, "bits") == 8
+    assert Target(metric="accuracy", value=0.51).cost(run, "uploads") == 20
+    assert Target(metric="loss", value=1.0).cost(run, "rounds") == 1
+    assert Target(metric="loss", value=0.1).cost(run, "rounds") == math.inf
+
+
+def test_the_distance_of_models_is_relative(tmp_path: Path) -> None:
+    for name, factor in (("a", 1.0), ("b", 1.1)):
+        np.savez(tmp_path / f"{name}.npz", w=factor * np.array([3.0, 0.0]), b=factor * 4.0)
+    runs = [
+        run
+        for label in ("a", "b")
+        for run in trained(label, A, models=dict.fromkeys(range(3), tmp_path / f"{label}.npz"))
+    ]
+    claim = Claim.of(
+        {
+            "id": "X",
+            "text": "x",
+            "better": ["a", "b"],
+            "metric": "distance",
+            "reference": "a",
+        }
+    )
+    (comparison,) = judge(claim, runs).comparisons
+    assert comparison.values == ([0.0] * 3, [pytest.approx(0.1)] * 3)
+    assert comparison.mean == pytest.approx(0.1)
+
+
+# -- The commands -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["flwr-privacy", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def test_the_commands(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = command("experiment", "--list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == experiments.names()
+    code, _, err = command("experiment", "mspdq/figure22")
+    assert code == 2
+    assert "experiment = 'mspdq/figure22'" in err
+    assert "nearest: 'mspdq/figure2'" in err
+    code, _, err = command("experiment", "mspdq/figure2")
+    assert code == 3
+    assert "--data-root DIR" in err
+    assert not (tmp_path / "runs").exists()
+    code, _, err = command("replication")
+    assert code == 3
+    assert "no results below runs/experiments" in err
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "steps.toml").write_text(STEPS)
+    monkeypatch.setattr(experiments, "PAPERS", tmp_path)
+    code, out, err = command("experiment", "a/steps", "--jobs", "1", "--seeds", "0,1,2")
+    assert code == 0, err
+    assert "Two step sizes (scaled down, 3 seeds)" in out
+    assert "reproduced" in out
+    assert "numbers: runs/experiments/a/steps/experiment.json" in out
+    code, out, _ = command("replication")
+    assert (code, out) == (0, "page: docs/replication.md\n")
+    assert "## Two step sizes" in (tmp_path / "docs" / "replication.md").read_text()
+
+
+def test_damaged_results_are_named(tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").write_text("{}")
+    with pytest.raises(DataError, match=r"experiment\.json: no results of an experiment"):
+        replication(tmp_path)
