@@ -79,11 +79,12 @@ class _MixingClient(SchemeClient):
         average = layout.vector(arrays)
         if phase == SYNC:
             member = Member.begin(terms, round_.model(layout.size), average)
-            return self._first(round_, member, fields, random)
+            return self._first(round_, member, layout, fields, random)
         member = round_.member(terms, layout.size)
-        if fields.get("step") != member.sent:
+        step = fields.get("step")
+        if type(step) is not int or step != member.sent:
             raise ProtocolError(
-                f"mixing step {fields.get('step')!r} does not follow this client's message "
+                f"mixing step {step!r} does not follow this client's message "
                 f"{member.sent}: it was taken, or the one before was not"
             )
         member.step(average, random)
@@ -107,7 +108,8 @@ class _MixingClient(SchemeClient):
             round_.keep(member)
             return out, {}
         if terms.start == "global":
-            return self._first(round_, Member.begin(terms, model, common), fields, random)
+            member = Member.begin(terms, model, common)
+            return self._first(round_, member, layout, fields, random)
         if terms.start == "reference":
             round_.keep_model(terms, model)
             if not fields.get("refers", False):
@@ -121,27 +123,32 @@ class _MixingClient(SchemeClient):
         return {CODES: pack(codes, terms.bits)}, own
 
     def _first(
-        self, round_: "_Round", member: Member, fields: Fields, random: SecureRandom
+        self,
+        round_: "_Round",
+        member: Member,
+        layout: Layout,
+        fields: Fields,
+        random: SecureRandom,
     ) -> tuple[Arrays, Fields]:
         """Return the first message after a common start: that of step 0 if it can be taken."""
         if not member.terms.leaps:
             round_.keep(member)
             return {}, _scalar(member)
         member.step(member.heard, random)  # all have the start, so their average is the start
-        return self._said(round_, member, None, fields, random)
+        return self._said(round_, member, layout, fields, random)
 
     def _said(
         self,
         round_: "_Round",
         member: Member,
-        layout: Layout | None,
+        layout: Layout,
         fields: Fields,
         random: SecureRandom,
     ) -> tuple[Arrays, Fields]:
-        """Return the message after a step; forget the sub-states if it was the last."""
+        """Return the message after a step."""
         own: Fields = {}
         terms = member.terms
-        if layout is not None and terms.levels == 0:
+        if terms.levels == 0:
             out: dict[str, Any] = layout.arrays(member.states.visible)
             member.heard = layout.vector(out)
         else:
@@ -155,10 +162,7 @@ class _MixingClient(SchemeClient):
                 own = {"saturated": said.saturated, **_scalar(member)}
                 if width is None:
                     own["half-width"] = said.width / 2
-        if member.sent == terms.rounds:
-            round_.forget()
-        else:
-            round_.keep(member)
+        round_.keep(member)
         return out, own
 
     def _check(self, terms: Terms, fields: Fields) -> None:
@@ -236,6 +240,10 @@ class _Round:
         self._state.pop(_STATES, None)
 
     def keep(self, member: Member) -> None:
+        """Keep a client as it is after a message; after the last one there is nothing to keep."""
+        if member.sent == member.terms.rounds:
+            self.forget()
+            return
         arrays = {"visible": member.states.visible, "hidden": member.states.hidden}
         self._keep(member.terms, {**arrays, "heard": member.heard}, member.sent)
 

@@ -300,7 +300,7 @@ def experiment(
     ] = "0,1,2",
 ) -> None:
     """Train the curves of a paper's figure, draw them, and check what the paper claims of them."""
-    from flwr_privacy.simulations import experiment as experiments
+    from flwr_privacy.simulations.experiment import description as experiments
 
     if name is None or show:
         for known in experiments.names():
@@ -308,8 +308,8 @@ def experiment(
         return
     from rich.console import Console
 
-    from flwr_privacy.simulations.experiment_report import Results, save, tables
-    from flwr_privacy.simulations.experiment_runs import train
+    from flwr_privacy.simulations.experiment.report import Results, save, tables
+    from flwr_privacy.simulations.experiment.runs import train
 
     chosen = experiments.experiment(name)
     folder = out or Path("runs/experiments", f"{name}-full" if full else name)
@@ -338,7 +338,7 @@ def replication(
 ) -> None:
     """Gather the verdicts of all experiments that were run on one page."""
     from flwr_privacy.files import write_text
-    from flwr_privacy.simulations.experiment_report import replication as page
+    from flwr_privacy.simulations.experiment.report import replication as page
 
     text = page(runs)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,7 @@ def train(message: Message, context: Context) -> Message:
         _model(message),
         *_place(context),
         seed=derive_seed(settings.seed, "train", client_id_from(context.node_config), server_round),
+        server_round=server_round,
     )
     content = RecordDict(
         {

@@ -65,17 +65,21 @@ class TrainingSettings:
     batch_size : int, default 32
         Records per step.
     learning_rate : float, default 0.1
-        Step size of stochastic gradient descent.
+        Step size of stochastic gradient descent in the first round.
+    decay : float, default 0
+        How it falls: in round t it is ``learning_rate / (1 + decay (t - 1))``.
     """
 
     epochs: int = 1
     batch_size: int = 32
     learning_rate: float = 0.1
+    decay: float = 0.0
 
     def __post_init__(self) -> None:
         check_integer("training.epochs", self.epochs, minimum=1)
         check_integer("training.batch_size", self.batch_size, minimum=1)
         check_number("training.learning_rate", self.learning_rate, minimum=0)
+        check_number("training.decay", self.decay, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -226,6 +226,7 @@ def train_client(
     clients: int,
     *,
     seed: int,
+    server_round: int = 1,
 ) -> tuple[Arrays, int, dict[str, float]]:
     """Train on a client's own data, starting from `arrays`.
 
@@ -237,6 +238,9 @@ def train_client(
         Weights to start from; they stay as they are.
     seed : int
         Seed of the order of the records, e.g. ``derive_seed(root, "train", client_id, round)``.
+
+    server_round : int, default 1
+        The learning round, on which the step size depends if it is to fall.
 
     Returns
     -------
@@ -257,13 +261,14 @@ def train_client(
     if current_plan() is not None:  # a scheme that protects records asks for one step of its own
         train_per_record(model, features, labels)
         return get_arrays(model), len(labels), {}
+    training = settings.training
     loss = train(
         model,
         features,
         labels,
-        epochs=settings.training.epochs,
-        batch_size=settings.training.batch_size,
-        learning_rate=settings.training.learning_rate,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate / (1 + training.decay * (server_round - 1)),
         seed=seed,
     )
     return get_arrays(model), len(labels), {"loss": loss}

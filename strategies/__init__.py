@@ -5,7 +5,8 @@ from .base import SchemeStrategy
 from .central_dp import CentralDP
 from .experiment import SchemeResult
 from .fedavg import FedAvg
-from .mspdq import MSP, MSPDQ
+from .msp import MSP
+from .mspdq import MSPDQ
 from .mspdq_baselines import DrawnFedAvg, JoPEQFedAvg, NbAFL, QuantizedFedAvg
 from .udp import UDP
 

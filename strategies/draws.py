@@ -67,11 +67,13 @@ class DrawnStrategy(SchemeStrategy):
         return {client: {"draws": count} for client, count in draws.items() if count > 1}
 
     def round_metrics(self, card: Any) -> dict[str, float]:
-        """Return how many draws the round had, and of how many clients."""
-        draws = self._draws.get(self._current, {})
+        """Return how many draws the round had, and of how many clients; nothing if it had none."""
+        if not self._current:
+            return {}
+        draws = self.draws(self._current)
         return {"draws": sum(draws.values()), "distinct": len(draws)}
 
-    _current = 0  # round
+    _current = 0  # the round that has begun, if one has
 
     def _drawn(self, grid: Grid, server_round: int) -> Assigned:
         # Under a secure sum the clients of the next round are drawn before this one is over.

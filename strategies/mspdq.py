@@ -1,315 +1,32 @@
-"""MSP and MSPDQ on the server: one learning round takes several exchanges with the same clients.
+"""MSPDQ on the server: MSP whose messages are codes of a few bits, seen one by one or summed.
 
-"A Novel Privacy Enhancement Scheme with Dynamic Quantization for Federated Learning". The clients
-train and split their models; then come K mixing steps, in each of which the server averages what it
-hears and sends the average back.
+"A Novel Privacy Enhancement Scheme with Dynamic Quantization for Federated Learning", Algorithm 1.
 """
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.card import PrivacyCard
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    ProtocolError,
-    check_choice,
-    check_integer,
-    check_number,
-)
+from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_integer, check_number
 from flwr_privacy.grid import GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import derive_seed
-from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq import CODES, MIX, SYNC, Hub, Intervals, SumHub, Terms, code_sum
 from flwr_privacy.secure_sum import Bounds, NotOpenedError
-from flwr_privacy.secure_sum.messages import write
-from flwr_privacy.updates import released_names
 from flwr_privacy.wire import TRAIN, Fields
 
-from .conversation import Assigned, only
-from .draws import DrawnStrategy
-from .experiment import to_record
+from .conversation import Assigned
+from .msp import FINISH, MSP, RECOMMENDED
 from .round import ClientReply
 
-__all__ = ["MSP", "MSPDQ"]
+__all__ = ["MSPDQ"]
 
 logger = logging.getLogger("flwr.privacy")
-
-RESTART, CONTINUE, FINISH = "restart", "continue", "finish"
-
-
-class MSP(DrawnStrategy):
-    """Model splitting with full-precision mixing (MSP-FL, equations (2) to (6)).
-
-    A client uploads a randomly disturbed copy of its model, keeps a hidden rest that makes up for
-    it, and mixes for K steps with the server's averages, in which the disturbance cancels: K + 1
-    exchanges per learning round.
-
-    The clients' app is wrapped in `flwr_privacy.clients.MSPClient`.
-
-    Parameters
-    ----------
-    *arguments, **options
-        FedAvg's and those of `flwr_privacy.strategies.draws.DrawnStrategy`: `replacement` and
-        `shares` among them.
-    kappa : float, default 0.5
-        Consensus gain, between 0 and 1.
-    gamma : float, optional
-        Coupling of the visible with each hidden sub-state; by default 0.3, with `paper` 0.1.
-    coupling : {"const", "harmonic", "sqrt", "random"}, optional
-        How the coupling goes on; by default constant.
-    mixing_rounds : int or callable, optional
-        Mixing steps K, or a function of the learning round from 1 that returns them (the theory's
-        are `flwr_privacy.mspdq.k_rounds`). By default 10, with `paper` 4.
-    tolerance : float, optional
-        Instead of `mixing_rounds`: as many steps as leave at most this share of the split.
-    m : int, default 1
-        Hidden sub-states.
-    mass : {"paper", "normalized"}, default "paper"
-        What they weigh, see `flwr_privacy.mspdq.Mixing`.
-    split : {"uniform", "uniform_m", "laplace", "gaussian"}, default "uniform"
-        Law of the first visible sub-state, see `flwr_privacy.mspdq.Terms`.
-    eps_s : float, default 0.3
-        Splitting factor of the uniform laws, in [0, 1).
-    scale : float, default 1.0
-        Scale of the Laplace law, or standard deviation of the Gaussian one, in units of the
-        weights.
-    on_dropout : {"restart", "continue", "finish"}, default "restart"
-        What becomes of a learning round in which a client is lost between two exchanges: it is
-        given up, and the model stays as it was; or it goes on with the others, towards a biased
-        average; or it ends with the average before. Whoever is missing in the first exchange takes
-        no part.
-    keep_back : sequence of str, default ()
-        Arrays that are not sent, beside those of integers and the running statistics of
-        normalisation layers, which never are: the model keeps the server's values of them.
-    paper : bool, default False
-        The algorithm as printed: its defaults, sampling with replacement, and only couplings that
-        its theorems allow.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-
-    Guarantee
-    ---------
-    None. The server, and whoever sees a client's messages, solves for the trained model from the
-    first two of a round (`flwr_privacy.attacks.consensus`), whatever the split; it then has what
-    the client of plain FedAvg would have sent. With unknown m or couplings it needs a few more.
-    `flwr-privacy attack mspdq` shows it. The paper's Theorem 1 does not describe the protocol.
-
-    Examples
-    --------
-    >>> from flwr_privacy.strategies import MSP
-    >>> strategy = MSP(fraction_train=0.5, tolerance=1e-3)
-    """
-
-    scheme: ClassVar[str] = "msp"
-
-    def __init__(
-        self,
-        *arguments: Any,
-        kappa: float = 0.5,
-        gamma: float | None = None,
-        coupling: str | None = None,
-        mixing_rounds: int | Callable[[int], int] | None = None,
-        tolerance: float | None = None,
-        m: int = 1,
-        mass: str = "paper",
-        split: str = "uniform",
-        eps_s: float = 0.3,
-        scale: float = 1.0,
-        on_dropout: str | None = None,
-        keep_back: Sequence[str] = (),
-        paper: bool = False,
-        **options: Any,
-    ) -> None:
-        options.setdefault("replacement", paper)
-        super().__init__(*arguments, **options)
-        usual = self._usual(paper=paper)
-        if tolerance is not None and mixing_rounds is not None:
-            raise InvalidParameterError(
-                "tolerance", tolerance, "nothing beside mixing_rounds: it decides on them"
-            )
-        on_dropout = usual.get("on_dropout", RESTART) if on_dropout is None else on_dropout
-        self._on_dropout = check_choice("on_dropout", on_dropout, (RESTART, CONTINUE, FINISH))
-        self._mixing_rounds = usual["rounds"] if mixing_rounds is None else mixing_rounds
-        # What does not change from round to round.
-        self._terms = Terms(
-            kappa=kappa,
-            gamma=usual["gamma"] if gamma is None else gamma,
-            coupling=usual["coupling"] if coupling is None else coupling,
-            m=m,
-            mass=mass,
-            paper=paper,
-            split=split,
-            eps_s=eps_s,
-            scale=scale,
-            keep_back=list(keep_back),
-        )
-        if tolerance is not None:
-            check_number("tolerance", tolerance)
-            self._mixing_rounds = self._terms.mixing.rounds_needed(tolerance)
-        self.terms = self._terms_of(1)
-
-    def _usual(self, *, paper: bool) -> dict[str, Any]:
-        return {"gamma": 0.1, "coupling": "const", "rounds": 4} if paper else _RECOMMENDED
-
-    # -- A learning round --------------------------------------------------------------------
-
-    def train_round(
-        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Train, split and mix: 1 + K exchanges with the same clients (K from a common start)."""
-        self._lost, self._saturated, self._mixed_rounds, self._given_up = 0, 0, 0, False
-        if not self.prepared(grid, server_round):
-            return None, None
-        messages = self.configure_train(server_round, arrays, config, grid)
-        replies = self.conversation.exchange(grid, messages, phase=TRAIN)
-        mean, metrics = self.collect(TRAIN, replies)
-        if mean is None or metrics is None:
-            return None, None
-        average = self._mixed(grid, server_round, mean)
-        if average is None:
-            self._given_up = True
-            return None, None
-        weight = sum(self.draws(server_round)[client] for client in self._members)
-        released = self._layout.arrays(average)
-        whole = {name: released.get(name, array) for name, array in self._template.items()}
-        return self.renewed(server_round, whole, metrics, float(weight)), metrics
-
-    def question(self, server_round: int) -> Fields:
-        """Return the terms of a learning round."""
-        if not self.conversation.recorded:
-            raise ProtocolError(
-                f"{self.scheme}: a learning round takes several exchanges, so this works only "
-                "where this strategy's own start runs the rounds"
-            )
-        self._current = server_round
-        self.terms = self._terms_of(server_round)
-        names = released_names(self._template, self.terms.keep_back)
-        self._layout = Layout.of(self._template, names)
-        return write(self.terms)
-
-    def summed(self, phase: str) -> bool:
-        """Tell whether a node that plays several clients answers with one accumulator."""
-        return self.secure_sum is not None and phase in self.sum_phases
-
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty mean of visible sub-states."""
-        return WeightedMean({name: self._template[name] for name in self._layout.parts})
-
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
-        """Add a client's visible sub-state, as often as it was drawn."""
-        draws = self.draws(self._current)[reply.client_id]
-        mean.fold(reply.client_id, reply.arrays(), weight=draws)
-
-    def _terms_of(self, server_round: int) -> Terms:
-        rounds = self._mixing_rounds
-        rounds = rounds(server_round) if callable(rounds) else rounds
-        check_integer("mixing_rounds", rounds, minimum=0)
-        return replace(self._terms, rounds=rounds)
-
-    def _mixed(self, grid: Grid, server_round: int, mean: WeightedMean) -> NDArray[Any] | None:
-        """Take the mixing steps; return the last average, or None if the round is given up."""
-        self._members = sorted(mean.clients)
-        average = self._average(mean)
-        self._mixed_rounds = self._sent()
-        while self._mixed_rounds < self.terms.rounds:
-            fields, assigned = {"step": self._mixed_rounds, **self._plan()}, self._assigned()
-            heard = self._exchange(grid, server_round, MIX, average, fields, assigned)
-            if heard is None:
-                return average if self._on_dropout == FINISH else None
-            average = self._average(heard)
-            self._mixed_rounds += 1
-        return average
-
-    def _exchange(
-        self,
-        grid: Grid,
-        server_round: int,
-        phase: str,
-        average: NDArray[Any],
-        fields: Fields,
-        assigned: Assigned,
-    ) -> WeightedMean | None:
-        """Send an average, hear the next messages; None if the round is given up."""
-        arrays = to_record(self._layout.arrays(average))
-        content = RecordDict({self.arrayrecord_key: arrays})
-        messages = self.put(server_round, phase, content, assigned, fields=fields)
-        replies = self.conversation.exchange(grid, messages, phase=phase)
-        mean, _ = self.collect(phase, replies)
-        lost = len(self._members) - self.conversation.book(phase).folded
-        if lost or mean is None:
-            self._lost += lost
-            logger.warning(
-                "round %d: %d of %d clients were lost in mixing (on_dropout = '%s')",
-                *(server_round, lost, len(self._members), self._on_dropout),
-            )
-            if mean is None or self._on_dropout != CONTINUE:
-                return None
-            self._members = sorted(mean.clients)
-        return mean
-
-    def _average(self, mean: WeightedMean) -> NDArray[Any]:
-        """Return the average over what was heard last."""
-        return self._layout.vector(mean.finish())
-
-    def _sent(self) -> int:
-        """Return how many mixing steps the clients took with the first exchange."""
-        return 0
-
-    def _plan(self) -> Fields:
-        """Return what the clients must know for their next message."""
-        return {}
-
-    def _assigned(self) -> Assigned:
-        return only(self.conversation.book(TRAIN).asked, self._members)
-
-    # -- What it says of itself --------------------------------------------------------------
-
-    _lost = _saturated = _mixed_rounds = 0
-    _given_up = False
-
-    def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
-        """Return what became of the mixing."""
-        known = self.terms.coupling != "random"
-        return {
-            **super().round_metrics(card),
-            "mixing_rounds": self._mixed_rounds,
-            **({"residual": self.terms.mixing.residual} if known else {}),
-            "lost": self._lost,
-            "given_up": int(self._given_up),
-        }
-
-    def guarantee(self) -> Guarantee:
-        """Return that nothing is promised, and why."""
-        return Guarantee(
-            scheme=self.scheme,
-            protects="nothing",
-            adversary="nobody",
-            not_protected=(
-                "the model of a client: whoever sees its messages solves for it from the first two",
-                *self._kept_back(),
-            ),
-            evidence=("tests/mspdq", "flwr-privacy attack mspdq"),
-        )
-
-    def _kept_back(self) -> list[str]:
-        if not self._template:
-            return []
-        kept = set(self._template) - set(released_names(self._template, self._terms.keep_back))
-        return [f"(not sent at all: {', '.join(sorted(kept))})"] if kept else []
-
-
-_RECOMMENDED: dict[str, Any] = {"gamma": 0.3, "coupling": "const", "rounds": 10}
 
 
 class MSPDQ(MSP):
@@ -427,7 +144,7 @@ class MSPDQ(MSP):
             return {"gamma": 0.1, "coupling": "harmonic", "rounds": 10}
         if self.secure_sum is not None:
             return {"gamma": 0.5, "coupling": "const", "rounds": 1, "on_dropout": FINISH}
-        return _RECOMMENDED
+        return RECOMMENDED
 
     def _terms_of(self, server_round: int) -> Terms:
         return replace(super()._terms_of(server_round), **self._quantized)
@@ -449,11 +166,11 @@ class MSPDQ(MSP):
         if self.terms.start != "reference":
             return own
         seed = self.experiment.seed
-        first = min(
+        self._referred = min(
             self.draws(server_round),
             key=lambda client: derive_seed(seed, "reference", server_round, client),
         )
-        return {**own, first: {**own.get(first, {}), "refers": True}}
+        return {**own, self._referred: {**own.get(self._referred, {}), "refers": True}}
 
     def accumulator(self, phase: str) -> WeightedMean:
         """Return an empty sum of codes; without a secure sum only who was heard is counted."""
@@ -506,8 +223,10 @@ class MSPDQ(MSP):
         client, fields, terms = reply.client_id, reply.fields, self.terms
         packed = reply.arrays().get(CODES)
         if phase == TRAIN and terms.start == "reference":
-            if packed is not None:  # the one that was asked for it
-                self._reference = hub.decoded(packed, *_ends(fields))
+            if client == self._referred:
+                self._reference = hub.decoded(_there(packed), *_ends(fields))
+            elif packed is not None:
+                raise ReplyRefusedError("names", "codes of a client whose split was not asked for")
             return
         if phase == TRAIN and terms.start == "independent":
             hub.begin(client, _there(packed), *_ends(fields))
@@ -576,9 +295,10 @@ class MSPDQ(MSP):
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return what became of the mixing, and of the codes."""
-        metrics = {**super().round_metrics(card), "levels": self.terms.levels}
+        metrics = super().round_metrics(card)
         if not self._current:
             return metrics
+        metrics["levels"] = self.terms.levels
         metrics["width"] = self._hub.widest
         if self.secure_sum is None:
             metrics["saturated"] = self._saturated

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAdam
 
 from flwr_privacy.clients import FedAvgClient, MSPClient, MSPDQClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.identity import derive_seed
+from flwr_privacy.identity import client_id_from, derive_seed
 from flwr_privacy.mspdq import k_rounds
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
@@ -554,7 +554,8 @@ def test_without_the_reference_client_the_round_is_skipped(interval: str, caplog
 
 def test_the_reference_client_alone_sends_its_split_and_all_start_from_it() -> None:
     wire = Wire()
-    run(MSPDQ(start="reference", interval="linf", mixing_rounds=1, seed=5), before=wire)
+    strategy = MSPDQ(start="reference", interval="linf", mixing_rounds=1, seed=5, experiment_id="e")
+    run(strategy, before=wire)
     sent = {head["client-id"] for head, a in wire.said if head["phase"] == "train" and a}
     assert sent == {reference(5)}
     starts = [m.content["arrays"] for head, m in wire.asked if head["phase"] in ("sync", "mix")]
@@ -565,6 +566,25 @@ def test_the_reference_client_alone_sends_its_split_and_all_start_from_it() -> N
     assert (ratio > 0.29).all()
     assert (ratio < 1.71).all()
     assert np.ptp(ratio) > 0.2
+
+
+def test_nobody_but_the_reference_client_sets_the_start() -> None:
+    class Eager(MSPDQClient):
+        def handle(self, phase: str, arrays: Any, fields: Any, train: Any) -> Any:
+            if client_id_from(self.context.node_config) == "3":
+                fields = {**fields, "refers": True}
+            return super().handle(phase, arrays, fields, train)
+
+    wire = Wire()
+    assert reference(5) != "3"
+    strategy = MSPDQ(
+        start="reference", mixing_rounds=2, seed=5, experiment_id="e", on_dropout="continue"
+    )
+    result = run(strategy, client=Eager, before=wire)
+    assert result.history[1]["refused"] == {"names": 1}
+    assert result.history[1]["scheme"]["lost"] == 0
+    start = next(m.content["arrays"] for head, m in wire.asked if head["phase"] == "sync")
+    np.testing.assert_allclose(vector(start) / trained(reference(5)), 1.0, atol=0.8)
 
 
 @pytest.mark.parametrize("lost", ["2", "0"])

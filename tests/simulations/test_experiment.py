@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from flwr_privacy.errors import DataError, EngineError, InvalidParameterError
-from flwr_privacy.simulations import experiment as experiments
-from flwr_privacy.simulations import experiment_runs
 from flwr_privacy.simulations.cli import main
-from flwr_privacy.simulations.experiment_claims import Claim, Target, judge
-from flwr_privacy.simulations.experiment_curves import Trained, diverged
-from flwr_privacy.simulations.experiment_report import Results, replication, save
-from flwr_privacy.simulations.experiment_runs import train
+from flwr_privacy.simulations.experiment import description as experiments
+from flwr_privacy.simulations.experiment import runs as experiment_runs
+from flwr_privacy.simulations.experiment.claims import Claim, Target, judge
+from flwr_privacy.simulations.experiment.curves import Trained, diverged
+from flwr_privacy.simulations.experiment.report import Results, replication, save
+from flwr_privacy.simulations.experiment.runs import train
 from flwr_privacy.simulations.jobs import Engine
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.server_app import build_strategy

@@ -144,6 +144,20 @@ def test_training_settings_count():
     assert all(np.array_equal(trained[name], arrays[name]) for name in arrays)
 
 
+def test_the_step_falls_from_round_to_round():
+    arrays = tasks.initial_arrays(DIGITS, 0)
+    falling = SETTINGS.with_values({"training.learning_rate": 0.1, "training.decay": 0.5})
+    for server_round in (1, 2, 9):  # the schedule 1 / (5 (t + 1))
+        rate = 1 / (5 * (server_round + 1))
+        constant = SETTINGS.with_values({"training.learning_rate": rate})
+        expected, _, _ = tasks.train_client(DIGITS, constant, arrays, 0, 10, seed=5)
+        found, _, _ = tasks.train_client(
+            DIGITS, falling, arrays, 0, 10, seed=5, server_round=server_round
+        )
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-6)
+
+
 def test_threads_do_not_share_a_model():
     arrays = tasks.initial_arrays(DIGITS, 0)
     expected = {

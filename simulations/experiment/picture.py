@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from flwr_privacy.simulations.experiment import Experiment
-from flwr_privacy.simulations.experiment_curves import Trained
+from flwr_privacy.simulations.experiment.curves import Trained
+from flwr_privacy.simulations.experiment.description import Experiment
 from flwr_privacy.simulations.figures import LOG_SPAN, Style
 
 __all__ = ["draw"]

@@ -17,8 +17,8 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     check_integer,
 )
-from flwr_privacy.simulations.experiment import Experiment
-from flwr_privacy.simulations.experiment_curves import Trained, diverged
+from flwr_privacy.simulations.experiment.curves import Trained, diverged
+from flwr_privacy.simulations.experiment.description import Experiment
 from flwr_privacy.simulations.jobs import Engine, carry_out
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.schemes import scheme

@@ -13,10 +13,10 @@ from rich.table import Table
 from flwr_privacy import __version__
 from flwr_privacy.errors import DataError
 from flwr_privacy.files import write_text
-from flwr_privacy.simulations.experiment import Experiment
-from flwr_privacy.simulations.experiment_claims import VERDICTS, Finding, judge
-from flwr_privacy.simulations.experiment_curves import Trained
-from flwr_privacy.simulations.experiment_picture import draw
+from flwr_privacy.simulations.experiment.claims import VERDICTS, Finding, judge
+from flwr_privacy.simulations.experiment.curves import Trained
+from flwr_privacy.simulations.experiment.description import Experiment
+from flwr_privacy.simulations.experiment.picture import draw
 from flwr_privacy.simulations.runs import flat_settings
 
 __all__ = ["Results", "replication", "save", "tables"]

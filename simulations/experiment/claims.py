@@ -19,7 +19,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.simulations.experiment_curves import COSTS, METRICS, Trained
+from flwr_privacy.simulations.experiment.curves import COSTS, METRICS, Trained
 
 __all__ = ["KINDS", "SEEDS", "VERDICTS", "Claim", "Comparison", "Finding", "Target", "judge"]
 

@@ -2,7 +2,7 @@
 
 ``papers/<scheme>/<figure>.toml`` has a title, the settings that all curves share (``[base]``), what
 the paper's own size puts over them (``[full]``), the curves (``[[curve]]``) and the claims
-(``[[claim]]``, see `flwr_privacy.simulations.experiment_claims`). Each curve is trained once per
+(``[[claim]]``, see `flwr_privacy.simulations.experiment.claims`). Each curve is trained once per
 seed. Every setting that is not in the file is `Settings`' own default.
 """
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice
-from flwr_privacy.simulations.experiment_claims import Claim, Target
-from flwr_privacy.simulations.experiment_curves import METRICS
+from flwr_privacy.simulations.experiment.claims import Claim, Target
+from flwr_privacy.simulations.experiment.curves import METRICS
 from flwr_privacy.simulations.settings import Settings
 
 __all__ = ["AXES", "Curve", "Experiment", "experiment", "names", "read_seeds"]
 
-PAPERS = Path(__file__).parent / "papers"
+PAPERS = Path(__file__).parent.parent / "papers"
 AXES = ("rounds", "bits")
 
 
