@@ -16,8 +16,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/flwr-privacy demo --out runs/demo
 
+# Two at a time, but for those that start the engines, which take both cores by themselves.
 test: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 -m "not ray and not deployed"
+	$(BIN)/pytest -m "ray or deployed"
 
 # mypy does not follow setuptools' package-dir mapping, so it sees the packages through links.
 check: $(STAMP)

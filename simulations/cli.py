@@ -54,7 +54,8 @@ def version(
 @app.command(epilog=EXIT_CODES)
 def run(
     scheme: Annotated[
-        str | None, typer.Option(help="Scheme: fedavg (default), udp, central-dp.")
+        str | None,
+        typer.Option(help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, or a baseline."),
     ] = None,
     task: Annotated[
         str | None,

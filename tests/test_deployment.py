@@ -20,6 +20,8 @@ from flwr_privacy.pins import Identity
 from flwr_privacy.simulations.keeper import descendants
 from flwr_privacy.simulations.superlink import is_free
 
+pytestmark = pytest.mark.deployed
+
 APP = Path(__file__).parent / "deployed"
 NODES: list[dict[str, str | float]] = [
     {"client-id": "ward-0", "shift": 1.0, "examples": 1},

@@ -254,7 +254,7 @@ def test_a_message_cannot_go_back_to_its_sender():
         {"peer_public": KeyPair().public},
         {"own": KeyPair.of(ALICE), "peer_public": BOB_PUBLIC},  # swapped: the secret is the same
     ],
-    ids=str,
+    ids=lambda changes: "-".join(changes),
 )
 def test_ends_that_differ_do_not_understand_each_other(changes):
     here, there = ends(**changes)
