@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.fields import read, write
 from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq import (
     CODES,
@@ -28,7 +29,6 @@ from flwr_privacy.mspdq import (
 )
 from flwr_privacy.packing import pack
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.secure_sum.messages import read, write
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.errors import ProtocolError, check_integer
+from flwr_privacy.fields import read
 from flwr_privacy.identity import stream
 from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq.baselines import JoPEQ, Noising
@@ -15,7 +16,6 @@ from flwr_privacy.mspdq.codec import encode_start
 from flwr_privacy.mspdq.terms import CODES
 from flwr_privacy.packing import pack
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.secure_sum.messages import read
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import Fields
 

@@ -24,6 +24,7 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
+from flwr_privacy.fields import read, write
 from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from flwr_privacy.grid import GridMean
 from flwr_privacy.packing import pack
@@ -31,7 +32,7 @@ from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Parti
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.secure_sum.graph import is_safe
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
-from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, Opening, Revealed, read, write
+from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, Opening, Revealed
 from flwr_privacy.updates import Update
 from flwr_privacy.wire import METRICS, TRAIN, Fields, Header
 

@@ -23,10 +23,10 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.fields import write
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq import MIX, Terms
-from flwr_privacy.secure_sum.messages import write
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import TRAIN, Fields
 

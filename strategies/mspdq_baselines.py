@@ -15,6 +15,7 @@ from flwr_privacy.arrays import Arrays, is_finite
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import check_choice, check_integer, check_number
+from flwr_privacy.fields import write
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import derive_seed, stream
 from flwr_privacy.layout import Layout
@@ -31,7 +32,6 @@ from flwr_privacy.mspdq.theory import laplace_scale
 from flwr_privacy.packing import packed_bytes, unpack_into
 from flwr_privacy.quantize import Codes
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.secure_sum.messages import write
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import Fields
 

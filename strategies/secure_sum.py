@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.channel import check_usable
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.fields import read, write
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum, Session
 from flwr_privacy.secure_sum.graph import rosters
 from flwr_privacy.secure_sum.messages import (
@@ -31,8 +32,6 @@ from flwr_privacy.secure_sum.messages import (
     SHARES,
     Opening,
     Revealed,
-    read,
-    write,
 )
 from flwr_privacy.secure_sum.participant import Dealt, words
 

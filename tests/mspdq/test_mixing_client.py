@@ -12,10 +12,10 @@ from flwr.app import Context, Message, RecordDict
 
 from flwr_privacy.clients import MSPClient, MSPDQClient, Trained, as_mod
 from flwr_privacy.errors import DataError, DeclinedError, InvalidParameterError, ProtocolError
+from flwr_privacy.fields import write
 from flwr_privacy.mspdq import Codec, Terms, decode_start
 from flwr_privacy.packing import unpack
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.secure_sum.messages import write
 from flwr_privacy.strategies import MSP, MSPDQ
 from flwr_privacy.wire import RECORD
 

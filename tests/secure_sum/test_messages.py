@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.fields import read, write
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined
-from flwr_privacy.secure_sum.messages import Opening, Revealed, read, write
+from flwr_privacy.secure_sum.messages import Opening, Revealed
 from flwr_privacy.secure_sum.participant import Dealt
 
 texts = st.text(min_size=1, max_size=20)
