@@ -1,7 +1,7 @@
 """MSP and MSPDQ on the client: train, split, mix; sub-states stay here, in the app's scratch state.
 
 A learning round takes several messages. What the client keeps between them lies in Flower's
-`context.state` and is gone after the last one.
+`context.state`: until the last one, or until the next training if the server never asks for that.
 """
 
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.fields import read, write
+from flwr_privacy.identity import client_id_from
 from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq import (
     CODES,
@@ -26,6 +27,7 @@ from flwr_privacy.mspdq import (
     code_sum,
     decode_start,
     encode_start,
+    outweighs,
 )
 from flwr_privacy.packing import pack
 from flwr_privacy.randomness import SecureRandom
@@ -156,7 +158,7 @@ class _MixingClient(SchemeClient):
             said = member.say(width, random)
             if fields["summed"]:
                 out = {CODES: centred(said.codes, terms.levels).astype(np.int32)}
-                own = {METRICS: {_WEIGHT: _draws(fields)}}
+                own = {METRICS: {_WEIGHT: _draws(fields, round_.client_id)}}
             else:
                 out = {CODES: pack(said.codes, terms.bits)}
                 own = {"saturated": said.saturated, **_scalar(member)}
@@ -231,6 +233,7 @@ class _Round:
     """What a client keeps of a learning round, in its app's state."""
 
     def __init__(self, context: Context, fields: Fields) -> None:
+        self.client_id = client_id_from(context.node_config)
         self._state = context.state
         self._name = {"experiment-id": fields["experiment-id"], "round": fields["round"]}
         self._summed = bool(fields["summed"])
@@ -317,8 +320,21 @@ def _width(fields: Fields) -> float:
     return width
 
 
-def _draws(fields: Fields) -> int:
-    draws = fields.get("draws", 1)
-    if type(draws) is not int or draws < 1:
-        raise ProtocolError(f"the entry 'draws' is {draws!r}")
-    return draws
+def _draws(fields: Fields, client_id: str) -> int:
+    """Return how often a client was drawn, from the table that all have; once without one."""
+    names, counts = fields.get("drawn", []), fields.get("draws", [])
+    if not names and not counts:
+        return 1
+    if not (
+        isinstance(names, list)
+        and isinstance(counts, list)
+        and names == sorted(set(names))
+        and len(names) == len(counts)
+        and all(type(count) is int and count > 0 for count in counts)
+        and client_id in names
+    ):
+        raise ProtocolError("the table of draws is malformed, or does not have this client")
+    draws: dict[str, int] = dict(zip(names, counts, strict=True))
+    if outweighs(draws):
+        raise ProtocolError("one client was drawn more often than all others: a sum hides nobody")
+    return draws[client_id]

@@ -32,9 +32,9 @@ from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Parti
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.secure_sum.graph import is_safe
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
-from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, Opening, Revealed
+from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, OWN, Opening, Revealed
 from flwr_privacy.updates import Update
-from flwr_privacy.wire import METRICS, TRAIN, Fields, Header
+from flwr_privacy.wire import METRICS, TRAIN, Fields, Header, question_digest
 
 from .base import SchemeClient, Train
 from .custody import Custody, is_simulated
@@ -134,6 +134,8 @@ class Place:
         What its vector must keep to.
     least : int
         Least number of clients in the sum.
+    asked : bytes
+        Hash of what the client was asked.
     """
 
     custody: Custody
@@ -141,6 +143,7 @@ class Place:
     joined: Joined
     bounds: Bounds
     least: int
+    asked: bytes
 
     def masked(self, arrays: Arrays, metrics: Metrics) -> tuple[Arrays, dict[str, Any]]:
         """Return a reply of codes as it may leave the node, and what may be said beside it.
@@ -157,7 +160,8 @@ class Place:
         bits = self.bounds.modulus_bits
         with _participant(self.custody, self.header.experiment_id) as participant:
             participant.join(self.joined)
-            vector = participant.mask(self.joined.session, vector, bits)
+            session = self.joined.session
+            vector = participant.mask(session, vector, bits, asked=self.asked)
         told = {key: value for key, value in metrics.items() if key == _TOLD}
         return {MASKED: pack(vector, bits)}, told
 
@@ -198,7 +202,8 @@ def join(
     # In a sparse graph a client knows its share of the threshold, and no more can be true.
     cohort = bounds.cohort if is_safe(bounds.cohort, roster, joined.threshold) else roster
     least = min(joined.threshold, threshold * max(cohort, roster) // roster)
-    return Place(custody, header, joined, bounds, least)
+    asked = question_digest(content, without=OWN)
+    return Place(custody, header, joined, bounds, least, asked)
 
 
 def step_of(header: Header) -> int:

@@ -43,6 +43,11 @@ class Layout:
         """Entries of the vector."""
         return sum(math.prod(shape) for shape, _ in self.parts.values())
 
+    @property
+    def largest(self) -> float:
+        """The largest number that all of the arrays can hold."""
+        return min(float(np.finfo(dtype.name).max) for _, dtype in self.parts.values())
+
     def vector(self, arrays: Arrays) -> NDArray[np.float64]:
         """Return the arrays one after the other; others than those of the layout are left out.
 

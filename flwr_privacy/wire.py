@@ -4,6 +4,7 @@ A record is a flat mapping of names to numbers, strings, bytes or lists of one o
 ConfigRecord). Empty strings and lists are left out: some of Flower's own tools fail on them.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ __all__ = [
     "Fields",
     "Header",
     "payload_bytes",
+    "question_digest",
 ]
 
 RECORD = "flwr-privacy"
@@ -326,6 +328,51 @@ def payload_bytes(content: Mapping[str, Any]) -> int:
         else:
             total += len(record.deflate())
     return total
+
+
+def question_digest(content: Mapping[str, Any], *, without: Mapping[str, Iterable[str]]) -> bytes:
+    """Return a hash of a question as all its clients have it.
+
+    Parameters
+    ----------
+    content : Mapping
+        Flower's RecordDict. Records that go to one client of a cohort alone are left out.
+    without : Mapping
+        For some records, by their names, the entries that no two clients have alike.
+
+    Returns
+    -------
+    bytes
+        SHA-256, 32 bytes.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(content):
+        if name == COHORT or "@" in name:
+            continue
+        _hash(digest, name)
+        own = set(without.get(name, ()))
+        for key, value in sorted(content[name].items()):
+            if key in own:
+                continue
+            _hash(digest, key)
+            if hasattr(value, "stype"):  # an array
+                _hash(digest, [value.dtype, *(int(length) for length in value.shape)])
+                _hash(digest, value.data)
+            else:
+                _hash(digest, value)
+    return digest.digest()
+
+
+def _hash(digest: Any, value: Any) -> None:
+    """Add a value such that no two sequences of values have the same bytes."""
+    if isinstance(value, list):
+        digest.update(b"l" + len(value).to_bytes(8, "big"))
+        for item in value:
+            _hash(digest, item)
+        return
+    octets = value if isinstance(value, bytes) else repr(value).encode()
+    digest.update(type(value).__name__.encode() + b":" + len(octets).to_bytes(8, "big"))
+    digest.update(octets)
 
 
 def _check_type(record: str, key: str, value: Any, kind: type) -> None:

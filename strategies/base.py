@@ -635,7 +635,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         draw = None if last else lambda r: self._drawn(self._grid, r)
         try:
             again = self.sums_again(phase)
-            mean = opened_mean(empty, *self._sums.open(self._grid, masked, draw, again=again))
+            asked = self.conversation.book(phase).question
+            opened = self._sums.open(self._grid, masked, draw, asked=asked, again=again)
+            mean = opened_mean(empty, *opened)
         except NotOpenedError as error:
             logger.warning("%s", error)
             return empty
@@ -701,7 +703,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def _log(self, line: dict[str, Any]) -> None:
         if line.get("skipped"):
             logger.warning(
-                "round %d skipped: none of %d clients gave a reply in time that could be used",
+                "round %d skipped, the model stays as it was (%d clients were asked)",
                 line["round"],
                 line.get("asked", 0),
             )

@@ -145,19 +145,15 @@ class Conversation:
         fraction: float,
         minimum: int,
         shares: Mapping[str, float] | None = None,
+        attempt: int = 0,
     ) -> tuple[Assigned, dict[str, int]]:
         """Draw the clients of a round with replacement; return also how often each was drawn.
 
-        Nodes that owe an answer are left out, as in `sample`.
-
-        Raises
-        ------
-        InvalidParameterError
-            If a client has no share.
+        Nodes that owe an answer are left out, as in `sample`. Another attempt is another draw.
         """
         return self.federation.draw(
             self._experiment.seed,
-            (phase, server_round),
+            (phase, server_round, attempt),
             fraction=fraction,
             minimum=minimum,
             shares=shares,
@@ -234,13 +230,16 @@ class Conversation:
     def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
         """Send the messages of a phase; yield replies until quorum or deadline."""
         book = self.book(phase)
+        messages = list(messages)
+        if messages:
+            book.question = messages[0].content
         quorum = None if self._stragglers else book.quorum
         left_open: dict[str, int] = {}
         expires = time.monotonic() + self._real_deadline()
         try:
             yield from exchange(
                 grid,
-                list(messages),
+                messages,
                 deadline=self._real_deadline(),
                 enough=lambda: quorum is not None and book.folded >= quorum,
                 left_open=left_open,

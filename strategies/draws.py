@@ -6,12 +6,16 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_number
-from flwr_privacy.wire import TRAIN, Fields
+from flwr_privacy.mspdq import outweighs
+from flwr_privacy.wire import TRAIN
 
 from .base import SchemeStrategy
 from .conversation import Assigned
 
 __all__ = ["DrawnStrategy"]
+
+
+_MOST_DRAWINGS = 100  # until nobody outweighs all others, where only their sum is to be seen
 
 
 class DrawnStrategy(SchemeStrategy):
@@ -53,6 +57,18 @@ class DrawnStrategy(SchemeStrategy):
         self._replacement = replacement
         self._shares = None if shares is None else dict(shares)
 
+    def setup(self, grid: Grid) -> None:
+        """Check that everybody who is there has a share.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a client has none. One that comes later without a share is not drawn.
+        """
+        unknown = sorted(set(self.federation.clients()).difference(self._shares or ()))
+        if self._shares is not None and unknown:
+            raise InvalidParameterError("shares", unknown, "a share for each of these clients")
+
     def _build(self) -> None:
         super()._build()
         self._draws: dict[int, dict[str, int]] = {}  # by round
@@ -60,11 +76,6 @@ class DrawnStrategy(SchemeStrategy):
     def draws(self, server_round: int) -> dict[str, int]:
         """Return how often each client of a round was drawn."""
         return self._draws[server_round]
-
-    def own_fields(self, server_round: int) -> dict[str, Fields]:
-        """Return to whom it is said that it weighs more than 1."""
-        draws = self.draws(server_round)
-        return {client: {"draws": count} for client, count in draws.items() if count > 1}
 
     def round_metrics(self, card: Any) -> dict[str, float]:
         """Return how many draws the round had, and of how many clients; nothing if it had none."""
@@ -83,14 +94,18 @@ class DrawnStrategy(SchemeStrategy):
                 raise ProtocolError(
                     "replacement: works only where this strategy's own start runs the rounds"
                 )
-            assigned, draws = self.conversation.draw(
-                grid,
-                server_round,
-                TRAIN,
-                fraction=self.fraction_train,
-                minimum=self.min_train_nodes,
-                shares=self._shares,
-            )
+            for attempt in range(_MOST_DRAWINGS):
+                assigned, draws = self.conversation.draw(
+                    grid,
+                    server_round,
+                    TRAIN,
+                    fraction=self.fraction_train,
+                    minimum=self.min_train_nodes,
+                    shares=self._shares,
+                    attempt=attempt,
+                )
+                if self.secure_sum is None or not outweighs(draws):
+                    break
         else:
             assigned = super()._drawn(grid, server_round)
             draws = {client: 1 for clients in assigned.values() for client in clients}

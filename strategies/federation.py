@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_integer
+from flwr_privacy.errors import ProtocolError, check_integer
 from flwr_privacy.identity import derive_seed, stream
 from flwr_privacy.wire import RECORD, Fields, Header, payload_bytes
 
@@ -249,6 +249,7 @@ class Federation:
             As in `sample`; the fraction is that of the draws.
         shares : dict, optional
             How often each client is to be drawn, relative to the others; by default all alike.
+            Clients without a share are not drawn.
 
         Returns
         -------
@@ -256,18 +257,15 @@ class Federation:
             For each node the clients that it plays.
         draws : dict
             How often each of them was drawn.
-
-        Raises
-        ------
-        InvalidParameterError
-            If a client has no share.
         """
         size, _ = self.sample_size(fraction=fraction, minimum=minimum)
         load = self._load()
         nodes = {client: self._node_of(client, load) for client in self.clients()}
-        there = [client for client, node in nodes.items() if node not in busy]
-        if shares is not None and (unknown := sorted(set(there) - set(shares))):
-            raise InvalidParameterError("shares", unknown, "a share for each of these clients")
+        there = [
+            client
+            for client, node in nodes.items()
+            if node not in busy and (shares is None or client in shares)
+        ]
         rates = [1.0 if shares is None else shares[client] for client in there]
         draws: Counter[str] = Counter()
         if there and size:

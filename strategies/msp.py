@@ -27,6 +27,7 @@ from flwr_privacy.fields import write
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq import MIX, Terms
+from flwr_privacy.secure_sum import NotOpenedError
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import TRAIN, Fields
 
@@ -155,12 +156,25 @@ class MSP(DrawnStrategy):
             keep_back=list(keep_back),
         )
         if tolerance is not None:
-            check_number("tolerance", tolerance)
+            if not 0 <= check_number("tolerance", tolerance) < 1:
+                raise InvalidParameterError("tolerance", tolerance, "a number from 0 and below 1")
             self._mixing_rounds = self._terms.mixing.rounds_needed(tolerance)
         self.terms = self._terms_of(1)
 
     def _usual(self, *, paper: bool) -> dict[str, Any]:
         return {"gamma": 0.1, "coupling": "const", "rounds": 4} if paper else RECOMMENDED
+
+    def setup(self, grid: Grid) -> None:
+        """Check what is planned, before the first round.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a round has steps that are not allowed, or a client has no share.
+        """
+        super().setup(grid)
+        for server_round in range(1, 1 + (self.planned_rounds or 0)):
+            self._terms_of(server_round)
 
     # -- A learning round --------------------------------------------------------------------
 
@@ -197,6 +211,8 @@ class MSP(DrawnStrategy):
         self.terms = self._terms_of(server_round)
         names = released_names(self._template, self.terms.keep_back)
         self._layout = Layout.of(self._template, names)
+        if self._layout.size == 0:
+            raise InvalidParameterError("arrays", names, "a model with weights")
         return write(self.terms)
 
     def summed(self, phase: str) -> bool:
@@ -221,16 +237,26 @@ class MSP(DrawnStrategy):
     def _mixed(self, grid: Grid, server_round: int, mean: WeightedMean) -> NDArray[Any] | None:
         """Take the mixing steps; return the last average, or None if the round is given up."""
         self._members = sorted(mean.clients)
-        average = self._average(mean)
+        average = self._averaged(mean)
+        if average is None:
+            return None
         self._mixed_rounds = self._sent()
         while self._mixed_rounds < self.terms.rounds:
             fields, assigned = {"step": self._mixed_rounds, **self._plan()}, self._assigned()
             heard = self._exchange(grid, server_round, MIX, average, fields, assigned)
-            if heard is None:
+            latest = None if heard is None else self._averaged(heard)
+            if latest is None:
                 return average if self._on_dropout == FINISH else None
-            average = self._average(heard)
+            average = latest
             self._mixed_rounds += 1
         return average
+
+    def _averaged(self, mean: WeightedMean) -> NDArray[Any] | None:
+        try:
+            return self._average(mean)
+        except NotOpenedError as error:
+            logger.warning("%s", error)
+            return None
 
     def _exchange(
         self,
@@ -260,7 +286,13 @@ class MSP(DrawnStrategy):
         return mean
 
     def _average(self, mean: WeightedMean) -> NDArray[Any]:
-        """Return the average over what was heard last."""
+        """Return the average over what was heard last.
+
+        Raises
+        ------
+        NotOpenedError
+            If what was summed cannot be what the clients were to send.
+        """
         return self._layout.vector(mean.finish())
 
     def _sent(self) -> int:
@@ -284,10 +316,11 @@ class MSP(DrawnStrategy):
         if not self._current:
             return {}
         known = self.terms.coupling != "random"
+        done = replace(self.terms.mixing, rounds=self._mixed_rounds)
         return {
             **super().round_metrics(card),
             "mixing_rounds": self._mixed_rounds,
-            **({"residual": self.terms.mixing.residual} if known else {}),
+            **({"residual": done.residual} if known else {}),
             "lost": self._lost,
             "given_up": int(self._given_up),
         }

@@ -4,6 +4,8 @@
 """
 
 import logging
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -47,13 +49,14 @@ class MSPDQ(MSP):
         Where mixing starts: from each client's own split (default), from one client's (`paper`), or
         from the global model, without any split (under a secure sum).
     bits : int, default 8
-        Bits of a code, from 1 to 16; under a secure sum from 2.
+        Bits of a code, from 1 to 16; under a secure sum from 2. With the rules ``self`` and
+        ``bound`` and several steps, rounding errors of fewer than 3 add up and the model is lost.
     levels : int, optional
         Knobs of an interval, at most and by default ``2**bits``; under a secure sum
         ``2**bits - 1``, so that codes lie evenly about zero.
     interval : {"paper", "fixed", "linf", "bound", "self"}, optional
         Rule of the intervals' widths, see `flwr_privacy.mspdq.Intervals`. By default ``self``, with
-        `paper` ``paper``, under a secure sum ``bound``.
+        `paper` ``paper``, under a secure sum ``bound``, which needs the global start.
     pi, c, bound : float, default 1.0
         Constants of the rules ``fixed``, ``linf`` and ``bound``. `bound` is the largest entry of a
         client's update, in units of the weights: what is beyond is clipped.
@@ -69,8 +72,8 @@ class MSPDQ(MSP):
     no single one, as `flwr_privacy.secure_sum.Participant` says; a code takes
     ``bits + ceil(log2 M)`` bits on the wire for M draws. What the averages tell is not covered.
     Without one: none. The server decodes the values, and recovers every model up to the rounding,
-    an error of about a percent of the update or less (`flwr_privacy.attacks.consensus`). Random
-    rounding protects nobody (`flwr_privacy.mspdq.quantizer_delta`).
+    an error of about a percent of the update or less from 4 bits on
+    (`flwr_privacy.attacks.consensus`). Random rounding protects nobody (`flwr_privacy.mspdq.quantizer_delta`).
 
     Notes
     -----
@@ -121,16 +124,35 @@ class MSPDQ(MSP):
             "interval": interval,
         }
         self.intervals = Intervals(rule=interval, pi=pi, c=c, bound=bound)
+        if secure:
+            _check_summed(paper=paper, start=start, intervals=self.intervals)
         super().__init__(*arguments, paper=paper, **options)
-        if not secure:
-            return
-        if start != "global":
-            raise InvalidParameterError(
-                "start", start, "'global' under a secure sum: others show what one client has"
+        fewest = 2 + 2 * (1 + 2 * self.terms.kappa)
+        if interval in ("self", "bound") and self.terms.rounds > 1 and self.terms.levels < fewest:
+            logger.warning(
+                "levels = %d: the rounding errors of so few knobs add up from step to step; with "
+                "kappa = %g it takes %d",
+                *(self.terms.levels, self.terms.kappa, math.ceil(fewest)),
             )
-        if not self.intervals.public:
+        if secure:
+            self._check_drawn()
+
+    def _usual(self, *, paper: bool) -> dict[str, Any]:
+        if self.secure_sum is not None:
+            return {"gamma": 0.5, "coupling": "const", "rounds": 1, "on_dropout": FINISH}
+        if paper:
+            return {"gamma": 0.1, "coupling": "harmonic", "rounds": 10}
+        return RECOMMENDED
+
+    def _check_drawn(self) -> None:
+        """Refuse what a sum cannot have: unlike weights, uneven knobs, other sums of one round."""
+        if self._shares is not None:
             raise InvalidParameterError(
-                "interval", interval, "'bound' or 'fixed' under a secure sum: no client is asked"
+                "shares", self._shares, "nothing under a secure sum: nobody may outweigh the others"
+            )
+        if self.terms.levels % 2 == 0:
+            raise InvalidParameterError(
+                "levels", self.terms.levels, "an odd number under a secure sum"
             )
         if self._on_dropout != FINISH:
             raise InvalidParameterError(
@@ -138,13 +160,6 @@ class MSPDQ(MSP):
                 self._on_dropout,
                 "'finish' under a secure sum: other sums over the same models give clients away",
             )
-
-    def _usual(self, *, paper: bool) -> dict[str, Any]:
-        if paper:
-            return {"gamma": 0.1, "coupling": "harmonic", "rounds": 10}
-        if self.secure_sum is not None:
-            return {"gamma": 0.5, "coupling": "const", "rounds": 1, "on_dropout": FINISH}
-        return RECOMMENDED
 
     def _terms_of(self, server_round: int) -> Terms:
         return replace(super()._terms_of(server_round), **self._quantized)
@@ -157,20 +172,19 @@ class MSPDQ(MSP):
         self._reference: NDArray[Any] | None = None
         self._mix_from(self._layout.vector(self._template))
         if self.secure_sum is not None:
-            fields["sums"] = True
+            fields |= {"sums": True, **_table(self.draws(server_round))}
         return {**fields, **(self._first_width() if self.terms.start == "global" else {})}
 
     def own_fields(self, server_round: int) -> dict[str, Fields]:
-        """Return who weighs more than 1, and whose split all start from."""
-        own = super().own_fields(server_round)
+        """Return whose split all start from, if it is one client's."""
         if self.terms.start != "reference":
-            return own
+            return {}
         seed = self.experiment.seed
         self._referred = min(
             self.draws(server_round),
             key=lambda client: derive_seed(seed, "reference", server_round, client),
         )
-        return {**own, self._referred: {**own.get(self._referred, {}), "refers": True}}
+        return {self._referred: {"refers": True}}
 
     def accumulator(self, phase: str) -> WeightedMean:
         """Return an empty sum of codes; without a secure sum only who was heard is counted."""
@@ -214,7 +228,8 @@ class MSPDQ(MSP):
         self._messages = 0  # that were averaged
         draws = self.draws(self._current)
         if self.secure_sum is None:
-            self._hub: Hub | SumHub = Hub(self.terms, self.intervals, draws, start)
+            largest = self._layout.largest
+            self._hub: Hub | SumHub = Hub(self.terms, self.intervals, draws, start, largest=largest)
         else:
             self._hub = SumHub(self.terms, self.intervals, start)
 
@@ -261,18 +276,25 @@ class MSPDQ(MSP):
         assigned: Assigned,
     ) -> WeightedMean | None:
         if self._sums is not None:
-            fields = {**fields, "sums": True}
+            fields = {**fields, "sums": True, **_table(self.draws(server_round))}
             try:
                 self._sums.go_on()
             except NotOpenedError as error:
                 logger.warning("%s", error)
+                self._lost += 1  # at least
                 return None
         return super()._exchange(grid, server_round, phase, average, fields, assigned)
 
     def _average(self, mean: WeightedMean) -> NDArray[Any]:
         self._messages += 1
         if isinstance(self._hub, SumHub) and isinstance(mean, GridMean):
-            self._hub.hear(mean.sums[CODES], int(mean.weight))
+            drawn = self.draws(self._current)
+            if mean.weight != sum(drawn[client] for client in mean.clients):
+                raise NotOpenedError("the weights in the sum are not how often clients were drawn")
+            try:
+                self._hub.hear(mean.sums[CODES], int(mean.weight))
+            except InvalidParameterError as error:
+                raise NotOpenedError(f"the sum is of no codes: {error}") from error
         return self._hub.average(self._members)
 
     def _sent(self) -> int:
@@ -311,7 +333,7 @@ class MSPDQ(MSP):
                 super().guarantee(),
                 not_protected=(
                     "the model of a client: whoever sees its messages recovers it up to the "
-                    "rounding, an error of about a percent of the update or less",
+                    "rounding, an error of about a percent of the update or less from 4 bits on",
                     *self._kept_back(),
                 ),
             )
@@ -331,6 +353,27 @@ class MSPDQ(MSP):
             ),
             evidence=("tests/mspdq", "tests/secure_sum", "flwr-privacy attack mspdq"),
         )
+
+
+def _check_summed(*, paper: bool, start: str, intervals: Intervals) -> None:
+    """Refuse what would show something of a single client under a secure sum."""
+    if paper:
+        raise InvalidParameterError("paper", paper, "false under a secure sum: it starts apart")
+    if start != "global":
+        raise InvalidParameterError(
+            "start", start, "'global' under a secure sum: others show what one client has"
+        )
+    if not intervals.public:
+        raise InvalidParameterError(
+            "interval", intervals.rule, "'bound' or 'fixed' under a secure sum: no client is asked"
+        )
+
+
+def _table(draws: Mapping[str, int]) -> Fields:
+    """Return how often each client was drawn, for all to see, unless it was once each."""
+    if max(draws.values(), default=1) == 1:
+        return {}
+    return {"drawn": sorted(draws), "draws": [draws[client] for client in sorted(draws)]}
 
 
 def _there(packed: NDArray[Any] | None) -> NDArray[Any]:

@@ -83,10 +83,6 @@ class DrawnFedAvg(DrawnStrategy):
         self._layout = Layout.of(self._template, names)
         return {"keep-back": self._keep_back}
 
-    def own_fields(self, server_round: int) -> dict[str, Fields]:
-        """Return nothing: the server weighs the answers, so no client need know its draws."""
-        return {}
-
     def accumulator(self, phase: str) -> WeightedMean:
         """Return an empty mean of models."""
         return WeightedMean({name: self._template[name] for name in self._layout.parts})

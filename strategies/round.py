@@ -159,6 +159,7 @@ class Round:
     bytes_up: int = 0
     wire_bytes_down: int = 0
     wire_bytes_up: int = 0
+    question: RecordDict = field(default_factory=RecordDict)  # as the first who was asked has it
     named: dict[int, str] = field(default_factory=dict)  # who answered for a node without a name
     _heard: set[int] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)  # those who say that they released nothing

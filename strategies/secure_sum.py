@@ -29,11 +29,13 @@ from flwr_privacy.secure_sum.messages import (
     JOIN,
     KEYS,
     OPEN,
+    OWN,
     SHARES,
     Opening,
     Revealed,
 )
 from flwr_privacy.secure_sum.participant import Dealt, words
+from flwr_privacy.wire import question_digest
 
 from .conversation import Assigned, Conversation
 from .round import ClientReply, PartialSum
@@ -166,7 +168,13 @@ class SecureRounds:
         return MaskedSum(size, self._current()[0].bounds.modulus_bits)
 
     def open(
-        self, grid: Grid, masked: MaskedSum, draw: Draw | None, *, again: bool = False
+        self,
+        grid: Grid,
+        masked: MaskedSum,
+        draw: Draw | None,
+        *,
+        asked: RecordDict,
+        again: bool = False,
     ) -> tuple[NDArray[np.int64], list[str], Bounds]:
         """Open a sum; have the clients of the next one deal in the same exchange.
 
@@ -178,6 +186,8 @@ class SecureRounds:
             Sum of the masked vectors.
         draw : callable, optional
             Draws the clients of the next round; None after the last one.
+        asked : RecordDict
+            What the clients were asked.
         again : bool, default False
             Whether the next sum is a later step of this round, over the clients in this sum; `draw`
             is for the last step then. `go_on` makes it the current one.
@@ -215,7 +225,8 @@ class SecureRounds:
             opening=(session, _only(assigned, answering), survivors),
             dealing=self._next,
         )
-        values = session.open(masked.total, survivors)
+        digest = question_digest(asked, without=OWN)
+        values = session.open(masked.total, survivors, asked=digest)
         self._summed = len(survivors)
         return values, survivors, session.bounds
 

@@ -26,7 +26,7 @@ from .bounds import (
     round_complexity,
 )
 from .codec import Codec, DecodedSum, centred, decode_start, encode_start, uncentred
-from .hub import Hub, SumHub, code_sum
+from .hub import Hub, SumHub, code_sum, outweighs
 from .intervals import (
     Intervals,
     Widths,
@@ -96,6 +96,7 @@ __all__ = [
     "min_levels_linf",
     "noised",
     "nu2",
+    "outweighs",
     "own_width",
     "pi_paper",
     "quantizer_delta",

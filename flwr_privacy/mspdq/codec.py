@@ -8,8 +8,8 @@ the same bits for ever.
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.errors import InvalidParameterError, check_integer
-from flwr_privacy.quantize import Codes, Knobs, span
+from flwr_privacy.errors import DataError, InvalidParameterError, check_integer
+from flwr_privacy.quantize import LARGEST_WIDTH, SMALLEST_WIDTH, Codes, Knobs, span
 from flwr_privacy.randomness import SecureRandom
 
 __all__ = ["Codec", "DecodedSum", "centred", "decode_start", "encode_start", "uncentred"]
@@ -209,12 +209,14 @@ def encode_start(
     codes : ndarray of unsigned integers, shape (d,)
         The numbers of the knobs.
     ends : tuple of float
-        Both ends of the interval, float32 numbers.
+        Both ends of the interval; float32 numbers, unless it is widened to `SMALLEST_WIDTH`.
 
     Raises
     ------
     InvalidParameterError
         If a value is not finite.
+    DataError
+        If they lie further apart than `flwr_privacy.quantize.LARGEST_WIDTH`.
 
     Examples
     --------
@@ -223,6 +225,11 @@ def encode_start(
     (array([0, 1, 2], dtype=uint8), (0.0, 1.0), array([0. , 0.5, 1. ]))
     """
     ends = span(visible)
+    width = ends[1] - ends[0]
+    if width > LARGEST_WIDTH:
+        raise DataError("the values lie too far apart to be rounded to knobs")
+    if 0 < width < SMALLEST_WIDTH:
+        ends = ends[0] - SMALLEST_WIDTH, ends[1] + SMALLEST_WIDTH
     knobs, centre = Knobs.between(*ends, levels)
     codes, _ = knobs.encode(visible, centre, random)
     return codes, ends

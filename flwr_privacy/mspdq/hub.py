@@ -15,9 +15,12 @@ from .codec import Codec, DecodedSum, decode_start, uncentred
 from .intervals import Intervals, Widths
 from .terms import CODES, Terms
 
-__all__ = ["Hub", "SumHub", "code_sum"]
+__all__ = ["Hub", "SumHub", "code_sum", "outweighs"]
 
 Vectors = NDArray[np.float64]
+
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_LARGEST_SCALAR = 2.0**60  # 2^100 is the largest width
 
 
 class Hub:
@@ -33,6 +36,8 @@ class Hub:
         How often each client was drawn.
     start : ndarray, shape (d,)
         What all have at message 0 if the start is common; otherwise only its length counts.
+    largest : float, default the largest float32
+        Largest value that the model can hold; beyond, a message is refused.
 
     Attributes
     ----------
@@ -52,10 +57,13 @@ class Hub:
         intervals: Intervals,
         draws: Mapping[str, int],
         start: NDArray[np.floating],
+        *,
+        largest: float = _LARGEST_FLOAT32,
     ) -> None:
         self._terms = terms
         self._intervals = intervals
         self._draws = draws
+        self._largest = largest / max(1, sum(draws.values()))  # so that no sum is beyond
         self._start = start
         self._codecs: dict[str, Codec] = {}
         self._scalars: dict[str, float] = {}
@@ -75,7 +83,7 @@ class Hub:
 
     def decoded(self, packed: NDArray[np.uint8], low: float, high: float) -> Vectors:
         """Return the value of a message 0, with the conditions of `begin`."""
-        return decode_start(self._codes(packed), (low, high), self._terms.levels)
+        return self._checked(decode_start(self._codes(packed), (low, high), self._terms.levels))
 
     def tell(self, client: str, scalar: float) -> None:
         """Take what a client says of its gap.
@@ -83,9 +91,9 @@ class Hub:
         Raises
         ------
         InvalidParameterError
-            If it is negative or not finite.
+            If it is negative, or so large that no interval of this width is allowed.
         """
-        self._scalars[client] = check_number("scalar", scalar, minimum=0)
+        self._scalars[client] = check_number("scalar", scalar, minimum=0, maximum=_LARGEST_SCALAR)
 
     def plan(self, clients: Collection[str]) -> None:
         """Decide on the `width` of the next message, from what all clients said."""
@@ -123,8 +131,9 @@ class Hub:
         width = self.width if half is None else 2 * half
         if width is None:
             raise InvalidParameterError("half-width", half, "a number")
-        codec = self._codecs.get(client) or Codec(self._start, self._terms.levels)
+        codec = Codec(self._value(client), self._terms.levels)
         codec.decode(self._codes(packed), width)
+        self._checked(codec.value)
         self._codecs[client] = codec
         self.widest = max(self.widest, width)
 
@@ -140,6 +149,11 @@ class Hub:
     def _value(self, client: str) -> Vectors:
         codec = self._codecs.get(client)
         return self._start.astype(np.float64) if codec is None else codec.value
+
+    def _checked(self, value: Vectors) -> Vectors:
+        if not np.abs(value).max(initial=0.0) <= self._largest:
+            raise ReplyRefusedError("range", "values that the model's dtype cannot hold")
+        return value
 
     def _codes(self, packed: NDArray[np.uint8]) -> Codes:
         bits, size = self._terms.bits, self._start.size
@@ -214,6 +228,14 @@ class SumHub:
     def average(self, clients: Collection[str]) -> Vectors:
         """Return the average over those whose codes are in the sums."""
         return self._start.astype(np.float64) if self._sum is None else self._sum.average
+
+
+def outweighs(draws: Mapping[str, int]) -> bool:
+    """Tell whether one client was drawn more often than all others together.
+
+    The sum of such draws would say more of that client than of the others.
+    """
+    return 2 * max(draws.values(), default=0) > sum(draws.values())
 
 
 def code_sum(size: int) -> GridMean:

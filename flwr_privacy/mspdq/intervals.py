@@ -15,7 +15,8 @@ all clients and coordinates and falls with the coupling (equation (20)), or it i
     coupling does not grow (derived).
 ``bound``
     From a bound of the updates that is known beforehand, so nobody has to say anything. No value is
-    outside of its interval if all clients start from one vector and keep to the bound (derived).
+    outside of its interval if all clients start from the global model and keep to the bound
+    (derived).
 ``self``
     Each client says how wide its interval must be. Never saturates, and narrower than all others.
 """
@@ -363,7 +364,7 @@ class Widths:
         if self._intervals.rule == "bound":
             return self._planned[k]
         if self._intervals.rule == "paper":
-            norm = math.sqrt(sum(n * s**2 for n, s in zip(draws, scalars, strict=True)))
+            norm = math.hypot(*(math.sqrt(n) * s for n, s in zip(draws, scalars, strict=True)))
             self._largest = max(self._largest, norm)
             return pi_paper(kappa, self._largest) * a
         self._largest = max(self._largest, *scalars)

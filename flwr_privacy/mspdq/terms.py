@@ -82,9 +82,9 @@ class Terms:
             raise InvalidParameterError("start", self.start, "'independent' without quantization")
         if self.levels == 1:
             raise InvalidParameterError("levels", self.levels, "0, or at least 2")
-        if self.interval == "bound" and self.start == "independent" and self.levels:
+        if self.interval == "bound" and self.start != "global" and self.levels:
             raise InvalidParameterError(
-                "interval", self.interval, "another one: it needs a common start"
+                "interval", self.interval, "another one: it needs the global start"
             )
         if self.interval == "bound" and self.coupling == "random":
             raise InvalidParameterError("coupling", self.coupling, "one that is known beforehand")

@@ -5,7 +5,7 @@ As records they are what `flwr_privacy.fields` makes of them.
 
 from dataclasses import dataclass
 
-__all__ = ["DEAL", "JOIN", "KEYS", "OPEN", "SHARES", "Opening", "Revealed"]
+__all__ = ["DEAL", "JOIN", "KEYS", "OPEN", "OWN", "SHARES", "Opening", "Revealed"]
 
 KEYS, SHARES = "keys", "shares"
 """Phases: telling the public key; dealing shares for a round, revealing shares of another."""
@@ -13,6 +13,10 @@ KEYS, SHARES = "keys", "shares"
 JOIN, DEAL, OPEN = "flwr-privacy.join", "flwr-privacy.deal", "flwr-privacy.open"
 """Records of a question that asks for a masked vector, for shares, or to open a sum; the answers
 to the last two have the same names."""
+
+
+OWN = {JOIN: ("dealers", "mask-keys", "sealed", "threshold")}
+"""What no two clients have alike of a question for a vector."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -266,7 +266,9 @@ class Participant:
         session["mask_keys"] = joined.mask_keys
         session["shares"] = [shares[dealer] for dealer in dealers]
 
-    def mask(self, session: str, vector: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    def mask(
+        self, session: str, vector: NDArray[np.uint64], bits: int, *, asked: bytes = b""
+    ) -> NDArray[np.uint64]:
         """Return the client's vector under its masks; once per session.
 
         Parameters
@@ -277,6 +279,9 @@ class Participant:
             Residues modulo ``2**bits``.
         bits : int
             Bits of the modulus.
+        asked : bytes
+            Hash of what the client was asked. Masks cancel among those who were asked the same: a
+            server that asks one client for something else, to find it in the sum, has no sum.
 
         Raises
         ------
@@ -291,7 +296,8 @@ class Participant:
         seeds = [(self_seed(self.experiment_id, session, own["seed"]), 1)]
         for peer, key in keys.items():
             if peer != self.client_id:
-                seed = pair_seed(masks, key, self.experiment_id, session, (self.client_id, peer))
+                pair = (self.client_id, peer)
+                seed = pair_seed(masks, key, self.experiment_id, session, pair, asked)
                 seeds.append((seed, 1 if self.client_id < peer else -1))
         own.update(masked=True, private=b"", seed=b"")
         return add_masks(vector, bits, seeds)
@@ -463,13 +469,19 @@ def halves(share: bytes) -> tuple[bytes, bytes]:
 
 
 def pair_seed(
-    own: KeyPair, peer_key: bytes, experiment_id: str, session: str, pair: tuple[str, str]
+    own: KeyPair,
+    peer_key: bytes,
+    experiment_id: str,
+    session: str,
+    pair: tuple[str, str],
+    asked: bytes = b"",
 ) -> bytes:
     """Return the seed of the mask that two clients share in a session; the same for both.
 
-    It binds the two names: a key that goes by two of them has two masks, which do not cancel.
+    It binds the two names, because a key that goes by two of them must have two masks, which do not
+    cancel; and what the client was asked.
     """
-    return own.agree(peer_key, "pairwise mask", experiment_id, session, sorted(pair))
+    return own.agree(peer_key, "pairwise mask", experiment_id, session, sorted(pair), asked)
 
 
 def self_seed(experiment_id: str, session: str, seed: bytes) -> bytes:

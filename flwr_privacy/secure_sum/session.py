@@ -217,7 +217,9 @@ class Session:
             self._shares.setdefault((dealer, kind), {})[holder] = share
         self._revealed.add(client)
 
-    def open(self, total: NDArray[np.uint64], survivors: Collection[str]) -> NDArray[np.int64]:
+    def open(
+        self, total: NDArray[np.uint64], survivors: Collection[str], *, asked: bytes = b""
+    ) -> NDArray[np.int64]:
         """Take the masks off a sum.
 
         Parameters
@@ -226,6 +228,8 @@ class Session:
             Sum of the masked vectors of the survivors.
         survivors : collection of str
             Whose vectors are in it.
+        asked : bytes
+            Hash of what they were asked, see `Participant.mask`.
 
         Returns
         -------
@@ -258,7 +262,8 @@ class Session:
                 raise NotOpenedError(f"client {client} dealt another key than it announced")
             for peer in there:
                 mask_key = self._dealt[peer].mask_key
-                seed = pair_seed(own, mask_key, self.experiment_id, self.name, (client, peer))
+                pair = (client, peer)
+                seed = pair_seed(own, mask_key, self.experiment_id, self.name, pair, asked)
                 masks.append((seed, -1 if peer < client else 1))
         bits = self.bounds.modulus_bits
         return values_of(add_masks(total, bits, masks), bits)

@@ -99,6 +99,7 @@ OWN = Terms(rounds=3, levels=16)
 WIDTHS = Terms(rounds=3, levels=16, interval="linf")
 REFERENCE = Terms(rounds=3, levels=16, start="reference", interval="linf")
 FUSED = Terms(rounds=3, levels=16, start="reference")
+TABLE = {"drawn": ["ward-6", "ward-7"], "draws": [2, 2]}
 GLOBAL = Terms(rounds=3, levels=16, start="global", interval="bound")
 
 
@@ -244,7 +245,7 @@ def test_a_width_must_be_one(node: Node, width: Any, error: type, text: str) -> 
         ({"interval": "mine"}, "interval = 'mine': expected one of"),
         ({"coupling": "mine"}, "coupling = 'mine': expected one of"),
         ({"mass": "mine"}, "mass = 'mine': expected one of"),
-        ({"interval": "bound"}, "interval = 'bound': expected another one: it needs a common"),
+        ({"interval": "bound"}, "interval = 'bound': expected another one: it needs the glo"),
         ({"levels": 0, "start": "global"}, "start = 'global': expected 'independent' without qua"),
         ({"start": "global", "rounds": 0}, "mixing_rounds = 0: expected at least 1 from a global"),
         ({"keep_back": ["nonesuch"]}, r"keep_back = \['nonesuch'\]: expected names of the model"),
@@ -298,7 +299,7 @@ def test_each_half_follows_its_own_scheme(node: Node, plain: Node) -> None:
         OWN,
         REFERENCE,
         Terms(levels=15, interval="fixed"),
-        Terms(levels=15, start="reference", interval="bound"),
+        Terms(levels=15, start="reference", interval="fixed"),
         Terms(levels=15, start="global", interval="self"),
         Terms(levels=15, start="global", interval="linf"),
         Terms(levels=15, start="global", interval="paper"),
@@ -311,24 +312,46 @@ def test_under_a_secure_sum_nothing_of_a_single_client_is_asked(node: Node, term
     assert not node.kept()
 
 
-@pytest.mark.parametrize("draws", [0, -1, 1.0, True, "2"])
-def test_under_a_secure_sum_a_client_checks_how_often_it_was_drawn(node: Node, draws: Any) -> None:
-    with pytest.raises(ProtocolError, match=f"the entry 'draws' is {draws!r}"):
-        node.train(GLOBAL, summed=3, width=2.0, draws=draws)
+@pytest.mark.parametrize(
+    ("drawn", "draws"),
+    [
+        (["ward-6", "ward-7"], [1, 0]),
+        (["ward-6", "ward-7"], [1.0, 1]),
+        (["ward-6", "ward-7"], [1, True]),
+        (["ward-6", "ward-7"], [1]),
+        (["ward-7", "ward-6"], [1, 1]),
+        (["ward-5", "ward-6"], [1, 1]),
+        ("ward-7", [1]),
+        (["ward-7"], []),
+    ],
+)
+def test_under_a_secure_sum_a_client_checks_how_often_it_was_drawn(
+    node: Node, drawn: Any, draws: Any
+) -> None:
+    with pytest.raises(ProtocolError, match="table of draws is malformed, or does not have this"):
+        node.train(GLOBAL, summed=3, width=2.0, drawn=drawn, draws=draws)
+
+
+def test_under_a_secure_sum_nobody_may_outweigh_the_others(node: Node) -> None:
+    with pytest.raises(ProtocolError, match="one client was drawn more often than all others"):
+        node.train(
+            GLOBAL, summed=3, width=2.0, drawn=["ward-1", "ward-2", "ward-7"], draws=[1, 1, 3]
+        )
+    node.train(GLOBAL, summed=3, width=2.0, drawn=["ward-1", "ward-2", "ward-7"], draws=[1, 1, 2])
 
 
 def test_under_a_secure_sum_it_gives_centred_codes_and_its_weight_and_nothing_else(
     node: Node,
 ) -> None:
     arrays, own = node.train(
-        Terms(levels=15, start="global", interval="bound"), summed=3, width=8.0, draws=2
+        Terms(levels=15, start="global", interval="bound"), summed=3, width=8.0, **TABLE
     )
     assert own == {"metrics": {"num-examples": 2}}
     assert set(arrays) == {"codes"}
     assert arrays["codes"].dtype == np.int32
     # The first step moves every entry by 0.6, which is 1.05 knobs.
     assert set(arrays["codes"]) <= {1, 2}
-    arrays, own = node.ask("mix", step=1, width=4.0, summed=3, draws=2)
+    arrays, own = node.ask("mix", step=1, width=4.0, summed=3, **TABLE)
     assert own == {"metrics": {"num-examples": 2}}
 
 

@@ -161,7 +161,7 @@ def test_what_all_hear_of_a_round_is_the_averages_and_the_widths() -> None:
     wire = Wire()
     run(build(replacement=True, min_train_nodes=9, **SLOW), before=wire)
     questions = [m.content[RECORD] for m in wire.asked if m.content[RECORD]["phase"] == "mix"]
-    assert {"step", "width", "sums", "draws"} >= {
+    assert {"step", "width", "sums", "drawn", "draws"} >= {
         key for question in questions for key in question
     } - {"scheme", "version", "experiment-id", "phase", "round", "request"}
 
@@ -376,8 +376,60 @@ def test_the_guarantee_is_that_of_the_sum() -> None:
     assert "secure" not in clear.guarantee.text()
 
 
-def test_one_client_drawn_again_and_again_is_no_sum() -> None:
-    shares = dict.fromkeys("01234", 1e-9) | {"3": 1.0}
-    strategy = build(replacement=True, min_train_nodes=6, shares=shares)
-    with pytest.raises(InvalidParameterError, match="cohort = 1: expected at least 2 clients"):
-        run(strategy)
+def test_nobody_outweighs_the_others_in_a_sum() -> None:
+    with pytest.raises(InvalidParameterError, match=r"shares = .*nothing under a secure sum"):
+        build(replacement=True, shares=dict.fromkeys("01234", 1.0))
+    drawn = []
+
+    class Noting(MSPDQ):
+        def bounds_of(self, clients: list[str], server_round: int) -> Any:
+            drawn.append(self.draws(server_round))
+            return super().bounds_of(clients, server_round)
+
+    options = {"secure_sum": SecureSum(), "replacement": True, "min_train_nodes": 3, "seed": 3}
+    run(Noting(**options, bound=BOUND), num_rounds=12, nodes=3)
+    assert len(drawn) >= 12
+    assert {tuple(sorted(draws.values())) for draws in drawn} == {(1, 1, 1)}
+
+
+@pytest.mark.parametrize("width", [0.0, 4.0])
+def test_a_server_that_asks_one_client_for_something_else_has_no_sum(
+    width: float, caplog: Any
+) -> None:
+    """With widths of 0 for all others, their codes would be zeros, and the sum that of client 3."""
+    sums = []
+
+    class Lying(MSPDQ):
+        def own_fields(self, server_round: int) -> Any:
+            return {client: {"width": width} for client in "0124"}
+
+        def _average(self, mean: Any) -> Any:
+            sums.append(mean)
+            return super()._average(mean)
+
+    strategy = Lying(secure_sum=SecureSum(threshold=4), bound=BOUND, seed=3)
+    result = run(strategy, insecure_seed=1)
+    assert result.history[1]["skipped"]
+    assert result.history[1]["asked"] == 5
+    assert "somebody sent a wrong one" in caplog.text
+    assert not sums
+    same(result.arrays, record(MODEL))
+
+
+class Heavy(MSPDQClient):
+    """Client 2 lies about its weight in the first message."""
+
+    def handle(self, phase: str, arrays: Any, fields: Any, train: Any) -> Any:
+        out, own = super().handle(phase, arrays, fields, train)
+        if phase == "train" and self.context.node_config["partition-id"] == 2:
+            own = {"metrics": {"num-examples": 0}}
+        return out, own
+
+
+def test_a_client_that_lies_about_its_weight_ends_the_round_and_not_the_training(
+    caplog: Any,
+) -> None:
+    app = message_app([as_mod(Heavy)])
+    result = run_strategy(build(**SLOW), app, nodes=5, num_rounds=2, arrays=record(MODEL))
+    assert [line.get("skipped") for line in result.history] == [None, True, True]
+    assert "the weights in the sum are not how often clients were drawn" in caplog.text

@@ -91,7 +91,9 @@ class Mixing(FedAvg):
             def draw(r: int) -> Any:
                 return self._drawn(grid, r)
 
-            opened = sums.open(grid, masked, None if last else draw, again=step < LAST)
+            asked = self.conversation.book(phase).question
+            later = None if last else draw
+            opened = sums.open(grid, masked, later, asked=asked, again=step < LAST)
             self.sums.append(opened[0])
             self.opened.append((server_round, step, tuple(opened[1])))
             self.told.append({**sums.metrics(), "quorum": sums.quorum(3) or 0})

@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from apps import message_app, record, run_strategy
-from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.clients import MSPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.strategies import MSP
 from flwr_privacy.strategies.federation import Federation
-from flwr_privacy.wire import RECORD
 
 NAMES = [f"c{i:02}" for i in range(100)]
 SHARES = {name: 1 + i / 10 for i, name in enumerate(NAMES)}
@@ -138,12 +136,13 @@ def test_nobody_there_nobody_drawn() -> None:
     assert federation().draw(1, ("train", 1), fraction=0.5, minimum=2, busy=busy) == ({}, {})
 
 
-def test_every_client_that_is_there_needs_a_share() -> None:
+def test_who_has_no_share_is_not_drawn_and_before_the_first_round_it_is_an_error() -> None:
     shares = {name: 1.0 for name in NAMES if name not in ("c07", "c31")}
-    with pytest.raises(InvalidParameterError, match=r"shares = \['c07', 'c31'\]: expected a share"):
-        draw(5, shares=shares)
-    there = [name for name in NAMES if name in shares]
-    assert sum(draw(5, shares={**shares, "gone": 1e9}, names=there).values()) == 5
+    drawn = draw(500, shares=shares)
+    assert sum(drawn.values()) == 500
+    assert not {"c07", "c31"} & set(drawn)
+    with pytest.raises(InvalidParameterError, match=r"shares = \['3'\]: expected a share for each"):
+        run(Kept(replacement=True, shares=dict.fromkeys("012", 1.0)))
 
 
 def test_simulated_clients_are_drawn_like_others_and_keep_their_nodes() -> None:
@@ -210,33 +209,6 @@ def test_shares_decide_who_is_drawn_and_so_who_weighs() -> None:
     trained = {"1": model * 1.1 + 1 / 3, "3": model * 1.3 + 1}
     mean = sum(draws[client] * trained[client] for client in trained) / 200
     np.testing.assert_allclose(result.arrays["w"].numpy(), mean, rtol=1e-12)
-
-
-def test_a_client_hears_how_often_it_was_drawn_and_nothing_of_the_others() -> None:
-    told: dict[int, list[Any]] = {}
-
-    def listen(grid: Any) -> None:
-        push = grid.push_messages
-
-        def push_messages(messages: list[Message]) -> Any:
-            for message in messages:
-                if message.content[RECORD]["phase"] != "hello":
-                    node = message.metadata.dst_node_id
-                    told.setdefault(node, []).append(message.content[RECORD].get("draws"))
-            return push(messages)
-
-        grid.push_messages = push_messages
-
-    strategy = Kept(replacement=True, min_train_nodes=5, seed=5)
-    run(strategy, before=listen)
-    (draws,) = strategy.all
-    assert min(draws.values()) == 1 < max(draws.values())
-    expected = Counter(n if n > 1 else None for n in draws.values())
-    assert Counter(mine for mine, _ in told.values()) == expected
-    assert all(mine == again for mine, again in told.values())  # in both exchanges
-    told.clear()
-    run(Kept(seed=5), before=listen)
-    assert list(told.values()) == [[None, None]] * 4
 
 
 def test_without_replacement_everybody_is_drawn_once() -> None:
