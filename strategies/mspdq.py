@@ -73,7 +73,8 @@ class MSPDQ(MSP):
     ``bits + ceil(log2 M)`` bits on the wire for M draws. What the averages tell is not covered.
     Without one: none. The server decodes the values, and recovers every model up to the rounding,
     an error of about a percent of the update or less from 4 bits on
-    (`flwr_privacy.attacks.consensus`). Random rounding protects nobody (`flwr_privacy.mspdq.quantizer_delta`).
+    (`flwr_privacy.attacks.consensus`). Random rounding protects nobody
+    (`flwr_privacy.mspdq.quantizer_delta`).
 
     Notes
     -----
