@@ -349,15 +349,14 @@ def question_digest(content: Mapping[str, Any], *, without: Mapping[str, Iterabl
     for name in sorted(content):
         if name == COHORT or "@" in name:
             continue
-        _hash(digest, name)
         own = set(without.get(name, ()))
-        for key, value in sorted(content[name].items()):
-            if key in own:
-                continue
-            _hash(digest, key)
+        entries = {key: value for key, value in content[name].items() if key not in own}
+        _hash(digest, [name, *sorted(entries)])
+        for key in sorted(entries):
+            value = entries[key]
             if hasattr(value, "stype"):  # an array
-                _hash(digest, [value.dtype, *(int(length) for length in value.shape)])
-                _hash(digest, value.data)
+                shape = [int(length) for length in value.shape]
+                _hash(digest, ["array", value.dtype, shape, value.data])
             else:
                 _hash(digest, value)
     return digest.digest()

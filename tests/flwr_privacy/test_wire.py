@@ -6,7 +6,7 @@ from apps import record
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.wire import Header, payload_bytes
+from flwr_privacy.wire import Header, payload_bytes, question_digest
 
 HEADER = Header(scheme="fedavg", experiment_id="e1", phase="train", server_round=2)
 
@@ -49,3 +49,41 @@ def test_payload_counts_what_is_sent():
     assert payload_bytes(RecordDict({"arrays": record(model)})) == empty + 4000
     config = RecordDict({"c": ConfigRecord({"codes": bytes(500)}), "m": MetricRecord({"x": 1})})
     assert 500 < payload_bytes(config) < 700
+
+
+def question(**changes):
+    content = {
+        "arrays": record({"w": np.arange(4, dtype=np.float32), "b": np.zeros(1)}),
+        "config": ConfigRecord({"lr": 0.5, "names": ["a", "b"], "epochs": 1}),
+        "join": ConfigRecord({"session": "s", "sealed": [b"1"]}),
+        **changes,
+    }
+    return question_digest(RecordDict(content), without={"join": ("sealed",)})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arrays": record({"w": np.arange(4, dtype=np.float64), "b": np.zeros(1)})},
+        {"arrays": record({"w": np.arange(1, 5, dtype=np.float32), "b": np.zeros(1)})},
+        {"arrays": record({"w": np.arange(4, dtype=np.float32)[:, None], "b": np.zeros(1)})},
+        {"arrays": record({"v": np.arange(4, dtype=np.float32), "b": np.zeros(1)})},
+        {"arrays": record({"w": np.arange(4, dtype=np.float32)})},
+        {"config": ConfigRecord({"lr": 0.25, "names": ["a", "b"], "epochs": 1})},
+        {"config": ConfigRecord({"lr": 0.5, "names": ["ab"], "epochs": 1})},
+        {"config": ConfigRecord({"lr": 0.5, "names": ["a", "b"], "epochs": 1.0})},
+        {"config": ConfigRecord({"lr": 0.5, "names": ["a", "b"], "epochs": True})},
+        {"config": ConfigRecord({"lr": 0.5, "names": ["a", "b"]})},
+        {"join": ConfigRecord({"session": "t", "sealed": [b"1"]})},
+        {"more": ConfigRecord()},
+    ],
+)
+def test_whatever_is_asked_otherwise_has_another_digest(changes):
+    assert question(**changes) != question()
+
+
+def test_a_digest_leaves_out_what_is_for_one_client_alone():
+    assert question(join=ConfigRecord({"session": "s", "sealed": [b"2", b"3"]})) == question()
+    assert question(**{"join@3": ConfigRecord({"sealed": [b"3"]})}) == question()
+    moved = {"config": ConfigRecord(), "lr": ConfigRecord(), "0.5": ConfigRecord()}
+    assert question(**moved) != question(config=ConfigRecord({"lr": "0.5"}))
