@@ -170,7 +170,7 @@ def test_the_command_attacks_mspdq_and_says_in_words_what_it_found(
     assert splitting.endswith("if the coupling is secret; images: 2 of 2")
     assert rounding.endswith("images: 2 of 2, 2 of 2")
     assert "images: 0 of 2. There the new model itself is off by" in paper
-    assert masked.startswith("under the secure sum one masked vector gives nothing: its error is ")
+    assert masked.startswith("under the secure sum one masked vector gives nothing that ")
     assert masked.endswith(" times the update; images: 0 of 2")
     assert opened.endswith("images: 2 of 2 from the mean of 2 clients")
 
