@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
 from flwr_privacy.simulations.experiment.curves import Trained
@@ -42,6 +42,9 @@ def draw(chosen: Experiment, runs: Sequence[Trained], *, size: str) -> Figure:
             axes.set_xlabel(AXES[x])
             if x == "bits":
                 axes.set_xscale("log")  # from tens for codes to thousands for whole sub-states
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axes.xaxis.set_minor_formatter(NullFormatter())
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(visible=True, alpha=0.2)
