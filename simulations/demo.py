@@ -22,7 +22,7 @@ ABOUT = (
     "digits-mlp are federated averaging, which protects nothing: evenly split beside two labels "
     "per client, everybody in time beside stragglers. One of them has a secure sum: the "
     "server opens the sum over those who are in time and sees no single upload; where too few are "
-    "left it opens nothing. The two of mspdq send codes of eight bits: once in ten mixing steps, "
+    "left it opens nothing. The two of mspdq send codes of eight bits: once in four mixing steps, "
     "in which the server sees every client's codes and learns its model, once in a single step "
     "under a secure sum, with fewer bytes than federated averaging and sums in place of codes."
 )
@@ -69,7 +69,7 @@ def _federations() -> dict[str, Settings]:
         "iid-prompt": common,
         "iid-stragglers": slow,
         "iid-stragglers-secure-sum": replace(slow, secure_sum=SecureSum()),
-        "iid-mspdq": replace(common, scheme="mspdq"),
+        "iid-mspdq": replace(common, scheme="mspdq", strategy={"mixing_rounds": 4}),
         "iid-mspdq-secure-sum": replace(common, scheme="mspdq", secure_sum=SecureSum()),
         "skewed-prompt": replace(common, partition=skewed),
         "skewed-stragglers": replace(slow, partition=skewed),
