@@ -335,6 +335,8 @@ def _draws(fields: Fields, client_id: str) -> int:
     ):
         raise ProtocolError("the table of draws is malformed, or does not have this client")
     draws: dict[str, int] = dict(zip(names, counts, strict=True))
-    if outweighs(draws):
-        raise ProtocolError("one client was drawn more often than all others: a sum hides nobody")
+    if outweighs(draws, least=fields["summed"]):
+        raise ProtocolError(
+            "a client was drawn so often that it may weigh more than all others in a sum"
+        )
     return draws[client_id]

@@ -27,7 +27,7 @@ from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, LedgerError, ProtocolError
 from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY, client_id_from
-from flwr_privacy.secure_sum.messages import KEYS, SHARES
+from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire import (
     COHORT,
     DECLINED_CODE,
@@ -178,6 +178,10 @@ def _play(
     if header.phase in (KEYS, SHARES):
         records = secure_sum.answer_phase(context, header, message.content)
         return RecordDict({**records, RECORD: _reply_record(header, client_id, {})})
+    if JOIN in message.content and message.metadata.message_type != MessageType.TRAIN:
+        raise ProtocolError(
+            f"a secure sum over answers to '{message.metadata.message_type}': only 'train' has one"
+        )
     place = secure_sum.join(client, context, header, message.content)
     fields |= {
         "experiment-id": header.experiment_id,

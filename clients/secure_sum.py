@@ -134,8 +134,6 @@ class Place:
         What its vector must keep to.
     least : int
         Least number of clients in the sum.
-    asked : bytes
-        Hash of what the client was asked.
     """
 
     custody: Custody
@@ -143,7 +141,6 @@ class Place:
     joined: Joined
     bounds: Bounds
     least: int
-    asked: bytes
 
     def masked(self, arrays: Arrays, metrics: Metrics) -> tuple[Arrays, dict[str, Any]]:
         """Return a reply of codes as it may leave the node, and what may be said beside it.
@@ -153,15 +150,13 @@ class Place:
         InvalidParameterError
             If codes or weight are not what was agreed on.
         ProtocolError
-            If a share is damaged, or the vector of this session has left the node already.
+            If the vector of this session has left the node already.
         """
         ordered = {name: np.asarray(arrays[name]) for name in sorted(arrays)}
         vector = residues(ordered, int(metrics[_WEIGHT]), self.bounds)
         bits = self.bounds.modulus_bits
         with _participant(self.custody, self.header.experiment_id) as participant:
-            participant.join(self.joined)
-            session = self.joined.session
-            vector = participant.mask(session, vector, bits, asked=self.asked)
+            vector = participant.mask(self.joined.session, vector, bits)
         told = {key: value for key, value in metrics.items() if key == _TOLD}
         return {MASKED: pack(vector, bits)}, told
 
@@ -176,7 +171,7 @@ def join(
     DeclinedError
         If there is none, and the client or its node answers only within one.
     ProtocolError
-        If the client cannot join.
+        If the client cannot join: a share is damaged, or it was asked in this session before.
     """
     custody = Custody.of(context) if client.sums != "never" else None
     if JOIN not in content:
@@ -197,13 +192,17 @@ def join(
     joined, bounds = read(Joined, record), read(Bounds, record)
     if len(joined.dealers) > bounds.cohort:
         raise ProtocolError("more dealers than clients of the cohort")
-    with _participant(custody, header.experiment_id, keep=False) as participant:
+    if strange := [name for name in content if "@" in name]:
+        raise ProtocolError(f"records {strange} in a question for a secure sum: no '@' in a name")
+    # Before the training: a question that is refused must have no effect, and a second one in
+    # the same session would be another one.
+    with _participant(custody, header.experiment_id) as participant:
         threshold, roster = participant.seat(joined.session, header.server_round, step_of(header))
+        participant.join(joined, question_digest(content, without=OWN))
     # In a sparse graph a client knows its share of the threshold, and no more can be true.
     cohort = bounds.cohort if is_safe(bounds.cohort, roster, joined.threshold) else roster
     least = min(joined.threshold, threshold * max(cohort, roster) // roster)
-    asked = question_digest(content, without=OWN)
-    return Place(custody, header, joined, bounds, least, asked)
+    return Place(custody, header, joined, bounds, least)
 
 
 def step_of(header: Header) -> int:

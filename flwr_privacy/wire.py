@@ -346,14 +346,17 @@ def question_digest(content: Mapping[str, Any], *, without: Mapping[str, Iterabl
         SHA-256, 32 bytes.
     """
     digest = hashlib.sha256()
-    for name in sorted(content):
+    # In their own order, because apps take the first record of a kind, and arrays one by one.
+    for name, record in content.items():
         if name == COHORT or "@" in name:
             continue
         own = set(without.get(name, ()))
-        entries = {key: value for key, value in content[name].items() if key not in own}
-        _hash(digest, [name, *sorted(entries)])
-        for key in sorted(entries):
-            value = entries[key]
+        keys = [key for key in record if key not in own]
+        if own:  # part of it comes to some clients with what is theirs, in another order
+            keys.sort()
+        _hash(digest, [type(record).__name__, name, *keys])
+        for key in keys:
+            value = record[key]
             if hasattr(value, "stype"):  # an array
                 shape = [int(length) for length in value.shape]
                 _hash(digest, ["array", value.dtype, shape, value.data])
@@ -369,9 +372,11 @@ def _hash(digest: Any, value: Any) -> None:
         for item in value:
             _hash(digest, item)
         return
-    octets = value if isinstance(value, bytes) else repr(value).encode()
-    digest.update(type(value).__name__.encode() + b":" + len(octets).to_bytes(8, "big"))
-    digest.update(octets)
+    # What travels are the plain types: NumPy's floats and their like become these on the way.
+    kind = next(kind for kind in (bool, int, float, str, bytes) if isinstance(value, kind))
+    plain: Any = kind(value)
+    octets = plain if kind is bytes else repr(plain).encode()
+    digest.update(kind.__name__.encode() + b":" + len(octets).to_bytes(8, "big") + octets)
 
 
 def _check_type(record: str, key: str, value: Any, kind: type) -> None:

@@ -635,7 +635,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         draw = None if last else lambda r: self._drawn(self._grid, r)
         try:
             again = self.sums_again(phase)
-            asked = self.conversation.book(phase).question
+            book = self.conversation.book(phase)
+            asked, book.question = book.question, RecordDict()  # it holds a model
             opened = self._sums.open(self._grid, masked, draw, asked=asked, again=again)
             mean = opened_mean(empty, *opened)
         except NotOpenedError as error:

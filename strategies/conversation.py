@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_privacy.errors import ProtocolError
+from flwr_privacy.secure_sum.messages import JOIN
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire import (
     COHORT,
@@ -231,7 +232,7 @@ class Conversation:
         """Send the messages of a phase; yield replies until quorum or deadline."""
         book = self.book(phase)
         messages = list(messages)
-        if messages:
+        if messages and JOIN in messages[0].content:
             book.question = messages[0].content
         quorum = None if self._stragglers else book.quorum
         left_open: dict[str, int] = {}

@@ -7,6 +7,7 @@ from flwr.serverapp import Grid
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_number
 from flwr_privacy.mspdq import outweighs
+from flwr_privacy.secure_sum import NotOpenedError
 from flwr_privacy.wire import TRAIN
 
 from .base import SchemeStrategy
@@ -84,6 +85,16 @@ class DrawnStrategy(SchemeStrategy):
         draws = self.draws(self._current)
         return {"draws": sum(draws.values()), "distinct": len(draws)}
 
+    def _hides(self, draws: Mapping[str, int]) -> bool:
+        """Tell whether a secure sum, if there is one, says no more of one client than of others."""
+        if self.secure_sum is None:
+            return True
+        try:
+            least = self.secure_sum.threshold_of(len(draws))
+        except InvalidParameterError:  # so few clients were drawn
+            return False
+        return not outweighs(draws, least=least)
+
     _current = 0  # the round that has begun, if one has
 
     def _drawn(self, grid: Grid, server_round: int) -> Assigned:
@@ -104,8 +115,13 @@ class DrawnStrategy(SchemeStrategy):
                     shares=self._shares,
                     attempt=attempt,
                 )
-                if self.secure_sum is None or not outweighs(draws):
+                if self._hides(draws):
                     break
+            else:
+                raise NotOpenedError(
+                    f"there is no sum of round {server_round}: so many draws of so few clients "
+                    "have one that may weigh more than all others"
+                )
         else:
             assigned = super()._drawn(grid, server_round)
             draws = {client: 1 for clients in assigned.values() for client in clients}

@@ -248,8 +248,9 @@ class MSPDQ(MSP):
             hub.begin(client, _there(packed), *_ends(fields))
         elif phase == MIX or terms.leaps:
             half = fields.get("half-width") if terms.interval == "self" else None
+            saturated = check_integer("saturated", fields.get("saturated"), minimum=0)
             hub.hear(client, _there(packed), half)
-            self._saturated += check_integer("saturated", fields.get("saturated"), minimum=0)
+            self._saturated += saturated
         if terms.interval in ("paper", "linf"):
             hub.tell(client, check_number("scalar", fields.get("scalar")))
 

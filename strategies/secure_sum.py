@@ -211,9 +211,10 @@ class SecureRounds:
         survivors = sorted(masked.clients)
         session.check_survivors(survivors)
         answering = {client for client in survivors if session.can_answer(client, survivors)}
+        digest = question_digest(asked, without=OWN)
         self._next = None
         if again:
-            self._next = self._next_step(session, assigned, survivors)
+            self._next = self._next_step(session, assigned, survivors, digest)
         elif draw is not None:
             try:
                 self._next = self._new_session(session.server_round + 1, draw)
@@ -225,8 +226,7 @@ class SecureRounds:
             opening=(session, _only(assigned, answering), survivors),
             dealing=self._next,
         )
-        digest = question_digest(asked, without=OWN)
-        values = session.open(masked.total, survivors, asked=digest)
+        values = session.open(masked.total, survivors, digest)
         self._summed = len(survivors)
         return values, survivors, session.bounds
 
@@ -368,14 +368,14 @@ class SecureRounds:
         return session, assigned
 
     def _next_step(
-        self, session: Session, assigned: Assigned, survivors: list[str]
+        self, session: Session, assigned: Assigned, survivors: list[str], asked: bytes
     ) -> tuple[Session, Assigned]:
         try:
             bounds = self._bounds_of(survivors, session.server_round)
         except InvalidParameterError as error:
             following = words(session.server_round, session.step + 1)
             raise NotOpenedError(f"there is no sum of {following}: {error}") from error
-        next_session = session.go_on(secrets.token_hex(16), survivors, bounds)
+        next_session = session.go_on(secrets.token_hex(16), survivors, bounds, asked)
         return next_session, _only(assigned, set(survivors))
 
     def _exchange(

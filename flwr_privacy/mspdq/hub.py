@@ -63,6 +63,8 @@ class Hub:
         self._terms = terms
         self._intervals = intervals
         self._draws = draws
+        if intervals.rule == "linf":  # where clients start apart, the widths follow
+            largest = min(largest, _LARGEST_SCALAR)
         self._largest = largest / max(1, sum(draws.values()))  # so that no sum is beyond
         self._start = start
         self._codecs: dict[str, Codec] = {}
@@ -230,12 +232,13 @@ class SumHub:
         return self._start.astype(np.float64) if self._sum is None else self._sum.average
 
 
-def outweighs(draws: Mapping[str, int]) -> bool:
-    """Tell whether one client was drawn more often than all others together.
+def outweighs(draws: Mapping[str, int], *, least: int) -> bool:
+    """Tell whether one client may weigh more than all others in a sum over `least` clients or more.
 
-    The sum of such draws would say more of that client than of the others.
+    Everybody else weighs at least 1, so nobody does who was drawn less often than `least` times.
+    The sum of other draws would say more of that client than of the others.
     """
-    return 2 * max(draws.values(), default=0) > sum(draws.values())
+    return max(draws.values(), default=1) >= least
 
 
 def code_sum(size: int) -> GridMean:

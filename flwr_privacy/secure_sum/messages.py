@@ -15,7 +15,7 @@ JOIN, DEAL, OPEN = "flwr-privacy.join", "flwr-privacy.deal", "flwr-privacy.open"
 to the last two have the same names."""
 
 
-OWN = {JOIN: ("dealers", "mask-keys", "sealed", "threshold")}
+OWN = {JOIN: ("dealers", "mask-keys", "sealed")}
 """What no two clients have alike of a question for a vector."""
 
 

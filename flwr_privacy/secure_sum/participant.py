@@ -24,7 +24,16 @@ from flwr_privacy.shamir import deal
 
 from .masked import add_masks
 
-__all__ = ["Dealt", "Invitation", "Joined", "Participant", "commitment", "pair_seed", "self_seed"]
+__all__ = [
+    "Dealt",
+    "Invitation",
+    "Joined",
+    "Participant",
+    "asked_so_far",
+    "commitment",
+    "pair_seed",
+    "self_seed",
+]
 
 KEY, SEED = "key", "seed"
 """The two secrets of a client."""
@@ -174,6 +183,7 @@ class Participant:
             "private": masks.private,
             "seed": seed,
             "own": shares[roster.index(me)],
+            "before": b"" if earlier is None else earlier["asked"],
         }
         associated = self._associated(invitation.session, own)
         channel = self._channel
@@ -225,8 +235,17 @@ class Participant:
             )
         return own["threshold"], len(own["roster"])
 
-    def join(self, joined: Joined) -> None:
+    def join(self, joined: Joined, asked: bytes = b"") -> None:
         """Open the shares that the others dealt; the client may then send its vector.
+
+        Parameters
+        ----------
+        joined : Joined
+            Who dealt, and what.
+        asked : bytes
+            Hash of what the client is asked. Masks cancel among those who were asked the same, in
+            this step and in those before: a server that asks one client for something else, to
+            find it in a sum, has no sum. A client is asked once in a session.
 
         Raises
         ------
@@ -262,13 +281,12 @@ class Participant:
             if len(share) != 2 * SECRET_BYTES:
                 raise ProtocolError(f"the share of client {peer} has {len(share)} bytes")
             shares[peer] = share
+        session["asked"] = asked_so_far(session["before"], asked)
         session["dealers"] = dealers
         session["mask_keys"] = joined.mask_keys
         session["shares"] = [shares[dealer] for dealer in dealers]
 
-    def mask(
-        self, session: str, vector: NDArray[np.uint64], bits: int, *, asked: bytes = b""
-    ) -> NDArray[np.uint64]:
+    def mask(self, session: str, vector: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
         """Return the client's vector under its masks; once per session.
 
         Parameters
@@ -279,9 +297,6 @@ class Participant:
             Residues modulo ``2**bits``.
         bits : int
             Bits of the modulus.
-        asked : bytes
-            Hash of what the client was asked. Masks cancel among those who were asked the same: a
-            server that asks one client for something else, to find it in the sum, has no sum.
 
         Raises
         ------
@@ -297,7 +312,7 @@ class Participant:
         for peer, key in keys.items():
             if peer != self.client_id:
                 pair = (self.client_id, peer)
-                seed = pair_seed(masks, key, self.experiment_id, session, pair, asked)
+                seed = pair_seed(masks, key, self.experiment_id, session, pair, own["asked"])
                 seeds.append((seed, 1 if self.client_id < peer else -1))
         own.update(masked=True, private=b"", seed=b"")
         return add_masks(vector, bits, seeds)
@@ -482,6 +497,11 @@ def pair_seed(
     cancel; and what the client was asked.
     """
     return own.agree(peer_key, "pairwise mask", experiment_id, session, sorted(pair), asked)
+
+
+def asked_so_far(before: bytes, asked: bytes) -> bytes:
+    """Return a hash of all that was asked in the steps of a round up to a question."""
+    return hashlib.sha256(before + asked).digest()
 
 
 def self_seed(experiment_id: str, session: str, seed: bytes) -> bytes:

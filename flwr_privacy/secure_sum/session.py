@@ -21,6 +21,7 @@ from .participant import (
     Dealt,
     Invitation,
     Joined,
+    asked_so_far,
     commitment,
     pair_seed,
     self_seed,
@@ -62,6 +63,8 @@ class Session:
         What the vectors keep to.
     local_thresholds : dict, optional
         For each client how many of its roster open a secret; by default its share of `threshold`.
+    before : bytes
+        Hash of what the clients were asked in the steps before.
     """
 
     name: str
@@ -73,11 +76,14 @@ class Session:
     bounds: Bounds
     step: int = 0
     local_thresholds: Mapping[str, int] = field(default_factory=dict)
+    before: bytes = b""
     _dealt: dict[str, Dealt] = field(default_factory=dict)
     _shares: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     _revealed: set[str] = field(default_factory=set)
 
-    def go_on(self, name: str, survivors: Collection[str], bounds: Bounds) -> "Session":
+    def go_on(
+        self, name: str, survivors: Collection[str], bounds: Bounds, asked: bytes = b""
+    ) -> "Session":
         """Return the next step of the round: a sum over the survivors of this one and nobody fewer.
 
         The thresholds stay: with lower ones a sparse graph would be less safe than
@@ -91,6 +97,8 @@ class Session:
             Whose vectors are in this sum.
         bounds : Bounds
             What the next vectors keep to.
+        asked : bytes
+            Hash of what the clients were asked in this step.
         """
         there = sorted(survivors)
         return Session(
@@ -103,6 +111,7 @@ class Session:
             threshold=self.threshold,
             bounds=bounds,
             local_thresholds={client: self._local(client) for client in there},
+            before=asked_so_far(self.before, asked),
         )
 
     @property
@@ -218,7 +227,7 @@ class Session:
         self._revealed.add(client)
 
     def open(
-        self, total: NDArray[np.uint64], survivors: Collection[str], *, asked: bytes = b""
+        self, total: NDArray[np.uint64], survivors: Collection[str], asked: bytes = b""
     ) -> NDArray[np.int64]:
         """Take the masks off a sum.
 
@@ -229,7 +238,7 @@ class Session:
         survivors : collection of str
             Whose vectors are in it.
         asked : bytes
-            Hash of what they were asked, see `Participant.mask`.
+            Hash of what they were asked, see `Participant.join`.
 
         Returns
         -------
@@ -244,6 +253,7 @@ class Session:
         """
         self.check_survivors(survivors)
         self._check_enough("revealed their shares", len(self._revealed), self.threshold)
+        so_far = asked_so_far(self.before, asked)
         masks = []
         for client in sorted(survivors):
             seed = self._recovered(client, SEED)
@@ -263,7 +273,7 @@ class Session:
             for peer in there:
                 mask_key = self._dealt[peer].mask_key
                 pair = (client, peer)
-                seed = pair_seed(own, mask_key, self.experiment_id, self.name, pair, asked)
+                seed = pair_seed(own, mask_key, self.experiment_id, self.name, pair, so_far)
                 masks.append((seed, -1 if peer < client else 1))
         bits = self.bounds.modulus_bits
         return values_of(add_masks(total, bits, masks), bits)

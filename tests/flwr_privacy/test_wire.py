@@ -76,6 +76,8 @@ def question(**changes):
         {"config": ConfigRecord({"lr": 0.5, "names": ["a", "b"]})},
         {"join": ConfigRecord({"session": "t", "sealed": [b"1"]})},
         {"more": ConfigRecord()},
+        {"config": MetricRecord({"lr": 0.5, "epochs": 1})},
+        {"arrays": record({"b": np.zeros(1), "w": np.arange(4, dtype=np.float32)})},
     ],
 )
 def test_whatever_is_asked_otherwise_has_another_digest(changes):
@@ -85,5 +87,7 @@ def test_whatever_is_asked_otherwise_has_another_digest(changes):
 def test_a_digest_leaves_out_what_is_for_one_client_alone():
     assert question(join=ConfigRecord({"session": "s", "sealed": [b"2", b"3"]})) == question()
     assert question(**{"join@3": ConfigRecord({"sealed": [b"3"]})}) == question()
+    numbers = ConfigRecord({"lr": np.float64(0.5), "names": ["a", "b"], "epochs": 1})
+    assert question(config=numbers) == question()  # as they are after a journey
     moved = {"config": ConfigRecord(), "lr": ConfigRecord(), "0.5": ConfigRecord()}
     assert question(**moved) != question(config=ConfigRecord({"lr": "0.5"}))

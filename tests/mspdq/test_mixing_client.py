@@ -333,7 +333,7 @@ def test_under_a_secure_sum_a_client_checks_how_often_it_was_drawn(
 
 
 def test_under_a_secure_sum_nobody_may_outweigh_the_others(node: Node) -> None:
-    with pytest.raises(ProtocolError, match="one client was drawn more often than all others"):
+    with pytest.raises(ProtocolError, match="a client was drawn so often that it may weigh more"):
         node.train(
             GLOBAL, summed=3, width=2.0, drawn=["ward-1", "ward-2", "ward-7"], draws=[1, 1, 3]
         )

@@ -597,6 +597,7 @@ def test_after_it_has_revealed_a_client_remembers_no_secret_but_the_halves_it_re
         assert session["shares"] == kept
         # Nothing else: its long-term key, which opens what was sealed for it, and public keys.
         known = [b"", *kept, party.state["private"], *party.state["peers"].values()]
+        known.append(session["asked"])  # a hash of the question
         assert set(walk(party.state)) == set(known)
         forgotten = before[client]["sessions"]["first"]
         everything = dumps(party.state)

@@ -140,6 +140,8 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        # Where the tests run in the background, the signal is ignored, and so it would be here.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     metrics = tmp_path / "r" / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 3:
