@@ -365,3 +365,32 @@ def test_on_a_sparse_graph_a_client_with_too_few_around_ends_the_round(monkeypat
     following = session.go_on("step 1", left, SPARSE)
     with refused(parties[lonely], "threshold 7 for 6 clients: it must be more than half of them"):
         parties[lonely].deal(following.invitation(lonely))
+
+
+@pytest.mark.parametrize("odd", [None, "c01"])
+def test_what_one_client_was_asked_otherwise_spoils_this_sum_and_the_later_ones(
+    odd: str | None,
+) -> None:
+    run = Steps()
+    session = run.session
+    session.check_dealers()
+    for step, who in enumerate((CLIENTS, FOUR, FOUR)):
+        for client in who:
+            asked = b"something else" if client == odd and step == 0 else b"question %d" % step
+            run.parties[client].join(session.joined(client), asked)
+        total = summed(masked(session, run.parties, FOUR)).total
+        reveal(session, run.parties, FOUR, FOUR)
+        opened = session.open(total, FOUR, b"question %d" % step).tolist()
+        assert (opened == plain_sum(FOUR)) == (odd is None)
+        session = session.go_on(f"step {step + 1}", FOUR, BOUNDS, b"question %d" % step)
+        deal(session, run.parties, FOUR)
+        session.check_dealers()
+
+
+def test_a_client_is_asked_once_in_a_session() -> None:
+    run = Steps()
+    run.session.check_dealers()
+    joined = run.session.joined("c01")
+    run.parties["c01"].join(joined, b"question")
+    with refused(run.parties["c01"], "has this client's vector already"):
+        run.parties["c01"].join(joined, b"another")
