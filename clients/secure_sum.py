@@ -38,7 +38,6 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields, Header, question_digest
 
 from .base import SchemeClient, Train
 from .custody import Custody, is_simulated
-from .release import check_unaccounted
 
 __all__ = ["SecureSumClient"]
 
@@ -73,16 +72,11 @@ class SecureSumClient(SchemeClient):
 
         Raises
         ------
-        DeclinedError
-            If the node's policy asks for a budget, which there is none of here.
         DataError
             If the update is not finite or goes beyond the range that was agreed on.
         ProtocolError
             If the question is malformed or the weight is no whole number.
         """
-        if self.context is None:
-            raise TypeError("SecureSumClient needs the context: SecureSumClient(client, context)")
-        check_unaccounted(Custody.of(self.context), scheme=self.scheme)
         terms = Terms.read(fields)
         start = dict(arrays)
         names = terms.names(start)
