@@ -282,9 +282,7 @@ def _signed(experiment_id: str, client_id: str, key: bytes) -> tuple[str | bytes
 
 
 @contextmanager
-def _participant(
-    custody: Custody, experiment_id: str, *, keep: bool = True
-) -> Iterator[Participant]:
+def _participant(custody: Custody, experiment_id: str) -> Iterator[Participant]:
     """Lend a client's side of an experiment; what it remembers is on the disk afterwards."""
     name = hashlib.sha256(experiment_id.encode()).hexdigest()[:32]
     path = custody.sessions / name
@@ -294,8 +292,6 @@ def _participant(
             state = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
             participant = Participant(custody.client_id, experiment_id, state)
             yield participant
-            if not keep:
-                return
             # A simulated client has no power cut to fear that would set it back.
             content = dumps(participant.state)
             write_sealed(path, _MAGIC, content, durable=not is_simulated())

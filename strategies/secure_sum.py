@@ -37,7 +37,7 @@ from flwr_privacy.secure_sum.messages import (
 from flwr_privacy.secure_sum.participant import Dealt, words
 from flwr_privacy.wire import question_digest
 
-from .conversation import Assigned, Conversation
+from .conversation import Assigned, Conversation, only
 from .round import ClientReply, PartialSum
 
 __all__ = ["SecureRounds", "opened_mean"]
@@ -146,7 +146,7 @@ class SecureRounds:
     def assigned(self) -> Assigned:
         """Who is asked for a vector: those who dealt."""
         session, assigned = self._current()
-        return _only(assigned, set(session.dealers))
+        return only(assigned, set(session.dealers))
 
     def question(self) -> tuple[RecordDict, dict[str, RecordDict]]:
         """Return what the question for vectors says to all, and to each client alone."""
@@ -223,7 +223,7 @@ class SecureRounds:
         self._exchange(
             grid,
             session.server_round,
-            opening=(session, _only(assigned, answering), survivors),
+            opening=(session, only(assigned, answering), survivors),
             dealing=self._next,
         )
         values = session.open(masked.total, survivors, digest)
@@ -314,7 +314,7 @@ class SecureRounds:
             return
         self._tries.update(unknown)
         messages = self._conversation.ask(
-            server_round, KEYS, RecordDict(), _only(everybody, unknown)
+            server_round, KEYS, RecordDict(), only(everybody, unknown)
         )
         replies = self._conversation.exchange(grid, messages, phase=KEYS)
         book = self._conversation.book(KEYS)
@@ -335,7 +335,7 @@ class SecureRounds:
 
     def _new_session(self, server_round: int, draw: Draw) -> tuple[Session, Assigned]:
         drawn = draw(server_round)
-        assigned = _only(drawn, set(self._keys))
+        assigned = only(drawn, set(self._keys))
         asked, cohort = _clients(drawn), _clients(assigned)
         try:
             bounds = self._bounds_of(asked, server_round)
@@ -376,7 +376,7 @@ class SecureRounds:
             following = words(session.server_round, session.step + 1)
             raise NotOpenedError(f"there is no sum of {following}: {error}") from error
         next_session = session.go_on(secrets.token_hex(16), survivors, bounds, asked)
-        return next_session, _only(assigned, set(survivors))
+        return next_session, only(assigned, set(survivors))
 
     def _exchange(
         self,
@@ -470,11 +470,6 @@ def _is_complete(session: Session) -> bool:
 
 def _clients(assigned: Assigned) -> list[str]:
     return [client for clients in assigned.values() for client in clients]
-
-
-def _only(assigned: Assigned, wanted: set[str]) -> dict[int, list[str]]:
-    kept = {node: [c for c in clients if c in wanted] for node, clients in assigned.items()}
-    return {node: clients for node, clients in kept.items() if clients}
 
 
 def _add(asked: dict[int, list[str]], assigned: Assigned) -> None:
