@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from .accounting import accounting
 from .aggregate import aggregate
+from .calibration import calibration
 from .mixing import mixing
 from .noise import noise
 from .private import private
@@ -22,6 +23,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "quantize": quantize,
     "mixing": mixing,
     "accounting": accounting,
+    "calibration": calibration,
     "secure-sum": secure_sum,
     "echo": echo,
     "fedavg": fedavg,

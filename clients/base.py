@@ -17,7 +17,7 @@ from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.wire import RECORD, TRAIN, Fields
 
-__all__ = ["SchemeClient", "Train", "Trained"]
+__all__ = ["Evaluate", "SchemeClient", "Train", "Trained"]
 
 
 class Trained(NamedTuple):
@@ -29,6 +29,9 @@ class Trained(NamedTuple):
 
 Train = Callable[[Arrays], Trained]
 """The user's local training: from the arrays to start at to the arrays where it ended."""
+
+Evaluate = Callable[[], Metrics]
+"""The user's evaluation of a model on its own data: its metrics."""
 
 _NUM_EXAMPLES = "num-examples"
 
@@ -102,9 +105,32 @@ class SchemeClient(NumPyClient):
         """
         return {}
 
-    def released_metrics(self, metrics: Metrics) -> dict[str, Any]:
-        """Return what leaves the node of the metrics of an evaluation; by default nothing."""
-        return {}
+    def judge(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
+        """Answer the question how good a model is on the client's data; by default not at all.
+
+        Parameters
+        ----------
+        arrays : Mapping of str to ndarray
+            The model.
+        fields : dict
+            As those of `handle`.
+        evaluate : callable
+            The user's evaluation of that model.
+
+        Returns
+        -------
+        Mapping of str to number
+            What leaves the node.
+
+        Raises
+        ------
+        ProtocolError
+            If the scheme releases nothing of an evaluation.
+        """
+        raise ProtocolError(
+            f"a client under the scheme '{self.scheme}' releases nothing of an evaluation: "
+            "evaluate on the server (fraction_evaluate = 0)"
+        )
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty accumulator for the replies of several clients on one node.

@@ -6,7 +6,6 @@ the difference of the two would have hardly any noise. There are no kept replies
 """
 
 import logging
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,14 +18,20 @@ from flwr_privacy.central_dp import DISTRIBUTED, Terms
 from flwr_privacy.central_mean import CentralMean, add_noise
 from flwr_privacy.errors import DeclinedError
 from flwr_privacy.grid import Grid
-from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.udp import USER_UNIT
 from flwr_privacy.updates import Update, clip
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody, refuse_node_keys
-from .release import PlannedRelease, check_code_limit, check_policy, question_of
+from .release import (
+    PlannedRelease,
+    check_code_limit,
+    check_policy,
+    check_summed,
+    check_unanswered,
+    question_of,
+)
 
 __all__ = ["CentralDPClient"]
 
@@ -79,7 +84,7 @@ class CentralDPClient(SchemeClient):
             _check_trusted(custody, self.scheme)
             out = {name: c.astype(np.int32) for name, c in _clipped(terms, start, train).items()}
             return out, {METRICS: dict(_METRICS)}
-        _check_summed(terms, fields["summed"])
+        check_summed(terms.parties, fields["summed"])
         question = question_of(phase, fields)
         release = PlannedRelease(
             custody=custody,
@@ -91,14 +96,14 @@ class CentralDPClient(SchemeClient):
             delta=terms.delta,
         )
         entries = custody.ledger.entries()
-        _check_unanswered(question, entries)
+        check_unanswered(question, entries)
         release.check_policy(terms.noise_multiplier, terms.sigma())
         release.check_affordable(entries)
         terms.check_grid(sum(np.size(start[name]) for name in terms.names(start)))
         check_code_limit(fields, terms.code_limit())
         codes = _clipped(terms, start, train)
         with custody.ledger.locked() as book:
-            _check_unanswered(question, book.entries)
+            check_unanswered(question, book.entries)
             release.check_affordable(book.entries)
             book.charge(release.entry())
         add_noise(codes, terms, custody.random(question, "noise"))
@@ -124,25 +129,6 @@ def _check_trusted(custody: Custody, scheme: str) -> None:
         )
         logger.warning("client %s declines: %s", custody.client_id, text)
         raise DeclinedError(text)
-
-
-def _check_summed(terms: Terms, least: int) -> None:
-    """Decline to add a share of noise to what is not summed up with enough others."""
-    if least == 0 or least < terms.parties:
-        where = f"in a secure sum of at least {least}" if least else "outside of a secure sum"
-        raise DeclinedError(
-            f"noise in shares for a sum of at least {terms.parties} honest clients was asked for "
-            f"{where} ({least} clients): a share alone hides nothing"
-        )
-
-
-def _check_unanswered(question: Question, entries: Sequence[Entry]) -> None:
-    """Decline to answer a question again: its sum may have been opened."""
-    if any(entry.question == question for entry in entries):
-        raise DeclinedError(
-            f"the question of round {question.server_round} was answered before, in a secure sum "
-            "of its own: a second sum over the same round could give the answer away"
-        )
 
 
 def _clipped(terms: Terms, start: Arrays, train: Train) -> dict[str, NDArray[np.int64]]:

@@ -1,12 +1,12 @@
 """Federated averaging: the scheme that passes everything through and protects nothing."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics
 from flwr_privacy.wire import METRICS, Fields
 
-from .base import SchemeClient, Train
+from .base import Evaluate, SchemeClient, Train
 
 __all__ = ["FedAvgClient"]
 
@@ -29,6 +29,6 @@ class FedAvgClient(SchemeClient):
         trained = train(arrays)
         return trained.arrays, {METRICS: trained.metrics}
 
-    def released_metrics(self, metrics: Metrics) -> dict[str, Any]:
-        """Return all metrics of an evaluation."""
-        return dict(metrics)
+    def judge(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
+        """Return all metrics of the evaluation."""
+        return evaluate()

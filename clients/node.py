@@ -10,7 +10,8 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from flwr.app import (
     ArrayRecord,
@@ -23,7 +24,6 @@ from flwr.app import (
     RecordDict,
 )
 
-from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, LedgerError, ProtocolError
 from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY, client_id_from
@@ -45,7 +45,7 @@ from flwr_privacy.wire import (
 )
 
 from . import secure_sum
-from .base import SchemeClient, Train, Trained
+from .base import SchemeClient, Train
 from .records import RecordArrays, first_array_record, to_record
 
 __all__ = ["COHORTS_VARIABLE", "App", "answer"]
@@ -54,6 +54,9 @@ logger = logging.getLogger("flwr.privacy")
 
 COHORTS_VARIABLE = "FLWR_PRIVACY_COHORTS"
 """Environment variable that, set to 1 on a node, lets servers have it play several clients."""
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 _COHORTS_KEY = "cohorts"  # the same in a node's configuration
 _ARRAYS = "arrays"
@@ -103,19 +106,19 @@ def answer(app: App, message: Message, context: Context) -> Message:
         return Message(Error(ERROR_CODE, str(error)), reply_to=message)
 
 
-def _discreet(train: Train) -> Train:
-    """Return a training whose errors say nothing of the data."""
+def _discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Made]:
+    """Return a user's training or evaluation whose errors say nothing of the data."""
 
-    def discreet(arrays: Arrays) -> Trained:
+    def discreet(*given: _Given.args, **named: _Given.kwargs) -> _Made:
         try:
-            return train(arrays)
+            return work(*given, **named)
         except FlwrPrivacyError:
             raise
         # Whatever a user's code raises has a text of its own, and the text may have data in it.
         except Exception:
-            logger.exception("the client's own training failed")
+            logger.exception("the client's own %s failed", what)
             raise ProtocolError(
-                "the client's own training failed; the log of the node says how"
+                f"the client's own {what} failed; the log of the node says how"
             ) from None
 
     return discreet
@@ -165,13 +168,15 @@ def _play(
         own = {**client.introduce(), "plays": plays}
         return RecordDict({RECORD: _reply_record(header, client_id, own)})
     _check_round(header, context)
+    arrays = RecordArrays(first_array_record(message.content))
     if evaluation:
-        if type(client).released_metrics is SchemeClient.released_metrics:
-            raise ProtocolError(
-                f"a client under the scheme '{client.scheme}' releases nothing of an evaluation: "
-                "evaluate on the server (fraction_evaluate = 0)"
+        fields |= _named(header, None)
+        evaluate = partial(app.evaluate, client, message, context)
+        metrics = dict(
+            client.judge(
+                arrays, fields, evaluate if client.bare else _discreet(evaluate, "evaluation")
             )
-        metrics = client.released_metrics(app.evaluate(client, message, context))
+        )
         return RecordDict(
             {METRICS: MetricRecord(metrics), RECORD: _reply_record(header, client_id, {})}
         )
@@ -183,17 +188,10 @@ def _play(
             f"a secure sum over answers to '{message.metadata.message_type}': only 'train' has one"
         )
     place = secure_sum.join(client, context, header, message.content)
-    fields |= {
-        "experiment-id": header.experiment_id,
-        "round": header.server_round,
-        "request": header.request,
-        "summed": 0 if place is None else place.least,
-        "code-limit": 0 if place is None else place.bounds.code_limit,
-    }
-    arrays = RecordArrays(first_array_record(message.content))
+    fields |= _named(header, place)
     train = app.train(client, message, context)
     out, own = client.handle(
-        header.phase, arrays, fields, train if client.bare else _discreet(train)
+        header.phase, arrays, fields, train if client.bare else _discreet(train, "training")
     )
     metrics = dict(own.pop(METRICS, {}))
     if place is not None:
@@ -331,6 +329,17 @@ class _Tally:
             refused=[(client, e.reason, str(e)) for client, e in self._refused.items()],
             bytes_up=self._bytes_up,
         )
+
+
+def _named(header: Header, place: secure_sum.Place | None) -> Fields:
+    """Return what a client is told of its question beside the scheme's own fields."""
+    return {
+        "experiment-id": header.experiment_id,
+        "round": header.server_round,
+        "request": header.request,
+        "summed": 0 if place is None else place.least,
+        "code-limit": 0 if place is None else place.bounds.code_limit,
+    }
 
 
 def _record(content: RecordDict, name: str) -> ConfigRecord:

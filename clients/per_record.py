@@ -1,10 +1,11 @@
-"""One step with gradients clipped per record: what a scheme asks, and the proof that it was done.
+"""Training with gradients clipped per record: what a scheme asks, and the proof that it was done.
 
 A scheme wraps the user's training and sees only the arrays that come back, but its noise is right
-only if they are one step from the arrays that it handed out. So the scheme opens a scope with
+only if they are the asked steps from the arrays that it handed out. So it opens a scope with
 `asked`; the trainer that the user calls in it, e.g.
 `flwr_privacy.clients.torch.train_per_record`, reads the plan and leaves a `PerRecordStep` there,
-which knows the arrays before and after by their digests.
+which knows the arrays before and after by their digests. In the same way `asked_loss` gets the mean
+of losses that were clipped one by one, from `flwr_privacy.clients.torch.evaluate_per_record`.
 """
 
 import hashlib
@@ -18,16 +19,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_number
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    ProtocolError,
+    check_integer,
+    check_number,
+)
 from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.udp.sensitivity import RECORD_UNIT, check_steps, sensitivity
+from flwr_privacy.updates import SMALLEST_NORM
 
 __all__ = [
     "ROUNDING",
+    "LossRequest",
+    "PerRecordLoss",
     "PerRecordPlan",
     "PerRecordStep",
     "StepRequest",
     "asked",
+    "asked_loss",
     "certify",
+    "certify_loss",
+    "check_cap",
+    "current_cap",
     "current_plan",
     "digests",
     "in_step",
@@ -38,16 +52,18 @@ ROUNDING = 1e-3
 
 It covers norms, clipping and sums in float64, for up to three million records: a sum of n vectors
 of norm C is off by at most ``n * 2**-53`` of ``n C``, whatever the order, which has to stay under
-``1e-3 * C``. Rounding to the type of the parameters does not shrink with the step, so a
-`PerRecordStep` counts it by itself.
+``1e-3 * C``. That is so in each step, and the sensitivity of several steps is at least as large as
+what each of them can add, so the share does not grow with their number. Rounding to the type of the
+parameters does not shrink with the step, so a `PerRecordStep` counts it by itself.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerRecordPlan:
-    """What a scheme asks: ``w - learning_rate / b * sum of clip(gradient of a record)``.
+    """What a scheme asks: steps ``w - learning_rate / b * sum of clip(gradient of a record)``.
 
-    Wei et al., "User-Level Privacy-Preserving Federated Learning", algorithm 1, lines 5 to 9.
+    Wei et al., "User-Level Privacy-Preserving Federated Learning", algorithm 1, lines 5 to 9, is
+    one step on all records.
 
     Parameters
     ----------
@@ -57,7 +73,15 @@ class PerRecordPlan:
         Step size, above 0.
     sampling_rate : float, default 1.0
         Probability, above 0, with which a record is in the step, independently of the others; 1
-        takes all records.
+        takes all records. Below 1 there is one step.
+    epochs : int, default 1
+        Passes over the records.
+    batch_size : int, optional
+        Records of a step, in the order in which they are given; by default all.
+    bound : {"general", "convex", "unproven"}
+        Which sensitivity several steps have; see `flwr_privacy.udp.sensitivity.BOUNDS`. For
+        ``convex`` the trainer checks that the model is linear with one output, and whoever asks
+        vouches for the loss and the learning rate.
 
     Raises
     ------
@@ -68,51 +92,94 @@ class PerRecordPlan:
     clipping_norm: float
     learning_rate: float
     sampling_rate: float = 1.0
+    epochs: int = 1
+    batch_size: int | None = None
+    bound: str = "general"
 
     def __post_init__(self) -> None:
-        for name in ("clipping_norm", "learning_rate"):
+        check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
+        for name in ("learning_rate", "sampling_rate"):
             if check_number(name, getattr(self, name)) <= 0:
                 raise InvalidParameterError(name, getattr(self, name), "a number above 0")
-        if not 0 < check_number("sampling_rate", self.sampling_rate) <= 1:
-            raise InvalidParameterError(
-                "sampling_rate", self.sampling_rate, "a number above 0 and of at most 1"
-            )
+        check_steps(
+            RECORD_UNIT,
+            sampling_rate=self.sampling_rate,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            bound=self.bound,
+        )
 
     def batch(self, records: int) -> float:
-        """Return b, the expected number of records in the step, by which the sum is divided.
+        """Return b, the expected number of records in a step, by which its sum is divided.
 
         Examples
         --------
         >>> PerRecordPlan(clipping_norm=1.0, learning_rate=0.5, sampling_rate=0.25).batch(600)
         150.0
         """
-        return self.sampling_rate * records
+        return self.sampling_rate * records if self.batch_size is None else self.batch_size
+
+    def steps(self, records: int) -> int:
+        """Return the number of steps.
+
+        Examples
+        --------
+        >>> plan = PerRecordPlan(clipping_norm=1.0, learning_rate=0.5, epochs=2, batch_size=128)
+        >>> plan.steps(800)
+        14
+        """
+        return self.epochs * (1 if self.batch_size is None else -(-records // self.batch_size))
+
+    def sensitivity(self, records: int) -> float:
+        """Return the sensitivity of the exact steps: `flwr_privacy.udp.sensitivity.sensitivity`.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there are no records, or fewer than a batch has.
+        """
+        return sensitivity(
+            RECORD_UNIT,
+            clipping_norm=self.clipping_norm,
+            learning_rate=self.learning_rate,
+            records=records,
+            sampling_rate=self.sampling_rate,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            bound=self.bound,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerRecordStep:
-    """Certificate of a step with gradients clipped per record. It stays on the node.
+    """Certificate of a local training with gradients clipped per record. It stays on the node.
+
+    It is the whole training, from the arrays that came in to those that go out: one step by
+    default, as many as the plan has otherwise.
 
     Parameters
     ----------
     plan : PerRecordPlan
         What was done.
     records : int
-        Number of records n of the data set, whether they were in the step or not. It is public.
+        Number of records n of the data set, whether they were in the steps or not. It is public.
     before, after : tuple of bytes
-        `digests` of the model's arrays before and after the step.
+        `digests` of the model's arrays before and after the training.
     rounding : float, default 0.0
-        Largest L2 distance between the exact step and the stored one because of the type of the
-        parameters. It may depend on the arrays before the step, not on the records.
+        Largest L2 distance between the weights that the steps led to and the stored ones because of
+        the type of the parameters, all steps together. It may depend on the arrays before the
+        training, not on the records.
 
     Guarantee
     ---------
-    `sensitivity` bounds the L2 distance between the arrays after this step and after the same step
-    on a data set in which one record was replaced by another; with sampling, for every choice of
-    records. A record that was put into the data set several times counts as that many records.
+    `sensitivity` bounds the L2 distance between the arrays after this training and after the same
+    training on a data set in which one record was replaced by another, in the same place; with
+    sampling, for every choice of records. A record that was put into the data set several times
+    counts as that many records. With the bound ``convex`` this rests on what whoever asks vouches
+    for; with ``unproven`` and more than one step it does not hold.
 
-    Not covered: that a step is refused because a gradient is not finite; anything that the user
-    derives from the records besides the step, such as a loss.
+    Not covered: that a training is refused because a gradient is not finite; anything that the user
+    derives from the records besides it, such as a loss.
 
     Examples
     --------
@@ -128,7 +195,7 @@ class PerRecordStep:
     Traceback (most recent call last):
     ...
     flwr_privacy.errors.ProtocolError: the training returned other arrays (1 of 1) than the \
-per-record step made: return them as they are after the step, with nothing done in between
+per-record training made: return them as they are after it, with nothing done in between
     """
 
     plan: PerRecordPlan
@@ -138,19 +205,17 @@ per-record step made: return them as they are after the step, with nothing done 
     rounding: float = 0.0
 
     def sensitivity(self) -> float:
-        """Return ``2 learning_rate clipping_norm / b``, and what rounding adds.
+        """Return the plan's sensitivity for this number of records, and what rounding adds.
 
         With sampling, a step changes by less where one record is added or removed, so an accountant
         for that relation may use it too.
         """
-        plan = self.plan
-        exact = 2 * plan.learning_rate * plan.clipping_norm / plan.batch(self.records)
-        return (exact + 2 * self.rounding) * (1 + ROUNDING)
+        return (self.plan.sensitivity(self.records) + 2 * self.rounding) * (1 + ROUNDING)
 
     def check(
         self, before: Iterable[NDArray[np.generic]], after: Iterable[NDArray[np.generic]]
     ) -> None:
-        """Check that the step led from the one set of arrays to the other, bit for bit.
+        """Check that the training led from the one set of arrays to the other, bit for bit.
 
         Parameters
         ----------
@@ -162,19 +227,83 @@ per-record step made: return them as they are after the step, with nothing done 
         Raises
         ------
         ProtocolError
-            If the step started or ended at other arrays.
+            If it started or ended at other arrays.
         """
         _compare(
             digests(before),
             self.before,
-            "was given other arrays ({}) than the per-record step started at: load them into the "
-            "model, all and unchanged, before the step",
+            "the training was given other arrays ({}) than the per-record training started at: "
+            "load them into the model, all and unchanged, before it",
         )
         _compare(
             digests(after),
             self.after,
-            "returned other arrays ({}) than the per-record step made: return them as they are "
-            "after the step, with nothing done in between",
+            "the training returned other arrays ({}) than the per-record training made: return "
+            "them as they are after it, with nothing done in between",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRecordLoss:
+    """Certificate of a mean of losses that were clipped one by one. It stays on the node.
+
+    Parameters
+    ----------
+    cap : float
+        What each record's loss was clipped to, from 0; above 0.
+    records : int
+        Number of records, at least 1. It is public.
+    mean : float
+        Mean of the clipped losses.
+    model : tuple of bytes
+        `digests` of the arrays of the model that was evaluated.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Guarantee
+    ---------
+    `sensitivity` bounds the distance between this mean and that of the same model on a data set in
+    which one record was replaced by another. (A mean that was clipped as a whole has no such bound:
+    one record may move it by all of the cap.) The model counts as public: what it learned from the
+    same records is not covered.
+
+    Examples
+    --------
+    >>> loss = PerRecordLoss(cap=4.0, records=100, mean=0.5, model=digests([np.zeros(2)]))
+    >>> round(loss.sensitivity(), 5), loss.check([np.zeros(2)])
+    (0.04004, None)
+    """
+
+    cap: float
+    records: int
+    mean: float = field(repr=False)  # noiseless
+    model: tuple[bytes, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_cap("cap", self.cap)
+        check_integer("records", self.records, minimum=1)
+        check_number("mean", self.mean, minimum=0, maximum=self.cap)
+
+    def sensitivity(self) -> float:
+        """Return ``cap / records``, and what rounding adds."""
+        return self.cap / self.records * (1 + ROUNDING)
+
+    def check(self, arrays: Iterable[NDArray[np.generic]]) -> None:
+        """Check that the model that was evaluated has these arrays, bit for bit.
+
+        Raises
+        ------
+        ProtocolError
+            If it has others.
+        """
+        _compare(
+            digests(arrays),
+            self.model,
+            "the evaluation was given other arrays ({}) than it evaluated: load them into the "
+            "model, all and unchanged",
         )
 
 
@@ -186,7 +315,7 @@ class StepRequest:
     plan : PerRecordPlan
         What the scheme asks.
     random : SecureRandom
-        Chooses the records of the step.
+        Chooses the records of a sampled step.
     """
 
     def __init__(self, plan: PerRecordPlan, random: SecureRandom) -> None:
@@ -195,7 +324,7 @@ class StepRequest:
         self._steps: list[PerRecordStep] = []
 
     def add(self, step: PerRecordStep) -> None:
-        """Enter a step. A second one spoils the request, whatever the caller does about the error.
+        """Enter what was done. A second one spoils the request, even if the error is caught.
 
         Raises
         ------
@@ -207,7 +336,7 @@ class StepRequest:
 
     @property
     def step(self) -> PerRecordStep:
-        """The step that was done.
+        """What was done.
 
         Raises
         ------
@@ -225,12 +354,12 @@ class StepRequest:
     def _check(self) -> None:
         if len(self._steps) > 1:
             raise ProtocolError(
-                f"the training did {len(self._steps)} per-record steps: the noise of a round is "
-                "for one"
+                f"the training called a per-record trainer {len(self._steps)} times: the noise of "
+                "a round is for once; more steps are settings of the scheme"
             )
         if any(step.plan != self.plan for step in self._steps):
             raise ProtocolError(
-                f"the scheme asks for a step with {self.plan}, done was one with "
+                f"the scheme asks for a training by {self.plan}, done was one by "
                 f"{self._steps[0].plan}"
             )
 
@@ -240,7 +369,7 @@ _request: ContextVar[StepRequest | None] = ContextVar("flwr_privacy_per_record",
 
 @contextmanager
 def asked(plan: PerRecordPlan, random: SecureRandom | None = None) -> Iterator[StepRequest]:
-    """Open a scope in which the user's training is to do exactly one step by `plan`.
+    """Open a scope in which the user's training is to do exactly what `plan` says, once.
 
     Scopes may be nested; the innermost one counts. Take `StepRequest.step` once the training is
     over, and `PerRecordStep.check` it against the arrays.
@@ -250,7 +379,7 @@ def asked(plan: PerRecordPlan, random: SecureRandom | None = None) -> Iterator[S
     plan : PerRecordPlan
         What the scheme asks.
     random : SecureRandom, optional
-        Chooses the records of the step; by default a new stream.
+        Chooses the records of a sampled step; by default a new stream.
 
     Examples
     --------
@@ -295,18 +424,139 @@ def in_step(plan: PerRecordPlan, records: int) -> NDArray[np.bool_]:
 
 
 def certify(step: PerRecordStep) -> None:
-    """Hand a step to the scheme around the training; without a scheme, do nothing.
+    """Hand what was done to the scheme around the training; without a scheme, do nothing.
 
-    A trainer calls this before the step shows in its model.
+    A trainer calls this before it shows in its model.
 
     Raises
     ------
     ProtocolError
-        If it is the second step in the scope, or followed another plan than the scheme asks.
+        If it is the second time in the scope, or followed another plan than the scheme asks.
     """
     request = _request.get()
     if request is not None:
         request.add(step)
+
+
+class LossRequest:
+    """What happened in a scope that `asked_loss` opened.
+
+    Parameters
+    ----------
+    cap : float
+        What the scheme asks each record's loss to be clipped to.
+    """
+
+    def __init__(self, cap: float) -> None:
+        self.cap = check_cap("cap", cap)
+        self._losses: list[PerRecordLoss] = []
+
+    def add(self, loss: PerRecordLoss) -> None:
+        """Enter a loss. A second one spoils the request, even if the error is caught.
+
+        Raises
+        ------
+        ProtocolError
+            If it is the second one, or was clipped to another cap.
+        """
+        self._losses.append(loss)
+        self._check()
+
+    @property
+    def loss(self) -> PerRecordLoss:
+        """The loss that was measured.
+
+        Raises
+        ------
+        ProtocolError
+            If there was none, more than one, or one with another cap.
+        """
+        self._check()
+        if not self._losses:
+            raise ProtocolError(
+                "the evaluation measured no per-record loss: it has to call, e.g., "
+                "flwr_privacy.clients.torch.evaluate_per_record, once and in the thread it runs in"
+            )
+        return self._losses[0]
+
+    def _check(self) -> None:
+        if len(self._losses) > 1:
+            raise ProtocolError(
+                f"the evaluation measured {len(self._losses)} per-record losses: the noise of a "
+                "round is for one"
+            )
+        if any(loss.cap != self.cap for loss in self._losses):
+            raise ProtocolError(
+                f"the scheme asks for losses clipped to {self.cap}, measured were some clipped to "
+                f"{self._losses[0].cap}"
+            )
+
+
+_loss_request: ContextVar[LossRequest | None] = ContextVar("flwr_privacy_loss", default=None)
+
+
+@contextmanager
+def asked_loss(cap: float) -> Iterator[LossRequest]:
+    """Open a scope in which the user's evaluation is to measure exactly one per-record loss.
+
+    Take `LossRequest.loss` once the evaluation is over, and `PerRecordLoss.check` it against the
+    arrays.
+
+    Parameters
+    ----------
+    cap : float
+        What each record's loss is to be clipped to, above 0.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the cap is not allowed.
+
+    Examples
+    --------
+    >>> with asked_loss(4.0) as request:
+    ...     certify_loss(PerRecordLoss(cap=current_cap(), records=10, mean=0.5, model=()))
+    >>> request.loss.records, current_cap()
+    (10, None)
+    """
+    request = LossRequest(cap)
+    token = _loss_request.set(request)
+    try:
+        yield request
+    finally:
+        _loss_request.reset(token)
+
+
+def current_cap() -> float | None:
+    """Return what the scheme around the evaluation asks losses to be clipped to; None without."""
+    request = _loss_request.get()
+    return None if request is None else request.cap
+
+
+def certify_loss(loss: PerRecordLoss) -> None:
+    """Hand a loss to the scheme around the evaluation; without a scheme, do nothing.
+
+    Raises
+    ------
+    ProtocolError
+        If it is the second one in the scope, or was clipped to another cap than the scheme asks.
+    """
+    request = _loss_request.get()
+    if request is not None:
+        request.add(loss)
+
+
+def check_cap(parameter: str, cap: float) -> float:
+    """Return the cap of a loss if it is a finite number above 0.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is none.
+    """
+    if check_number(parameter, cap) <= 0:
+        raise InvalidParameterError(parameter, cap, "a number above 0")
+    return cap
 
 
 def digests(arrays: Iterable[NDArray[np.generic]]) -> tuple[bytes, ...]:
@@ -336,9 +586,8 @@ def _digest(array: NDArray[Any]) -> bytes:
 def _compare(found: tuple[bytes, ...], certified: tuple[bytes, ...], text: str) -> None:
     if len(found) != len(certified):
         raise ProtocolError(
-            "the training "
-            + text.format(f"{len(found)} of floating point, the model has {len(certified)}")
+            text.format(f"{len(found)} of floating point, the model has {len(certified)}")
         )
     different = sum(a != b for a, b in zip(found, certified, strict=True))
     if different:
-        raise ProtocolError("the training " + text.format(f"{different} of {len(found)}"))
+        raise ProtocolError(text.format(f"{different} of {len(found)}"))

@@ -15,7 +15,9 @@ __all__ = [
     "PlannedRelease",
     "check_code_limit",
     "check_policy",
+    "check_summed",
     "check_unaccounted",
+    "check_unanswered",
     "question_of",
 ]
 
@@ -91,6 +93,44 @@ def check_unaccounted(custody: Custody, *, scheme: str, sigma: float = 0.0) -> N
         raise DeclinedError(
             f"'{scheme}' has no budget: the node's policy has max_epsilon or units, so it answers "
             "only where a unit is protected"
+        )
+
+
+def check_summed(parties: int, least: int) -> None:
+    """Decline to add a share of noise to what is not summed up with enough others.
+
+    Parameters
+    ----------
+    parties : int
+        Honest clients for whose sum the shares are meant.
+    least : int
+        Least number of clients in the secure sum; 0 outside of one.
+
+    Raises
+    ------
+    DeclinedError
+        If there are fewer than that in the secure sum, or there is none.
+    """
+    if least == 0 or least < parties:
+        where = f"in a secure sum of at least {least}" if least else "outside of a secure sum"
+        raise DeclinedError(
+            f"noise in shares for a sum of at least {parties} honest clients was asked for "
+            f"{where} ({least} clients): a share alone hides nothing"
+        )
+
+
+def check_unanswered(question: Question, entries: Sequence[Entry]) -> None:
+    """Decline to answer a question again whose sum may have been opened.
+
+    Raises
+    ------
+    DeclinedError
+        If the ledger has it.
+    """
+    if any(entry.question == question for entry in entries):
+        raise DeclinedError(
+            f"the question of round {question.server_round} was answered before, in a secure sum "
+            "of its own: a second sum over the same round could give the answer away"
         )
 
 

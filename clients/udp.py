@@ -6,48 +6,75 @@ bytes are kept, so that the same question gets the same answer.
 """
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
+import numpy as np
+
+from flwr_privacy import fields as records
+from flwr_privacy.accounting import Charge
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.averaging import Metrics, WeightedMean
+from flwr_privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.documents import dumps, loads
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.udp import USER_UNIT, Terms, sensitivity
+from flwr_privacy.udp import (
+    RECORD_UNIT,
+    RECORDS_NAME,
+    USER_UNIT,
+    LossTerms,
+    SharedMean,
+    Terms,
+    sensitivity,
+)
 from flwr_privacy.updates import Update, clip, released_names
-from flwr_privacy.wire import METRICS, TRAIN, Fields
+from flwr_privacy.wire import EVALUATE, METRICS, TRAIN, Fields
 
-from .base import SchemeClient, Train
+from .base import Evaluate, SchemeClient, Train
 from .custody import Custody, refuse_node_keys
-from .per_record import PerRecordPlan, asked
-from .release import PlannedRelease, check_code_limit, question_of
+from .per_record import PerRecordPlan, asked, asked_loss
+from .release import (
+    PlannedRelease,
+    check_code_limit,
+    check_summed,
+    check_unaccounted,
+    check_unanswered,
+    question_of,
+)
 
 __all__ = ["UDPClient"]
 
 _NUM_EXAMPLES = "num-examples"
 _NOISE_REACH = 8  # standard deviations of noise that codes must hold; beyond, they saturate
+_SHARE_REACH = 12  # of a share: what is beyond would show by itself
+_LOSS_STEPS = 1024  # at least so many steps of a loss's grid are its sensitivity
+_LOSSES = ("loss", "eval_loss")
+
+_Answer = tuple[Arrays, Fields]
 
 
 class UDPClient(SchemeClient):
-    """Client half of `flwr_privacy.strategies.UDP` (Wei et al., algorithm 1).
+    """Client half of `flwr_privacy.strategies.UDP` (Wei et al., algorithms 1 and 2).
 
     At user level it goes around any training. At record level the training must call
-    `flwr_privacy.clients.torch.train_per_record`, once, and return what it made.
+    `flwr_privacy.clients.torch.train_per_record`, once, and return what it made; where clients
+    report losses, the evaluation must call `flwr_privacy.clients.torch.evaluate_per_record`.
 
     Guarantee
     ---------
     As `flwr_privacy.strategies.UDP`. Noise is exact (`flwr_privacy.noise.discrete_gaussian`), from
     a cryptographic generator, on a grid, after the clipping; all charges of an experiment together
     stay within the budget that the server names, and the whole ledger within the node's
-    policy.
-    Against a server that does not follow the protocol: it names budgets and noise as it likes, so
-    the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds it; and it may send
-    a model with which training fails for some data and not for others, and learn from that, as from
-    whether a client declines.
+    policy. With noise in shares the client answers only within a secure sum of at least as many
+    clients as the shares are meant for, and a question only once.
+    Against a server that does not follow the protocol: it names budgets and noise as it likes, none
+    too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds it; and it
+    may send a model with which training fails for some data and not for others, and learn from
+    that, as from whether a client declines.
     """
 
     scheme: ClassVar[str] = "udp"
@@ -61,7 +88,8 @@ class UDPClient(SchemeClient):
         Raises
         ------
         DeclinedError
-            If the policy or the budget does not allow it.
+            If the policy or the budget does not allow it; with noise in shares also if the secure
+            sum is too small, or the question was answered before.
         LedgerError
             If the node's ledger cannot be used.
         DataError
@@ -69,62 +97,136 @@ class UDPClient(SchemeClient):
         InvalidParameterError, ProtocolError
             If the question is malformed, or the training does not fit it.
         """
-        if self.context is None:
-            raise TypeError("UDPClient needs the context: UDPClient(client, context)")
-        refuse_node_keys("message", fields)
-        custody = Custody.of(self.context)
-        question = question_of(phase, fields)
-        entries = custody.ledger.entries()
-        if (kept := _kept(custody, question, entries)) is not None:
-            return kept
-        terms = Terms.read(fields)
+        custody, question = self._custody(fields), question_of(phase, fields)
+        terms, start = records.read(Terms, fields), dict(arrays)
         check_code_limit(fields, CODE_LIMIT)
-        release = PlannedRelease(
-            custody=custody,
-            question=question,
-            scheme=self.scheme,
-            unit=terms.unit,
-            charge=terms.charge(),
-            epsilon=terms.epsilon,
-            delta=terms.delta,
-        )
+        charge = terms.charge()
+        if charge is None:
+            check_unaccounted(custody, scheme=self.scheme)
+            update, weight, _ = _released_update(terms, start, train, SecureRandom())
+            codes = Grid(terms.grid).encode(update.vector)
+            metrics: dict[str, Any] = {_NUM_EXAMPLES: weight, "sigma": 0.0}
+            return update.arrays(saturated(codes)), {METRICS: metrics}
+        release = self._release(custody, question, terms, charge)
         release.check_policy(terms.noise_multiplier)
-        release.check_affordable(entries)
-        sampler = custody.random(question, "sample")
-        update, weight, bound = _released_update(terms, arrays, train, sampler)
-        sigma = terms.noise_multiplier * bound
-        release.check_policy(terms.noise_multiplier, sigma)
-        _check_grid(terms, sigma, update.vector.size)
-        grid = Grid(terms.grid)
-        codes = grid.encode(update.vector)
-        update.vector.resize(0, refcheck=False)  # frees it: it is as large as two models
-        with custody.ledger.locked() as book:
-            # Another message with the same question may have been answered meanwhile.
-            if (kept := _kept(custody, question, book.entries)) is not None:
-                return kept
-            release.check_affordable(book.entries)
-            book.charge(release.entry())
-            random = custody.random(question, "noise")
-            codes += discrete_gaussian(codes.size, sigma / grid.step, random)
-            metrics = {_NUM_EXAMPLES: weight, "sigma": sigma}
-            if custody.insecure_seed is not None:
-                metrics["insecure-noise"] = 1.0
-            out, own = update.arrays(saturated(codes)), {METRICS: metrics}
-            del codes
-            custody.replies.keep(question, dumps({"arrays": out, "fields": own}))
-        return out, own
+        if terms.parties:
+            check_summed(terms.parties, fields["summed"])
+            return _shared(release, terms, start, train)
+
+        def prepare() -> Callable[[SecureRandom], _Answer]:
+            sampler = custody.random(question, "sample")
+            update, weight, bound = _released_update(terms, start, train, sampler)
+            sigma = terms.noise_multiplier * (bound + _apart(terms, update.vector.size))
+            release.check_policy(terms.noise_multiplier, sigma)
+            _check_grid(terms, sigma, update.vector.size, weight)
+            grid = Grid(terms.grid)
+            codes = grid.encode(update.vector)
+            update.vector.resize(0, refcheck=False)  # frees it: it is as large as two models
+
+            def noised(random: SecureRandom) -> _Answer:
+                np.add(codes, discrete_gaussian(codes.size, sigma / grid.step, random), out=codes)
+                metrics = {_NUM_EXAMPLES: weight, "sigma": sigma}
+                return update.arrays(saturated(codes)), {METRICS: metrics}
+
+            return noised
+
+        return _once(release, prepare)
+
+    def judge(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
+        """Answer with the clipped, noised loss of a model.
+
+        Raises
+        ------
+        DeclinedError, LedgerError, InvalidParameterError, ProtocolError
+            As `handle`.
+        DataError
+            If the loss is not finite.
+        """
+        custody, question = self._custody(fields), question_of(EVALUATE, fields)
+        terms, start = records.read(LossTerms, fields), dict(arrays)
+        charge = terms.charge()
+        if charge is None:
+            check_unaccounted(custody, scheme=self.scheme)
+            loss, weight, _ = _judged(terms, start, evaluate)
+            return {_NUM_EXAMPLES: weight, "loss": loss}
+        release = self._release(custody, question, terms, charge)
+        release.check_policy(terms.noise_multiplier)
+
+        def prepare() -> Callable[[SecureRandom], _Answer]:
+            loss, weight, bound = _judged(terms, start, evaluate)
+            grid = Grid.below(bound / _LOSS_STEPS, bits=0)
+            sigma = terms.noise_multiplier * (bound + grid.step)  # a loss is truncated to the grid
+            gap = discretisation_gap(1, sigma / grid.step)
+            if gap > terms.gap:
+                raise InvalidParameterError("gap", terms.gap, f"at least {gap:.3g}, for a loss")
+
+            def noised(random: SecureRandom) -> _Answer:
+                code = int(loss / grid.step) + int(
+                    discrete_gaussian(1, sigma / grid.step, random)[0]
+                )
+                return {}, {METRICS: {_NUM_EXAMPLES: weight, "loss": code * grid.step}}
+
+            return noised
+
+        answer: dict[str, Any] = _once(release, prepare)[1][METRICS]
+        return answer
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty sum of codes for a training."""
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
-        terms = Terms.read(fields)
-        return GridMean(arrays, Grid(terms.grid), released_names(arrays, terms.keep_back))
+        terms = records.read(Terms, fields)
+        names = released_names(arrays, terms.keep_back)
+        if terms.parties:
+            return SharedMean(arrays, terms, names)
+        return GridMean(arrays, Grid(terms.grid), names)
+
+    def _custody(self, fields: Fields) -> Custody:
+        if self.context is None:
+            raise TypeError("UDPClient needs the context: UDPClient(client, context)")
+        refuse_node_keys("message", fields)
+        return Custody.of(self.context)
+
+    def _release(
+        self, custody: Custody, question: Question, terms: Terms | LossTerms, charge: Charge
+    ) -> PlannedRelease:
+        return PlannedRelease(
+            custody=custody,
+            question=question,
+            scheme=self.scheme,
+            unit=terms.unit,
+            charge=charge,
+            epsilon=terms.epsilon,
+            delta=terms.delta,
+        )
 
 
-def _kept(
-    custody: Custody, question: Question, entries: Sequence[Entry]
-) -> tuple[Arrays, Fields] | None:
+def _once(
+    release: PlannedRelease, prepare: Callable[[], Callable[[SecureRandom], _Answer]]
+) -> _Answer:
+    """Answer a question: with the kept answer, or with a new one that is charged and kept.
+
+    `prepare` does everything but the noise; what it returns adds the noise.
+    """
+    custody, question = release.custody, release.question
+    entries = custody.ledger.entries()
+    if (kept := _kept(custody, question, entries)) is not None:
+        return kept
+    release.check_affordable(entries)
+    noised = prepare()
+    with custody.ledger.locked() as book:
+        # Another message with the same question may have been answered meanwhile.
+        if (kept := _kept(custody, question, book.entries)) is not None:
+            return kept
+        release.check_affordable(book.entries)
+        book.charge(release.entry())
+        out, own = noised(custody.random(question, "noise"))
+        _mark_insecure(custody, own)
+        custody.replies.keep(question, dumps({"arrays": out, "fields": own}))
+    return out, own
+
+
+def _kept(custody: Custody, question: Question, entries: Sequence[Entry]) -> _Answer | None:
     """Return the kept reply to a question; one that was never charged must not leave."""
     if all(entry.question != question for entry in entries):
         return None
@@ -135,48 +237,139 @@ def _kept(
     return state["arrays"], state["fields"]
 
 
+def _mark_insecure(custody: Custody, own: Fields) -> None:
+    if custody.insecure_seed is not None:
+        own[METRICS]["insecure-noise"] = 1.0
+
+
+def _shared(release: PlannedRelease, terms: Terms, start: Arrays, train: Train) -> _Answer:
+    """Answer with codes that have a share of the noise, for one sum that is opened once.
+
+    There is no kept reply: with the same share in two sums, or in none, the one or the difference
+    of the two would have hardly any noise.
+    """
+    custody, question = release.custody, release.question
+    entries = custody.ledger.entries()
+    check_unanswered(question, entries)
+    release.check_affordable(entries)
+    update, weight, bound = _released_update(terms, start, train, SecureRandom())
+    grid = Grid(terms.grid)
+    total = terms.noise_multiplier * terms.shared_sensitivity()
+    share = share_sigma(total, terms.parties)
+    release.check_policy(terms.noise_multiplier, total / weight)
+    out: dict[str, Any] = {}
+    if terms.unit == RECORD_UNIT:
+        _check_room(terms, weight, weight * bound + _apart(terms, update.vector.size))
+        np.multiply(update.vector, weight, out=update.vector)
+        out[RECORDS_NAME] = np.array([weight], np.int64)
+    _check_share(terms, share, update.vector.size, weight)
+    codes = grid.encode(update.vector)
+    with custody.ledger.locked() as book:
+        check_unanswered(question, book.entries)
+        release.check_affordable(book.entries)
+        book.charge(release.entry())
+    codes += discrete_gaussian(codes.size, share / grid.step, custody.random(question, "noise"))
+    own: Fields = {METRICS: {_NUM_EXAMPLES: 1}}
+    _mark_insecure(custody, own)
+    return {**update.arrays(codes), **out}, own
+
+
 def _released_update(
     terms: Terms, start: Arrays, train: Train, sampler: SecureRandom
 ) -> tuple[Update, int, float]:
-    """Train; return the clipped update, the weight of the reply, and the update's sensitivity.
-
-    The sensitivity counts what truncation to the grid may add.
-    """
-    start = dict(start)
+    """Train; return the clipped update, the weight of the reply, and the update's sensitivity."""
     names = released_names(start, terms.keep_back)
     if terms.unit == USER_UNIT:
         update = Update.between(start, train(start).arrays, names)
         clip(update.vector, terms.clipping_norm)
-        # Truncation shortens a vector, so two of them stay within twice the norm. The number of
-        # records is not public at this level: everybody weighs the same.
+        # The number of records is not public at this level: everybody weighs the same.
         return update, 1, sensitivity(USER_UNIT, clipping_norm=terms.clipping_norm)
     plan = PerRecordPlan(
         clipping_norm=terms.clipping_norm,
         learning_rate=terms.learning_rate,
         sampling_rate=terms.sampling_rate,
+        epochs=terms.epochs,
+        batch_size=terms.batch_size or None,
+        bound=terms.bound,
     )
     with asked(plan, sampler) as request:
         trained = dict(train(start).arrays)
     request.step.check(start.values(), trained.values())
     update = Update.between(start, trained, names)
-    apart = Grid(terms.grid).step * math.sqrt(update.vector.size)
-    return update, request.step.records, request.step.sensitivity() + apart
+    return update, request.step.records, request.step.sensitivity()
 
 
-def _check_grid(terms: Terms, sigma: float, dimension: int) -> None:
-    """Refuse a grid on which the noise does not do what the charge says, or does not fit."""
+def _apart(terms: Terms, dimension: int) -> float:
+    """Return what truncation to the grid may add to the sensitivity."""
+    # It shortens a vector: two updates that were clipped as a whole stay within twice the norm.
+    return 0.0 if terms.unit == USER_UNIT else Grid(terms.grid).step * math.sqrt(dimension)
+
+
+def _judged(terms: LossTerms, start: Arrays, evaluate: Evaluate) -> tuple[float, int, float]:
+    """Evaluate; return the clipped loss, its weight, and its sensitivity."""
+    if terms.unit == RECORD_UNIT:
+        with asked_loss(terms.cap) as request:
+            evaluate()
+        request.loss.check(start.values())
+        return request.loss.mean, request.loss.records, terms.cap / request.loss.records
+    metrics = evaluate()
+    losses = [metrics[name] for name in _LOSSES if name in metrics]
+    if not losses:
+        raise ProtocolError(f"the evaluation returned no loss: none of {_LOSSES} is there")
+    if not math.isfinite(losses[0]):
+        raise DataError("the loss of the model is not finite")
+    # The number of records is a secret here: everybody weighs the same.
+    return min(max(0.0, float(losses[0])), terms.cap), 1, terms.cap
+
+
+def _check_room(terms: Terms, weight: int, bound: float) -> None:
+    """Refuse more records than the noise of a sum was planned for."""
+    if weight > terms.max_records:
+        raise InvalidParameterError(
+            "max_records", terms.max_records, f"at least the {weight} records of a client"
+        )
+    if bound > terms.shared_sensitivity():
+        raise InvalidParameterError(
+            "grid",
+            terms.grid,
+            "a finer grid (more grid_bits), or fewer records of a client: rounding moves the sum "
+            "by more than the noise was planned for",
+        )
+
+
+def _check_share(terms: Terms, share: float, dimension: int, weight: int) -> None:
+    """Refuse a grid on which shares of noise do not do what the charge says, or do not fit."""
     step = Grid(terms.grid).step
-    gap = discretisation_gap(dimension, sigma / step)
+    if share / step < SMALLEST_SHARE:
+        raise InvalidParameterError(
+            "grid",
+            terms.grid,
+            f"a finer grid (more grid_bits): a share is {share / step:.3g} steps",
+        )
+    _check_gap(terms, summed_gap(dimension, share / step, terms.parties))
+    _check_reach(terms, terms.reach(weight) + _SHARE_REACH * share)
+
+
+def _check_grid(terms: Terms, sigma: float, dimension: int, weight: int) -> None:
+    """Refuse a grid on which the noise does not do what the charge says, or does not fit."""
+    _check_gap(terms, discretisation_gap(dimension, sigma / Grid(terms.grid).step))
+    _check_reach(terms, terms.reach(weight) + _NOISE_REACH * sigma)
+
+
+def _check_gap(terms: Terms, gap: float) -> None:
     if gap > terms.gap:
         raise InvalidParameterError(
             "grid",
             terms.grid,
             f"a finer grid (more grid_bits): epsilon {gap:.3g} of a release would be lost to it",
         )
-    bound = terms.clipping_norm * terms.learning_rate / terms.sampling_rate  # both 1 for a user
-    if (bound + _NOISE_REACH * sigma) / step > CODE_LIMIT:
+
+
+def _check_reach(terms: Terms, reach: float) -> None:
+    step = Grid(terms.grid).step
+    if reach / step > CODE_LIMIT:
         raise InvalidParameterError(
             "grid",
             terms.grid,
-            f"a coarser grid (less grid_bits): noise of {sigma / step:.3g} steps leaves 32 bits",
+            f"a coarser grid (less grid_bits): values up to {reach / step:.3g} steps leave 32 bits",
         )

@@ -1,26 +1,31 @@
 """What a budget means in noise, and what a noise means in epsilon, formula by formula."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from flwr_privacy.accounting import Charge, spent, supports
-from flwr_privacy.udp import (
-    Schedule,
-    participations,
-    sigma_gdp,
-    sigma_paper,
-    sigma_zcdp,
-)
+from flwr_privacy.accounting import Charge, noise_multiplier, spent
+from flwr_privacy.errors import check_number
+from flwr_privacy.udp import participations, sigma_gdp, sigma_paper, sigma_zcdp
+from flwr_privacy.udp.theory import eps_server
 
 __all__ = ["Calibration", "calibrate", "legend", "table"]
 
-_ACCOUNTANTS = ("gdp", "rdp", "pld")
+DEFAULT = "gdp_fixed (default)"
+HEAD = (
+    *("formula", "sigma/sens.", "sigma", "claimed"),
+    *("server", "99 %", "99 % rdp", "all rounds", "hidden"),
+)
+
+_ROUNDING = 1e-6  # by which a claim may be passed before it is marked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """The noise that one formula asks for, and what it truly gives.
+
+    Each epsilon is that of the same noise in every round: in closed form where it is exact, by PLD
+    where there is a secret sample.
 
     Parameters
     ----------
@@ -28,19 +33,28 @@ class Calibration:
         Which formula.
     noise_multiplier, sigma : float
         Noise over the sensitivity, and in units of the weights.
-    usual : dict
-        Epsilon, by accountant, of a client that takes part as often as 99 % do at most.
+    claimed : float
+        Epsilon that the formula claims.
+    server : float
+        Epsilon against the server, which sees who takes part, averaged over how often a client is
+        drawn; not a number where records are sampled in secret besides.
+    often, often_rdp : float
+        Epsilon of a client that takes part as often as 99 % do at most, and the same by Rényi DP,
+        as a ledger counts that has secret samples.
     every_round : float
-        Epsilon of a client that takes part in every round, by the tightest accountant.
+        Epsilon of a client that takes part in every round.
     hidden : float
         Epsilon against somebody who does not learn who takes part, where each client is drawn by
-        itself (Poisson), by PLD. The server is no such adversary.
+        itself (Poisson). The server is no such adversary.
     """
 
     formula: str
     noise_multiplier: float
     sigma: float
-    usual: dict[str, float]
+    claimed: float
+    server: float
+    often: float
+    often_rdp: float
     every_round: float
     hidden: float
 
@@ -54,7 +68,7 @@ def calibrate(
     sampling_rate: float = 1.0,
     sensitivity: float = 1.0,
 ) -> Iterator[Calibration]:
-    """Yield the formulas side by side: the paper's, its repair, the default.
+    """Yield the formulas side by side: the paper's, its repairs, the default.
 
     Parameters
     ----------
@@ -65,7 +79,8 @@ def calibrate(
     q : float, default 1.0
         Fraction of the clients that is asked in a round.
     sampling_rate : float, default 1.0
-        Rate of the secret sample of a client's records; the paper's formulas know none.
+        Rate of the secret sample of a client's records; below 1 the default is the only formula
+        that knows of it.
     sensitivity : float, default 1.0
         L2 sensitivity of a release, in units of the weights.
 
@@ -74,58 +89,100 @@ def calibrate(
     InvalidParameterError
         If a value is out of range.
     """
-    options = {"epsilon": epsilon, "delta": delta}
-    schedule = Schedule(
-        noise="gdp_fixed", rounds=rounds, q=q, sampling_rate=sampling_rate, **options
-    )
-    multipliers = {"gdp_fixed (default)": schedule.noise_multiplier}
-    if sampling_rate == 1:
-        multipliers = {
-            "paper, equation (10)": sigma_paper(rounds=rounds, q=q, **options),
-            "zCDP of the same moments": sigma_zcdp(rounds=rounds, q=q, **options),
-            **multipliers,
-            "GDP, every round": sigma_gdp(releases=rounds, **options),
-        }
+    check_number("sampling_rate", sampling_rate, minimum=math.ulp(0.0), maximum=1)
     most = participations(rounds, q)
-    for formula, z in multipliers.items():
-        release = Charge(noise_multiplier=z, sampling=sampling_rate)
-        accountants = [name for name in _ACCOUNTANTS if supports(release, name)]
-        hidden = Charge(noise_multiplier=z, sampling=sampling_rate * q, count=rounds)
+    for formula, z in _multipliers(epsilon, delta, rounds, q, sampling_rate):
+
+        def cost(count: int, accountant: str = "", share: float = 1.0, z: float = z) -> float:
+            charge = Charge(noise_multiplier=z, sampling=sampling_rate * share, count=count)
+            exact = "gdp" if charge.sampling == 1 else "pld"
+            return spent([charge], delta=delta, accountant=accountant or exact)
+
+        seen = math.nan
+        if sampling_rate == 1:
+            seen = eps_server(noise_multiplier=z, rounds=rounds, q=q, delta=delta)
         yield Calibration(
             formula=formula,
             noise_multiplier=z,
             sigma=z * sensitivity,
-            usual={
-                name: spent([release] * most, delta=delta, accountant=name) for name in accountants
-            },
-            every_round=spent([release] * rounds, delta=delta, accountant=accountants[0]),
-            hidden=spent([hidden], delta=delta, accountant="pld"),
+            claimed=epsilon,
+            server=seen,
+            often=cost(most),
+            often_rdp=cost(most, "rdp"),
+            every_round=cost(rounds),
+            hidden=cost(rounds, share=q),
         )
 
 
-def table(rows: Iterator[Calibration]) -> str:
+def _multipliers(
+    epsilon: float, delta: float, rounds: int, q: float, sampling_rate: float
+) -> Iterator[tuple[str, float]]:
+    budget = {"epsilon": epsilon, "delta": delta}
+    most = participations(rounds, q)
+    if sampling_rate < 1:
+        z = noise_multiplier(releases=most, sampling=sampling_rate, accountant="rdp", **budget)
+        yield DEFAULT, z
+        return
+    one = sigma_gdp(releases=1, **budget)
+    yield "paper", sigma_paper(rounds=rounds, q=q, **budget)
+    yield "zcdp", sigma_zcdp(rounds=rounds, q=q, **budget)
+    yield "gdp", one * math.sqrt(max(1.0, q * rounds))
+    yield DEFAULT, sigma_gdp(releases=most, **budget)
+    yield "gdp_worst", sigma_gdp(releases=rounds, **budget)
+    exact = "gdp" if q == 1 else "pld"
+    yield "pld_secret", noise_multiplier(releases=rounds, sampling=q, accountant=exact, **budget)
+
+
+def table(rows: Iterable[Calibration]) -> str:
     """Return calibrations as lines of text, with a head that says what the columns are."""
-    head = ("formula", "sigma/sens.", "sigma", *_ACCOUNTANTS, "every round", "hidden")
-    lines: list[tuple[str, ...]] = [head]
+    lines: list[tuple[str, ...]] = [HEAD]
     for row in rows:
-        epsilons = [row.usual.get(name, math.nan) for name in _ACCOUNTANTS]
-        numbers = (row.noise_multiplier, row.sigma, *epsilons, row.every_round, row.hidden)
-        lines.append((row.formula, *("-" if math.isnan(n) else f"{n:.5g}" for n in numbers)))
-    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
+        numbers = [f"{value:.5g}" for value in (row.noise_multiplier, row.sigma, row.claimed)]
+        server, often, every_round, hidden = (
+            _marked(value, row.claimed)
+            for value in (row.server, row.often, row.every_round, row.hidden)
+        )
+        bound = f"{row.often_rdp:.5g}"
+        lines.append((row.formula, *numbers, server, often, bound, every_round, hidden))
+    widths = [max(len(line[place]) for line in lines) for place in range(len(HEAD))]
     return "\n".join(
         "  ".join(
+            # The last character of a marked epsilon is its mark, of others a space.
             cell.ljust(width) if place == 0 else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
+        ).rstrip()
         for line in lines
     )
 
 
-def legend(rounds: int, q: float) -> str:
-    """Return what the columns of `table` are."""
-    return (
-        "gdp, rdp, pld: epsilon, by accountant, of a client that takes part in "
-        f"{participations(rounds, q)} rounds, the most for 99 % of the clients\n"
-        "every round: epsilon of a client that takes part in all rounds\n"
-        "hidden: epsilon against somebody who does not learn who takes part, unlike the server"
-    )
+def _marked(value: float, claimed: float) -> str:
+    if math.isnan(value):
+        return "- "
+    return f"{value:.5g}" + ("!" if value > claimed * (1 + _ROUNDING) else " ")
+
+
+def legend(rounds: int, q: float, *, sampling_rate: float = 1.0) -> str:
+    """Return what the lines and columns of `table` are."""
+    most = participations(rounds, q)
+    mean = f"{q * rounds:.4g}"
+    lines = [
+        "sigma/sens.: noise over the sensitivity of a release; sigma: in units of the weights.",
+        "After them the epsilon that is claimed for it, and that which it truly gives (!: more):",
+        "  server      against the server, which sees who takes part; averaged over how often",
+        f"  99 %        for a client in {most} of {rounds} rounds, the most for 99 % of clients",
+        "  99 % rdp    an upper bound of it by Rényi DP, which ledgers use with secret samples",
+        "  all rounds  for a client that takes part in all rounds",
+        "  hidden      against others, who do not learn who takes part (each drawn by itself)",
+    ]
+    if sampling_rate == 1:
+        lines += [
+            "What a claim is meant for:",
+            f"  paper       {mean} rounds, what a client has on average, by equation (10)",
+            "  zcdp        the same, by the moments of the paper's proof",
+            "  gdp         the same, exact; the noise of later rounds follows from what is left",
+            f"  gdp_fixed   {most} rounds, exact",
+            f"  gdp_worst   {rounds} rounds, exact",
+            "  pld_secret  the column 'hidden' only, exact",
+            "Under gdp and gdp_fixed a client declines what would take it above its budget.",
+        ]
+    return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,11 @@ from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
 from flwr_privacy.simulations.jobs import DEFAULT_CLIENTS, Engine, carry_out, next_folder
 from flwr_privacy.simulations.ray_engine import RayResources
 from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings, parse_assignments
+from flwr_privacy.simulations.settings import (
+    Settings,
+    parse_assignments,
+    with_scheme_parameters,
+)
 
 __all__ = ["main"]
 
@@ -108,7 +113,8 @@ def run(
             "--set",
             metavar="KEY=VALUE",
             help="Any other setting, as often as needed: training.learning_rate=0.05, "
-            'partition.alpha=0.1, stragglers.slow_fraction=0.2, strategy.bits="[4, 8]".',
+            "partition.alpha=0.1, stragglers.slow_fraction=0.2; and the scheme's own: crd=true "
+            "or strategy.crd=true.",
         ),
     ] = None,
     out: Annotated[
@@ -198,6 +204,7 @@ def demo(
 @app.command(epilog=EXIT_CODES)
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="Budget of a client over all rounds.")],
+    scheme: Annotated[str, typer.Argument(help="Scheme: udp (default).")] = "udp",
     delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
     rounds: Annotated[int, typer.Option(help="Learning rounds.")] = 60,
     fraction: Annotated[
@@ -214,6 +221,7 @@ def calibrate(
     ] = 1.0,
 ) -> None:
     """Show the noise for a budget under each formula, and what that noise truly gives."""
+    check_choice("scheme", scheme, ("udp",))
     from flwr_privacy.simulations.calibrate import calibrate as formulas
     from flwr_privacy.simulations.calibrate import legend, table
     from flwr_privacy.udp import sensitivity
@@ -238,7 +246,7 @@ def calibrate(
         f"sensitivity of a release: {bound:.4g}"
     )
     typer.echo(table(rows))
-    typer.echo(legend(rounds, fraction))
+    typer.echo(legend(rounds, fraction, sampling_rate=sampling_rate))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -405,6 +413,8 @@ def _settings(values: dict[str, Any], *, download: bool) -> Settings:
     from flwr_privacy.simulations.server_app import build_strategy
     from flwr_privacy.simulations.tasks import check_data, task
 
+    strategy = schemes.scheme(values.get("scheme", Settings.scheme)).strategy
+    values = with_scheme_parameters(values, _own_parameters(strategy))
     settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
     chosen = task(settings.task)
     usual = schemes.scheme(settings.scheme).usual(settings.strategy)
@@ -414,6 +424,20 @@ def _settings(values: dict[str, Any], *, download: bool) -> Settings:
         load(chosen.dataset, data_root=settings.data_root, download=True)
     typer.echo(f"data: {check_data(settings)}")
     return settings
+
+
+def _own_parameters(strategy: type) -> set[str]:
+    """Return the parameters that a scheme has beyond those of every strategy."""
+    from flwr_privacy.strategies import SchemeStrategy
+
+    names = {
+        name
+        for kind in strategy.__mro__
+        if issubclass(kind, SchemeStrategy)
+        for name, parameter in signature(kind).parameters.items()
+        if parameter.kind is Parameter.KEYWORD_ONLY
+    }
+    return names - set(signature(SchemeStrategy).parameters)
 
 
 def _engine_of(folder: RunFolder, engine: str | None) -> dict[str, Any]:

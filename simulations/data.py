@@ -10,10 +10,11 @@ import importlib
 import io
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,13 +62,16 @@ def load(name: str, *, data_root: str | Path | None = None, download: bool = Fal
 
     Parameters
     ----------
-    name : {"adult", "cifar10-jpeg", "digits", "fashion-mnist", "mnist"}
+    name : {"adult", "adult-integers", "cifar10-jpeg", "digits", "fashion-mnist", "mnist"}
         Name of the data set. ``digits``: 64 features in [0, 1]; ``mnist``, ``fashion-mnist``:
         (1, 28, 28) images, normalised with the published mean and standard deviation;
         ``cifar10-jpeg``: (3, 32, 32) images, normalised likewise, that were stored with loss, so
         that accuracies on them are not the published ones of CIFAR-10; ``adult``: 6 numeric
         columns, standardised with the training file's statistics, then 102 one-hot columns ("?" is
-        a category like any other; a category which the training file lacks is all zeros).
+        a category like any other; a category which the training file lacks is all zeros);
+        ``adult-integers``: the same 14 columns in the order of the file, a category as its position
+        among those of the training file (one that is not there: -1), all standardised with the
+        training file's statistics.
     data_root : str or Path, optional
         Folder with the files; ``digits`` needs none.
     download : bool, default False
@@ -306,9 +310,58 @@ _ADULT_INCOME = 14
 
 
 def _parse_adult(contents: Contents) -> Dataset:
+    train, test = _adult_tables(contents)
+    numeric = train[list(_ADULT_NUMERIC)].to_numpy(dtype=float)
+    mean, std = numeric.mean(axis=0), numeric.std(axis=0)
+    categories = [np.unique(train[column].to_numpy(dtype=str)) for column in _ADULT_CATEGORIES]
+
+    def features(table: Any) -> FloatArray:
+        standardised = (table[list(_ADULT_NUMERIC)].to_numpy(dtype=float) - mean) / std
+        one_hot = [
+            table[column].to_numpy(dtype=str)[:, None] == names
+            for column, names in zip(_ADULT_CATEGORIES, categories, strict=True)
+        ]
+        return np.concatenate([standardised, *one_hot], axis=1, dtype=np.float32)
+
+    return Dataset(
+        features=features(train),
+        labels=_adult_labels(train),
+        test_features=features(test),
+        test_labels=_adult_labels(test),
+        classes=2,
+    )
+
+
+def _parse_adult_integers(contents: Contents) -> Dataset:
+    train, test = _adult_tables(contents)
+    places = {
+        column: {name: place for place, name in enumerate(sorted(set(train[column])))}
+        for column in _ADULT_CATEGORIES
+    }
+
+    def numbers(table: Any) -> NDArray[np.float64]:
+        columns = [
+            table[column].map(places[column]).fillna(-1) if column in places else table[column]
+            for column in range(_ADULT_INCOME)
+        ]
+        return np.stack([column.to_numpy(dtype=float) for column in columns], axis=1)
+
+    known = numbers(train)
+    mean, std = known.mean(axis=0), known.std(axis=0)
+    std[std == 0] = 1  # a column with one value
+    return Dataset(
+        features=((known - mean) / std).astype(np.float32),
+        labels=_adult_labels(train),
+        test_features=((numbers(test) - mean) / std).astype(np.float32),
+        test_labels=_adult_labels(test),
+        classes=2,
+    )
+
+
+def _adult_tables(contents: Contents) -> list[Any]:
     import pandas as pd
 
-    train, test = (
+    return [
         pd.read_csv(
             io.BytesIO(contents[file]),
             header=None,
@@ -317,43 +370,28 @@ def _parse_adult(contents: Contents) -> Dataset:
             keep_default_na=False,
         )
         for file, skipped in (("adult.data", 0), ("adult.test", 1))
-    )
-    numeric = train[list(_ADULT_NUMERIC)].to_numpy(dtype=float)
-    mean, std = numeric.mean(axis=0), numeric.std(axis=0)
-    categories = [np.unique(train[column].to_numpy(dtype=str)) for column in _ADULT_CATEGORIES]
+    ]
 
-    def features(table: pd.DataFrame) -> FloatArray:
-        standardised = (table[list(_ADULT_NUMERIC)].to_numpy(dtype=float) - mean) / std
-        one_hot = [
-            table[column].to_numpy(dtype=str)[:, None] == names
-            for column, names in zip(_ADULT_CATEGORIES, categories, strict=True)
-        ]
-        return np.concatenate([standardised, *one_hot], axis=1, dtype=np.float32)
 
-    def labels(table: pd.DataFrame) -> LabelArray:
-        # The test file ends its labels with a full stop.
-        income: NDArray[np.str_] = table[_ADULT_INCOME].str.rstrip(".").to_numpy(dtype=str)
-        return np.equal(income, ">50K").astype(np.int64)
+def _adult_labels(table: Any) -> LabelArray:
+    # The test file ends its labels with a full stop.
+    income: NDArray[np.str_] = table[_ADULT_INCOME].str.rstrip(".").to_numpy(dtype=str)
+    return np.equal(income, ">50K").astype(np.int64)
 
-    return Dataset(
-        features=features(train),
-        labels=labels(train),
-        test_features=features(test),
-        test_labels=labels(test),
-        classes=2,
-    )
 
+_ADULT = _Source(
+    title="Adult",
+    folders=("adult", "."),
+    md5={
+        "adult.data": "5d7c39d7b8804f071cdd1f2a7c460872",
+        "adult.test": "35238206dfdf7f1fe215bbb874adecdc",
+    },
+    parse=_parse_adult,
+)
 
 _SOURCES: dict[str, _Source] = {
-    "adult": _Source(
-        title="Adult",
-        folders=("adult", "."),
-        md5={
-            "adult.data": "5d7c39d7b8804f071cdd1f2a7c460872",
-            "adult.test": "35238206dfdf7f1fe215bbb874adecdc",
-        },
-        parse=_parse_adult,
-    ),
+    "adult": _ADULT,
+    "adult-integers": replace(_ADULT, parse=_parse_adult_integers),
     "cifar10-jpeg": _Source(
         title="CIFAR-10 (JPEG)",
         folders=("cifar10", "."),

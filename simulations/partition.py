@@ -1,10 +1,12 @@
 """Which training records each simulated client holds.
 
-The split itself is flwr-datasets' work. Its partitioners see the labels alone, in an order that
+Most splits are flwr-datasets' work. The partitioners see the labels alone, in an order that
 the seed has shuffled: a class is stored by writer or by date in some data sets, and where records
 are left out they must not all be of the last class.
 """
 
+import itertools
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +41,9 @@ def partition(
         ``iid`` and ``dirichlet`` give every record to a client. ``shards`` leaves out the at most
         ``clients * shards - 1`` records, drawn at random, that are over when all shards are equally
         large. ``labels`` gives client `i` class ``i % classes`` and draws its other classes; a
-        class that no client has is left out (never with as many clients as classes).
+        class that no client has is left out (never with as many clients as classes). Under
+        ``label-sets`` the numbers of clients with each class differ by at most one, and a client
+        has equally many records of each of its classes. Sizes leave out what is over.
     seed : int
         Root of the experiment; the split depends on nothing else of it.
 
@@ -160,6 +164,11 @@ def _iid(
 ) -> list[Indices]:
     from flwr_datasets.partitioner import IidPartitioner
 
+    if settings.sizes:
+        ends = np.cumsum(_sizes(settings, clients))
+        if ends[-1] > len(labels):
+            raise _too_large(settings, f"{ends[-1]} of {len(labels)} records")
+        return [np.sort(part) for part in np.split(order[: ends[-1]], ends[:-1])]
     return _split(IidPartitioner(clients), labels, order, clients)
 
 
@@ -241,7 +250,115 @@ def _labels(
         ) from error
 
 
-_SPLITS = {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards, "labels": _labels}
+def _label_sets(
+    labels: Indices, order: Indices, clients: int, settings: PartitionSettings, seed: int
+) -> list[Indices]:
+    classes, available = np.unique(labels, return_counts=True)
+    rng = np.random.default_rng(seed)
+    sets = balanced_sets(clients, len(classes), settings.labels, rng)
+    holders = np.bincount(sets.ravel(), minlength=len(classes))
+    if settings.sizes:
+        sizes = _sizes(settings, clients)
+    else:
+        share = int((available // np.maximum(holders, 1))[holders > 0].min())
+        if share == 0:
+            raise DataError(
+                f"a class has fewer records ({available.min()}) than clients that are to have it "
+                f"({holders.max()}) with partition.labels = {settings.labels}: ask for fewer "
+                f"clients or fewer labels"
+            )
+        sizes = np.full(clients, share * settings.labels)
+    if (sizes % settings.labels).any():
+        allowed = f"multiples of partition.labels = {settings.labels}"
+        raise InvalidParameterError("partition.sizes", list(settings.sizes), allowed)
+    shares = sizes // settings.labels
+    missing = max(
+        int(shares[(sets == one).any(axis=1)].sum()) - count for one, count in enumerate(available)
+    )
+    if missing > 0:
+        raise _too_large(settings, f"{missing} records more of a class")
+    left = [order[labels[order] == name] for name in classes]
+    parts = []
+    for own, share in zip(sets, shares, strict=True):
+        parts.append(np.sort(np.concatenate([left[one][:share] for one in own])))
+        for one in own:
+            left[one] = left[one][share:]
+    return parts
+
+
+def balanced_sets(count: int, labels: int, size: int, rng: np.random.Generator) -> Indices:
+    """Draw sets of labels that differ, in which all labels are equally often, or once more.
+
+    Parameters
+    ----------
+    count : int
+        Number of sets.
+    labels, size : int
+        Number of labels, and how many are in a set.
+    rng : Generator
+        Draws them.
+
+    Returns
+    -------
+    (count, size) int64
+        Sorted labels of each set, 0 to ``labels - 1``.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there are not so many labels, or not so many sets.
+
+    Examples
+    --------
+    >>> sets = balanced_sets(5, 10, 4, np.random.default_rng(0))
+    >>> np.bincount(sets.ravel()).tolist()
+    [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    """
+    if size > labels:
+        raise InvalidParameterError("partition.labels", size, f"at most {labels}, the classes")
+    possible = math.comb(labels, size)
+    if count > possible:
+        allowed = f"at most {possible} with partition.labels = {size} of {labels} classes"
+        raise InvalidParameterError("clients", count, allowed)
+    if 2 * count > possible:  # all sets but some that are balanced: fewer draws that clash
+        without = {tuple(own) for own in balanced_sets(possible - count, labels, size, rng)}
+        every = itertools.combinations(range(labels), size)
+        return np.array([own for own in every if own not in without], dtype=np.int64)
+    used = np.zeros(labels, dtype=np.int64)
+    sets: list[frozenset[int]] = []
+    for _ in range(count):
+        least = np.lexsort((rng.random(labels), used))[:size]
+        used[least] += 1
+        sets.append(frozenset(least.tolist()))
+    # The counts are right. Two sets that swap a label keep them; so until all sets differ.
+    while len(set(sets)) < count:
+        one = next(i for i, own in enumerate(sets) if own in sets[:i])
+        other = int(rng.integers(count))
+        give, take = sorted(sets[one] - sets[other]), sorted(sets[other] - sets[one])
+        if give:
+            given, taken = give[rng.integers(len(give))], take[rng.integers(len(take))]
+            sets[one] = sets[one] - {given} | {taken}
+            sets[other] = sets[other] - {taken} | {given}
+    return np.array([sorted(own) for own in sets], dtype=np.int64).reshape(count, size)
+
+
+def _sizes(settings: PartitionSettings, clients: int) -> Indices:
+    return np.resize(np.array(settings.sizes, dtype=np.int64), clients)
+
+
+def _too_large(settings: PartitionSettings, need: str) -> InvalidParameterError:
+    return InvalidParameterError(
+        "partition.sizes", list(settings.sizes), f"smaller sizes (the clients would need {need})"
+    )
+
+
+_SPLITS = {
+    "iid": _iid,
+    "dirichlet": _dirichlet,
+    "shards": _shards,
+    "labels": _labels,
+    "label-sets": _label_sets,
+}
 
 
 def _split(partitioner: Any, labels: Indices, order: Indices, clients: int) -> list[Indices]:

@@ -85,6 +85,9 @@ class Progress:
         elif self._first[0] == 0:  # the first round has the start of the workers in it
             self._first = (line["round"], self._seconds)
         self._round = int(line["round"])
+        # A scheme may plan anew how many there will be.
+        planned = int((line.get("scheme") or {}).get("T", self.rounds))
+        self.rounds = max(planned, self._round)
         self._updated = time.monotonic()
         self._bytes[self._round] = line.get("bytes_down", 0) + line.get("bytes_up", 0)
         self._virtual_seconds = float(line.get("virtual_seconds", self._virtual_seconds))

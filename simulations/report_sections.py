@@ -103,7 +103,10 @@ def problems(runs: Sequence[ReportedRun]) -> Html:
 
 
 def curves(runs: Sequence[ReportedRun]) -> Html:
-    """Return accuracy and loss over rounds, payload bytes and virtual time, for each task."""
+    """Return accuracy and loss over rounds, payload bytes and virtual time, for each task.
+
+    And the rounds planned, where a scheme changes them as it goes on.
+    """
     groups = by_task(runs)
     parts = []
     for number, (task, group) in enumerate(groups.items()):
@@ -114,6 +117,7 @@ def curves(runs: Sequence[ReportedRun]) -> Html:
             for place, xlabel in enumerate(ACROSS)
             for metric in ("accuracy", "loss")
         ]
+        charts.append(_planned(group, name=f"task{number}-planned"))
         if any(charts):
             parts += [legend(group, place=f"task{number}"), grid(charts)]
         else:
@@ -143,6 +147,20 @@ def _curve(runs: Sequence[ReportedRun], metric: str, xlabel: str, *, name: str) 
     svg = chart(series, name=name, xlabel=xlabel, ylabel=ylabel, whole_xs=whole)
     over = {"Round": "rounds", "Virtual time (s)": "virtual time"}.get(xlabel, "payload")
     return figure(Html(svg), f"{ylabel} over {over}")
+
+
+def _planned(runs: Sequence[ReportedRun], *, name: str) -> Html:
+    series = []
+    for run in runs:
+        lines = [line for line in run.rounds if "T" in (line.get("scheme") or {})]
+        if lines:
+            xs = [line["round"] for line in lines]
+            ys = [line["scheme"]["T"] for line in lines]
+            series.append(Series(label=run.label, style=run.style, xs=xs, ys=ys))
+    if not series:
+        return Html()
+    svg = chart(series, name=name, xlabel="Round", ylabel="Rounds planned", whole_xs=True)
+    return figure(Html(svg), "Rounds planned over rounds")
 
 
 def answers(runs: Sequence[ReportedRun]) -> Html:

@@ -49,6 +49,8 @@ class Scheme:
         One line for `--help`.
     summed : type, optional
         The client half under a secure sum, if it is another.
+    validated : bool, default False
+        Whether the strategy takes a ``validation_fn``.
     usual : callable
         Parameters for a simulation, from those that were chosen: what is not chosen and would make
         no sense as it is by default.
@@ -59,6 +61,7 @@ class Scheme:
     description: str
     usual: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=dict)
     summed: type[SchemeClient] | None = None
+    validated: bool = False
 
 
 def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +86,11 @@ SCHEMES = {
         summed=SecureSumClient,
     ),
     "udp": Scheme(
-        UDP, UDPClient, "noise on the client from a budget over the whole training", _udp
+        UDP,
+        UDPClient,
+        "noise on the client from a budget over the whole training",
+        _udp,
+        validated=True,
     ),
     "msp": Scheme(
         MSP, MSPClient, "models split and mixed in several exchanges; hides nothing from the server"

@@ -1,5 +1,6 @@
 """The app's server half: trains what the settings say and keeps the result in the run folder."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def build_strategy(
         "experiment_id": None if run is None else run.summary["experiment_id"],
         "resume": resume,
     }
+    if scheme(settings.scheme).validated:
+        parameters["validation_fn"] = _validation_fn(settings)
     if clashing := sorted(set(settings.strategy) & set(parameters)):
         raise InvalidParameterError("strategy", clashing, "the scheme's own parameters only")
     try:
@@ -82,6 +85,17 @@ def build_strategy(
         raise InvalidParameterError(
             "strategy", settings.strategy, f"parameters of '{settings.scheme}' ({error})"
         ) from error
+
+
+def _validation_fn(settings: Settings) -> Callable[[int, ArrayRecord], float]:
+    """Return what tells a strategy how good a model is, on records that the server holds."""
+    task = tasks.task(settings.task)
+
+    def validate(server_round: int, arrays: ArrayRecord) -> float:
+        model = {name: array.numpy() for name, array in arrays.items()}
+        return tasks.validation_loss(task, settings, model)
+
+    return validate
 
 
 def save_model(path: Path, arrays: ArrayRecord) -> None:

@@ -5,7 +5,7 @@ lists), and the run folder keeps it.
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
@@ -20,9 +20,17 @@ from flwr_privacy.errors import (
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.stragglers import StragglerModel
 
-__all__ = ["PartitionSettings", "Settings", "TrainingSettings"]
+__all__ = [
+    "PartitionSettings",
+    "Settings",
+    "TrainingSettings",
+    "parse_assignments",
+    "with_scheme_parameters",
+]
 
-PARTITIONS = ("iid", "dirichlet", "shards", "labels")
+PARTITIONS = ("iid", "dirichlet", "shards", "labels", "label-sets")
+SIZED = ("iid", "label-sets")
+"""The partitions in which clients may be given sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,27 +39,40 @@ class PartitionSettings:
 
     Parameters
     ----------
-    kind : {"iid", "dirichlet", "shards", "labels"}, default "iid"
+    kind : {"iid", "dirichlet", "shards", "labels", "label-sets"}, default "iid"
         Evenly at random; label shares from a Dirichlet law; label-sorted shards; a fixed number
-        of labels per client.
+        of labels per client; the same with another set of labels for each client, each label with
+        equally many clients, and equally many records of each.
     alpha : float, default 0.5
         Concentration of the Dirichlet law, > 0: the smaller, the more skewed.
     shards : int, default 2
         Shards per client.
     labels : int, default 2
         Labels per client.
+    sizes : tuple of int, default ()
+        Records of the first clients, repeated for the others; only for ``iid`` and ``label-sets``.
+        By default as many as there are, evenly.
     """
 
     kind: str = "iid"
     alpha: float = 0.5
     shards: int = 2
     labels: int = 2
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("partition.kind", self.kind, PARTITIONS)
         check_number("partition.alpha", self.alpha, minimum=1e-6)
         check_integer("partition.shards", self.shards, minimum=1)
         check_integer("partition.labels", self.labels, minimum=1)
+        if not isinstance(self.sizes, list | tuple):
+            raise InvalidParameterError("partition.sizes", self.sizes, "a list of integers")
+        object.__setattr__(self, "sizes", tuple(self.sizes))  # TOML has lists
+        for size in self.sizes:
+            check_integer("partition.sizes", size, minimum=1)
+        if self.sizes and self.kind not in SIZED:
+            allowed = f"nothing with {self.kind}: sizes are for {' and '.join(SIZED)}"
+            raise InvalidParameterError("partition.sizes", list(self.sizes), allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +130,9 @@ class Settings:
         Folder with the data sets that no library brings.
     train_records, test_records : int, optional
         Records to train on and to evaluate on, drawn at random; by default all.
+    validation_records : int, optional
+        Records that are drawn out of the training records before those are split over the clients,
+        and that the server holds as public ones; by default none.
     partition, training : PartitionSettings, TrainingSettings
     stragglers : StragglerModel, optional
         Simulated stragglers; by default none.
@@ -141,6 +165,7 @@ class Settings:
     data_root: str | None = None
     train_records: int | None = None
     test_records: int | None = None
+    validation_records: int | None = None
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     stragglers: StragglerModel | None = None
@@ -158,7 +183,7 @@ class Settings:
             check_integer("quorum", self.quorum, minimum=1, maximum=self.per_round or self.clients)
         if self.deadline is not None:
             check_number("deadline", self.deadline, minimum=1e-9)
-        for name in ("train_records", "test_records"):
+        for name in ("train_records", "test_records", "validation_records"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), minimum=1)
         check_number("fraction_evaluate", self.fraction_evaluate, minimum=0, maximum=1)
@@ -219,6 +244,28 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
             value = text
         values[key.strip()] = value
     return values
+
+
+def with_scheme_parameters(values: Mapping[str, Any], own: Container[str]) -> dict[str, Any]:
+    """Return settings in which the scheme's own parameters stand under ``strategy``.
+
+    Parameters
+    ----------
+    values : Mapping
+        Settings by dotted key.
+    own : container of str
+        Names of the scheme's own parameters. A setting of the same name keeps its meaning.
+
+    Examples
+    --------
+    >>> with_scheme_parameters({"rounds": 3, "crd": True, "rnds": 4}, {"crd", "rounds"})
+    {'rounds': 3, 'strategy.crd': True, 'rnds': 4}
+    """
+    settings = {entry.name for entry in fields(Settings)}
+    return {
+        f"strategy.{key}" if key in own and key not in settings else key: value
+        for key, value in values.items()
+    }
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

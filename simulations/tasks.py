@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn import functional
 
-from flwr_privacy.clients.per_record import current_plan
+from flwr_privacy.clients.per_record import current_cap, current_plan
 from flwr_privacy.clients.torch import (
     cnn,
     evaluate,
+    evaluate_per_record,
     get_arrays,
     initialise,
     linear,
@@ -28,6 +30,7 @@ from flwr_privacy.identity import derive_seed
 from .data import Dataset, load
 from .partition import Description, describe, partition
 from .settings import PartitionSettings, Settings, TrainingSettings
+from .svm import LinearSVM, Loss, evaluate_by, hinge, train_by
 
 __all__ = [
     "TASKS",
@@ -40,6 +43,7 @@ __all__ = [
     "initial_arrays",
     "task",
     "train_client",
+    "validation_loss",
 ]
 
 Arrays = dict[str, NDArray[Any]]
@@ -59,6 +63,8 @@ class Task:
         One line for the user.
     training : TrainingSettings
         Settings that suit the task with about ten clients, all of them asked in each round.
+    loss : callable, default cross entropy
+        From the model's output for a batch and its labels to their mean loss.
     """
 
     name: str
@@ -66,6 +72,18 @@ class Task:
     model: Callable[[], nn.Module]
     description: str
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    loss: Loss = functional.cross_entropy
+
+
+def _wide_cnn() -> nn.Sequential:
+    """Return the network of the UDP paper for CIFAR-10; its channels and pooling are our choice."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, kernel_size=5, padding=4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(10_368, 10),
+    )
 
 
 TASKS: dict[str, Task] = {
@@ -111,11 +129,24 @@ TASKS: dict[str, Task] = {
             training=TrainingSettings(learning_rate=0.05),
         ),
         Task(
+            name="cifar10-udp-cnn",
+            dataset="cifar10-jpeg",
+            model=_wide_cnn,
+            description="CIFAR-10 (JPEG), one convolution of 32 channels with 106,122 weights",
+        ),
+        Task(
             name="adult-linear",
             dataset="adult",
             model=partial(linear, 108, 2),
             description="income over 50,000 from a census, logistic regression with 218 weights",
             training=TrainingSettings(learning_rate=0.5),
+        ),
+        Task(
+            name="adult-svm",
+            dataset="adult-integers",
+            model=partial(LinearSVM, 14),
+            description="the same with categories as integers, support vectors with 15 weights",
+            loss=hinge,
         ),
     )
 }
@@ -145,8 +176,13 @@ def dataset(task: Task, settings: Settings) -> Dataset:
     InvalidParameterError
         If the settings ask for more records than there are.
     """
-    whole = load(task.dataset, data_root=settings.data_root)
-    return _drawn(whole, settings.train_records, settings.test_records, settings.seed)
+    return _drawn(
+        load(task.dataset, data_root=settings.data_root),
+        settings.train_records,
+        settings.test_records,
+        settings.validation_records,
+        settings.seed,
+    )
 
 
 def check_data(settings: Settings) -> Description | None:
@@ -259,10 +295,11 @@ def train_client(
     features, labels = client_data(task, settings, index, clients)
     model = _model(task, arrays)
     if current_plan() is not None:  # a scheme that protects records asks for one step of its own
-        train_per_record(model, features, labels)
+        train_per_record(model, features, labels, loss=task.loss)
         return get_arrays(model), len(labels), {}
     training = settings.training
-    loss = train(
+    by_loss = train if task.loss is functional.cross_entropy else partial(train_by, task.loss)
+    loss = by_loss(
         model,
         features,
         labels,
@@ -286,7 +323,10 @@ def evaluate_client(
     Parameters and errors are those of `train_client`.
     """
     features, labels = client_data(task, settings, index, clients)
-    return len(labels), evaluate(_model(task, arrays), features, labels)
+    if current_cap() is not None:  # a scheme that protects records asks for their losses
+        evaluate_per_record(_model(task, arrays), features, labels, loss=task.loss)
+        return len(labels), {}
+    return len(labels), _evaluated(task, arrays, features, labels)
 
 
 def evaluate_server(
@@ -300,23 +340,63 @@ def evaluate_server(
         As `train_client`.
     """
     data = dataset(task, settings)
-    return evaluate(_model(task, arrays), data.test_features, data.test_labels)
+    return _evaluated(task, arrays, data.test_features, data.test_labels)
+
+
+def validation_loss(task: Task, settings: Settings, arrays: Mapping[str, NDArray[Any]]) -> float:
+    """Return the loss on the records that the server holds to steer the training by.
+
+    Those are ``settings.validation_records`` records that no client trains on; without that
+    setting the test records, as papers do it. What is reported on them is then not independent.
+
+    Raises
+    ------
+    DataError, InvalidParameterError
+        As `train_client`.
+    """
+    count = settings.validation_records
+    if count is None:
+        return evaluate_server(task, settings, arrays)["loss"]
+    whole = load(task.dataset, data_root=settings.data_root)
+    held = _order("train_records", len(whole.labels), settings.seed)[-count:]
+    return _evaluated(task, arrays, whole.features[held], whole.labels[held])["loss"]
+
+
+def _evaluated(
+    task: Task,
+    arrays: Mapping[str, NDArray[Any]],
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+) -> dict[str, float]:
+    model = _model(task, arrays)
+    if task.loss is functional.cross_entropy:
+        return evaluate(model, features, labels)
+    return evaluate_by(task.loss, model, features, labels)
+
+
+def _order(name: str, records: int, seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(derive_seed(seed, name)).permutation(records)
 
 
 @lru_cache(maxsize=4)
-def _drawn(data: Dataset, train: int | None, test: int | None, seed: int) -> Dataset:
-    """Return some of the records, drawn at random."""
-    if train is None and test is None:
+def _drawn(
+    data: Dataset, train: int | None, test: int | None, validation: int | None, seed: int
+) -> Dataset:
+    """Return some of the records, drawn at random; the last ones drawn are for the validation."""
+    if train is None and test is None and validation is None:
         return data
+    held = validation or 0
+    if validation is not None:
+        check_integer("validation_records", held, maximum=len(data.labels) - 1)
     kept = {}
-    for name, count, labels in (
-        ("train_records", train, data.labels),
-        ("test_records", test, data.test_labels),
+    for name, count, records in (
+        ("train_records", train, len(data.labels) - held),
+        ("test_records", test, len(data.test_labels)),
     ):
-        order = np.random.default_rng(derive_seed(seed, name)).permutation(len(labels))
         if count is not None:
-            check_integer(name, count, maximum=len(labels))
-        kept[name] = order[:count]
+            check_integer(name, count, maximum=records)
+        whole = len(data.labels) if name == "train_records" else records
+        kept[name] = _order(name, whole, seed)[: records if count is None else count]
     train_kept, test_kept = kept["train_records"], kept["test_records"]
     return Dataset(
         features=data.features[train_kept],

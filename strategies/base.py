@@ -293,12 +293,20 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         return None
 
+    def charge_of(self, phase: str, client: str) -> Charge | None:
+        """Return what it costs one client; by default what it costs all."""
+        return self.charge(phase)
+
     def charged(self, phase: str, book: Round) -> set[str]:
         """Return the clients whom the last question of a phase costs something.
 
         By default those who were asked and did not say that they released nothing.
         """
         return set(book.released())
+
+    def accountant(self) -> str:
+        """Return the name of the accountant that adds the releases up."""
+        return fitting(release.charge for release in self.releases)
 
     def stop(self) -> str:
         """Return why the training ends before the next round; by default it does not: "".
@@ -386,7 +394,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 line["evaluate"] = self._evaluate(grid, server_round, arrays, evaluate_config)
             server = evaluate_fn(server_round, arrays) if evaluate_fn else None
             line["server"] = plain(dict(server or {}))
-            card = self.card(final=server_round == num_rounds)
+            card = self.card(final=server_round == num_rounds or bool(self.stop()))
             sums = self._sums.metrics() if self._sums is not None else {}
             line["scheme"] = plain({**self.round_metrics(card), **sums})
             line |= self.conversation.counts()
@@ -416,7 +424,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         )
         if card.guarantee.delta is None:
             return card
-        accountant = fitting(release.charge for release in self.releases)
+        accountant = self.accountant()
         if final:
             card.state()
         else:
@@ -481,10 +489,14 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if not self._announced:  # once the clients of a secure sum are known
             logger.info("%s", self._promise().text())
             self._announced = True
-        if self.charge(TRAIN) is not None:
-            book = self.conversation.book(TRAIN)
-            self.experiment.note_asked(_name(book), self.charged(TRAIN, book))
+        self.note_asked(TRAIN)
         return messages
+
+    def note_asked(self, phase: str) -> None:
+        """Note whom a question will cost something, before it leaves."""
+        if self.charge(phase) is not None:
+            book = self.conversation.book(phase)
+            self.experiment.note_asked(_name(book), self.charged(phase, book))
 
     def put(
         self,
@@ -588,9 +600,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     # -- Parts of the loop -------------------------------------------------------------------
 
     def _charge(self, phase: str, book: Round) -> None:
-        charge = self.charge(phase)
         clients = self.experiment.asked_before(_name(book)) | self.charged(phase, book)
-        if charge is None or not clients:
+        if self.charge(phase) is None or not clients:
             return
         # Under a user's own start a client is known once it has answered; what was lost before is
         # its own all the same.
@@ -601,14 +612,20 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             else r
             for r in self.releases
         ]
-        release = Release(
-            phase=phase,
-            server_round=book.header.server_round,
-            request=book.header.request,
-            charge=charge,
-            clients=tuple(sorted({self._names.get(client, client) for client in clients})),
-        )
-        self.releases.append(release)
+        costs: dict[Charge, set[str]] = {}
+        for client in (self._names.get(client, client) for client in clients):
+            charge = self.charge_of(phase, client)
+            if charge is not None:
+                costs.setdefault(charge, set()).add(client)
+        for charge, names in sorted(costs.items(), key=lambda cost: min(cost[1])):
+            release = Release(
+                phase=phase,
+                server_round=book.header.server_round,
+                request=book.header.request,
+                charge=charge,
+                clients=tuple(sorted(names)),
+            )
+            self.releases.append(release)
 
     def _checked_secure_sum(
         self, secure_sum: SecureSum | None, metrics_fn: Callable[..., Any] | None

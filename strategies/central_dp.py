@@ -32,7 +32,6 @@ from flwr_privacy.central_dp import (
 )
 from flwr_privacy.central_mean import CentralMean
 from flwr_privacy.central_promise import promise
-from flwr_privacy.channel import derive
 from flwr_privacy.errors import (
     CheckpointError,
     InvalidParameterError,
@@ -49,6 +48,7 @@ from flwr_privacy.wire import TRAIN, Fields
 
 from .base import SchemeStrategy
 from .conversation import Assigned
+from .draws import each_by_itself, names_of
 from .round import Round
 
 __all__ = ["CentralDP"]
@@ -375,21 +375,12 @@ class CentralDP(SchemeStrategy):
         )
         if not alone:
             return assigned
-        drawn: dict[int, list[str]] = {}
-        for node, clients in assigned.items():
-            for client in clients:
-                name = client or f"node-{node}"
-                self._known.add(name)
-                if self._is_drawn(server_round, name):
-                    drawn.setdefault(node, []).append(client)
-        return drawn
-
-    def _is_drawn(self, server_round: int, client: str) -> bool:
-        """Draw one client by itself; the same whenever the round is drawn."""
+        self._known.update(names_of(assigned))
         # Under a secure sum the clients of a cohort know each other, and nothing is kept secret.
         secret = self._secret if self._amplified else str(self.experiment.seed).encode()
-        place = derive(secret, "poisson sample", server_round, client)[:8]
-        return int.from_bytes(place, "big") < self._scheduled().q * 2.0**64
+        return each_by_itself(
+            assigned, q=self._scheduled().q, secret=secret, server_round=server_round
+        )
 
     def _spent(self) -> set[str]:
         """Return the clients that were charged as often as their budget is meant for."""

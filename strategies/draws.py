@@ -5,6 +5,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from flwr_privacy.channel import derive
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_number
 from flwr_privacy.mspdq import outweighs
 from flwr_privacy.secure_sum import NotOpenedError
@@ -13,10 +14,41 @@ from flwr_privacy.wire import TRAIN
 from .base import SchemeStrategy
 from .conversation import Assigned
 
-__all__ = ["DrawnStrategy"]
+__all__ = ["DrawnStrategy", "each_by_itself", "names_of"]
 
 
 _MOST_DRAWINGS = 100  # until nobody outweighs all others, where only their sum is to be seen
+
+
+def names_of(assigned: Assigned) -> list[str]:
+    """Return the clients' names; one that is not known yet goes by its node's."""
+    return [client or f"node-{node}" for node, clients in assigned.items() for client in clients]
+
+
+def each_by_itself(assigned: Assigned, *, q: float, secret: bytes, server_round: int) -> Assigned:
+    """Draw each of some clients by itself; the same whenever the round is drawn.
+
+    Parameters
+    ----------
+    assigned : Assigned
+        The clients.
+    q : float
+        Probability with which each is drawn.
+    secret : bytes
+        What the draw follows from; as secret as the draw is to be.
+    server_round : int
+        The round.
+    """
+
+    def is_drawn(name: str) -> bool:
+        place = derive(secret, "poisson sample", server_round, name)[:8]
+        return int.from_bytes(place, "big") < q * 2.0**64
+
+    drawn = {
+        node: [client for client in clients if is_drawn(client or f"node-{node}")]
+        for node, clients in assigned.items()
+    }
+    return {node: clients for node, clients in drawn.items() if clients}
 
 
 class DrawnStrategy(SchemeStrategy):

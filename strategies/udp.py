@@ -5,12 +5,17 @@ keeps the books that the privacy card shows.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from flwr.app import Message, MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid as FlowerGrid
 
+from flwr_privacy import fields as records
 from flwr_privacy.accounting import Charge
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.card import PrivacyCard
@@ -25,11 +30,28 @@ from flwr_privacy.errors import (
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds
-from flwr_privacy.udp import NOISES, RECORD_UNIT, USER_UNIT, Schedule, Terms
+from flwr_privacy.udp import (
+    NONE,
+    PLD_SECRET,
+    RECORD_UNIT,
+    USER_UNIT,
+    Discounted,
+    LossTerms,
+    Pace,
+    Schedule,
+    SharedMean,
+    Terms,
+    Uniform,
+    pace_of,
+    sensitivity,
+)
+from flwr_privacy.udp.promise import promise
 from flwr_privacy.updates import SMALLEST_NORM, released_names
-from flwr_privacy.wire import TRAIN, Fields
+from flwr_privacy.wire import EVALUATE, RECORD, TRAIN, Fields
 
 from .base import SchemeStrategy
+from .conversation import Assigned
+from .draws import each_by_itself, names_of
 
 __all__ = ["UDP"]
 
@@ -39,69 +61,135 @@ _GRID_BITS = {RECORD_UNIT: 27, USER_UNIT: 18}
 _FEWEST_RECORDS = 16
 """Records of a client for whose noise the grid leaves room in a code, at record level."""
 
+_MOST_RECORDS = 2**14
+"""Records of a client for which a sum with shared noise has room, if no other number is given."""
+
+_MANY_RECORDS = 1024
+"""Records of a client for whose steps in mini-batches the grid leaves room in a code."""
+
+_NOISE_REACH = 8  # standard deviations of noise for which codes have room
+_SHARE_REACH = 12  # the same, of a share of noise
+
+SERVER, CLIENTS = "server", "clients"
+VISIBLE, SECRET = "visible", "secret"
+FIXED, POISSON = "fixed", "poisson"
+
+ValidationFn = Callable[[int, ArrayRecord], float]
+"""From a round and the model that it led to (round 0: the model to start from) to its loss."""
+
 
 class UDP(SchemeStrategy):
-    """Noise on the clients from a budget over the whole training (Wei et al., algorithm 1).
+    """Noise on the clients from a budget over the whole training (Wei et al., algorithms 1 and 2).
 
     Parameters
     ----------
     *arguments, **options
         FedAvg's and those of `SchemeStrategy`.
-    epsilon, delta : float, default 8.0 and 1e-5
-        Budget of a client over all rounds. With ``noise="paper"`` what the paper claims.
+    epsilon, delta : float or dict, default 8.0 and 1e-5
+        Budget of a client over all rounds, or that of each client by its name. With
+        ``noise="paper"`` what the paper claims.
     unit : {"user", "record"}, default "user"
         What is protected: all data of a client, around any training; or one record, with
         `flwr_privacy.clients.torch.train_per_record` inside the training.
     clipping_norm : float, default 1.0
         L2 bound of the whole update (user level) or of the gradient of a record (record level).
     learning_rate : float, optional
-        Step size of the one local step; needed at record level, and only there.
+        Step size of the local training; needed at record level, and only there.
     sampling_rate : float, default 1.0
         Share of a client's records in a round, each drawn by itself and in secret (Poisson); at
         record level.
-    noise : {"gdp_fixed", "paper"}, default "gdp_fixed"
+    local_epochs : int, default 1
+        Passes over a client's records in a round; at record level.
+    batch_size : int, optional
+        Records of a step; by default all. At record level.
+    sensitivity_bound : {"general", "convex", "unproven"}, default "general"
+        How the noise follows from several steps, see `flwr_privacy.udp.sensitivity`. With
+        ``unproven`` it is that of one full step, as the authors' code has it, and void.
+    noise : str, default "gdp_fixed"
         How the noise follows from the budget: `flwr_privacy.udp.Schedule`.
+    crd : bool, default False
+        Whether the rounds are discounted where the validation loss does not fall (algorithm 2).
+    beta, zeta, patience
+        As in `flwr_privacy.udp.Discounted`; 0.9, 0.001 and 1 by default.
+    lei : {"exhaust", "calibrated", "plateau"}, optional
+        Lei's decaying noise in place of discounting: `flwr_privacy.udp.LinearDecay`, until the
+        budget is spent or over all rounds, or `flwr_privacy.udp.PlateauDecay`.
+    lei_end : float, default 0.5
+        Noise at the end over that at the start, of the linear ones.
+    v_source : {"server", "clients"}, default "server"
+        Who says how good a model is: `validation_fn`, on public data; or all clients, after every
+        round, with clipped and noised losses (without noise for ``noise="paper"``, as printed).
+    validation_fn : callable, optional
+        From the round and the model to its loss; needed with `crd` (or ``lei="plateau"``) and
+        ``v_source="server"``. Round 0 is the model to start from.
+    loss_cap : float, default 4.0
+        Bound of a record's loss that a client reports.
+    validation_share : float, default 0.1
+        Share of a client's budget for the losses that it reports.
+    client_sampling : {"fixed", "poisson"}, default "fixed"
+        Whether a round asks a fixed number of clients, or each by itself with that number in
+        expectation.
+    participants : {"visible", "secret"}, default "visible"
+        Whether it may become known who takes part in a round; ``noise="pld_secret"`` needs them
+        secret, with ``client_sampling="poisson"``, from everybody but the server.
+    shared_noise : bool, default False
+        Whether the clients of a secure sum share the noise: the sum has as much of it as it needs,
+        instead of each answer.
+    max_records : int, default 16384
+        Most records of a client, where noise is shared at record level.
     rounds : int, optional
         Rounds over which the budget is spread; by default those of `start`. Needed where a
         `start` of your own runs the rounds.
     grid_bits : int, optional
-        The grid has at least ``2**grid_bits`` steps up to the bound of an update; by default 18 at
-        user level and 27 at record level, or as many as leave room for eight standard deviations of
-        the noise (of a client with 16 records). Codes have 31 bits and a sign, noise included.
+        The grid has at least ``2**grid_bits`` steps up to the bound of what is noised; by default
+        18 at user level and 27 at record level, or as many as leave room for eight standard
+        deviations of the noise (of a client with 16 records). Codes have 31 bits and a sign, noise
+        included.
     keep_back : sequence of str, default ()
         Arrays of which nothing is released, beside integers and the statistics of normalisation
         layers, which never are. The model keeps the server's values of them.
 
+    Attributes
+    ----------
+    T_history : list of int
+        The rounds planned, T, before the first round and after each.
+
     Raises
     ------
     InvalidParameterError
-        If a value is not allowed.
+        If a value is not allowed, or two do not go together.
 
     Notes
     -----
     At user level every client weighs the same; at record level it weighs as many as its records,
-    whose number is public. Clients send no losses and no metrics of the training, and are not asked
-    to evaluate: `fraction_evaluate` has no effect.
+    whose number is public. Clients send no metrics of the training; of an evaluation only losses,
+    with ``v_source="clients"``: `fraction_evaluate` has no effect.
 
     Guarantee
     ---------
     Adversary: an honest-but-curious server, and everybody who sees its messages. Each upload by
-    itself is protected, whether it arrives in time or not. What binds a server that does not follow
-    the protocol is the node's policy: see `flwr_privacy.clients.UDPClient`.
+    itself is protected, whether it arrives in time or not; with `shared_noise` the sum of a round,
+    against the server and the clients that collude with it. What binds a server that does not
+    follow the protocol is the node's policy: see `flwr_privacy.clients.UDPClient`.
     Neighbours: at record level data of equal size that differ in one record; at user level any two
     data sets of one client.
     Covered: the uploads of the whole training, (epsilon, delta) per client, by Gaussian
     differential privacy over the releases that each client charges to its own ledger. A client
-    declines what would exceed the budget of the experiment.
+    declines what would exceed the budget of the experiment, so the rounds and the noise to come may
+    follow from everything before.
     Not covered: the number of a client's records (record level); whether and when it takes part,
     declines or fails; what the user's own code sends elsewhere; timing. With ``noise="paper"`` the
     budget that was asked for is missed where formula (10) is too small; the guarantee then has the
-    true figure.
+    true figure, and with ``v_source="clients"`` the losses that clients report have no noise and no
+    promise at all (``unprotected_test_loss``). With ``noise="pld_secret"`` the adversary is
+    somebody who does not learn who takes part, which the server does. With
+    ``sensitivity_bound="unproven"`` and with ``noise="none"`` nothing is promised.
 
     Examples
     --------
     >>> from flwr_privacy.strategies import UDP
     >>> strategy = UDP(fraction_train=0.5, epsilon=8.0, delta=1e-5, clipping_norm=0.5)
+    >>> discounting = UDP(crd=True, validation_fn=lambda server_round, arrays: 0.0)
     """
 
     scheme: ClassVar[str] = "udp"
@@ -111,20 +199,36 @@ class UDP(SchemeStrategy):
     def __init__(
         self,
         *arguments: Any,
-        epsilon: float = 8.0,
-        delta: float = 1e-5,
+        epsilon: float | Mapping[str, float] = 8.0,
+        delta: float | Mapping[str, float] = 1e-5,
         unit: str = USER_UNIT,
         clipping_norm: float = 1.0,
         learning_rate: float | None = None,
         sampling_rate: float = 1.0,
+        local_epochs: int = 1,
+        batch_size: int | None = None,
+        sensitivity_bound: str = "general",
         noise: str = "gdp_fixed",
+        crd: bool = False,
+        beta: float = 0.9,
+        zeta: float = 0.001,
+        patience: int = 1,
+        lei: str | None = None,
+        lei_end: float = 0.5,
+        v_source: str = SERVER,
+        validation_fn: ValidationFn | None = None,
+        loss_cap: float = 4.0,
+        validation_share: float = 0.1,
+        client_sampling: str = FIXED,
+        participants: str = VISIBLE,
+        shared_noise: bool = False,
+        max_records: int = _MOST_RECORDS,
         rounds: int | None = None,
         grid_bits: int | None = None,
         keep_back: Sequence[str] = (),
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self.fraction_evaluate = 0.0  # what clients say of their data is a release of its own
         if check_choice("unit", unit, _GRID_BITS) == RECORD_UNIT:
             if learning_rate is None:
                 raise InvalidParameterError(
@@ -138,63 +242,216 @@ class UDP(SchemeStrategy):
             check_integer("rounds", rounds, minimum=1)
         if grid_bits is not None:
             check_integer("grid_bits", grid_bits, minimum=1, maximum=30)
-        check_choice("noise", noise, NOISES)
+        if batch_size is not None:
+            check_integer("batch_size", batch_size, minimum=1)
+        check_number("clipping_norm", clipping_norm, minimum=SMALLEST_NORM)
         self._rounds = rounds
         self._grid_bits = grid_bits
-        self._budget: dict[str, Any] = {
+        self._budgets = {"epsilon": epsilon, "delta": delta}
+        self._pace_of: dict[str, Any] = {
+            **{"crd": crd, "beta": beta, "zeta": zeta, "patience": patience},
+            **{"lei": lei, "lei_end": lei_end},
+        }
+        pace_of(1, **self._pace_of)  # or says what is not allowed
+        check_choice("v_source", v_source, (SERVER, CLIENTS))
+        if not check_number("loss_cap", loss_cap) > 0:
+            raise InvalidParameterError("loss_cap", loss_cap, "a number above 0")
+        self._judged_by = v_source if crd or lei == "plateau" else None
+        self._validation_fn = validation_fn
+        self._loss_cap = float(loss_cap)
+        self.fraction_evaluate = 1.0 if self._judged_by == CLIENTS else 0.0
+        noised_losses = self._judged_by == CLIENTS and noise != "paper"
+        self._schedule_of: dict[str, Any] = {
             "noise": noise,
-            "epsilon": epsilon,
-            "delta": delta,
-            "sampling_rate": sampling_rate,
+            "sampling_rate": float(sampling_rate),
+            "validation_share": float(validation_share) if noised_losses else 0.0,
         }
         # What a client is asked depends on how many there are; what is not allowed is said now.
         self._terms_of: dict[str, Any] = {
             "unit": unit,
-            "clipping_norm": clipping_norm,
-            "learning_rate": 1.0 if learning_rate is None else learning_rate,
-            "keep_back": tuple(keep_back),
+            "clipping_norm": float(clipping_norm),
+            "learning_rate": 1.0 if learning_rate is None else float(learning_rate),
+            "epochs": local_epochs,
+            "batch_size": batch_size or 0,
+            "bound": sensitivity_bound,
+            "keep_back": list(keep_back),
         }
-        self._plan(Schedule(**self._budget, rounds=rounds or 1, q=1.0))
+        self._drawn_by = check_choice("client_sampling", client_sampling, (FIXED, POISSON))
+        self._participants_are = check_choice("participants", participants, (VISIBLE, SECRET))
+        self._max_records = check_integer("max_records", max_records, minimum=1, maximum=2**30)
+        self._shared = bool(shared_noise)
+        self._check_together()
+        for client in self._named() or {""}:
+            self._plan(self._schedule(client, rounds=1, q=1.0), noise_multiplier=1.0, parties=2)
+        if self._own_terms:
+            self._only_with_start["a noise or budget of each client"] = True
+
+    def _check_together(self) -> None:
+        """Refuse what does not go together."""
+        noise, secret = self._schedule_of["noise"], self._participants_are == SECRET
+        together = (
+            (
+                self._judged_by == SERVER and self._validation_fn is None,
+                ("validation_fn", None, "a function to the loss of a model on public data"),
+            ),
+            (
+                self._judged_by == CLIENTS and self.secure_sum is not None,
+                ("v_source", CLIENTS, "'server' with a secure sum: it sums no losses"),
+            ),
+            (
+                self._own_terms and self.secure_sum is not None,
+                (
+                    "noise",
+                    noise,
+                    "'gdp_fixed' or 'paper' and one budget for all with a secure sum: its clients "
+                    "get the same question",
+                ),
+            ),
+            (
+                self._shared and (self.secure_sum is None or noise == NONE),
+                ("shared_noise", True, "noise, and a secure sum"),
+            ),
+            (
+                noise == PLD_SECRET and not (secret and self._drawn_by == POISSON),
+                (
+                    "noise",
+                    noise,
+                    "another one: it takes participants='secret' and client_sampling='poisson', as "
+                    "it is not sound against who learns the participants, the server included",
+                ),
+            ),
+            (
+                secret and noise != PLD_SECRET,
+                ("participants", SECRET, f"'visible' with noise '{noise}', which gains nothing"),
+            ),
+            (
+                noise == PLD_SECRET and (self._pace_of["crd"] or self._pace_of["lei"] is not None),
+                ("noise", noise, "another one with crd or lei: it is for noise planned in advance"),
+            ),
+            (
+                noise == PLD_SECRET and (self._own_budgets or self.secure_sum is not None),
+                ("noise", noise, "another one with budgets of each client or a secure sum"),
+            ),
+            (
+                self._drawn_by == POISSON and self.secure_sum is not None,
+                ("client_sampling", POISSON, "'fixed' with a secure sum"),
+            ),
+            (
+                self._pace_of["lei"] is not None and noise not in ("gdp_fixed", "paper"),
+                ("lei", self._pace_of["lei"], "nothing, or noise 'gdp_fixed' or 'paper'"),
+            ),
+        )
+        for clash, error in together:
+            if clash:
+                raise InvalidParameterError(*error)
 
     def _build(self) -> None:
         super()._build()
-        self.schedule: Schedule | None = None
+        self.pace: Pace | None = None
+        self.T_history: list[int] = []
+        self.terms: Terms | None = None
+        self._q = 1.0
+        self._schedules: dict[tuple[float, float], Schedule] = {}
         self._insecure = False
+        self._secret = os.urandom(32)
+        self._known: set[str] = set()  # who was ever there, where everybody is charged
+        self._squares: Counter[str] = Counter()
+        self._counted = 0
+        self._of_clients: dict[str, Terms] = {}
+        self._loss: float | None = None
+        self._trained = False
+
+    # -- A round -----------------------------------------------------------------------------
+
+    def setup(self, grid: FlowerGrid) -> None:
+        """Check that every client has a budget.
+
+        Raises
+        ------
+        InvalidParameterError
+            If one has none. One that comes later without a budget is not asked.
+        """
+        if self._own_budgets and (lacking := sorted(self._without_budget())):
+            raise InvalidParameterError("epsilon", lacking, "a budget for each of these clients")
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
+    ) -> list[Message]:
+        """Sample clients and return the messages to them; none once the training is over."""
+        if not self.federation.met:  # a user's own start: the first replies will be the hello
+            self.federation.wait(grid, self.conversation.timeout)
+        pace = self._begun()
+        if pace.over:
+            return []
+        first = isinstance(pace, Discounted) and pace.done == 0
+        if first and self._validation_fn is not None and self._judged_by == SERVER:
+            pace.begin(_checked_loss(self._validation_fn(0, arrays)))
+        return super().configure_train(server_round, arrays, config, grid)
 
     def question(self, server_round: int) -> Fields:
-        """Return the terms of a round."""
-        if self.schedule is None:
-            rounds = self._rounds or self.planned_rounds
-            if rounds is None:
-                raise InvalidParameterError(
-                    "rounds", rounds, "the rounds to spread the budget over, under your own start"
-                )
-            asked, population = self.federation.sample_size(
-                fraction=self.fraction_train, minimum=self.min_train_nodes
-            )
-            self.schedule = Schedule(**self._budget, rounds=rounds, q=min(1.0, asked / population))
-        self.terms = self._plan(self.schedule)
-        return self.terms.write()
+        """Return the terms of a round that all clients share."""
+        pace, clients = self._begun(), self._named() or {""}
+        parties = 0
+        if self._shared and self.secure_sum is not None and self._sums is not None:
+            parties = self.secure_sum.honest_in_sums(self._sums.cohort)
+        multipliers = {client: self._multiplier(client) for client in clients}
+        noisiest = max(clients, key=lambda client: multipliers[client])
+        schedule = self._schedule_of_client(noisiest)
+        self.terms = self._plan(
+            schedule, noise_multiplier=multipliers[noisiest] * pace.factor, parties=parties
+        )
+        self._of_clients = {
+            client: self._own(client, multipliers[client] * pace.factor)
+            for client in (clients if self._own_terms else ())
+        }
+        return records.write(self.terms)
+
+    def own_fields(self, server_round: int) -> dict[str, Fields]:
+        """Return the noise and budget of each client, where they have their own."""
+        own = ("noise-multiplier", "epsilon", "delta", "gap")
+        fields = {client: records.write(terms) for client, terms in self._of_clients.items()}
+        return {client: {name: f[name] for name in own} for client, f in fields.items()}
 
     def accumulator(self, phase: str) -> WeightedMean:
         """Return an empty sum of codes for a training."""
         if phase != TRAIN:
             return super().accumulator(phase)
-        names = released_names(self._template, self.terms.keep_back)
-        return GridMean(self._template, Grid(self.terms.grid), names)
+        terms = self._asked_terms()
+        names = released_names(self._template, terms.keep_back)
+        if terms.parties:
+            return SharedMean(self._template, terms, names)
+        return GridMean(self._template, Grid(terms.grid), names)
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included, and of the weights."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
-        alike = self._terms_of["unit"] == USER_UNIT
+        alike = self._shared or self._terms_of["unit"] == USER_UNIT
         return self.secure_sum.bounds(
             len(clients), code_limit=CODE_LIMIT, largest_weight=1 if alike else None
         )
 
     def charge(self, phase: str) -> Charge | None:
-        """Return the cost of a round."""
-        return self.terms.charge() if phase == TRAIN else None
+        """Return the cost of a round, or of the loss that a client reports."""
+        if phase == EVALUATE and self._judged_by == CLIENTS:
+            return self._loss_terms("" if not self._own_budgets else min(self._named())).charge()
+        return self._charged_as(self._asked_terms()) if phase == TRAIN else None
+
+    def charge_of(self, phase: str, client: str) -> Charge | None:
+        """Return what it costs one client."""
+        if phase == EVALUATE and self._judged_by == CLIENTS:
+            return self._loss_terms(client).charge()
+        if phase == TRAIN and client in self._of_clients:
+            return self._charged_as(self._of_clients[client])
+        return self.charge(phase)
+
+    def charged(self, phase: str, book: Any) -> set[str]:
+        """Return who is charged: whoever was asked, or where participants are secret everybody."""
+        if phase != TRAIN or self._participants_are == VISIBLE:
+            return super().charged(phase, book)
+        if self.federation.met:
+            self._known.update(self.federation.clients())
+        return set(self._known)
 
     def collect(
         self, phase: str, messages: Iterable[Message]
@@ -204,65 +461,129 @@ class UDP(SchemeStrategy):
         self._insecure |= mean is not None and "insecure-noise" in mean.metrics()
         return mean, metrics
 
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies; where the server judges the model, discount the rounds."""
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self._trained = arrays is not None
+        if self._judged_by != CLIENTS:
+            loss = None
+            if arrays is not None and self._judged_by == SERVER and self._validation_fn is not None:
+                loss = _checked_loss(self._validation_fn(server_round, arrays))
+            self._settle(loss)
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
+    ) -> list[Message]:
+        """Ask all clients how good the model is, where they judge it; else nobody."""
+        if self._judged_by != CLIENTS or not self._trained:
+            return []
+        config = ConfigRecord({**config, "server-round": server_round})
+        assigned = self._participants(grid, server_round, EVALUATE, 1.0, self.min_evaluate_nodes)
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        lacking = self._without_budget()
+        assigned = {
+            node: kept
+            for node, clients in assigned.items()
+            if (kept := [client for client in clients if client not in lacking])
+        }
+        shared = self._loss_terms("" if not self._own_budgets else min(self._named()))
+        own = {
+            client: RecordDict({RECORD: ConfigRecord(records.write(self._loss_terms(client)))})
+            for client in (self._named() if self._own_budgets else ())
+        }
+        messages = self.conversation.ask(
+            server_round,
+            EVALUATE,
+            content,
+            assigned,
+            fields=records.write(shared),
+            own=own,
+            summed=self.summed(EVALUATE),
+        )
+        self.note_asked(EVALUATE)
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the mean loss; where the clients judge the model, discount the rounds."""
+        if self._judged_by != CLIENTS:
+            return None
+        metrics = super().aggregate_evaluate(server_round, replies) if self._trained else None
+        loss = None if metrics is None else metrics.get("loss")
+        self._settle(float(loss) if isinstance(loss, int | float) else None)
+        return metrics
+
+    def stop(self) -> str:
+        """Return why the training ends: the rounds that are planned are done."""
+        pace = self.pace
+        if pace is None or not pace.over or pace.done == 0:
+            return ""
+        if isinstance(pace, Discounted):
+            return f"of {pace.rounds} rounds {pace.planned} are left after discounting, and done"
+        return f"the {pace.planned} rounds that the budget is for are done"
+
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
-        """Return what the client that spent most has spent, and what it has left."""
-        spent = card.guarantee.spent or 0.0
-        cap = card.guarantee.epsilon or 0.0
-        return {"epsilon": spent, "epsilon_left": max(0.0, cap - spent)}
+        """Return the budget of the client that spent most, the noise, T and the loss."""
+        spent, cap = card.guarantee.spent, card.guarantee.epsilon
+        numbers: dict[str, float] = {}
+        if spent is not None and cap is not None:
+            numbers |= {"epsilon": spent, "epsilon_left": max(0.0, cap - spent)}
+        if self.terms is not None:
+            numbers["noise_multiplier"] = self.terms.noise_multiplier
+        if self.pace is not None and not isinstance(self.pace, Uniform):
+            numbers["T"] = self.pace.planned
+        if self._loss is not None:
+            numbers["V"] = self._loss
+        return numbers
+
+    def accountant(self) -> str:
+        """Return who adds the releases up."""
+        return "pld" if self._schedule_of["noise"] == PLD_SECRET else super().accountant()
+
+    # -- The promise, and what a resume needs ------------------------------------------------
 
     def guarantee(self) -> Guarantee:
         """Return the promise; before the first round with the budget as it was asked for."""
-        record = self._terms_of["unit"] == RECORD_UNIT
-        rounds = self._rounds or self.planned_rounds or 1
-        schedule = self.schedule or Schedule(**self._budget, rounds=rounds, q=1.0)
-        not_protected = [
-            "whether and when a client takes part, declines or fails",
-            "what the user's own code sends elsewhere, and timing",
-            "anything from a server that does not follow the protocol, beyond the node's policy",
-        ]
-        not_protected += ["the number of a client's records"] if record else []
-        kept = set(self._template) - set(
-            released_names(self._template, self._terms_of["keep_back"]) if self._template else ()
-        )
-        if kept:
-            not_protected.append(f"(not uploaded at all: {', '.join(sorted(kept))})")
-        assumptions = [
-            "each client keeps its own ledger and its noise secret",
-            "nothing else leaves the client's training",
-        ]
-        if schedule.sampling_rate < 1:
-            assumptions.append(
-                "secret samples are charged for twice what a record adds: enough for a replaced "
-                "record in every setting that was tried, and not proven"
-            )
-        void = "clients drew their noise from an insecure seed, for tests" if self._insecure else ""
-        return Guarantee(
-            scheme=self.scheme,
-            protects="one record of a client" if record else "all data of a client",
-            adversary="an honest-but-curious server that sees every upload",
-            neighbours=(
-                "one record of one client is replaced by another"
-                if record
-                else "the data of one client are replaced by any other"
-            ),
-            epsilon=schedule.cap,
-            delta=self._budget["delta"],
-            not_protected=tuple(not_protected),
-            assumptions=tuple(assumptions),
-            evidence=("tests/udp", "tests/flwr_privacy/accounting"),
-            void=void,
+        kept_back = set(self._template)
+        if kept_back:
+            kept_back -= set(released_names(self._template, self._terms_of["keep_back"]))
+        quorum, secure_sum = None, self.secure_sum
+        if self._shared and secure_sum is not None and self._sums is not None and self.terms:
+            cohort = self._sums.cohort
+            quorum = cohort, secure_sum.threshold_of(cohort), secure_sum.colluders_of(cohort)
+        losses = ""
+        if self._judged_by == CLIENTS:
+            losses = "noised" if self._schedule_of["validation_share"] else "bare"
+        return promise(
+            self._weakest(),
+            unit=self._terms_of["unit"],
+            bound=self._terms_of["bound"],
+            proven=self._terms_of["epochs"] == 1 and not self._terms_of["batch_size"],
+            quorum=quorum,
+            shared=self._shared,
+            losses=losses,
+            kept_back=kept_back,
+            insecure=self._insecure,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule."""
+        """Return the pace and what the noise was calibrated for."""
         return {
-            "schedule": None if self.schedule is None else asdict(self.schedule),
-            "terms": {**self._terms_of, "keep_back": list(self._terms_of["keep_back"])},
+            "calibrated": self._calibrated() if self.pace is not None else None,
+            "pace": None if self.pace is None else self.pace.state(),
+            "q": self._q,
+            "T_history": list(self.T_history),
+            "loss": self._loss,
             "insecure": self._insecure,
+            "secret": self._secret if self._participants_are == SECRET else b"",
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the schedule.
+        """Take up the pace.
 
         Raises
         ------
@@ -270,42 +591,238 @@ class UDP(SchemeStrategy):
             If it was made for another budget or another number of rounds.
         """
         self._insecure = state["insecure"]
-        if state["schedule"] is None:
+        self._secret = state["secret"] or self._secret
+        if self._participants_are == SECRET:
+            self._known = {client for release in self.releases for client in release.clients}
+        if state["pace"] is None:
             return
-        self.schedule = Schedule(**state["schedule"])
-        theirs = {**state["schedule"], **state["terms"]}
-        rounds = self._rounds or self.planned_rounds
-        mine = {**self._budget, **self._terms_of, "rounds": rounds}
-        for key, value in mine.items():
-            value = list(value) if isinstance(value, tuple) else value
-            if theirs[key] != value:
+        theirs = state["calibrated"]
+        for key, value in self._calibrated().items():
+            if theirs.get(key) != value:
                 raise CheckpointError(
-                    f"the checkpoint was calibrated for {key} = {theirs[key]!r}, not {value!r}: "
-                    "the noise of the rounds that are done cannot be changed"
+                    f"the checkpoint was calibrated for {key} = {theirs.get(key)!r}, not {value!r}:"
+                    " the noise of the rounds that are done cannot be changed"
                 )
+        self._q, self._schedules = state["q"], {}
+        self.pace = pace_of(self._planned(), **self._pace_of)
+        self.pace.load(state["pace"])
+        self.T_history = list(state["T_history"])
+        self._loss = state["loss"]
 
-    def _plan(self, schedule: Schedule) -> Terms:
-        """Return the terms that a schedule makes."""
-        unit, norm = self._terms_of["unit"], self._terms_of["clipping_norm"]
-        check_number("clipping_norm", norm, minimum=SMALLEST_NORM)
-        bound = norm
-        if unit == RECORD_UNIT:
-            bound = norm * self._terms_of["learning_rate"] / schedule.sampling_rate
-        return Terms(
-            **self._terms_of,
-            noise_multiplier=schedule.noise_multiplier,
-            epsilon=schedule.cap,
-            delta=schedule.delta,
-            gap=schedule.gap,
-            sampling_rate=schedule.sampling_rate,
-            grid=Grid.below(bound, bits=self._bits(schedule.noise_multiplier)).exponent,
+    # -- Parts -------------------------------------------------------------------------------
+
+    def _drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+        """Draw the clients of a round's training."""
+        if self.fraction_train == 0:
+            return {}
+        alone = self._drawn_by == POISSON
+        assigned = self.conversation.sample(
+            grid,
+            server_round,
+            TRAIN,
+            fraction=1.0 if alone else self.fraction_train,
+            minimum=0 if alone else self.min_train_nodes,
+            without=self._without_budget(),
+        )
+        if not alone:
+            return assigned
+        self._known.update(names_of(assigned))
+        secret = self._participants_are == SECRET
+        return each_by_itself(
+            assigned,
+            q=self._q,
+            secret=self._secret if secret else str(self.experiment.seed).encode(),
+            server_round=server_round,
         )
 
-    def _bits(self, noise_multiplier: float) -> int:
-        """Return the steps of the grid up to the bound of an update, as a power of two."""
+    @property
+    def _own_budgets(self) -> bool:
+        return any(isinstance(value, Mapping) for value in self._budgets.values())
+
+    @property
+    def _own_terms(self) -> bool:
+        """Whether clients are asked for different noise."""
+        return self._own_budgets or self._schedule_of["noise"] in ("gdp", "gdp_worst", "zcdp")
+
+    def _named(self) -> set[str]:
+        """Return the clients that have terms of their own, as far as they are known."""
+        mappings = [set(v) for v in self._budgets.values() if isinstance(v, Mapping)]
+        if mappings:
+            return set.intersection(*mappings)
+        return set(self.federation.clients()) if self._own_terms and self.federation.met else set()
+
+    def _without_budget(self) -> set[str]:
+        if not self._own_budgets:
+            return set()
+        return set(self.federation.clients()) - self._named()
+
+    def _schedule(self, client: str, *, rounds: int, q: float) -> Schedule:
+        budget = {
+            name: float(value[client]) if isinstance(value, Mapping) else value
+            for name, value in self._budgets.items()
+        }
+        return Schedule(**budget, **self._schedule_of, rounds=rounds, q=q)
+
+    def _schedule_of_client(self, client: str) -> Schedule:
+        """Return a client's schedule; clients with one budget share it."""
+        schedule = self._schedule(client, rounds=self._planned(), q=self._q)
+        return self._schedules.setdefault((schedule.epsilon, schedule.delta), schedule)
+
+    def _weakest(self) -> Schedule:
+        """Return the schedule of a budget that covers every client's."""
+        names = self._named() if self._own_budgets else {""}
+        rounds = self._rounds or self.planned_rounds or 1
+        schedules = [self._schedule(client, rounds=rounds, q=self._q) for client in names]
+        largest = {
+            "epsilon": max(schedule.epsilon for schedule in schedules),
+            "delta": max(schedule.delta for schedule in schedules),
+        }
+        whole = replace(schedules[0], **largest)
+        return self._schedules.setdefault((whole.epsilon, whole.delta), whole)
+
+    def _planned(self) -> int:
+        """Return the rounds over which the budget is spread at first."""
+        rounds = self._rounds or self.planned_rounds
+        if rounds is None:
+            raise InvalidParameterError(
+                "rounds", rounds, "the rounds to spread the budget over, under your own start"
+            )
+        return rounds
+
+    def _begun(self) -> Pace:
+        """Return the pace; it begins when it is known how many clients there are."""
+        if self.pace is None:
+            asked, population = self.federation.sample_size(
+                fraction=self.fraction_train, minimum=self.min_train_nodes
+            )
+            self._q = min(1.0, asked / population)
+            self._schedules = {}
+            self.pace = pace_of(self._planned(), **self._pace_of)
+            self.T_history = [self.pace.planned]
+        return self.pace
+
+    def _settle(self, loss: float | None) -> None:
+        """Note that a round is over, and how good its model is."""
+        pace = self._begun()
+        if pace.over:
+            return
+        self._loss = loss
+        pace.after(loss)
+        self.T_history.append(pace.planned)
+
+    def _multiplier(self, client: str) -> float:
+        """Return a client's noise over the sensitivity, before what the pace makes of it."""
+        schedule = self._schedule_of_client(client)
+        if not schedule.spends or not client:
+            return schedule.noise_multiplier
+        for release in self.releases[self._counted :]:
+            if release.phase == TRAIN:
+                cost = release.charge.count / release.charge.noise_multiplier**2
+                self._squares.update(dict.fromkeys(release.clients, cost))
+        self._counted = len(self.releases)
+        pace = self._begun()
+        z = schedule.multiplier(pace.planned - pace.done, self._squares[client])
+        # With nothing left, what everybody had at first: more than it has, so it declines.
+        return (schedule.noise_multiplier if z is None else z) / pace.factor
+
+    def _own(self, client: str, noise_multiplier: float) -> Terms:
+        schedule = self._schedule_of_client(client)
+        return replace(self._asked_terms(), noise_multiplier=noise_multiplier, **_limits(schedule))
+
+    def _loss_terms(self, client: str) -> LossTerms:
+        schedule = self._schedule_of_client(client)
+        return LossTerms(
+            unit=self._terms_of["unit"],
+            cap=self._loss_cap,
+            noise_multiplier=schedule.validation_multiplier,
+            **_limits(schedule),
+        )
+
+    def _charged_as(self, terms: Terms) -> Charge | None:
+        """Return what a training with some terms costs, by what the adversary sees."""
+        charge = terms.charge()
+        if charge is None or self._participants_are == VISIBLE:
+            return charge
+        return replace(charge, sampling=self._q)
+
+    def _asked_terms(self) -> Terms:
+        if self.terms is None:
+            raise ProtocolError("no question was asked yet")
+        return self.terms
+
+    def _calibrated(self) -> dict[str, Any]:
+        """Return what the noise follows from, as plain values."""
+        budgets = {k: dict(v) if isinstance(v, Mapping) else v for k, v in self._budgets.items()}
+        return {
+            **budgets,
+            **self._schedule_of,
+            **self._terms_of,
+            "judged_by": self._judged_by,
+            "shared_noise": self._shared,
+            "rounds": self._planned(),
+        }
+
+    def _plan(self, schedule: Schedule, *, noise_multiplier: float, parties: int) -> Terms:
+        """Return the terms that a schedule makes; with a grid that leaves room for the noise."""
+        shared = parties if self._shared else 0
+        record = self._terms_of["unit"] == RECORD_UNIT
+        without_grid = Terms(
+            **self._terms_of,
+            noise_multiplier=0.0 if schedule.noise == NONE else noise_multiplier,
+            **_limits(schedule),
+            sampling_rate=schedule.sampling_rate,
+            max_records=self._max_records if record and shared else 0,
+            parties=shared,
+            grid=0,
+        )
+        return replace(without_grid, grid=self._grid_for(without_grid).exponent)
+
+    def _grid_for(self, terms: Terms) -> Grid:
+        unit = terms.unit
+        if terms.parties:
+            reach = terms.reach(self._max_records)
+            share = terms.noise_multiplier * terms.shared_sensitivity() / math.sqrt(terms.parties)
+            spread = _SHARE_REACH * share / reach
+            most = 30  # a sum needs no fewer: its grid is for all records of a client together
+        else:
+            reach = terms.reach(_MANY_RECORDS)
+            spread = _NOISE_REACH * terms.noise_multiplier * _largest_sensitivity(terms) / reach
+            most = _GRID_BITS[unit]
         if self._grid_bits is not None:
-            return self._grid_bits
-        unit = self._terms_of["unit"]
-        spread = 2 * noise_multiplier / (_FEWEST_RECORDS if unit == RECORD_UNIT else 1)
-        room = math.floor(math.log2(CODE_LIMIT / (1 + 8 * spread))) - 1
-        return max(1, min(_GRID_BITS[unit], room))
+            return Grid.below(reach, bits=self._grid_bits)
+        room = math.floor(math.log2(CODE_LIMIT / (1 + spread))) - 1
+        return Grid.below(reach, bits=max(1, min(most, room)))
+
+
+def _largest_sensitivity(terms: Terms) -> float:
+    """Return the sensitivity of the clients for whose noise the grid leaves room."""
+    if terms.unit == USER_UNIT:
+        return sensitivity(USER_UNIT, clipping_norm=terms.clipping_norm)
+    return max(
+        sensitivity(
+            RECORD_UNIT,
+            clipping_norm=terms.clipping_norm,
+            learning_rate=terms.learning_rate,
+            records=max(count, terms.batch_size),
+            sampling_rate=terms.sampling_rate,
+            epochs=terms.epochs,
+            batch_size=terms.batch_size or None,
+            bound=terms.bound,
+        )
+        for count in (_FEWEST_RECORDS, _MANY_RECORDS)
+    )
+
+
+def _limits(schedule: Schedule) -> dict[str, float]:
+    """Return what no client may spend, as it travels."""
+    return {
+        "epsilon": float(schedule.cap),
+        "delta": float(schedule.delta),
+        "gap": float(schedule.gap),
+    }
+
+
+def _checked_loss(loss: Any) -> float:
+    if isinstance(loss, bool) or not isinstance(loss, int | float | np.floating):
+        raise InvalidParameterError("validation_fn", type(loss).__name__, "a function to a number")
+    return float(loss)

@@ -1,13 +1,14 @@
 """The one room for torch: models, and the training and evaluation of a client."""
 
 from .models import cnn, linear, mlp
-from .per_record import train_per_record
+from .per_record import evaluate_per_record, train_per_record
 from .training import allotted_device, evaluate, get_arrays, initialise, set_arrays, train
 
 __all__ = [
     "allotted_device",
     "cnn",
     "evaluate",
+    "evaluate_per_record",
     "get_arrays",
     "initialise",
     "linear",

@@ -4,10 +4,13 @@ Each record goes through the model as a batch of its own (`torch.func.vmap`), so
 a part in the gradient of another, whatever the model does with its batch.
 
 The gradient of the weight of a linear layer is the outer product of two vectors: the gradient of
-the loss by the layer's output, and the layer's input. Its norm is the product of theirs, and a
-weighted sum of such gradients is one product of matrices (Goodfellow, "Efficient Per-Example
-Gradient Computations", arXiv:1510.01799). So a weight that allows it is kept in this form; of every
-other parameter the gradients are formed one by one.
+the loss by the layer's output, which is the gradient of the bias too, and the layer's input. Its
+norm is the product of theirs, and a weighted sum of such gradients is one product of matrices
+(Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799). So a weight that
+allows it is kept in this form; of every other parameter the gradients are formed one by one.
+
+Norms and sums are computed in float64: a sum of n vectors in float32 could be off by
+``n**2 * 2**-24`` of one of them, which for a thousand records is more than a sensitivity can bear.
 """
 
 from collections import Counter
@@ -18,12 +21,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from flwr_privacy.errors import InvalidParameterError
 
-__all__ = ["Gradients", "Loss", "RecordGradients"]
+__all__ = ["Gradients", "Loss", "RecordGradients", "record_losses"]
+
+_BLOCK = 128  # records that are held in float64 at a time
 
 Loss = Callable[[Any, Tensor], Tensor]
 """From the model's output for a batch of one record, and the batch of its label, to the loss."""
@@ -34,7 +40,7 @@ _Tap = Callable[[str, nn.Linear, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of B records in float64.
+    """Gradients of B records.
 
     Parameters
     ----------
@@ -48,23 +54,27 @@ class Gradients:
     outer: dict[str, tuple[Tensor, Tensor]]
 
     def norms(self, copies: Mapping[str, int]) -> Tensor:
-        """Return the L2 norm of each record's gradient over all parameters, of shape (B,).
+        """Return the L2 norm of each record's gradient over all parameters, (B,) float64.
 
         Parameters
         ----------
         copies : Mapping of str to int
             How often each parameter counts.
         """
-        squares = [copies[name] * _squares(g) for name, g in self.whole.items()]
-        squares += [copies[n] * _squares(d) * _squares(x) for n, (d, x) in self.outer.items()]
-        return torch.stack(squares).sum(dim=0).sqrt()
+        norms = [copies[name] ** 0.5 * _norms(g) for name, g in self.whole.items()]
+        norms += [copies[n] ** 0.5 * _norms(d) * _norms(x) for n, (d, x) in self.outer.items()]
+        return _norms(torch.stack(norms, dim=1))
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the sum of the gradients with weights of shape (B,), by name."""
-        total = {n: torch.tensordot(weights, g, dims=1) for n, g in self.whole.items()}
-        for name, (deltas, inputs) in self.outer.items():
-            total[name] = (weights[:, None] * deltas).T @ inputs
-        return total
+    def add_to(self, total: Mapping[str, Tensor], weights: Tensor) -> None:
+        """Add the sum of the gradients with float64 weights of shape (B,) to float64 tensors."""
+        for start in range(0, len(weights), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            part = weights[rows]
+            for name, gradients in self.whole.items():
+                total[name].view(-1).addmv_(gradients[rows].double().flatten(start_dim=1).T, part)
+            for name, (deltas, inputs) in self.outer.items():
+                weighted = part[:, None] * deltas[rows].double()
+                total[name].addmm_(weighted.T, inputs[rows].double())
 
 
 class RecordGradients:
@@ -89,6 +99,10 @@ class RecordGradients:
     ----------
     whole, outer : list of str
         Names of the parameters whose gradients are formed, and of those that are outer products.
+        Biases whose gradients come with those are in neither.
+    bytes_per_record : int
+        Memory that a record takes, about: its gradients that are formed, and what the model keeps
+        to compute them.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, feature: Tensor, label: Tensor) -> None:
@@ -96,38 +110,43 @@ class RecordGradients:
         self._loss = loss
         self._parameters = {name: p.detach() for name, p in model.named_parameters()}
         self._buffers = dict(model.named_buffers())
-        self._layers = self._outer_layers(torch.zeros_like(feature), torch.zeros_like(label))
-        self.outer = [f"{name}.weight".removeprefix(".") for name in self._layers]
+        self._layers: dict[str, nn.Linear] = {}
+        self._biases: dict[str, str] = {}  # to the name of the layer
+        kept = self._probe(torch.zeros_like(feature), torch.zeros_like(label))
+        self.outer = [_name(name, "weight") for name in self._layers]
         self.whole = [
             name
             for name, parameter in model.named_parameters()
-            if parameter.requires_grad and name not in self.outer
+            if parameter.requires_grad and name not in self.outer and name not in self._biases
         ]
+        formed = [self._parameters[name] for name in self.whole]
+        self.bytes_per_record = kept + sum(p.nbytes for p in formed)
 
-    @property
-    def bytes_per_record(self) -> int:
-        """Memory of the gradients of one record that are formed, in their type and in float64."""
-        parameters = [self._parameters[name] for name in self.whole]
-        return sum(p.numel() * (p.element_size() + 8) for p in parameters)
+    def __call__(
+        self, parameters: Mapping[str, Tensor], features: Tensor, labels: Tensor
+    ) -> Gradients:
+        """Return the gradients of B records at these values of the trainable parameters.
 
-    def __call__(self, features: Tensor, labels: Tensor) -> Gradients:
-        """Return the gradients of B records, with features (B, ...) and labels (B, ...)."""
+        Features and labels are of shape (B, ...).
+        """
+        self._parameters |= parameters
         whole = {name: self._parameters[name] for name in self.whole}
         zeros = {
-            name: layer.weight.new_zeros(1, layer.out_features)
-            for name, layer in self._layers.items()
+            name: self._parameters[weight].new_zeros(1, self._layers[name].out_features)
+            for name, weight in zip(self._layers, self.outer, strict=True)
         }
         function = vmap(
             grad(self._record_loss, argnums=(0, 1), has_aux=True),
             in_dims=(None, None, 0, 0),
             randomness="different",
         )
-        (gradients, deltas), inputs = function(whole, zeros, features, labels)
+        (gradients, found), inputs = function(whole, zeros, features, labels)
+        deltas = {name: delta[:, 0] for name, delta in found.items()}
         return Gradients(
-            whole={name: gradient.double() for name, gradient in gradients.items()},
+            whole=gradients | {bias: deltas[name] for bias, name in self._biases.items()},
             outer={
-                parameter: (deltas[name][:, 0].double(), inputs[name][:, 0].double())
-                for parameter, name in zip(self.outer, self._layers, strict=True)
+                weight: (deltas[name], inputs[name][:, 0])
+                for name, weight in zip(self._layers, self.outer, strict=True)
             },
         )
 
@@ -141,7 +160,7 @@ class RecordGradients:
         inputs: dict[str, Tensor] = {}
 
         def tap(name: str, layer: nn.Linear, input_: Tensor, output: Tensor) -> Tensor:
-            inputs[name] = input_.clone()  # the model may go on to change it in place
+            inputs[name] = input_.detach().clone()  # the model may go on to change it in place
             return output + zeros[name]
 
         state = {**self._parameters, **self._buffers, **whole}
@@ -152,8 +171,14 @@ class RecordGradients:
         outputs = functional_call(self._model, state, (feature[None],))
         return self._loss(outputs, label[None]).squeeze()
 
-    def _outer_layers(self, feature: Tensor, label: Tensor) -> dict[str, nn.Linear]:
-        """Return the linear layers whose weight only takes part in one product with one vector."""
+    def _probe(self, feature: Tensor, label: Tensor) -> int:
+        """Find the linear layers whose weight only takes part in one product with one vector.
+
+        Returns
+        -------
+        int
+            Bytes that are kept for the gradients of one record.
+        """
         uses = Counter(id(p) for _, p in self._model.named_parameters(remove_duplicate=False))
         layers = {
             name: layer
@@ -163,41 +188,79 @@ class RecordGradients:
             and layer.weight.requires_grad
             and uses[id(layer.weight)] == 1
         }
+        biases = {
+            _name(name, "bias"): name
+            for name, layer in layers.items()
+            if layer.bias is not None and layer.bias.requires_grad and uses[id(layer.bias)] == 1
+        }
         shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
 
         def tap(name: str, layer: nn.Linear, input_: Tensor, output: Tensor) -> Tensor:
             shapes[name].append(input_.shape)
-            return functional.linear(input_, layer.weight.detach(), layer.bias)
+            bias = None if layer.bias is None else layer.bias.detach()
+            return functional.linear(input_, layer.weight.detach(), bias)
 
-        # With its part in the layer's own product hidden, a weight on which the loss still depends
-        # is used elsewhere too.
+        # With its part in the layer's own output hidden, a parameter on which the loss still
+        # depends is used elsewhere too.
         state = {
             name: p.clone().requires_grad_(p.is_floating_point())
             for name, p in self._parameters.items()
         }
         state |= {name: buffer.clone() for name, buffer in self._buffers.items()}
-        weights = [state[f"{name}.weight".removeprefix(".")] for name in layers]
-        with _tapped(layers, tap):
+        known = {tensor.data_ptr() for tensor in state.values()}
+        kept: list[int] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept.append(0 if tensor.data_ptr() in known else tensor.nbytes)
+            return tensor
+
+        with _tapped(layers, tap), saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = self._loss_of(state, feature, label)
         changed = [name for name, b in self._buffers.items() if not torch.equal(state[name], b)]
         if changed:
             raise InvalidParameterError(
                 "model", f"a model that changes {changed} as it runs", "one that changes nothing"
             )
-        if loss.ndim != 0:
-            raise InvalidParameterError(
-                "loss", f"a function to shape {tuple(loss.shape)}", "one number for one record"
-            )
+        _check_loss(loss)
+        hidden = [_name(name, "weight") for name in layers] + list(biases)
         elsewhere = (
-            torch.autograd.grad(loss, weights, allow_unused=True)
-            if weights and loss.requires_grad
-            else [None] * len(weights)
+            torch.autograd.grad(loss, [state[name] for name in hidden], allow_unused=True)
+            if hidden and loss.requires_grad
+            else [None] * len(hidden)
         )
-        return {
+        plain = {name for name, other in zip(hidden, elsewhere, strict=True) if other is None}
+        self._layers = {
             name: layer
-            for (name, layer), other in zip(layers.items(), elsewhere, strict=True)
-            if other is None and shapes[name] == [(1, layer.in_features)]
+            for name, layer in layers.items()
+            if _name(name, "weight") in plain and shapes[name] == [(1, layer.in_features)]
         }
+        self._biases = {b: n for b, n in biases.items() if b in plain and n in self._layers}
+        inputs = sum(layer.in_features * layer.weight.itemsize for layer in self._layers.values())
+        return sum(kept) + inputs
+
+
+def record_losses(model: nn.Module, loss: Loss, features: Tensor, labels: Tensor) -> Tensor:
+    """Return the losses of B records, of shape (B,); each goes through the model on its own.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the loss is not one number for one record.
+    """
+
+    def of_one(feature: Tensor, label: Tensor) -> Tensor:
+        return loss(model(feature[None]), label[None]).squeeze()
+
+    losses = vmap(of_one, randomness="different")(features, labels)
+    _check_loss(losses[0])
+    return losses
+
+
+def _check_loss(loss: Tensor) -> None:
+    if loss.ndim != 0:
+        raise InvalidParameterError(
+            "loss", f"a function to shape {tuple(loss.shape)}", "one number for one record"
+        )
 
 
 @contextmanager
@@ -225,6 +288,10 @@ def _tapped(layers: Mapping[str, nn.Linear], tap: _Tap) -> Iterator[None]:
             handle.remove()
 
 
-def _squares(gradients: Tensor) -> Tensor:
-    """Return the squared L2 norms of B tensors."""
-    return gradients.flatten(start_dim=1).square().sum(dim=1)
+def _norms(gradients: Tensor) -> Tensor:
+    """Return the L2 norms of B tensors, in float64."""
+    return torch.linalg.vector_norm(gradients.flatten(start_dim=1), dim=1, dtype=torch.float64)
+
+
+def _name(module: str, parameter: str) -> str:
+    return f"{module}.{parameter}".removeprefix(".")

@@ -1,6 +1,8 @@
 """Calibration: the least noise that keeps a number of equal releases under a budget."""
 
 import math
+from dataclasses import replace
+from functools import lru_cache
 
 from scipy.optimize import brentq
 
@@ -8,7 +10,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_integ
 
 from .accountants import ACCOUNTANTS, new_accountant, spent
 from .charges import Charge
-from .gaussian import mu_of
+from .gaussian import check_delta, mu_of
 
 __all__ = ["noise_multiplier"]
 
@@ -37,7 +39,7 @@ def noise_multiplier(
         Rate of the Poisson sample, above 0 and at most 1.
     accountant : {"gdp", "rdp", "pld"}, default "gdp"
         Who adds up. ``gdp`` is a closed form and takes no sample. The others search, which takes
-        seconds where there is a sample.
+        seconds where there is a sample; an answer is kept for the next time in the same process.
 
     Raises
     ------
@@ -52,11 +54,19 @@ def noise_multiplier(
     6.7884
     """
     check_number("epsilon", epsilon, minimum=math.ulp(0.0))
+    check_delta(delta)
     check_integer("releases", releases, minimum=1)
     check_choice("accountant", accountant, ACCOUNTANTS)
+    release = Charge(noise_multiplier=1.0, sampling=sampling, count=releases)
+    return _least(release, float(epsilon), float(delta), accountant)
+
+
+@lru_cache(maxsize=2**10)
+def _least(release: Charge, epsilon: float, delta: float, accountant: str) -> float:
+    """Return the least noise multiplier; that of `release` stands for any."""
 
     def charge(z: float) -> Charge:
-        return Charge(noise_multiplier=z, sampling=sampling, count=releases)
+        return replace(release, noise_multiplier=z)
 
     def fits(z: float) -> bool:
         if new_accountant(accountant).would_exceed(charge(z), epsilon=epsilon, delta=delta):
@@ -67,11 +77,11 @@ def noise_multiplier(
         ratio = spent([charge(math.exp(log_z))], delta=delta, accountant=accountant) / epsilon
         return min(_STEEPEST, math.log(max(ratio, math.exp(-_STEEPEST))))
 
-    enough = math.sqrt(releases) / mu_of(epsilon, delta) * _MARGIN  # without a sample
+    enough = math.sqrt(release.count) / mu_of(epsilon, delta) * _MARGIN  # without a sample
     while not fits(enough):
         enough *= _MARGIN if accountant == "gdp" else 1.5
         if enough > _MOST:
-            allowed = f"a budget that '{accountant}' can keep with {releases} releases"
+            allowed = f"a budget that '{accountant}' can keep with {release.count} releases"
             raise InvalidParameterError("(epsilon, delta)", (epsilon, delta), allowed)
     if accountant == "gdp":
         return enough

@@ -7,17 +7,24 @@ from functools import cached_property
 from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
 
-from .formulas import check_budget, participations, sigma_paper
+from .formulas import budget, check_budget, participations, sigma_paper
 
-__all__ = ["GRID_SHARE", "NOISES", "Schedule"]
+__all__ = ["GRID_SHARE", "NOISES", "NONE", "PLD_SECRET", "Schedule"]
 
-NOISES = ("gdp_fixed", "paper")
+NONE, PLD_SECRET = "none", "pld_secret"
+
+NOISES = ("gdp_fixed", "gdp", "gdp_worst", "zcdp", "paper", PLD_SECRET, NONE)
 """How the noise follows from the budget; see `Schedule`."""
+
+_SPENDING = ("gdp", "gdp_worst", "zcdp")
+_SAMPLED = ("gdp_fixed",)
 
 GRID_SHARE, _LARGEST_GAP = 1e-3, 0.1
 """Share of epsilon, and at most how much of it, that is set aside for the grid; see `Charge`."""
 
 _SMALLEST = math.ulp(0.0)
+_MARGIN = 1 + 1e-9  # for the rounding of whoever adds the releases up one by one
+_LEAST_LEFT = 1e-6  # of a budget; with less, a client's noise would say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +33,22 @@ class Schedule:
 
     Parameters
     ----------
-    noise : {"gdp_fixed", "paper"}
-        ``gdp_fixed``: the least noise such that a client may take part as often as 99 % of the
-        clients do at most; who is drawn more often declines. ``paper``: equation (10).
+    noise : str
+        How the noise follows from the budget.
+
+        ==============  ====================================================================
+        ``gdp_fixed``   one noise for all rounds, the least with which a client may take part
+                        as often as 99 % of the clients do at most; who is drawn more often
+                        declines
+        ``gdp``         a client's noise follows from what it has left, spread over its expected
+                        rounds to come: late rounds may be noisier; see `multiplier`
+        ``gdp_worst``   the same, spread over all rounds to come: nobody ever declines
+        ``zcdp``        as ``gdp``, with the budget that the paper's own moments prove
+        ``paper``       equation (10), which misses its budget where it is too small
+        ``pld_secret``  one noise for all rounds, against somebody who does not learn who takes
+                        part; the server is no such adversary
+        ``none``        no noise: nothing is protected
+        ==============  ====================================================================
     epsilon, delta : float
         Budget of a client over the whole training; for ``paper`` what the formula claims.
     rounds : int
@@ -36,7 +56,11 @@ class Schedule:
     q : float
         Fraction of the clients that is asked in a round.
     sampling_rate : float, default 1.0
-        Rate of the Poisson sample of a client's records in a round; 1: all records.
+        Rate of the Poisson sample of a client's records in a round; 1: all records. Below 1 with
+        ``gdp_fixed`` only.
+    validation_share : float, default 0.0
+        Share of the budget B (see `flwr_privacy.udp.budget`) for the losses that every client
+        reports after every round; at least 0 and below 1.
 
     Raises
     ------
@@ -56,47 +80,130 @@ class Schedule:
     rounds: int
     q: float
     sampling_rate: float = 1.0
+    validation_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, NOISES)
         check_budget(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         check_number("sampling_rate", self.sampling_rate, minimum=_SMALLEST, maximum=1)
-        if self.noise == "paper" and self.sampling_rate != 1:
+        check_number("validation_share", self.validation_share, minimum=0, maximum=0.99)
+        if self.sampling_rate != 1 and self.noise not in _SAMPLED:
             raise InvalidParameterError(
-                "sampling_rate", self.sampling_rate, "1: the paper's formula knows full batches"
+                "sampling_rate", self.sampling_rate, f"1: noise '{self.noise}' is for full batches"
+            )
+        if self.validation_share and (self.sampling_rate != 1 or not self._planned_late):
+            raise InvalidParameterError(
+                "validation_share",
+                self.validation_share,
+                f"0 with noise '{self.noise}' and sampling_rate {self.sampling_rate}",
             )
 
     @property
+    def spends(self) -> bool:
+        """Whether a client's noise follows from what it has left; see `multiplier`."""
+        return self.noise in _SPENDING
+
+    @property
     def releases(self) -> int:
-        """Number of releases for which the budget of a client is meant."""
-        return self.rounds if self.noise == "paper" else participations(self.rounds, self.q)
+        """Number of trainings for which the budget of a client is meant."""
+        known = ("gdp_fixed", PLD_SECRET)
+        return participations(self.rounds, self.q) if self.noise in known else self.rounds
 
     @cached_property
     def noise_multiplier(self) -> float:
-        """Noise over the sensitivity, in every round."""
+        """Noise over the sensitivity: in every round, or where `spends` in the first one."""
+        sound = {"epsilon": self._epsilon, "delta": self._delta}
+        if self.noise == NONE:
+            return 0.0
         if self.noise == "paper":
             return sigma_paper(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
-        return noise_multiplier(
-            epsilon=self.epsilon - self._set_aside,
-            delta=self.delta * math.exp(-self._set_aside),
+        if self.noise == PLD_SECRET:
+            return noise_multiplier(
+                **sound, releases=self.rounds, sampling=self.q, accountant="pld"
+            )
+        if self.spends:
+            return math.sqrt(self._to_come(self.rounds) / self._budget) * _MARGIN
+        z = noise_multiplier(
+            **sound,
             releases=self.releases,
             sampling=self.sampling_rate,
             accountant="gdp" if self.sampling_rate == 1 else "rdp",
         )
+        return z / math.sqrt(1 - self.validation_share)
+
+    @property
+    def validation_multiplier(self) -> float:
+        """Noise over the sensitivity of the loss that a client reports after a round."""
+        share = self.validation_share * budget("gdp", epsilon=self._epsilon, delta=self._delta)
+        return math.sqrt(self.rounds / share) * _MARGIN if share else 0.0
+
+    def multiplier(self, left: int, spent: float) -> float | None:
+        """Return a client's noise over the sensitivity, from what it has left; None if nothing is.
+
+        The square is ``max(1, q (T - t)) / (B - S)``, or ``(T - t) / (B - S)`` for ``gdp_worst``.
+        As no round spends more than what is left, the cap holds whatever the rounds to come are.
+
+        Parameters
+        ----------
+        left : int
+            Rounds to come, T - t, this one included.
+        spent : float
+            S: the squares of sensitivity over noise of the client's trainings so far, added up.
+
+        Examples
+        --------
+        >>> schedule = Schedule(noise="gdp", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
+        >>> round(schedule.multiplier(200, 0.0), 2), schedule.multiplier(1, 4.34)
+        (6.79, None)
+        """
+        rest = self._budget - spent
+        if rest <= _LEAST_LEFT * self._budget:
+            return None
+        return math.sqrt(self._to_come(left) / rest) * _MARGIN
 
     @property
     def gap(self) -> float:
         """Epsilon set aside per release for the grid."""
-        return self._set_aside / self.releases
+        if self.noise == NONE:
+            return 0.0
+        return self._set_aside / (self.releases + (self.rounds if self.validation_share else 0))
 
     @property
     def cap(self) -> float:
-        """Epsilon that no client exceeds: for ``paper`` what a client in every round spends."""
-        if self.noise != "paper":
+        """Epsilon that no client exceeds against the server.
+
+        For ``paper`` what a client in every round spends, for ``pld_secret`` what one spends that
+        takes part as often as 99 % do at most.
+        """
+        if self.noise not in ("paper", PLD_SECRET):
             return self.epsilon
         charge = Charge(noise_multiplier=self.noise_multiplier, gap=self.gap, count=self.releases)
         return spent([charge], delta=self.delta)
 
     @property
+    def _planned_late(self) -> bool:
+        # A noise of a loss is on top of a plan that leaves room for it.
+        return self.noise == "gdp_fixed" or self.spends
+
+    @property
     def _set_aside(self) -> float:
         return min(GRID_SHARE * self.epsilon, _LARGEST_GAP)
+
+    @property
+    def _epsilon(self) -> float:
+        return self.epsilon - self._set_aside
+
+    @property
+    def _delta(self) -> float:
+        return self.delta * math.exp(-self._set_aside)
+
+    @cached_property
+    def _budget(self) -> float:
+        """B of the trainings, where noise follows from what is left."""
+        whole = budget("gdp", epsilon=self._epsilon, delta=self._delta)
+        if self.noise == "zcdp":
+            whole = budget("zcdp", epsilon=self._epsilon, delta=self._delta)
+        return whole * (1 - self.validation_share)
+
+    def _to_come(self, left: int) -> float:
+        return left if self.noise == "gdp_worst" else max(1.0, self.q * left)

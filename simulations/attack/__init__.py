@@ -1,4 +1,4 @@
-"""`flwr-privacy attack`: what a server finds in its view of a round, by scheme."""
+"""`flwr-privacy attack`: what a server finds in its view of a training, by scheme."""
 
 from pathlib import Path
 from typing import Protocol
@@ -6,6 +6,7 @@ from typing import Protocol
 from .mspdq import report as report_mspdq
 from .scene import Report
 from .secure_sum import report as report_secure_sum
+from .udp import report as report_udp
 
 __all__ = ["ATTACKS", "Attack"]
 
@@ -26,5 +27,9 @@ class Attack(Protocol):
         """Attack; None stands for the attack's own default."""
 
 
-ATTACKS: dict[str, Attack] = {"secure-sum": report_secure_sum, "mspdq": report_mspdq}
+ATTACKS: dict[str, Attack] = {
+    "secure-sum": report_secure_sum,
+    "mspdq": report_mspdq,
+    "udp": report_udp,
+}
 """Attacks by the name of what they attack."""

@@ -2,7 +2,8 @@
 
 A claim compares runs of the same seed, and a verdict takes at least three seeds: **reproduced** or
 **not reproduced** where the mean difference is more than two standard errors on one side of what is
-claimed, else **undecided**. A run that diverged is worse than any that did not.
+claimed, else **undecided**. A run that diverged is worse than any that did not. Values of a
+function have no spread: they are compared as they are.
 """
 
 import math
@@ -19,17 +20,20 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.simulations.experiment.curves import COSTS, METRICS, Trained
+from flwr_privacy.simulations.experiment.curves import COSTS, METRICS, Trained, point
 
 __all__ = ["KINDS", "SEEDS", "VERDICTS", "Claim", "Comparison", "Finding", "Target", "judge"]
 
-KINDS = ("better", "worse", "ordered", "close", "trains", "collapses")
+KINDS = ("better", "worse", "ordered", "close", "trains", "collapses", "dips")
 VERDICTS = ("reproduced", "not reproduced", "undecided")
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = VERDICTS
 SEEDS = 3
 """Fewest seeds for a verdict."""
 
 _PLACES = ("last", "best", "mean_last_5")
+_LARGER = ("accuracy", "value")  # of these, more is better
+_ALONE = ("trains", "collapses", "dips")  # of one side
+_OTHERS = ("distance", "best_x", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +77,22 @@ class Claim:
         ``better`` and ``worse``: each curve of the first side against each of the second;
         ``ordered``: each against the next, best first; ``close``: the mean difference is within
         `within`; ``trains`` and ``collapses``: at least, at most `share` of what the curve
-        `reference` reaches.
+        `reference` reaches; ``dips``: over the sweep, the best point between the ends of each curve
+        is better than both ends.
     sides : tuple of tuples of str
-        Labels of the curves.
+        Labels of the curves. Over a sweep a label stands for the points of its curve, which are
+        compared each with the other curve's at the same value; ``label @ 4`` is one point.
     metric : str, default "accuracy"
-        ``accuracy``, ``loss``; ``rounds``, ``bits``, ``uploads`` until `target`; or ``distance``
-        of the final model from the one of the curve `reference`, relative to its norm.
+        ``accuracy``, ``loss``; ``rounds``, ``bits``, ``uploads`` until `target`, or in all;
+        ``distance`` of the final model from the one of the curve `reference`, relative to its norm;
+        over a sweep also ``best_x``, where a curve has the least loss (the less, the better); the
+        ``value`` of a function (the more, the better).
     at : str or int, default "last"
         Which value of accuracy or loss: ``last``, ``best``, ``mean_last_5`` or that of a round.
     target : Target, optional
         For costs.
+    at_x : tuple of float, default ()
+        The values of the sweep at which curves are compared; by default all.
     margin : float, default 0
         By how much the first has to be better.
     within : float, default 0
@@ -107,6 +117,7 @@ class Claim:
     metric: str = "accuracy"
     at: str | int = "last"
     target: Target | None = None
+    at_x: tuple[float, ...] = ()
     margin: float = 0.0
     within: float = 0.0
     relative: bool = False
@@ -115,13 +126,13 @@ class Claim:
 
     def __post_init__(self) -> None:
         name = f"claim {self.id}"
-        check_choice(f"{name}: metric", self.metric, (*METRICS, *COSTS, "distance"))
+        check_choice(f"{name}: metric", self.metric, (*METRICS, *COSTS, *_OTHERS))
         if isinstance(self.at, str):
             check_choice(f"{name}: at", self.at, _PLACES)
         else:
             check_integer(f"{name}: at", self.at, minimum=0)
-        if (self.metric in COSTS) != (self.target is not None):
-            allowed = "a target for rounds, bits and uploads, and for nothing else"
+        if self.target is not None and self.metric not in COSTS:
+            allowed = "a target for rounds, bits and uploads only"
             raise InvalidParameterError(f"{name}: target", self.target, allowed)
         if (self.metric == "distance" or self.kind in ("trains", "collapses")) == (
             not self.reference
@@ -133,7 +144,9 @@ class Claim:
         if (self.kind == "close") != (self.within > 0):
             allowed = "a number above 0 for close, and for nothing else"
             raise InvalidParameterError(f"{name}: within", self.within, allowed)
-        count = {"trains": 1, "collapses": 1, "ordered": len(self.sides)}.get(self.kind, 2)
+        if self.kind == "dips" and self.metric == "best_x":
+            raise InvalidParameterError(f"{name}: metric", self.metric, "what a point has")
+        count = {"ordered": len(self.sides)}.get(self.kind, 1 if self.kind in _ALONE else 2)
         if len(self.sides) != count or count == 0 or not all(self.sides):
             raise InvalidParameterError(f"{name}: {self.kind}", self.sides, f"{count} curves")
 
@@ -152,8 +165,9 @@ class Claim:
         if len(kinds) != 1:
             raise InvalidParameterError(name, kinds, f"one of {', '.join(KINDS)}")
         labels = entry.pop(kinds[0])
-        if kinds[0] in ("trains", "collapses"):
+        if kinds[0] in _ALONE:
             labels = [labels]
+        entry["at_x"] = tuple(entry.get("at_x", ()))
         sides = tuple((side,) if isinstance(side, str) else tuple(side) for side in labels)
         if "target" in entry:
             entry["target"] = Target.of(entry["target"])
@@ -178,11 +192,15 @@ class Claim:
             return f"{self.metric} until {self.target}"
         if self.metric == "distance":
             return f"distance from {self.reference}"
+        if self.metric == "best_x":
+            return "where the loss is least"
+        if self.metric in (*COSTS, "value"):
+            return self.metric
         return f"{self.metric}, {f'round {self.at}' if isinstance(self.at, int) else self.at}"
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return who is compared with whom; the first is to be the better one."""
-        if self.kind in ("trains", "collapses"):
+        if self.kind in _ALONE:
             return [(label, self.reference) for label in self.sides[0]]
         if self.kind == "ordered":
             sides: Iterable[Sequence[Sequence[str]]] = zip(
@@ -242,7 +260,8 @@ def judge(claim: Claim, runs: Sequence[Trained]) -> Finding:
     runs : Sequence of Trained
         For each curve one run per seed, the same seeds for all.
     """
-    comparisons = [_compared(claim, first, second, runs) for first, second in claim.pairs()]
+    table = _Table(claim, runs)
+    comparisons = [_compared(table, first, second) for first, second in table.pairs()]
     verdicts = {comparison.verdict for comparison in comparisons}
     verdict = UNDECIDED
     if NOT_REPRODUCED in verdicts:
@@ -252,20 +271,68 @@ def judge(claim: Claim, runs: Sequence[Trained]) -> Finding:
     return Finding(claim=claim, comparisons=comparisons, verdict=verdict)
 
 
-def _compared(claim: Claim, first: str, second: str, runs: Sequence[Trained]) -> Comparison:
-    by_seed = {(run.curve, run.seed): run for run in runs}
-    seeds = sorted({run.seed for run in runs})
+class _Table:
+    """Runs by what claims call them."""
 
-    def values(label: str) -> NDArray[np.float64]:
+    def __init__(self, claim: Claim, runs: Sequence[Trained]) -> None:
+        self.claim = claim
+        self.seeds = sorted({run.seed for run in runs})
+        self.exact = all("value" in run.values for run in runs)
+        self.xs: dict[str, list[float]] = {}  # by curve, if there is a sweep
+        for run in runs:
+            if run.x is not None and run.x not in self.xs.setdefault(run.curve, []):
+                self.xs[run.curve].append(run.x)
+        self._runs = {(run.point, run.seed): run for run in runs}
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the points that are compared, or the curves if those are."""
+        if self.claim.kind == "dips":
+            return [pair for label in self.claim.sides[0] for pair in self._ends(label)]
+        pairs = self.claim.pairs()
+        if self.claim.metric == "best_x":
+            return pairs
+        return [found for first, second in pairs for found in self._points(first, second)]
+
+    def values(self, name: str) -> NDArray[np.float64]:
+        """Return what a point or a curve came to, by seed."""
+        if self.claim.metric == "best_x":
+            losses = [self._numbers(point(name, x), "loss") for x in self.xs[name]]
+            return np.asarray(self.xs[name])[np.argmin(losses, axis=0)]
+        return self._numbers(name, self.claim.metric)
+
+    def _points(self, first: str, second: str) -> list[tuple[str, str]]:
+        """Let curves be compared at the same values of the sweep."""
+        found = []
+        for x in self.xs.get(first, self.xs.get(second, [None])):
+            if x is None or not self.claim.at_x or x in self.claim.at_x:
+                pair = tuple(point(n, x) if n in self.xs else n for n in (first, second))
+                found.append((pair[0], pair[1]))
+        return found
+
+    def _ends(self, label: str) -> list[tuple[str, str]]:
+        xs = sorted(self.xs.get(label, []))
+        if len(xs) < 3:
+            raise InvalidParameterError(f"claim {self.claim.id}: dips", label, "3 points at least")
+        sign = 1 if self.claim.metric in _LARGER else -1
+        best = max(xs[1:-1], key=lambda x: sign * float(np.mean(self.values(point(label, x)))))
+        return [(point(label, best), point(label, end)) for end in (xs[0], xs[-1])]
+
+    def _numbers(self, name: str, metric: str) -> NDArray[np.float64]:
+        claim = self.claim
         return np.array(
             [
-                _value(claim, by_seed[label, seed], by_seed.get((claim.reference, seed)))
-                for seed in seeds
+                _value(
+                    claim, metric, self._runs[name, seed], self._runs.get((claim.reference, seed))
+                )
+                for seed in self.seeds
             ]
         )
 
-    ours, theirs = values(first), values(second)
-    sign = 1 if claim.metric == "accuracy" else -1
+
+def _compared(table: _Table, first: str, second: str) -> Comparison:
+    claim = table.claim
+    ours, theirs = table.values(first), table.values(second)
+    sign = 1 if claim.metric in _LARGER else -1
     share = claim.share if claim.kind in ("trains", "collapses") else 1.0
     with np.errstate(invalid="ignore"):  # infinity less infinity: both diverged
         differences = sign * (ours - share * theirs)
@@ -274,8 +341,9 @@ def _compared(claim: Claim, first: str, second: str, runs: Sequence[Trained]) ->
         if claim.relative:
             differences = differences / np.abs(theirs)
         mean = float(np.mean(differences))
-        spread = float(np.std(differences, ddof=1)) if len(seeds) > 1 else math.nan
-    error = spread / math.sqrt(len(seeds))
+        alone = 0.0 if table.exact else math.nan
+        spread = float(np.std(differences, ddof=1)) if len(differences) > 1 else alone
+    error = spread / math.sqrt(len(differences))
     return Comparison(
         first=first,
         second=second,
@@ -283,12 +351,14 @@ def _compared(claim: Claim, first: str, second: str, runs: Sequence[Trained]) ->
         differences=differences.tolist(),
         mean=mean,
         error=error,
-        verdict=_verdict(claim, differences, mean, error),
+        verdict=_verdict(claim, differences, mean, error, exact=table.exact),
     )
 
 
-def _verdict(claim: Claim, differences: NDArray[np.float64], mean: float, error: float) -> str:
-    if len(differences) < SEEDS:
+def _verdict(
+    claim: Claim, differences: NDArray[np.float64], mean: float, error: float, *, exact: bool
+) -> str:
+    if len(differences) < SEEDS and not exact:
         return UNDECIDED
     if claim.kind == "close":
         distances = np.abs(differences)
@@ -304,23 +374,24 @@ def _verdict(claim: Claim, differences: NDArray[np.float64], mean: float, error:
     return REPRODUCED if holds else NOT_REPRODUCED if fails else UNDECIDED
 
 
-def _value(claim: Claim, run: Trained, reference: Trained | None) -> float:
+def _value(claim: Claim, metric: str, run: Trained, reference: Trained | None) -> float:
     if claim.target is not None:
-        return claim.target.cost(run, claim.metric)
-    worst = -math.inf if claim.metric == "accuracy" else math.inf
+        return claim.target.cost(run, metric)
     if run.diverged:
-        return worst
-    if claim.metric == "distance":
+        return -math.inf if metric == "accuracy" else math.inf
+    if metric == "distance":
         assert reference is not None  # checked when the claim was read
         return math.inf if reference.diverged else _distance(run, reference)
-    values = run.values[claim.metric]
+    values = run.values[metric]
+    if metric in COSTS:
+        return values[-1]
     if isinstance(claim.at, int):
         if claim.at >= len(values):
             allowed = f"a round up to {len(values) - 1}"
             raise InvalidParameterError(f"claim {claim.id}: at", claim.at, allowed)
         return values[claim.at]
     if claim.at == "best":
-        return max(values) if claim.metric == "accuracy" else min(values)
+        return max(values) if metric in _LARGER else min(values)
     return float(np.mean(values[-5:])) if claim.at == "mean_last_5" else values[-1]
 
 

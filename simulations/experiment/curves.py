@@ -9,11 +9,35 @@ from typing import Any
 
 from flwr_privacy.simulations.runs import RunFolder, score
 
-__all__ = ["COSTS", "METRICS", "Trained", "diverged"]
+__all__ = ["COSTS", "METRICS", "SHOWN", "Searched", "Trained", "diverged", "point"]
 
 METRICS = ("accuracy", "loss")
 COSTS = ("rounds", "bits", "uploads")
+SHOWN = (*METRICS, "rounds", "planned", "value")
+"""What a picture may show."""
 NOT_FINITE = {"not finite", "range"}  # reasons with which a server refuses such a reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """How a run was chosen among several of its seed.
+
+    Parameters
+    ----------
+    value : float
+        Its value of the setting that was searched.
+    rounds : Sequence of int
+        Rounds of each run of the search.
+    epsilon : float
+        What one of them spent; 0 without a budget.
+    delta : float
+        At which delta.
+    """
+
+    value: float
+    rounds: Sequence[int]
+    epsilon: float
+    delta: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +52,20 @@ class Trained:
         Root of its draws.
     values : dict of str to list of float
         By round, from round 0 (before training): ``accuracy`` and ``loss`` on the test records;
-        the costs up to then, ``rounds``, ``bits`` (uplink bits per value of the model and drawn
+        ``planned``, the rounds that were planned; ``epsilon``, spent by who had spent most; the
+        costs up to then, ``rounds``, ``bits`` (uplink bits per value of the model and drawn
         client) and ``uploads`` (answers of clients in all exchanges). A run that diverged ends
-        with its last finite loss.
+        with its last finite loss. A point of a function has one ``value``.
     diverged : bool
         Whether the model was not finite at some time.
     model : Path
         The final model, where there is one.
+    x : float, optional
+        Where on the curve it is, if that shows what runs came to over a setting.
+    candidate : float, optional
+        What distinguishes it in a search that is still to be decided.
+    searched : Searched, optional
+        How it was chosen.
     """
 
     curve: str
@@ -42,6 +73,14 @@ class Trained:
     values: Mapping[str, list[float]]
     diverged: bool
     model: Path
+    x: float | None = None
+    candidate: float | None = None
+    searched: Searched | None = None
+
+    @property
+    def point(self) -> str:
+        """Its curve, and where on it."""
+        return point(self.curve, self.x)
 
     @classmethod
     def of(cls, folder: RunFolder, *, curve: str, seed: int) -> "Trained":
@@ -49,7 +88,9 @@ class Trained:
         settings, lines = folder.settings, folder.rounds()
         drawn = settings.per_round or settings.clients or int(folder.summary["nodes"])
         size = _model_size(settings.task)
-        values: dict[str, list[float]] = {name: [] for name in (*METRICS, *COSTS)}
+        values: dict[str, list[float]] = {
+            name: [] for name in (*METRICS, *COSTS, "planned", "epsilon")
+        }
         uploads = 0
         for line in lines:
             if _broken(line):
@@ -61,6 +102,9 @@ class Trained:
             values["rounds"].append(line["round"])
             values["bits"].append(8 * sent / (size * drawn))
             values["uploads"].append(uploads)
+            own = line.get("scheme") or {}
+            values["planned"].append(own.get("T", settings.rounds))
+            values["epsilon"].append(own.get("epsilon", 0.0))
             for metric in METRICS:
                 value = score(line, metric)
                 values[metric].append(math.nan if value is None else value)
@@ -71,6 +115,17 @@ class Trained:
             diverged=diverged(lines),
             model=folder.model_path,
         )
+
+
+def point(curve: str, x: float | None) -> str:
+    """Name a point of a curve.
+
+    Examples
+    --------
+    >>> point("CRD", 4), point("CRD", None)
+    ('CRD @ 4', 'CRD')
+    """
+    return curve if x is None else f"{curve} @ {x:g}"
 
 
 def diverged(lines: Sequence[Mapping[str, Any]]) -> bool:

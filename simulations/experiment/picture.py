@@ -1,5 +1,6 @@
-"""The picture of an experiment: its curves by rounds and by bits, over the seeds."""
+"""The picture of an experiment: its curves by rounds and by bits, or over a setting."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,16 +11,19 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 from numpy.typing import NDArray
 
 from flwr_privacy.simulations.experiment.curves import Trained
-from flwr_privacy.simulations.experiment.description import Experiment
+from flwr_privacy.simulations.experiment.description import Experiment, Sweep
+from flwr_privacy.simulations.experiment.functions import FUNCTIONS
 from flwr_privacy.simulations.figures import LOG_SPAN, Style
 
 __all__ = ["draw"]
 
 AXES = {"rounds": "learning rounds", "bits": "uplink bits per model value and drawn client"}
+TICKS = 12  # values of a setting that are marked on its axis
+NAMES = {"planned": "rounds planned", "rounds": "rounds taken"}
 
 
 def draw(chosen: Experiment, runs: Sequence[Trained], *, size: str) -> Figure:
-    """Return a figure with a row for each metric and a column for each axis.
+    """Return a figure with a row for each metric and a column for each axis, or for the sweep.
 
     Parameters
     ----------
@@ -31,46 +35,101 @@ def draw(chosen: Experiment, runs: Sequence[Trained], *, size: str) -> Figure:
         The size of the experiment, in words.
     """
     seeds = len({run.seed for run in runs})
-    rows, columns = len(chosen.metrics), len(chosen.axes)
-    figure = Figure(figsize=(5.2 * columns, 3.4 * rows + 0.3), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey="row")
+    columns = len(chosen.axes) if chosen.sweep is None else 1
+    lines = math.ceil(len(chosen.curves) / 2)  # of the legend under a sweep
+    width, height = 5.2 * columns, 3.4 * len(chosen.metrics) + 0.3
+    if chosen.sweep is not None:
+        width, height = 6.4, height + 0.2 * lines
+    figure = Figure(figsize=(width, height), layout="constrained")
+    grid = figure.subplots(len(chosen.metrics), columns, squeeze=False, sharey="row")
     for row, metric in zip(grid, chosen.metrics, strict=True):
-        for axes, x in zip(row, chosen.axes, strict=True):
-            for index, curve in enumerate(chosen.curves):
-                own = [run for run in runs if run.curve == curve.label]
-                _line(axes, own, x, metric, Style(index))
-            axes.set_xlabel(AXES[x])
-            if x == "bits":
-                axes.set_xscale("log")  # from tens for codes to thousands for whole sub-states
-                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-                axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-                axes.xaxis.set_minor_formatter(NullFormatter())
-            else:
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.grid(visible=True, alpha=0.2)
-        if metric == "loss":
+        if chosen.sweep is None:
+            for axes, x in zip(row, chosen.axes, strict=True):
+                _over_rounds(axes, chosen, runs, x, metric)
+        else:
+            _over_setting(row[0], chosen, runs, chosen.sweep, metric)
+        if metric in ("loss", "value"):
             _log_where_wide(row[0])
         for axes in row:
+            axes.grid(visible=True, alpha=0.2)
             axes.autoscale_view()
-        row[0].set_ylabel(f"{metric} on test records")
+        label = NAMES.get(metric, f"{metric} on test records")
+        row[0].set_ylabel(FUNCTIONS[chosen.function].label if chosen.function else label)
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    over = f"{size}; {seeds} seeds: mean, smallest and largest"
-    figure.suptitle(f"{chosen.title}\n{over}", fontsize=10)
+    if chosen.sweep is None:
+        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    else:
+        figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=2)
+    over = f"\n{size}; {seeds} seeds: mean, smallest and largest"
+    figure.suptitle(chosen.title + ("" if chosen.function else over), fontsize=10)
     return figure
+
+
+def _over_rounds(
+    axes: Axes, chosen: Experiment, runs: Sequence[Trained], x: str, metric: str
+) -> None:
+    for index, curve in enumerate(chosen.curves):
+        own = [run for run in runs if run.curve == curve.label]
+        _line(axes, own, x, metric, Style(index))
+    axes.set_xlabel(AXES[x])
+    if x == "bits":
+        axes.set_xscale("log")  # from tens for codes to thousands for whole sub-states
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _over_setting(
+    axes: Axes, chosen: Experiment, runs: Sequence[Trained], sweep: Sweep, metric: str
+) -> None:
+    xs: list[float] = []
+    for index, curve in enumerate(chosen.curves):
+        own = [run for run in runs if run.curve == curve.label]
+        _points(axes, own, metric, Style(index))
+        xs += [run.x for run in own if run.x is not None]
+    axes.set_xlabel(sweep.label)
+    axes.set_xscale(sweep.scale)
+    if len(set(xs)) <= TICKS:
+        axes.set_xticks(sorted(set(xs)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _points(axes: Axes, runs: Sequence[Trained], metric: str, style: Style) -> None:
+    """Draw the last values of a curve's runs, where they did not diverge, over the setting."""
+    last: dict[float, list[float]] = {}
+    for run in sorted(runs, key=lambda run: run.x or 0.0):
+        if run.x is not None and not run.diverged:
+            last.setdefault(run.x, []).append(run.values[metric][-1])
+    diverged = sum(run.diverged for run in runs)
+    xs = list(last)
+    line = style.line(xs, [float(np.mean(values)) for values in last.values()])
+    line.set_markevery(1 if len(xs) <= TICKS else 10)
+    line.set_label(runs[0].curve + (f" (diverged: {diverged} of {len(runs)})" if diverged else ""))
+    line.set_in_layout(bool(xs))
+    axes.add_line(line)
+    low, high = ([of(values) for values in last.values()] for of in (min, max))
+    axes.fill_between(xs, low, high, color=style.colour, alpha=0.15, linewidth=0)
 
 
 def _line(axes: Axes, runs: Sequence[Trained], x: str, metric: str, style: Style) -> None:
     # Where one seed has diverged, the mean over the others would be another curve: it ends there.
-    length = min(len(run.values[metric]) for run in runs)
+    # A run that ended before the others keeps what it came to.
+    ends = [len(run.values[metric]) for run in runs if run.diverged]
+    length = min(ends, default=max(len(run.values[metric]) for run in runs))
     diverged = sum(run.diverged for run in runs)
     first = 1 if x == "bits" else 0  # nothing was sent before round 1: no place on a log axis
 
     def over_seeds(name: str, of: Callable[..., Any]) -> NDArray[np.float64]:
-        values = np.array([run.values[name][first:length] for run in runs])
+        rows = [run.values[name] for run in runs]
+        kept = [row + row[-1:] * (length - len(row)) for row in rows]
+        values = np.array([row[first:length] for row in kept])
         return np.asarray(of(values, axis=0), dtype=np.float64)
 
-    xs, ys = over_seeds(x, np.mean), over_seeds(metric, np.mean)
+    xs = over_seeds(x, np.max if x == "rounds" else np.mean)
+    ys = over_seeds(metric, np.mean)
     line = style.line(xs.tolist(), ys.tolist())
     line.set_label(runs[0].curve + (f" (diverged: {diverged} of {len(runs)})" if diverged else ""))
     line.set_in_layout(xs.size > 0)  # one without points is for the legend, and has no place

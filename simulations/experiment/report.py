@@ -14,14 +14,17 @@ from flwr_privacy import __version__
 from flwr_privacy.errors import DataError
 from flwr_privacy.files import write_text
 from flwr_privacy.simulations.experiment.claims import VERDICTS, Finding, judge
-from flwr_privacy.simulations.experiment.curves import Trained
-from flwr_privacy.simulations.experiment.description import Experiment
+from flwr_privacy.simulations.experiment.curves import Searched, Trained
+from flwr_privacy.simulations.experiment.description import Curve, Experiment
 from flwr_privacy.simulations.experiment.picture import draw
 from flwr_privacy.simulations.runs import flat_settings
+from flwr_privacy.udp.theory import search_cost
 
 __all__ = ["Results", "replication", "save", "tables"]
 
 RESULTS = "experiment.json"
+FULL = "paper's size"
+_MANY = 30  # comparisons, or points of a curve, that a table has room for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,9 @@ class Results:
     @property
     def size(self) -> str:
         """The size in words."""
-        return "paper's size" if self.full else "scaled down"
+        if self.experiment.function:
+            return "computed"
+        return FULL if self.full else "scaled down"
 
     def findings(self) -> list[Finding]:
         """Judge all claims."""
@@ -75,18 +80,19 @@ class Results:
             "curves": [
                 {
                     "label": curve.label,
-                    "settings": flat_settings(
-                        chosen.settings(curve, seed=self.seeds[0], full=self.full)
-                    ),
+                    "settings": self._settings(curve),
                     "diverged": sum(run.diverged for run in self.of(curve.label)),
-                    "last": _last(self.of(curve.label)),
+                    "last": {} if chosen.sweep else _last(self.of(curve.label)),
+                    "points": self._points(curve.label) if chosen.sweep else [],
                     "runs": [
                         {"seed": run.seed, "diverged": run.diverged, "by_round": run.values}
+                        | ({} if run.x is None else {"x": run.x})
                         for run in self.of(curve.label)
                     ],
                 }
                 for curve in chosen.curves
             ],
+            "sweep": asdict(chosen.sweep) if chosen.sweep else None,
             "targets": [
                 {
                     "target": str(target),
@@ -116,6 +122,27 @@ class Results:
         }
         return _plain(table)  # type: ignore[no-any-return]
 
+    def _settings(self, curve: Curve) -> Mapping[str, Any]:
+        chosen = self.experiment
+        if chosen.function:
+            return curve.settings
+        return flat_settings(chosen.settings(curve, seed=self.seeds[0], full=self.full))
+
+    def _points(self, label: str) -> list[dict[str, Any]]:
+        points = []
+        for x in dict.fromkeys(run.x for run in self.of(label)):
+            runs = [run for run in self.of(label) if run.x == x]
+            searched = [run.searched for run in runs if run.searched is not None]
+            points.append(
+                {
+                    "x": x,
+                    "diverged": sum(run.diverged for run in runs),
+                    "last": _last(runs),
+                    "search": _search(searched) if searched else None,
+                }
+            )
+        return points
+
 
 def save(results: Results, out: Path) -> tuple[Path, Path]:
     """Write the picture and the numbers into a folder; return their paths."""
@@ -131,7 +158,7 @@ def tables(results: Results) -> list[Table]:
     table = results.to_dict()
     found = [
         _rich(
-            f"{table['title']} ({table['size']}, {len(results.seeds)} seeds)", *_curve_rows(table)
+            f"{table['title']} ({_extent(results.size, len(results.seeds))})", *_curve_rows(table)
         ),
     ]
     if table["targets"]:
@@ -180,12 +207,12 @@ experiment in `simulations/papers/`.
 
 
 def _section(table: Mapping[str, Any]) -> str:
-    seeds = ", ".join(map(str, table["seeds"]))
+    seeds = f", seeds {', '.join(map(str, table['seeds']))}" * (table["size"] != "computed")
     parts = [
         f"\n## {table['title']}\n",
         f"`flwr-privacy experiment {table['experiment']}"
-        f"{' --full' if table['size'] != 'scaled down' else ''}`. "
-        f"{table['source']}, {table['size']}, seeds {seeds}.\n",
+        f"{' --full' * (table['size'] == FULL)}`. "
+        f"{table['source']}, {table['size']}{seeds}.\n",
         *([f"{table['about']}\n"] if table["about"] else []),
         _markdown(*_claim_rows(table)),
         _markdown(*_curve_rows(table)),
@@ -195,11 +222,17 @@ def _section(table: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def _extent(size: str, seeds: int) -> str:
+    return size if size == "computed" else f"{size}, {seeds} seeds"
+
+
 def _counts(table: Mapping[str, Any]) -> list[int]:
     return [sum(claim["verdict"] == verdict for claim in table["claims"]) for verdict in VERDICTS]
 
 
 def _curve_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    if table.get("sweep"):
+        return _point_rows(table)
     names = [*table["metrics"], "bits", "uploads"]
     head = ["curve", *(f"last {name}" for name in table["metrics"]), "uplink bits", "uploads"]
     rows = []
@@ -209,6 +242,48 @@ def _curve_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         label = curve["label"] + (f" (diverged: {diverged} of {runs})" if diverged else "")
         rows.append([label, *cells])
     return head, rows
+
+
+def _point_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return a row for each point of each curve; of many points only the ends."""
+    names = [*table["metrics"]]
+    if not {"rounds", "value"} & {*names}:
+        names.append("rounds")
+    searches = any(point["search"] for curve in table["curves"] for point in curve["points"])
+    head = ["curve", table["sweep"]["label"], *(f"last {name}" for name in names)]
+    head += ["chosen by seed; cost of a search"] * searches
+    rows = []
+    for curve in table["curves"]:
+        points = curve["points"]
+        for point in points if len(points) <= _MANY else (points[0], points[-1]):
+            cells = [_number(*map(float, point["last"][name])) for name in names]
+            mark = f" (diverged: {point['diverged']})" if point["diverged"] else ""
+            cells += [_search_text(point["search"])] * searches
+            rows.append([curve["label"] + mark, f"{float(point['x']):g}", *cells])
+    return head, rows
+
+
+def _search_text(search: Mapping[str, Any] | None) -> str:
+    if search is None:
+        return ""
+    values = ", ".join(f"{value:g}" for value in search["values"])
+    epsilon = f", epsilon {search['epsilon']:.4g}" if search["epsilon"] else ""
+    return f"{values}; {search['rounds']} rounds in {search['runs']} runs{epsilon}"
+
+
+def _search(searched: Sequence[Searched]) -> dict[str, Any]:
+    """Return what a search chose for each seed, and what it cost."""
+    spent = max(one.epsilon for one in searched)
+    rounds = searched[0].rounds
+    epsilon = 0.0
+    if spent > 0:
+        epsilon = search_cost(rounds, epsilon=spent, delta=searched[0].delta).epsilon
+    return {
+        "values": [one.value for one in searched],
+        "runs": len(rounds),
+        "rounds": sum(rounds),
+        "epsilon": epsilon,
+    }
 
 
 def _target_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -237,12 +312,22 @@ def _claim_rows(
             claim["id"],
             claim["text"],
             claim["measure"],
-            separator.join(_comparison(claim, entry) for entry in claim["comparisons"]),
+            separator.join(_comparisons(claim)),
             claim["verdict"],
         ]
         for claim in table["claims"]
     ]
     return ["id", "claim", "by", "advantage", "verdict"], rows
+
+
+def _comparisons(claim: Mapping[str, Any]) -> list[str]:
+    """Return the comparisons in words; of many alike only what they come to."""
+    entries = claim["comparisons"]
+    if len(entries) <= _MANY:
+        return [_comparison(claim, entry) for entry in entries]
+    worst = min(entries, key=lambda entry: float(entry["mean"]))
+    counts = (f"{sum(e['verdict'] == v for e in entries)} {v}" for v in VERDICTS)
+    return [f"{len(entries)} comparisons: {', '.join(counts)}", _comparison(claim, worst)]
 
 
 def _comparison(claim: Mapping[str, Any], entry: Mapping[str, Any]) -> str:

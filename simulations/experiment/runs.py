@@ -1,4 +1,7 @@
-"""Carry out the runs of an experiment: each once, several at a time, and none twice."""
+"""Carry out the runs of an experiment: each once, several at a time, and none twice.
+
+Points of curves whose settings are the same share a run.
+"""
 
 import multiprocessing
 import os
@@ -8,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -18,7 +22,9 @@ from flwr_privacy.errors import (
     check_integer,
 )
 from flwr_privacy.simulations.experiment.curves import Trained, diverged
-from flwr_privacy.simulations.experiment.description import Experiment
+from flwr_privacy.simulations.experiment.description import Curve, Experiment
+from flwr_privacy.simulations.experiment.functions import FUNCTIONS
+from flwr_privacy.simulations.experiment.search import chosen as best_runs
 from flwr_privacy.simulations.jobs import Engine, carry_out
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.schemes import scheme
@@ -69,24 +75,69 @@ def train(
         If a run fails for another reason than that its model is not finite any more.
     """
     check_integer("--jobs", jobs, minimum=1, maximum=1 if engine.name == "ray" else None)
+    if chosen.function:
+        return _values(chosen, full=full)
     planned = [
-        (curve, seed, chosen.settings(curve, seed=seed, full=full, data_root=data_root))
+        (
+            plan,
+            chosen.settings(
+                plan.curve,
+                seed=seed,
+                full=full,
+                data_root=data_root,
+                x=plan.x,
+                candidate=plan.candidate,
+            ),
+        )
         for seed in seeds  # outside: what is broken off has all curves of its first seeds
-        for curve in chosen.curves
+        for plan in chosen.planned(full=full)
     ]
-    _check(settings for _, _, settings in planned)
-    folders = [
-        _folder(out / f"{curve.slug}-seed-{seed}", settings, engine)
-        for curve, seed, settings in planned
-    ]
-    waiting = [folder for folder in folders if not _complete(folder)]
+    _check(settings for _, settings in planned)
+    folders: dict[str, RunFolder] = {}
+    for plan, settings in planned:
+        if (text := settings.to_toml()) not in folders:
+            path = out / f"{plan.slug}-seed-{settings.seed}"
+            folders[text] = _folder(path, settings, engine)
+    waiting = [folder for folder in folders.values() if not _complete(folder)]
     if jobs == 1 or len(waiting) < 2:
         _carry_out(waiting, engine)
     else:
         _side_by_side(waiting, engine, jobs)
+    found: dict[tuple[str, float | None], list[Trained]] = {}
+    for plan, settings in planned:
+        run = Trained.of(folders[settings.to_toml()], curve=plan.curve.label, seed=settings.seed)
+        place = (plan.curve.label, plan.x)
+        found.setdefault(place, []).append(replace(run, x=plan.x, candidate=plan.candidate))
+    delta = {plan.curve.label: settings.strategy.get("delta", 0.0) for plan, settings in planned}
+    searched = {curve.label for curve in chosen.curves if curve.search is not None}
+    runs = [
+        run
+        for (label, _), own in found.items()
+        for run in (best_runs(own, delta=delta[label]) if label in searched else own)
+    ]
+    return sorted(runs, key=lambda run: list(seeds).index(run.seed))
+
+
+def _values(chosen: Experiment, *, full: bool) -> list[Trained]:
+    """Return the points of a function's curves."""
+    function = FUNCTIONS[chosen.function]
+
+    def settings(curve: Curve) -> dict[str, Any]:
+        own = {**chosen.base, **curve.settings}
+        return {**chosen.base, **chosen.full, **curve.settings, **curve.full} if full else own
+
     return [
-        Trained.of(folder, curve=curve.label, seed=seed)
-        for folder, (curve, seed, _) in zip(folders, planned, strict=True)
+        Trained(
+            curve=curve.label,
+            seed=0,
+            values={"value": [function.of(x, settings(curve))]},
+            diverged=False,
+            model=Path(),
+            x=x,
+        )
+        for curve in chosen.curves
+        for x in chosen.xs(full=full)
+        if x is not None
     ]
 
 

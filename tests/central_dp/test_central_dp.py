@@ -34,7 +34,8 @@ from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import CentralDP
+from flwr_privacy.strategies import CentralDP, central_dp
+from flwr_privacy.strategies.conversation import only
 from flwr_privacy.updates import Update, clip, released_names
 
 SEED = 7
@@ -466,12 +467,12 @@ def test_secret_samples_are_not_what_a_client_could_work_out() -> None:
     assert drawn() == drawn()  # under a secure sum clients know each other anyway
 
 
-def test_noise_is_released_also_if_nobody_is_drawn() -> None:
-    class Nobody(CentralDP):
-        def _is_drawn(self, server_round: int, client: str) -> bool:
-            return server_round == 2
+def test_noise_is_released_also_if_nobody_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_in_round_2(assigned: Any, *, server_round: int, **_: Any) -> Any:
+        return assigned if server_round == 2 else {}
 
-    strategy = Nobody(
+    monkeypatch.setattr(central_dp, "each_by_itself", only_in_round_2)
+    strategy = CentralDP(
         noise="server",
         sampling="poisson",
         fraction_train=0.4,
@@ -504,12 +505,14 @@ def test_nothing_is_released_beyond_the_planned_releases_whoever_runs_the_rounds
         assert strategy.card().guarantee.spent == pytest.approx(8.0, rel=1e-5)
 
 
-def test_a_round_with_too_few_drawn_for_a_sum_is_skipped(caplog: Any) -> None:
-    class One(CentralDP):
-        def _is_drawn(self, server_round: int, client: str) -> bool:
-            return client == "0" or server_round != 2
+def test_a_round_with_too_few_drawn_for_a_sum_is_skipped(
+    caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_in_round_2(assigned: Any, *, server_round: int, **_: Any) -> Any:
+        return only(assigned, {"0"}) if server_round == 2 else assigned
 
-    strategy = One(sampling="poisson", seed=1)
+    monkeypatch.setattr(central_dp, "each_by_itself", one_in_round_2)
+    strategy = CentralDP(sampling="poisson", seed=1)
     with caplog.at_level("WARNING", "flwr.privacy"):
         result = run(strategy)
     assert [line["skipped"] for line in result.history[1:]] == [False, True, False]

@@ -77,12 +77,24 @@ def squared_error(outputs, labels):
     return (outputs - (labels[:, None] == torch.arange(3)).float()).square().sum(dim=1)
 
 
+class Biases(nn.Sequential):
+    """Biases in other roles: one in a penalty, one frozen."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 6), nn.Linear(6, 3))
+        self[1].bias.requires_grad_(False)
+
+    def forward(self, x):
+        return super().forward(x), self[0].bias.square().sum()
+
+
 CASES = {
     "mlp": (lambda: mlp([6, 8, 3]), (6,), functional.cross_entropy),
     "cnn": (lambda: cnn(3), (1, 28, 28), functional.cross_entropy),
     "single layer": (lambda: nn.Linear(6, 3), (6,), functional.cross_entropy),
     "custom loss": (lambda: mlp([6, 8, 3]), (6,), squared_error),
     "branches": (Branches, (6,), penalised_loss),
+    "biases": (Biases, (6,), penalised_loss),
 }
 
 
@@ -170,8 +182,9 @@ def test_only_weights_with_one_plain_use_are_kept_as_outer_products():
         return found.outer, found.whole
 
     assert forms("branches")[0] == ["free.weight"]
-    assert forms("mlp") == (["1.weight", "3.weight"], ["1.bias", "3.bias"])
-    assert forms("single layer") == (["weight"], ["bias"])
+    assert forms("mlp") == (["1.weight", "3.weight"], [])
+    assert forms("single layer") == (["weight"], [])
+    assert forms("biases") == (["0.weight", "1.weight"], ["0.bias"])
     assert forms("cnn")[0] == ["7.weight", "9.weight", "11.weight"]
 
 
@@ -349,20 +362,33 @@ def test_chunks_bound_how_many_records_the_model_sees(monkeypatch):
     sizes = []
     whole = RecordGradients.__call__
 
-    def counted(self, features, labels):
+    def counted(self, parameters, features, labels):
         sizes.append(len(features))
-        return whole(self, features, labels)
+        return whole(self, parameters, features, labels)
 
     monkeypatch.setattr(RecordGradients, "__call__", counted)
     settings = {"clipping_norm": 1.0, "learning_rate": 1.0}
-    trained(lambda: mlp([6, 3]), *records(n=600), **settings)
+    trained(lambda: mlp([6, 3]), *records(n=2500), **settings)
     trained(lambda: mlp([6, 3]), *records(n=20), **settings, chunk_size=8)
-    assert sizes == [256, 256, 88, 8, 8, 4]
+    assert sizes == [834, 833, 833, 7, 7, 6]
     sizes.clear()
-    # 1.2 million weights of a convolution in 12 bytes each: 18 records in 256 MB.
-    wide = nn.Sequential(nn.Conv2d(1, 1200, 32), nn.Flatten(), nn.Linear(1200, 3))
+    # 2.6 million weights of a convolution in 4 bytes each: at most 24 records in 256 MB.
+    wide = nn.Sequential(nn.Conv2d(1, 2500, 32), nn.Flatten(), nn.Linear(2500, 3))
     train_per_record(wide, *records(n=40, shape=(1, 32, 32)), **settings)
-    assert sizes == [18, 18, 4]
+    assert sizes == [20, 20]
+
+
+def test_what_a_model_keeps_for_its_gradients_counts_as_memory():
+    features, labels = (torch.tensor(part[0]) for part in records(shape=(1, 28, 28)))
+
+    def kept(width):
+        model = nn.Sequential(
+            nn.Conv2d(1, width, 5, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(784 * width, 3)
+        )
+        return RecordGradients(model, functional.cross_entropy, features, labels).bytes_per_record
+
+    # Each further channel keeps at least its 784 outputs after the ReLU and as input of the layer.
+    assert kept(8) - kept(4) >= 4 * 2 * 784 * 4
 
 
 def test_arguments_come_from_the_scheme():
@@ -471,11 +497,11 @@ def test_only_one_step_is_certified(rounds):
         train_per_record(model, features, labels)
         middle = get_arrays(model)
         for _ in range(rounds):
-            with pytest.raises(ProtocolError, match="per-record steps: the noise"):
+            with pytest.raises(ProtocolError, match="per-record trainer . times: the noise"):
                 train_per_record(model, features, labels)
         after = get_arrays(model)
     assert all(np.array_equal(middle[name], after[name]) for name in middle)
-    with pytest.raises(ProtocolError, match=f"did {rounds + 1} per-record steps"):
+    with pytest.raises(ProtocolError, match=f"a per-record trainer {rounds + 1} times"):
         _ = request.step
 
 
@@ -650,7 +676,7 @@ def test_dropout_draws_for_each_record():
         torch.manual_seed(0)
         found = RecordGradients(
             model, functional.cross_entropy, torch.tensor(features[0]), torch.tensor(labels[0])
-        )(torch.tensor(features), torch.tensor(labels))
+        )({}, torch.tensor(features), torch.tensor(labels))
     _, inputs = found.outer["1.weight"]
     assert not torch.equal(inputs[0], inputs[1])
     assert set(inputs.unique().tolist()) == {0.0, 2.0}

@@ -14,7 +14,7 @@ from scipy.stats import binom, norm
 
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.calibrate import Calibration, calibrate, legend, table
+from flwr_privacy.simulations.calibrate import HEAD, Calibration, calibrate, legend, table
 from flwr_privacy.simulations.cli import main
 
 DELTA = 1e-3
@@ -62,8 +62,8 @@ def formulas(**settings: Any) -> dict[str, Calibration]:
     return {row.formula: row for row in calibrate(delta=DELTA, **settings)}
 
 
-PAPER, ZCDP = "paper, equation (10)", "zCDP of the same moments"
-DEFAULT, EVERY = "gdp_fixed (default)", "GDP, every round"
+DEFAULT = "gdp_fixed (default)"
+MODES = ["paper", "zcdp", "gdp", DEFAULT, "gdp_worst", "pld_secret"]
 
 # The columns of section 7.2 of the specification where everybody takes part in 200 rounds.
 EVERYBODY = [
@@ -75,68 +75,101 @@ EVERYBODY = [
 
 
 @pytest.mark.parametrize(("epsilon", "noise", "true", "rdp", "needed"), EVERYBODY)
-def test_the_papers_noise_is_shown_with_what_it_truly_gives(
+def test_F9_the_papers_noise_is_shown_with_what_it_truly_gives(
     epsilon: float, noise: float, true: float, rdp: float, needed: float
 ) -> None:
     rows = formulas(epsilon=epsilon, rounds=200)
-    assert list(rows) == [PAPER, ZCDP, DEFAULT, EVERY]
-    paper = rows[PAPER]
+    assert list(rows) == MODES
+    paper = rows["paper"]
+    assert paper.claimed == epsilon
     assert paper.noise_multiplier == pytest.approx(noise, abs=6e-4)
-    assert paper.usual["gdp"] == pytest.approx(true, abs=6e-4)
-    assert paper.usual["pld"] == pytest.approx(true, abs=6e-4)
+    for view in (paper.server, paper.often, paper.every_round, paper.hidden):
+        assert view == pytest.approx(true, abs=6e-4)
     # Other orders than the table's may be better or worse by a tenth of a percent.
-    assert paper.usual["rdp"] == pytest.approx(rdp, rel=1.5e-3)
-    assert paper.every_round == paper.usual["gdp"]
-    assert paper.hidden == pytest.approx(true, abs=6e-4)
-    assert rows[EVERY].noise_multiplier == pytest.approx(needed, abs=6e-4)
-    assert rows[EVERY].usual["gdp"] == pytest.approx(epsilon, rel=1e-9)
+    assert paper.often_rdp == pytest.approx(rdp, rel=1.5e-3)
+    for mode in ("gdp", DEFAULT, "gdp_worst", "pld_secret"):  # one and the same if all take part
+        assert rows[mode].noise_multiplier == pytest.approx(needed, abs=6e-4)
+        assert rows[mode].server == pytest.approx(epsilon, rel=1e-8)
+
+
+def test_F9_for_12_and_16_too() -> None:
+    for epsilon, true in ((12.0, 14.4914), (16.0, 21.8175)):
+        paper = formulas(epsilon=epsilon, rounds=200)["paper"]
+        assert paper.server == pytest.approx(true, rel=2e-5)
+
+
+# The same where a part of the clients is asked: the noise of (10), the epsilon of the server's
+# view, of a client in all rounds and of hidden participation.
+PARTS = [
+    (0.6, 200, 4.0, 10.179, 3.453, 4.737, 2.521),
+    (0.6, 200, 8.0, 5.090, 8.411, 11.780, 6.052),
+    (0.6, 200, 20.0, 2.036, 30.746, 44.769, 21.689),
+    (0.1, 200, 8.0, 2.078, 9.061, 43.373, 2.183),
+]
 
 
 @pytest.mark.parametrize(
-    ("q", "rounds", "epsilon", "noise", "every_round", "hidden"),
-    [
-        (0.6, 200, 4.0, 10.179, 4.737, 2.521),
-        (0.6, 200, 8.0, 5.090, 11.780, 6.052),
-        (0.1, 200, 8.0, 2.078, 43.373, 2.183),
-    ],
+    ("q", "rounds", "epsilon", "noise", "server", "every_round", "hidden"), PARTS
 )
-def test_where_not_everybody_takes_part_it_is_shown_for_each_view(
-    q: float, rounds: int, epsilon: float, noise: float, every_round: float, hidden: float
+def test_F12_where_not_everybody_takes_part_it_is_shown_for_each_view(
+    q: float,
+    rounds: int,
+    epsilon: float,
+    noise: float,
+    server: float,
+    every_round: float,
+    hidden: float,
 ) -> None:
     paper = next(calibrate(epsilon=epsilon, delta=DELTA, rounds=rounds, q=q))
-    assert paper.formula == PAPER
+    assert paper.formula == "paper"
     assert paper.noise_multiplier == pytest.approx(noise, abs=6e-4)
+    assert paper.server == pytest.approx(server, abs=6e-4)
     assert paper.every_round == pytest.approx(every_round, rel=1e-4)
     assert paper.hidden == pytest.approx(hidden, rel=1e-2)
     most = int(binom.ppf(0.99, rounds, q))
     usual = gaussian_epsilon(math.sqrt(most) / paper.noise_multiplier)
-    assert paper.usual["gdp"] == pytest.approx(usual, rel=1e-9)
-    assert paper.hidden < paper.usual["gdp"] < paper.every_round
+    assert paper.often == pytest.approx(usual, rel=1e-9)
+    assert paper.hidden < paper.server < paper.often < paper.every_round
 
 
-def test_the_default_keeps_the_budget_of_who_takes_part_often_and_the_paper_does_not() -> None:
+def test_each_formula_keeps_its_claim_for_what_it_is_meant_for() -> None:
     rows = formulas(epsilon=8.0, rounds=200, q=0.6)
-    assert 0.99 * 8 < rows[DEFAULT].usual["gdp"] <= 8
-    assert rows[PAPER].usual["gdp"] > 8
-    assert rows[EVERY].every_round == pytest.approx(8.0, rel=1e-9)
+    mean = gaussian_epsilon(math.sqrt(120) / rows["gdp"].noise_multiplier)
+    assert mean == pytest.approx(8.0, rel=1e-9)
+    assert rows[DEFAULT].often == pytest.approx(8.0, rel=1e-9)
+    assert rows["gdp_worst"].every_round == pytest.approx(8.0, rel=1e-9)
+    assert rows["pld_secret"].hidden == pytest.approx(8.0, rel=1e-5)
+    assert rows["pld_secret"].noise_multiplier == pytest.approx(4.121, abs=6e-4)  # section 7.2
+    # The moments of the paper, over 120 rounds: a / 2 + sqrt(2 a ln(1 / delta)).
+    a = 120 / rows["zcdp"].noise_multiplier ** 2
+    assert a / 2 + math.sqrt(2 * a * math.log(1 / DELTA)) == pytest.approx(8.0, rel=1e-9)
+    assert rows["paper"].often > 8
+    assert rows["paper"].server > 8
+    assert all(row.often < row.often_rdp for row in rows.values())
+
+
+def test_a_client_that_is_asked_less_than_once_has_one_round() -> None:
+    rows = calibrate(epsilon=1.0, delta=DELTA, rounds=4, q=0.1)
+    gdp = next(row for row in rows if row.formula == "gdp")
+    assert gdp.noise_multiplier == pytest.approx(2.574657, rel=1e-5)  # fact F13
 
 
 def test_sigma_is_in_units_of_the_weights() -> None:
     rows = formulas(epsilon=4.0, rounds=200, sensitivity=9e-5)
     assert all(row.sigma == row.noise_multiplier * 9e-5 for row in rows.values())
-    assert rows[PAPER].sigma == pytest.approx(1.182717e-3, rel=1e-5)
+    assert rows["paper"].sigma == pytest.approx(1.182717e-3, rel=1e-5)
 
 
 def test_with_a_secret_sample_only_what_is_sound_for_it_is_shown() -> None:
     rows = formulas(epsilon=2.0, rounds=20, sampling_rate=0.1)
     assert list(rows) == [DEFAULT]
     (row,) = rows.values()
-    assert set(row.usual) == {"rdp", "pld"}
-    assert row.usual["pld"] < row.usual["rdp"] <= 2
-    assert row.every_round == row.usual["rdp"]
+    assert row.often == row.every_round == row.hidden < row.often_rdp <= 2
     full = formulas(epsilon=2.0, rounds=20)[DEFAULT]
     assert row.noise_multiplier < full.noise_multiplier
-    assert table(iter([row])).splitlines()[1].split()[4] == "-"  # no Gaussian DP of a sample
+    assert math.isnan(row.server)
+    assert table([row]).splitlines()[1].split()[5] == "-"
+    assert "pld_secret" not in legend(20, 1.0, sampling_rate=0.1)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +181,8 @@ def test_with_a_secret_sample_only_what_is_sound_for_it_is_shown() -> None:
         ({"q": 0.0}, "q"),
         ({"q": 1.5}, "q"),
         ({"sampling_rate": 0.0}, "sampling_rate"),
+        ({"sampling_rate": 1.5}, "sampling_rate"),
+        ({"sampling_rate": 0.5, "epsilon": 0.0}, "epsilon"),
     ],
 )
 def test_a_value_out_of_range_is_named(change: dict[str, Any], name: str) -> None:
@@ -156,52 +191,50 @@ def test_a_value_out_of_range_is_named(change: dict[str, Any], name: str) -> Non
         next(calibrate(**settings))
 
 
-def test_the_table_has_a_line_for_each_formula_under_a_head() -> None:
-    made = list(calibrate(epsilon=8.0, delta=DELTA, rounds=200))
-    lines = table(iter(made)).splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert lines[0].split()[-6:] == ["gdp", "rdp", "pld", "every", "round", "hidden"]
-    assert lines[1].split()[-7:] == [
-        "6.5707",
-        "6.5707",
-        "8.3527",
-        "9.2569",
-        "8.3527",
-        "8.3527",
-        "8.3527",
+def test_the_table_marks_what_is_more_than_claimed() -> None:
+    made = list(calibrate(epsilon=8.0, delta=DELTA, rounds=200, q=0.6))
+    head, *lines = table(made).splitlines()
+    assert head.split() == [
+        *("formula", "sigma/sens.", "sigma", "claimed", "server"),
+        *("99", "%", "99", "%", "rdp", "all", "rounds", "hidden"),
     ]
-    assert [line[: len(row.formula)] for line, row in zip(lines[1:], made, strict=True)] == [
-        row.formula for row in made
+    assert lines[0].split() == [
+        *("paper", "5.0896", "5.0896", "8"),
+        *("8.4112!", "9.078!", "10.046", "11.78!", "6.0519"),
     ]
+    assert lines[3].split()[-5:] == ["7.4158", "8", "8.8755", "10.35!", "5.3482"]
+    assert [line[: len(row.formula)] for line, row in zip(lines, made, strict=True)] == MODES
 
 
-def test_the_legend_says_how_often_is_often() -> None:
-    assert "takes part in 136 rounds, the most for 99 %" in legend(200, 0.6)
-    assert "takes part in 200 rounds" in legend(200, 1.0)
-    assert len(legend(200, 0.6).splitlines()) == 3
+def test_the_legend_names_every_column_and_formula() -> None:
+    text = legend(200, 0.6)
+    assert "for a client in 136 of 200 rounds, the most for 99 % of clients" in text
+    assert "  paper       120 rounds, what a client has on average" in text
+    for name in (*HEAD[4:], *(mode.split()[0] for mode in MODES)):
+        assert f"\n  {name} " in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 # -- The commands -------------------------------------------------------------------------------
 
 
-def test_the_command_shows_the_formulas_side_by_side(command: Command) -> None:
-    done = command("calibrate", "--epsilon", "8", "--delta", "1e-3", "--rounds", "200")
+@pytest.mark.parametrize("scheme", [(), ("udp",)])
+def test_the_command_shows_the_formulas_side_by_side(
+    command: Command, scheme: tuple[str, ...]
+) -> None:
+    done = command("calibrate", *scheme, "--epsilon", "8", "--delta", "1e-3", "--rounds", "200")
     assert done.returncode == 0
     head, *lines = done.stdout.splitlines()
     assert head == (
         "budget: epsilon 8 at delta 0.001 over 200 rounds; unit: record; sensitivity of a "
         "release: 0.0025"
     )
-    assert lines[1].split()[-7:] == [
-        "6.5707",
-        "0.016427",
-        "8.3527",
-        "9.2569",
-        "8.3527",
-        "8.3527",
-        "8.3527",
+    assert lines[1].split() == [
+        *("paper", "6.5707", "0.016427", "8"),
+        *("8.3527!", "8.3527!", "9.2569", "8.3527!", "8.3527!"),
     ]
-    assert len(lines) == 8
+    assert [line.split()[0] for line in lines[1:7]] == [mode.split()[0] for mode in MODES]
+    assert "\n".join(lines[7:]) == legend(200, 1.0)
 
 
 def test_the_command_scales_the_noise_to_what_is_released(command: Command) -> None:
@@ -211,8 +244,15 @@ def test_the_command_scales_the_noise_to_what_is_released(command: Command) -> N
     assert "0.0011827" in record.stdout
     user = command(*budget, "--unit", "user", "--clipping-norm", "0.5", "--fraction", "0.6")
     assert "unit: user; sensitivity of a release: 1\n" in user.stdout
-    assert user.stdout.splitlines()[2].split()[3:6] == ["10.179", "10.179", "3.7165"]
-    assert "takes part in 136 rounds" in user.stdout
+    assert user.stdout.splitlines()[2].split()[1:5] == ["10.179", "10.179", "4", "3.4535"]
+    assert "a client in 136 of 200 rounds" in user.stdout
+
+
+def test_the_command_knows_of_secret_samples(command: Command) -> None:
+    done = command("calibrate", "--epsilon", "2", "--rounds", "20", "--sampling-rate", "0.1")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[2].split()[4:6] == ["2", "-"]
+    assert "gdp_worst" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -224,6 +264,7 @@ def test_the_command_scales_the_noise_to_what_is_released(command: Command) -> N
         (("--epsilon", "8", "--rounds", "0"), "rounds = 0"),
         (("--epsilon", "8", "--records", "0"), "records = 0"),
         (("--epsilon", "8", "--clipping-norm", "0"), "clipping_norm = 0.0"),
+        (("mspdq", "--epsilon", "8"), "scheme = 'mspdq': expected one of 'udp'"),
     ],
 )
 def test_a_wrong_budget_is_one_line_and_an_exit_code(

@@ -164,6 +164,11 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
         (("--partition", "dirichlt"), 2, "nearest: 'dirichlet'"),
         (("--engine", "rayy"), 2, "engine = 'rayy': expected one of 'inline', 'ray'"),
         (("--set", "lerning=1"), 2, "--set = 'lerning': expected a known key"),
+        (("--set", "ronds=1"), 2, "nearest: 'rounds'"),
+        (("--set", "clipping_norm=1"), 2, "--set = 'clipping_norm': expected a known key"),
+        (("--scheme", "udp", "--set", "clippin_norm=1"), 2, "--set = 'clippin_norm': expected a"),
+        (("--scheme", "udp", "--set", "clipping_norm=0"), 2, "clipping_norm = 0: expected"),
+        (("--scheme", "udp", "--set", "experiment_id=x"), 2, "--set = 'experiment_id': expected a"),
         (("--set", "strategy.bitz=1"), 2, "bitz"),
         (("--set", "strategy.seed=1"), 2, "strategy = ['seed']: expected the scheme's own"),
         (("--cpus-per-client", "0.5"), 2, "CPU shares are whole numbers"),
@@ -185,6 +190,26 @@ def test_what_a_user_did_wrong_is_one_line_and_an_exit_code(
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_schemes_own_parameters_are_set_by_their_names(
+    command: Command, tmp_path: Path
+) -> None:
+    own = ("--set", "clipping_norm=0.25", "--set", "strategy.epsilon=3", "--set", "rounds=1")
+    done = command(*INLINE, "--set", "scheme=udp", *own, "--set", "keep_back=[]", "--out", "r")
+    assert done.returncode == 0, done.stderr
+    settings = RunFolder.open(tmp_path / "r").settings
+    usual = {"unit": "record", "learning_rate": 4.0}
+    assert settings.strategy == {**usual, "clipping_norm": 0.25, "epsilon": 3, "keep_back": []}
+    assert settings.rounds == 1  # UDP has such a parameter too, but it is one of every run
+
+
+def test_parameters_that_a_scheme_inherits_are_its_own(command: Command, tmp_path: Path) -> None:
+    done = command(
+        *INLINE, "--scheme", "mspdq", "--rounds", "1", "--set", "kappa=0.4", "--out", "r"
+    )
+    assert done.returncode == 0, done.stderr
+    assert RunFolder.open(tmp_path / "r").settings.strategy["kappa"] == 0.4
 
 
 def test_clients_with_one_class_are_named_and_train(command: Command) -> None:

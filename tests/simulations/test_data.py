@@ -81,6 +81,7 @@ def small_sources(monkeypatch):
     for name, files in (
         ("mnist", IMAGE_FILES),
         ("adult", ADULT_FILES),
+        ("adult-integers", ADULT_FILES),
         ("cifar10-jpeg", CIFAR_FILES),
     ):
         md5 = {file: hashlib.md5(content).hexdigest() for file, content in files.items()}
@@ -178,6 +179,25 @@ def test_adult(tmp_path):
     # Peru is not in the training file.
     assert adult.test_features[0, 6:].tolist() == [0, 1, 1, 1, 1, 1, 1, 1, 0]
     assert adult.classes == 2
+
+
+def test_adult_with_categories_as_integers(tmp_path):
+    write(tmp_path / "adult", ADULT_FILES)
+    adult = data.load("adult-integers", data_root=tmp_path)
+    assert adult.features.shape == (3, 14)
+    assert adult.features.dtype == np.float32
+    age = np.array([20, 40, 60])
+    for column in (0, 2, 4, 10, 11, 12):
+        np.testing.assert_allclose(adult.features[:, column], (age - 40) / age.std(), rtol=1e-6)
+    # Work is 0 ("?"), 1 ("Private"), 0: mean 1/3, variance 2/9. The other categories are alike.
+    work = (np.array([0, 1, 0]) - 1 / 3) / np.sqrt(2 / 9)
+    np.testing.assert_allclose(adult.features[:, 1], work, rtol=1e-6)
+    assert not adult.features[:, [3, 5, 6, 7, 8, 9, 13]].any()
+    # Peru is not in the training file.
+    expected = [0, work[1], *[0] * 11, -1]
+    np.testing.assert_allclose(adult.test_features[0], expected, atol=1e-6)
+    assert adult.labels.tolist() == [0, 1, 0]
+    assert adult.test_labels.tolist() == [1]
 
 
 def test_unknown_name():
@@ -320,6 +340,7 @@ def test_checksums_are_md5():
         ("fashion-mnist", (1, 28, 28), [6000] * 10),
         ("cifar10-jpeg", (3, 32, 32), [5000] * 10),
         ("adult", (108,), [24720, 7841]),
+        ("adult-integers", (14,), [24720, 7841]),
     ],
 )
 def test_published_files(monkeypatch, name, shape, counts):
@@ -328,7 +349,7 @@ def test_published_files(monkeypatch, name, shape, counts):
     found = data.load(name, data_root=os.environ["FLWR_PRIVACY_DATA"])
     assert found.features.shape[1:] == found.test_features.shape[1:] == shape
     assert np.bincount(found.labels).tolist() == counts
-    if name != "adult":
+    if not name.startswith("adult"):
         assert found.features.mean() == pytest.approx(0, abs=1e-3)
         # What was lost of the JPEGs is contrast.
         lost = 0.01 if name == "cifar10-jpeg" else 1e-3

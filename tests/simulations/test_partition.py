@@ -1,3 +1,5 @@
+import math
+import os
 import subprocess
 import sys
 
@@ -8,11 +10,11 @@ from hypothesis import strategies as st
 
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.simulations.data import load
-from flwr_privacy.simulations.partition import describe, partition
+from flwr_privacy.simulations.partition import balanced_sets, describe, partition
 from flwr_privacy.simulations.settings import PartitionSettings
 
 DIGITS = load("digits").labels
-KINDS = ("iid", "dirichlet", "shards", "labels")
+KINDS = ("iid", "dirichlet", "shards", "labels", "label-sets")
 
 
 def split(of=DIGITS, /, *, clients=10, seed=0, **kind):
@@ -37,6 +39,8 @@ def test_partitions_are_disjoint_and_cover(kind, clients):
         assert left_out == 0
     elif kind == "shards":
         assert left_out == len(DIGITS) % (2 * clients)
+    elif kind == "label-sets":
+        assert {len(part) for part in parts} == {len(parts[0])}
     elif clients >= 10:
         assert left_out == 0
     else:
@@ -183,3 +187,88 @@ def test_no_clients():
 def test_output_is_clean(kind, capfd):
     split(np.arange(501) % 10, clients=7, kind=kind, seed=11)
     assert capfd.readouterr() == ("", "")
+
+
+# -- Sizes and sets of labels -------------------------------------------------------------------
+
+
+def assert_f27_non_iid(labels):
+    parts = split(labels, clients=50, kind="label-sets", labels=4, sizes=[800])
+    counts = describe(labels, parts).counts
+    assert_disjoint(parts, labels)
+    assert len({tuple(row) for row in counts > 0}) == 50
+    assert ((counts > 0).sum(axis=0) == 20).all()
+    assert set(counts.ravel().tolist()) == {0, 200}
+    assert (counts.sum(axis=1) == 800).all()
+
+
+def assert_f27_unbalanced(labels):
+    parts = split(labels, clients=50, sizes=[400, 600, 800, 1000, 1200])
+    assert_disjoint(parts, labels)
+    sizes = [len(part) for part in parts]
+    assert [sizes.count(size) for size in (400, 600, 800, 1000, 1200)] == [10] * 5
+    assert sizes[:5] == [400, 600, 800, 1000, 1200]
+    assert sum(sizes) == 40_000
+
+
+def test_F27_partitions_of_generated_labels():
+    labels = np.repeat(np.arange(10), 4000)  # of each label exactly as many as are needed
+    assert_f27_non_iid(labels)
+    assert_f27_unbalanced(labels)
+    with pytest.raises(InvalidParameterError, match=r"sizes = \[800\].*1 records more of a class"):
+        split(labels[1:], clients=50, kind="label-sets", labels=4, sizes=[800])
+
+
+@pytest.mark.skipif("FLWR_PRIVACY_DATA" not in os.environ, reason="FLWR_PRIVACY_DATA is not set")
+def test_F27_partitions_of_mnist():
+    labels = load("mnist", data_root=os.environ["FLWR_PRIVACY_DATA"]).labels
+    assert_f27_non_iid(labels)
+    assert_f27_unbalanced(labels)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), labels=st.integers(1, 8), seed=st.integers(0, 999))
+def test_sets_of_labels_differ_and_use_labels_evenly(data, labels, seed):
+    size = data.draw(st.integers(1, labels))
+    count = data.draw(st.integers(0, math.comb(labels, size)))
+    sets = balanced_sets(count, labels, size, np.random.default_rng(seed))
+    assert sets.shape == (count, size)
+    assert len({tuple(own) for own in sets}) == count
+    assert all(len(set(own)) == size for own in sets.tolist())
+    assert np.ptp(np.bincount(sets.ravel(), minlength=labels)) <= 1
+
+
+def test_label_sets_without_sizes_use_what_there_is():
+    counts = describe(DIGITS, split(kind="label-sets", labels=4, clients=10)).counts
+    assert set(counts.ravel().tolist()) == {0, np.bincount(DIGITS).min() // 4}
+
+
+def test_sizes_are_drawn_at_random_and_the_rest_is_left_out():
+    labels = np.repeat(np.arange(10), 100)
+    parts = split(labels, clients=4, sizes=[100, 50])
+    assert [len(part) for part in parts] == [100, 50, 100, 50]
+    assert describe(labels, parts).left_out == 700
+    assert (describe(labels, parts).counts.sum(axis=0) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"sizes": [300], "clients": 5}, r"sizes = \[300\].*1500 of 1437 records"),
+        ({"sizes": [0]}, r"partition\.sizes = 0"),
+        ({"sizes": 5}, r"partition\.sizes = 5: expected a list of integers"),
+        ({"sizes": [5], "kind": "shards"}, r"expected nothing with shards.*iid and label-sets"),
+        ({"sizes": [5], "kind": "label-sets"}, r"multiples of partition\.labels = 2"),
+        ({"kind": "label-sets", "labels": 11}, r"partition\.labels = 11: expected at most 10"),
+        ({"kind": "label-sets", "labels": 1, "clients": 11}, r"clients = 11: expected at most 10"),
+    ],
+)
+def test_sizes_and_sets_that_do_not_fit(more, text):
+    with pytest.raises(InvalidParameterError, match=text):
+        split(**more)
+
+
+def test_label_sets_with_a_class_that_is_too_small():
+    labels = np.array([0] * 50 + [1] * 50 + [2])
+    with pytest.raises(DataError, match=r"fewer records .1. than clients .*fewer labels"):
+        split(labels, kind="label-sets", labels=2, clients=3)

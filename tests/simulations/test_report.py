@@ -376,6 +376,18 @@ class TestPrivacy:
             write_report([run], tmp_path / "out")
 
 
+def test_the_rounds_planned_are_drawn_where_they_change(make, tmp_path):
+    planned = [{"scheme": {}}, *({"scheme": {"T": t}} for t in (6, 6, 5, 5, 4, 4))]
+    runs = [make("a", scheme="udp", more=planned), make("plain")]
+    page, _ = written(runs, tmp_path / "out")
+    (drawn,) = [text for text in descriptions(page) if "planned" in text]
+    assert drawn == "Rounds planned over Round: udp"
+    assert "Rounds planned over rounds" in page.text
+    without, _ = written(runs[1:], tmp_path / "without")
+    assert page.figures == without.figures + 1
+    assert "planned" not in " ".join(descriptions(without))
+
+
 def test_runs_of_several_tasks_are_told_apart_within_each(make, tmp_path):
     runs = [
         make("a", task="mnist-mlp", seed=3),

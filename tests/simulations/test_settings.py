@@ -10,7 +10,8 @@ def test_round_trip_with_everything_set() -> None:
     ).with_values(
         {
             "stragglers.slow_fraction": 0.25,
-            "partition": {"kind": "dirichlet", "alpha": 0.3},
+            "partition": {"kind": "label-sets", "alpha": 0.3, "sizes": [40, 60]},
+            "validation_records": 20,
             "strategy.bits": [4, 8],
             "training.learning_rate": 1,
         }
@@ -19,6 +20,7 @@ def test_round_trip_with_everything_set() -> None:
     assert settings.stragglers is not None
     assert settings.stragglers.slow_fraction == 0.25
     assert settings.strategy == {"bits": [4, 8]}
+    assert settings.partition.sizes == (40, 60)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,8 @@ def test_round_trip_with_everything_set() -> None:
         ({"clients": 4, "per_round": 5}, "per_round = 5: expected an integer from 1 to 4"),
         ({"clients": 4, "quorum": 5}, "quorum = 5: expected an integer from 1 to 4"),
         ({"partition.kind": "dirichle"}, r"nearest: 'dirichlet'\)"),
+        ({"validation_records": 0}, "validation_records = 0: expected an integer of at least 1"),
+        ({"partition.sizes": [4, 0.5]}, "partition.sizes = 0.5: expected an integer"),
         ({"partition": "iid"}, "partition = 'iid': expected a table of settings"),
         ({"stragglers.slow_fraction": 2}, "stragglers.slow_fraction = 2: expected a finite number"),
         ({"training.lerning_rate": 1}, r"nearest: 'training.learning_rate'"),

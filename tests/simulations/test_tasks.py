@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from flwr_privacy.clients.per_record import PerRecordPlan, asked
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.identity import derive_seed
 from flwr_privacy.simulations import tasks
-from flwr_privacy.simulations.data import DATASETS, load
+from flwr_privacy.simulations.data import DATASETS, Dataset, load
 from flwr_privacy.simulations.settings import PartitionSettings, Settings
 
 DIGITS = tasks.task("digits-mlp")
@@ -21,6 +22,8 @@ SHAPES = {
     "fashion-cnn": (1, 28, 28),
     "cifar10-cnn": (3, 32, 32),
     "adult-linear": (108,),
+    "cifar10-udp-cnn": (3, 32, 32),
+    "adult-svm": (14,),
 }
 
 
@@ -30,7 +33,7 @@ def test_registry(name):
     assert task.name == name
     assert task.dataset in DATASETS
     logits = task.model()(torch.zeros(2, *SHAPES[name]))
-    assert logits.shape == (2, 2 if name == "adult-linear" else 10)
+    assert logits.shape == (2, 2 if name.startswith("adult") else 10)
     weights = sum(array.size for array in tasks.initial_arrays(task, 0).values())
     assert f"{weights:,} weights" in task.description
 
@@ -208,6 +211,126 @@ def test_clients_with_one_class_train_and_evaluate():
     _, own = tasks.evaluate_client(DIGITS, settings, trained, 0, 10)
     assert own["accuracy"] == 1
     assert federated(settings, rounds=2) > 0.1
+
+
+# -- Losses, single records and public records ---------------------------------------------------
+
+
+@pytest.fixture
+def any_data(monkeypatch):
+    """Let every task have the same 60 records, which are of the right shape."""
+
+    def put(name):
+        rng = np.random.default_rng(1)
+        labels = rng.integers(0, 2, 90)
+        features = rng.normal(size=(90, *SHAPES[name])).astype(np.float32)
+        features[:, 0] += 2.0 * labels.reshape(-1, *[1] * (features.ndim - 2))
+        held = Dataset(
+            features=features[:60],
+            labels=labels[:60],
+            test_features=features[60:],
+            test_labels=labels[60:],
+            classes=2,
+        )
+        monkeypatch.setattr(tasks, "load", lambda *args, **kwargs: held)
+        return held
+
+    return put
+
+
+@pytest.mark.parametrize("name", list(tasks.TASKS))
+def test_every_task_trains_by_batches_and_by_records(name, any_data):
+    any_data(name)
+    task = tasks.task(name)
+    settings = Settings(training=task.training)
+    arrays = tasks.initial_arrays(task, 0)
+    trained, examples, metrics = tasks.train_client(task, settings, arrays, 0, 3, seed=0)
+    assert (examples, set(metrics)) == (20, {"loss"})
+    assert any((trained[key] != arrays[key]).any() for key in arrays)
+    with asked(PerRecordPlan(clipping_norm=0.5, learning_rate=0.1)) as request:
+        stepped, examples, metrics = tasks.train_client(task, settings, arrays, 0, 3, seed=0)
+    assert (examples, metrics) == (20, {})
+    request.step.check(arrays.values(), stepped.values())
+    moved = np.sqrt(sum(np.square(stepped[key] - arrays[key]).sum() for key in arrays))
+    assert 0 < moved <= 0.05 * 1.001
+    assert set(tasks.evaluate_server(task, settings, trained)) == {"loss", "accuracy"}
+
+
+def test_the_penalty_of_the_svm_is_clipped_with_its_record(any_data):
+    held = any_data("adult-svm")
+    task = tasks.task("adult-svm")
+    rng = np.random.default_rng(2)
+    arrays = {
+        "layer.weight": rng.normal(size=(1, 14)).astype(np.float32) * 3,
+        "layer.bias": np.array([0.5], dtype=np.float32),
+    }
+    weight, bias = arrays["layer.weight"][0].astype(float), 0.5
+    with asked(PerRecordPlan(clipping_norm=1.0, learning_rate=0.1)):
+        stepped, _, _ = tasks.train_client(task, Settings(), arrays, 0, 1, seed=0)
+    signs = 2.0 * held.labels - 1
+    active = signs * (held.features @ weight + bias) < 1
+    assert 0 < active.sum() < 60
+    slopes = 0.01 * np.append(weight, 0) - (active * signs)[:, None] * np.append(
+        held.features, np.ones((60, 1)), axis=1
+    )
+    slopes /= np.maximum(1, np.linalg.norm(slopes, axis=1))[:, None]
+    expected = np.append(weight, bias) - 0.1 * slopes.mean(axis=0)
+    found = np.append(stepped["layer.weight"], stepped["layer.bias"])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    # One step on all records at once, and the loss on the test records.
+    settings = Settings().with_values({"training.batch_size": 60, "training.learning_rate": 0.1})
+    whole, _, metrics = tasks.train_client(task, settings, arrays, 0, 1, seed=0)
+    margins = signs * (held.features @ weight + bias)
+    penalty = 0.005 * np.square(weight).sum()
+    assert metrics["loss"] == pytest.approx(penalty + np.maximum(0, 1 - margins).mean(), rel=1e-5)
+    raw = 0.01 * weight - ((margins < 1) * signs) @ held.features / 60
+    np.testing.assert_allclose(whole["layer.weight"][0], weight - 0.1 * raw, atol=1e-5)
+    test_signs = 2.0 * held.test_labels - 1
+    test_margins = test_signs * (held.test_features @ weight + bias)
+    scores = tasks.evaluate_server(task, Settings(), arrays)
+    expected_loss = penalty + np.maximum(0, 1 - test_margins).mean()
+    assert scores["loss"] == pytest.approx(expected_loss, rel=1e-5)
+    assert scores["accuracy"] == (test_margins > 0).mean()
+
+
+def test_public_records_are_taken_from_the_training_before_the_split():
+    some = SETTINGS.with_values({"validation_records": 100, "clients": 7})
+    arrays = tasks.initial_arrays(DIGITS, 0)
+    data, whole = tasks.dataset(DIGITS, some), load("digits")
+    assert data.features.shape == (1337, 64)
+    assert np.array_equal(data.test_features[:, 0].sum(), whole.test_features[:, 0].sum())
+    assert sum(len(tasks.client_data(DIGITS, some, index, 7)[1]) for index in range(7)) == 1337
+    # The loss of the two parts together is that of all training records.
+    everywhere = SETTINGS.with_values({"clients": 1})
+    _, all_of_them = tasks.evaluate_client(DIGITS, everywhere, arrays, 0, 1)
+    _, clients = tasks.evaluate_client(DIGITS, some, arrays, 0, 1)
+    held = tasks.validation_loss(DIGITS, some, arrays)
+    both = (1337 * clients["loss"] + 100 * held) / 1437
+    assert all_of_them["loss"] == pytest.approx(both, rel=1e-5)
+    # The clients' records do not depend on them, as long as there are enough.
+    fewer = {"train_records": 500}
+    with_them = tasks.dataset(DIGITS, some.with_values(fewer))
+    assert np.array_equal(
+        with_them.features, tasks.dataset(DIGITS, SETTINGS.with_values(fewer)).features
+    )
+    # Without that setting: the test records.
+    test_loss = tasks.evaluate_server(DIGITS, SETTINGS, arrays)["loss"]
+    assert tasks.validation_loss(DIGITS, SETTINGS, arrays) == test_loss
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"validation_records": 1437}, "validation_records = 1437: .* at most 1436"),
+        (
+            {"validation_records": 100, "train_records": 1338},
+            "train_records = 1338: .* at most 1337",
+        ),
+    ],
+)
+def test_more_public_records_than_there_are(more, text):
+    with pytest.raises(InvalidParameterError, match=text):
+        tasks.check_data(SETTINGS.with_values(more))
 
 
 def federated(settings, *, rounds, clients=10):

@@ -483,7 +483,8 @@ def test_a_nodes_configuration_stays_there() -> None:
 
 def test_an_evaluation_under_a_scheme_releases_what_the_scheme_lets_out() -> None:
     class Silent(FedAvgClient):
-        def released_metrics(self, metrics: Any) -> dict[str, Any]:
+        def judge(self, arrays: Any, fields: Any, evaluate: Any) -> dict[str, Any]:
+            evaluate()
             return {"num-examples": 1}
 
     for app in (

@@ -112,7 +112,7 @@ def test_the_noise_is_inverse_in_the_number_of_records() -> None:
     ("client_app", "text"),
     [
         (lambda: app(steps=0), "did no per-record step"),
-        (lambda: app(steps=2), "did 2 per-record steps"),
+        (lambda: app(steps=2), "a per-record trainer 2 times"),
         (lambda: app(after=_further), "returned other arrays"),
     ],
 )

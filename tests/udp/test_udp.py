@@ -27,6 +27,7 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
+from flwr_privacy.fields import write
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
@@ -89,7 +90,7 @@ class Node:
             state=RecordDict(),
             run_config=self.run_config,
         )
-        fields = {**terms.write(), **QUESTION, **changes}
+        fields = {**write(terms), **QUESTION, **changes}
         return UDPClient(None, context).handle("train", arrays, fields, train or moved)
 
     def charges(self) -> list[Charge]:
@@ -385,7 +386,7 @@ def test_a_grid_that_does_not_fit_the_noise_is_refused(node: Node, grid: int, te
         ({"unit": "record"}, "learning_rate = None: expected the step size"),
         ({"learning_rate": 0.1}, "learning_rate = 0.1: expected nothing at user level"),
         ({"unit": "record", "learning_rate": 0.0}, "learning_rate = 0.0"),
-        ({"noise": "none"}, "noise = 'none'"),
+        ({"noise": "no"}, "noise = 'no'"),
         ({"rounds": 0}, "rounds = 0"),
         ({"grid_bits": 31}, "grid_bits = 31"),
         ({"sampling_rate": 0.5}, "sampling_rate = 0.5"),
@@ -523,11 +524,10 @@ def test_a_second_start_is_another_training_with_a_schedule_of_its_own() -> None
     strategy = UDP(seed=1)
     app = message_app([as_mod(UDPClient)])
     run_strategy(strategy, app, num_rounds=2)
-    first = strategy.schedule
+    assert strategy.terms is not None
+    first = strategy.terms.noise_multiplier
     result = run_strategy(strategy, app, num_rounds=8)
-    assert first is not None
-    assert strategy.schedule is not None
-    assert strategy.schedule.noise_multiplier == pytest.approx(2 * first.noise_multiplier, rel=1e-6)
+    assert strategy.terms.noise_multiplier == pytest.approx(2 * first, rel=1e-6)
     assert len(strategy.releases) == 8
     assert result.guarantee.spent == pytest.approx(8.0, rel=1e-6)
 
@@ -561,7 +561,7 @@ def test_nothing_of_the_users_evaluation_runs_for_a_server() -> None:
         (node,) = grid.get_node_ids()
         content = RecordDict({"arrays": record(), "flwr-privacy": ConfigRecord(header.write())})
         (reply,) = grid.send_and_receive([Message(content, node, "evaluate")], timeout=5)
-    assert "releases nothing of an evaluation" in reply.error.reason
+    assert "the entry 'unit' of LossTerms" in reply.error.reason
 
 
 def test_an_experiment_has_one_unit(node: Node) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_privacy.accounting import Charge, new_accountant, noise_multiplier, spent
+from flwr_privacy.accounting import Charge, calibration, new_accountant, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError
 
 
@@ -55,6 +55,15 @@ def test_the_noise_is_enough_and_a_millionth_less_is_not(accountant, sampling, r
     assert cost(z * (1 - (3e-6 if accountant == "pld" else 1e-6))) > epsilon >= cost(z)
 
 
+def test_what_was_searched_for_once_is_kept(monkeypatch):
+    budget = {"epsilon": 1, "delta": 1e-5, "releases": 9, "sampling": 0.1, "accountant": "pld"}
+    first = noise_multiplier(**budget)
+    monkeypatch.setattr(calibration, "spent", None)  # who searches would fail
+    assert noise_multiplier(**budget) == noise_multiplier(**budget | {"epsilon": 1.0}) == first
+    with pytest.raises(TypeError):
+        noise_multiplier(**budget | {"epsilon": 2})
+
+
 @given(st.floats(0.01, 50), st.floats(-10, -1), st.integers(1, 500))
 def test_planned_releases_fit_one_by_one_and_one_more_does_not(epsilon, exponent, releases):
     cap = {"epsilon": epsilon, "delta": 10**exponent}
@@ -84,6 +93,8 @@ def test_planned_releases_fit_with_different_noise_of_the_same_sum_of_squares():
         ({"epsilon": 0}, "epsilon = 0: expected a finite number of at least"),
         ({"epsilon": math.inf}, "epsilon = inf"),
         ({"delta": 0}, "delta = 0: expected a number strictly between 0 and 1"),
+        ({"delta": [1e-5]}, "delta = [1e-05]: expected"),
+        ({"sampling": [0.5]}, "sampling = [0.5]: expected"),
         ({"delta": 1.0}, "delta = 1.0: expected a number strictly between 0 and 1"),
         ({"releases": 0}, "releases = 0: expected an integer of at least 1"),
         ({"releases": 2.0}, "releases = 2.0: expected an integer"),

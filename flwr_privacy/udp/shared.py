@@ -1,0 +1,82 @@
+"""The sum of updates whose noise the clients of a secure sum share."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import Metrics, ReplyRefusedError
+from flwr_privacy.grid import Grid, GridMean
+
+from .sensitivity import RECORD_UNIT
+from .terms import Terms
+
+__all__ = ["RECORDS_NAME", "SharedMean"]
+
+RECORDS_NAME = "flwr-privacy.records"
+"""Name of the entry that counts records, beside those of the model's arrays."""
+
+
+class SharedMean(GridMean):
+    """Mean of updates given as codes that have their share of the noise in them.
+
+    At record level a client with n records sends n times its update, and n: so every record weighs
+    the same, and the noise of the sum does for all. At user level everybody weighs the same.
+
+    Parameters
+    ----------
+    start : Mapping of str to ndarray
+        The model that the updates start from.
+    terms : Terms
+        What was asked.
+    names : list of str
+        Which arrays of the model the updates are of.
+
+    Notes
+    -----
+    **Guarantee.** See `flwr_privacy.distributed_noise.share_sigma`. The number of records in the
+    sum has no noise: at record level it is public.
+
+    Examples
+    --------
+    >>> terms = Terms(
+    ...     unit="record", noise_multiplier=1.0, epsilon=8.0, delta=1e-5, gap=1e-3,
+    ...     clipping_norm=1.0, grid=-1, max_records=100, parties=2,
+    ... )
+    >>> mean = SharedMean({"w": np.zeros(1)}, terms, ["w"])
+    >>> mean.fold("a", {"w": np.array([12]), RECORDS_NAME: np.array([3])}, weight=1)
+    >>> mean.fold("b", {"w": np.array([0]), RECORDS_NAME: np.array([1])}, weight=1)
+    >>> mean.finish()
+    {'w': array([1.5])}
+    """
+
+    def __init__(self, start: Arrays, terms: Terms, names: list[str]) -> None:
+        super().__init__(start, Grid(terms.grid), names)
+        self._counts = terms.unit == RECORD_UNIT
+        if self._counts:
+            self.template[RECORDS_NAME] = ((1,), np.dtype(np.int32))
+
+    def fold(
+        self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
+    ) -> None:
+        """Add one reply.
+
+        Raises
+        ------
+        ReplyRefusedError
+            As `WeightedMean.fold`, and if it does not weigh 1: the noise is for that.
+        """
+        if weight != 1:
+            raise ReplyRefusedError("weight", f"{weight}: every reply weighs 1")
+        super().fold(client_id, arrays, weight=weight, metrics=metrics)
+
+    def finish(self) -> dict[str, NDArray[np.generic]]:
+        """Return the start plus the mean update.
+
+        Raises
+        ------
+        ZeroDivisionError
+            If there are no records.
+        """
+        if self._counts:
+            self.weight = float(self._sums.pop(RECORDS_NAME)[0])
+        return super().finish()
