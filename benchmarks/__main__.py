@@ -10,6 +10,7 @@ from .aggregate import aggregate
 from .calibration import calibration
 from .mixing import mixing
 from .noise import noise
+from .per_record import per_record
 from .private import private
 from .quantize import quantize
 from .report import HEADER, Comparison
@@ -23,6 +24,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "quantize": quantize,
     "mixing": mixing,
     "accounting": accounting,
+    "per_record": per_record,
     "calibration": calibration,
     "secure-sum": secure_sum,
     "echo": echo,

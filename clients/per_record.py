@@ -50,11 +50,13 @@ __all__ = [
 ROUNDING = 1e-3
 """Relative share of the sensitivity that is set aside for rounding.
 
-It covers norms, clipping and sums in float64, for up to three million records: a sum of n vectors
-of norm C is off by at most ``n * 2**-53`` of ``n C``, whatever the order, which has to stay under
-``1e-3 * C``. That is so in each step, and the sensitivity of several steps is at least as large as
-what each of them can add, so the share does not grow with their number. Rounding to the type of the
-parameters does not shrink with the step, so a `PerRecordStep` counts it by itself.
+It covers norms, clipping and sums, for up to two million records. A sum of n vectors of norm C in
+float64 is off by at most ``n * 2**-53`` of ``n C``, whatever the order. Where 64 vectors at a time
+are summed in float32, one replaced record changes one such sum, by ``64**2 * 2**-24 * C`` at most
+beyond what it should. Both together stay under ``1e-3 * C``. That is so in each step, and the
+sensitivity of several steps is at least as large as what each of them can add, so the share does
+not grow with their number. Rounding to the type of the parameters does not shrink with the step, so
+a `PerRecordStep` counts it by itself.
 """
 
 

@@ -311,7 +311,7 @@ def _judged(terms: LossTerms, start: Arrays, evaluate: Evaluate) -> tuple[float,
         with asked_loss(terms.cap) as request:
             evaluate()
         request.loss.check(start.values())
-        return request.loss.mean, request.loss.records, terms.cap / request.loss.records
+        return request.loss.mean, request.loss.records, request.loss.sensitivity()
     metrics = evaluate()
     losses = [metrics[name] for name in _LOSSES if name in metrics]
     if not losses:

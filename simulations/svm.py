@@ -1,4 +1,7 @@
-"""A linear support vector machine: its model, its loss, and ordinary training by that loss."""
+"""A linear support vector machine: its model, its loss, and ordinary training by that loss.
+
+It is so small that it stays on the CPU.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -80,7 +83,7 @@ def train_by(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     generator = torch.Generator().manual_seed(seed)
     total = 0.0
-    model.train()
+    model.cpu().train()
     for _ in range(epochs):
         order = torch.randperm(len(labels), generator=generator)
         for batch in torch.split(order, batch_size):
@@ -98,7 +101,7 @@ def evaluate_by(
 ) -> dict[str, float]:
     """Return the mean ``loss`` and the share of hits (``accuracy``), the largest output winning."""
     with torch.no_grad():
-        output = model.eval()(torch.tensor(features))
+        output = model.cpu().eval()(torch.tensor(features))
         targets = torch.tensor(labels)
         hits = (output.argmax(dim=1) == targets).sum()
         return {"loss": float(loss(output, targets)), "accuracy": int(hits) / len(labels)}

@@ -4,7 +4,6 @@ The clients add the noise and keep the budget; the server plans it, adds up what
 keeps the books that the privacy card shows.
 """
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,6 @@ from flwr_privacy.errors import (
     ProtocolError,
     check_choice,
     check_integer,
-    check_number,
 )
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean
 from flwr_privacy.guarantee import Guarantee
@@ -36,17 +34,14 @@ from flwr_privacy.udp import (
     RECORD_UNIT,
     USER_UNIT,
     Discounted,
-    LossTerms,
-    Pace,
-    Schedule,
+    Plan,
     SharedMean,
     Terms,
     Uniform,
-    pace_of,
-    sensitivity,
+    Wish,
 )
 from flwr_privacy.udp.promise import promise
-from flwr_privacy.updates import SMALLEST_NORM, released_names
+from flwr_privacy.updates import released_names
 from flwr_privacy.wire import EVALUATE, RECORD, TRAIN, Fields
 
 from .base import SchemeStrategy
@@ -54,21 +49,6 @@ from .conversation import Assigned
 from .draws import each_by_itself, names_of
 
 __all__ = ["UDP"]
-
-_GRID_BITS = {RECORD_UNIT: 27, USER_UNIT: 18}
-"""Steps of the grid up to the bound of an update, as a power of two, if noise leaves the room."""
-
-_FEWEST_RECORDS = 16
-"""Records of a client for whose noise the grid leaves room in a code, at record level."""
-
-_MOST_RECORDS = 2**14
-"""Records of a client for which a sum with shared noise has room, if no other number is given."""
-
-_MANY_RECORDS = 1024
-"""Records of a client for whose steps in mini-batches the grid leaves room in a code."""
-
-_NOISE_REACH = 8  # standard deviations of noise for which codes have room
-_SHARE_REACH = 12  # the same, of a share of noise
 
 SERVER, CLIENTS = "server", "clients"
 VISIBLE, SECRET = "visible", "secret"
@@ -222,14 +202,13 @@ class UDP(SchemeStrategy):
         client_sampling: str = FIXED,
         participants: str = VISIBLE,
         shared_noise: bool = False,
-        max_records: int = _MOST_RECORDS,
+        max_records: int = 2**14,
         rounds: int | None = None,
         grid_bits: int | None = None,
         keep_back: Sequence[str] = (),
         **options: Any,
     ) -> None:
-        super().__init__(*arguments, **options)
-        if check_choice("unit", unit, _GRID_BITS) == RECORD_UNIT:
+        if check_choice("unit", unit, (RECORD_UNIT, USER_UNIT)) == RECORD_UNIT:
             if learning_rate is None:
                 raise InvalidParameterError(
                     "learning_rate", learning_rate, "the step size, at record level"
@@ -240,55 +219,49 @@ class UDP(SchemeStrategy):
             )
         if rounds is not None:
             check_integer("rounds", rounds, minimum=1)
-        if grid_bits is not None:
-            check_integer("grid_bits", grid_bits, minimum=1, maximum=30)
         if batch_size is not None:
             check_integer("batch_size", batch_size, minimum=1)
-        check_number("clipping_norm", clipping_norm, minimum=SMALLEST_NORM)
-        self._rounds = rounds
-        self._grid_bits = grid_bits
-        self._budgets = {"epsilon": epsilon, "delta": delta}
-        self._pace_of: dict[str, Any] = {
-            **{"crd": crd, "beta": beta, "zeta": zeta, "patience": patience},
-            **{"lei": lei, "lei_end": lei_end},
-        }
-        pace_of(1, **self._pace_of)  # or says what is not allowed
         check_choice("v_source", v_source, (SERVER, CLIENTS))
-        if not check_number("loss_cap", loss_cap) > 0:
-            raise InvalidParameterError("loss_cap", loss_cap, "a number above 0")
+        self._rounds = rounds
         self._judged_by = v_source if crd or lei == "plateau" else None
         self._validation_fn = validation_fn
-        self._loss_cap = float(loss_cap)
-        self.fraction_evaluate = 1.0 if self._judged_by == CLIENTS else 0.0
         noised_losses = self._judged_by == CLIENTS and noise != "paper"
-        self._schedule_of: dict[str, Any] = {
-            "noise": noise,
-            "sampling_rate": float(sampling_rate),
-            "validation_share": float(validation_share) if noised_losses else 0.0,
-        }
-        # What a client is asked depends on how many there are; what is not allowed is said now.
-        self._terms_of: dict[str, Any] = {
-            "unit": unit,
-            "clipping_norm": float(clipping_norm),
-            "learning_rate": 1.0 if learning_rate is None else float(learning_rate),
-            "epochs": local_epochs,
-            "batch_size": batch_size or 0,
-            "bound": sensitivity_bound,
-            "keep_back": list(keep_back),
-        }
+        self._wish = Wish(
+            epsilon=epsilon,
+            delta=delta,
+            noise=noise,
+            sampling_rate=sampling_rate,
+            unit=unit,
+            clipping_norm=clipping_norm,
+            learning_rate=1.0 if learning_rate is None else learning_rate,
+            epochs=local_epochs,
+            batch_size=batch_size or 0,
+            bound=sensitivity_bound,
+            keep_back=list(keep_back),
+            grid_bits=grid_bits,
+            validation_share=validation_share if noised_losses else 0.0,
+            loss_cap=loss_cap,
+            shared=shared_noise,
+            max_records=max_records,
+            crd=crd,
+            beta=beta,
+            zeta=zeta,
+            patience=patience,
+            lei=lei,
+            lei_end=lei_end,
+        )
         self._drawn_by = check_choice("client_sampling", client_sampling, (FIXED, POISSON))
         self._participants_are = check_choice("participants", participants, (VISIBLE, SECRET))
-        self._max_records = check_integer("max_records", max_records, minimum=1, maximum=2**30)
-        self._shared = bool(shared_noise)
+        super().__init__(*arguments, **options)
+        self.fraction_evaluate = 1.0 if self._judged_by == CLIENTS else 0.0
         self._check_together()
-        for client in self._named() or {""}:
-            self._plan(self._schedule(client, rounds=1, q=1.0), noise_multiplier=1.0, parties=2)
-        if self._own_terms:
+        if self._wish.own_terms:
             self._only_with_start["a noise or budget of each client"] = True
 
     def _check_together(self) -> None:
         """Refuse what does not go together."""
-        noise, secret = self._schedule_of["noise"], self._participants_are == SECRET
+        wish, secret = self._wish, self._participants_are == SECRET
+        noise = wish.noise
         together = (
             (
                 self._judged_by == SERVER and self._validation_fn is None,
@@ -299,7 +272,7 @@ class UDP(SchemeStrategy):
                 ("v_source", CLIENTS, "'server' with a secure sum: it sums no losses"),
             ),
             (
-                self._own_terms and self.secure_sum is not None,
+                wish.own_terms and self.secure_sum is not None,
                 (
                     "noise",
                     noise,
@@ -308,7 +281,7 @@ class UDP(SchemeStrategy):
                 ),
             ),
             (
-                self._shared and (self.secure_sum is None or noise == NONE),
+                wish.shared and (self.secure_sum is None or noise == NONE),
                 ("shared_noise", True, "noise, and a secure sum"),
             ),
             (
@@ -325,11 +298,11 @@ class UDP(SchemeStrategy):
                 ("participants", SECRET, f"'visible' with noise '{noise}', which gains nothing"),
             ),
             (
-                noise == PLD_SECRET and (self._pace_of["crd"] or self._pace_of["lei"] is not None),
+                noise == PLD_SECRET and (wish.crd or wish.lei is not None),
                 ("noise", noise, "another one with crd or lei: it is for noise planned in advance"),
             ),
             (
-                noise == PLD_SECRET and (self._own_budgets or self.secure_sum is not None),
+                noise == PLD_SECRET and (wish.own_budgets or self.secure_sum is not None),
                 ("noise", noise, "another one with budgets of each client or a secure sum"),
             ),
             (
@@ -337,8 +310,8 @@ class UDP(SchemeStrategy):
                 ("client_sampling", POISSON, "'fixed' with a secure sum"),
             ),
             (
-                self._pace_of["lei"] is not None and noise not in ("gdp_fixed", "paper"),
-                ("lei", self._pace_of["lei"], "nothing, or noise 'gdp_fixed' or 'paper'"),
+                wish.lei is not None and noise not in ("gdp_fixed", "paper"),
+                ("lei", wish.lei, "nothing, or noise 'gdp_fixed' or 'paper'"),
             ),
         )
         for clash, error in together:
@@ -347,19 +320,21 @@ class UDP(SchemeStrategy):
 
     def _build(self) -> None:
         super()._build()
-        self.pace: Pace | None = None
-        self.T_history: list[int] = []
+        self.plan: Plan | None = None
         self.terms: Terms | None = None
-        self._q = 1.0
-        self._schedules: dict[tuple[float, float], Schedule] = {}
         self._insecure = False
         self._secret = os.urandom(32)
         self._known: set[str] = set()  # who was ever there, where everybody is charged
-        self._squares: Counter[str] = Counter()
-        self._counted = 0
+        self._squares: Counter[str] = Counter()  # what each client's trainings add up to
+        self._counted = 0  # releases that are in it
         self._of_clients: dict[str, Terms] = {}
         self._loss: float | None = None
         self._trained = False
+
+    @property
+    def T_history(self) -> list[int]:
+        """The rounds planned, T, before the first round and after each."""
+        return [] if self.plan is None else list(self.plan.T_history)
 
     # -- A round -----------------------------------------------------------------------------
 
@@ -371,7 +346,7 @@ class UDP(SchemeStrategy):
         InvalidParameterError
             If one has none. One that comes later without a budget is not asked.
         """
-        if self._own_budgets and (lacking := sorted(self._without_budget())):
+        if lacking := sorted(self._without_budget()):
             raise InvalidParameterError("epsilon", lacking, "a budget for each of these clients")
 
     def configure_train(
@@ -380,30 +355,22 @@ class UDP(SchemeStrategy):
         """Sample clients and return the messages to them; none once the training is over."""
         if not self.federation.met:  # a user's own start: the first replies will be the hello
             self.federation.wait(grid, self.conversation.timeout)
-        pace = self._begun()
+        pace = self._begun().pace
         if pace.over:
             return []
-        first = isinstance(pace, Discounted) and pace.done == 0
-        if first and self._validation_fn is not None and self._judged_by == SERVER:
-            pace.begin(_checked_loss(self._validation_fn(0, arrays)))
+        if isinstance(pace, Discounted) and pace.done == 0 and self._judged_by == SERVER:
+            pace.begin(self._validated(0, arrays))
         return super().configure_train(server_round, arrays, config, grid)
 
     def question(self, server_round: int) -> Fields:
         """Return the terms of a round that all clients share."""
-        pace, clients = self._begun(), self._named() or {""}
-        parties = 0
-        if self._shared and self.secure_sum is not None and self._sums is not None:
-            parties = self.secure_sum.honest_in_sums(self._sums.cohort)
-        multipliers = {client: self._multiplier(client) for client in clients}
-        noisiest = max(clients, key=lambda client: multipliers[client])
-        schedule = self._schedule_of_client(noisiest)
-        self.terms = self._plan(
-            schedule, noise_multiplier=multipliers[noisiest] * pace.factor, parties=parties
-        )
-        self._of_clients = {
-            client: self._own(client, multipliers[client] * pace.factor)
-            for client in (clients if self._own_terms else ())
-        }
+        plan, honest = self._begun(), 0
+        if self.secure_sum is not None and self._sums is not None and self._wish.shared:
+            honest = self.secure_sum.honest_in_sums(self._sums.cohort)
+        clients = self._wish.named()
+        if self._wish.own_terms and not clients and self.federation.met:
+            clients = self.federation.clients()
+        self.terms, self._of_clients = plan.terms(clients, self._spent(), honest=honest)
         return records.write(self.terms)
 
     def own_fields(self, server_round: int) -> dict[str, Fields]:
@@ -426,7 +393,7 @@ class UDP(SchemeStrategy):
         """Return the bounds of the codes, noise included, and of the weights."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
-        alike = self._shared or self._terms_of["unit"] == USER_UNIT
+        alike = self._wish.shared or self._wish.unit == USER_UNIT
         return self.secure_sum.bounds(
             len(clients), code_limit=CODE_LIMIT, largest_weight=1 if alike else None
         )
@@ -434,13 +401,13 @@ class UDP(SchemeStrategy):
     def charge(self, phase: str) -> Charge | None:
         """Return the cost of a round, or of the loss that a client reports."""
         if phase == EVALUATE and self._judged_by == CLIENTS:
-            return self._loss_terms("" if not self._own_budgets else min(self._named())).charge()
+            return self._begun().loss_terms().charge()
         return self._charged_as(self._asked_terms()) if phase == TRAIN else None
 
     def charge_of(self, phase: str, client: str) -> Charge | None:
         """Return what it costs one client."""
         if phase == EVALUATE and self._judged_by == CLIENTS:
-            return self._loss_terms(client).charge()
+            return self._begun().loss_terms(client).charge()
         if phase == TRAIN and client in self._of_clients:
             return self._charged_as(self._of_clients[client])
         return self.charge(phase)
@@ -468,10 +435,8 @@ class UDP(SchemeStrategy):
         arrays, metrics = super().aggregate_train(server_round, replies)
         self._trained = arrays is not None
         if self._judged_by != CLIENTS:
-            loss = None
-            if arrays is not None and self._judged_by == SERVER and self._validation_fn is not None:
-                loss = _checked_loss(self._validation_fn(server_round, arrays))
-            self._settle(loss)
+            judged = arrays is not None and self._judged_by == SERVER
+            self._settle(self._validated(server_round, arrays) if judged else None)
         return arrays, metrics
 
     def configure_evaluate(
@@ -483,23 +448,22 @@ class UDP(SchemeStrategy):
         config = ConfigRecord({**config, "server-round": server_round})
         assigned = self._participants(grid, server_round, EVALUATE, 1.0, self.min_evaluate_nodes)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        lacking = self._without_budget()
+        lacking, plan = self._without_budget(), self._begun()
         assigned = {
             node: kept
             for node, clients in assigned.items()
             if (kept := [client for client in clients if client not in lacking])
         }
-        shared = self._loss_terms("" if not self._own_budgets else min(self._named()))
         own = {
-            client: RecordDict({RECORD: ConfigRecord(records.write(self._loss_terms(client)))})
-            for client in (self._named() if self._own_budgets else ())
+            client: RecordDict({RECORD: ConfigRecord(records.write(plan.loss_terms(client)))})
+            for client in self._wish.named()
         }
         messages = self.conversation.ask(
             server_round,
             EVALUATE,
             content,
             assigned,
-            fields=records.write(shared),
+            fields=records.write(plan.loss_terms()),
             own=own,
             summed=self.summed(EVALUATE),
         )
@@ -519,7 +483,7 @@ class UDP(SchemeStrategy):
 
     def stop(self) -> str:
         """Return why the training ends: the rounds that are planned are done."""
-        pace = self.pace
+        pace = None if self.plan is None else self.plan.pace
         if pace is None or not pace.over or pace.done == 0:
             return ""
         if isinstance(pace, Discounted):
@@ -534,15 +498,15 @@ class UDP(SchemeStrategy):
             numbers |= {"epsilon": spent, "epsilon_left": max(0.0, cap - spent)}
         if self.terms is not None:
             numbers["noise_multiplier"] = self.terms.noise_multiplier
-        if self.pace is not None and not isinstance(self.pace, Uniform):
-            numbers["T"] = self.pace.planned
+        if self.plan is not None and not isinstance(self.plan.pace, Uniform):
+            numbers["T"] = self.plan.pace.planned
         if self._loss is not None:
             numbers["V"] = self._loss
         return numbers
 
     def accountant(self) -> str:
         """Return who adds the releases up."""
-        return "pld" if self._schedule_of["noise"] == PLD_SECRET else super().accountant()
+        return "pld" if self._wish.noise == PLD_SECRET else super().accountant()
 
     # -- The promise, and what a resume needs ------------------------------------------------
 
@@ -550,63 +514,56 @@ class UDP(SchemeStrategy):
         """Return the promise; before the first round with the budget as it was asked for."""
         kept_back = set(self._template)
         if kept_back:
-            kept_back -= set(released_names(self._template, self._terms_of["keep_back"]))
+            kept_back -= set(released_names(self._template, self._wish.keep_back))
         quorum, secure_sum = None, self.secure_sum
-        if self._shared and secure_sum is not None and self._sums is not None and self.terms:
+        if self._wish.shared and secure_sum is not None and self._sums is not None and self.terms:
             cohort = self._sums.cohort
             quorum = cohort, secure_sum.threshold_of(cohort), secure_sum.colluders_of(cohort)
         losses = ""
         if self._judged_by == CLIENTS:
-            losses = "noised" if self._schedule_of["validation_share"] else "bare"
+            losses = "noised" if self._wish.validation_share else "bare"
         return promise(
-            self._weakest(),
-            unit=self._terms_of["unit"],
-            bound=self._terms_of["bound"],
-            proven=self._terms_of["epochs"] == 1 and not self._terms_of["batch_size"],
+            (self.plan or Plan(self._wish, rounds=self._planned(1), q=1.0)).weakest(),
+            unit=self._wish.unit,
+            bound=self._wish.bound,
+            proven=self._wish.one_step,
             quorum=quorum,
-            shared=self._shared,
+            shared=self._wish.shared,
             losses=losses,
             kept_back=kept_back,
             insecure=self._insecure,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the pace and what the noise was calibrated for."""
+        """Return the plan, and the secret of the samples."""
         return {
-            "calibrated": self._calibrated() if self.pace is not None else None,
-            "pace": None if self.pace is None else self.pace.state(),
-            "q": self._q,
-            "T_history": list(self.T_history),
+            "plan": None if self.plan is None else self.plan.state(),
+            "judged_by": self._judged_by,
             "loss": self._loss,
             "insecure": self._insecure,
             "secret": self._secret if self._participants_are == SECRET else b"",
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the pace.
+        """Take up the plan, and the secret of the samples.
 
         Raises
         ------
         CheckpointError
-            If it was made for another budget or another number of rounds.
+            If it was made for another budget, another number of rounds, or another judge.
         """
         self._insecure = state["insecure"]
         self._secret = state["secret"] or self._secret
         if self._participants_are == SECRET:
             self._known = {client for release in self.releases for client in release.clients}
-        if state["pace"] is None:
+        if state["plan"] is None:
             return
-        theirs = state["calibrated"]
-        for key, value in self._calibrated().items():
-            if theirs.get(key) != value:
-                raise CheckpointError(
-                    f"the checkpoint was calibrated for {key} = {theirs.get(key)!r}, not {value!r}:"
-                    " the noise of the rounds that are done cannot be changed"
-                )
-        self._q, self._schedules = state["q"], {}
-        self.pace = pace_of(self._planned(), **self._pace_of)
-        self.pace.load(state["pace"])
-        self.T_history = list(state["T_history"])
+        if state["judged_by"] != self._judged_by:
+            raise CheckpointError(
+                f"the checkpoint's models were judged by {state['judged_by']!r}, not "
+                f"{self._judged_by!r}"
+            )
+        self.plan = Plan.load(state["plan"], self._wish, rounds=self._planned())
         self._loss = state["loss"]
 
     # -- Parts -------------------------------------------------------------------------------
@@ -630,199 +587,69 @@ class UDP(SchemeStrategy):
         secret = self._participants_are == SECRET
         return each_by_itself(
             assigned,
-            q=self._q,
+            q=self._begun().q,
             secret=self._secret if secret else str(self.experiment.seed).encode(),
             server_round=server_round,
         )
 
-    @property
-    def _own_budgets(self) -> bool:
-        return any(isinstance(value, Mapping) for value in self._budgets.values())
-
-    @property
-    def _own_terms(self) -> bool:
-        """Whether clients are asked for different noise."""
-        return self._own_budgets or self._schedule_of["noise"] in ("gdp", "gdp_worst", "zcdp")
-
-    def _named(self) -> set[str]:
-        """Return the clients that have terms of their own, as far as they are known."""
-        mappings = [set(v) for v in self._budgets.values() if isinstance(v, Mapping)]
-        if mappings:
-            return set.intersection(*mappings)
-        return set(self.federation.clients()) if self._own_terms and self.federation.met else set()
-
     def _without_budget(self) -> set[str]:
-        if not self._own_budgets:
+        if not self._wish.own_budgets:
             return set()
-        return set(self.federation.clients()) - self._named()
+        return set(self.federation.clients()).difference(self._wish.named())
 
-    def _schedule(self, client: str, *, rounds: int, q: float) -> Schedule:
-        budget = {
-            name: float(value[client]) if isinstance(value, Mapping) else value
-            for name, value in self._budgets.items()
-        }
-        return Schedule(**budget, **self._schedule_of, rounds=rounds, q=q)
-
-    def _schedule_of_client(self, client: str) -> Schedule:
-        """Return a client's schedule; clients with one budget share it."""
-        schedule = self._schedule(client, rounds=self._planned(), q=self._q)
-        return self._schedules.setdefault((schedule.epsilon, schedule.delta), schedule)
-
-    def _weakest(self) -> Schedule:
-        """Return the schedule of a budget that covers every client's."""
-        names = self._named() if self._own_budgets else {""}
-        rounds = self._rounds or self.planned_rounds or 1
-        schedules = [self._schedule(client, rounds=rounds, q=self._q) for client in names]
-        largest = {
-            "epsilon": max(schedule.epsilon for schedule in schedules),
-            "delta": max(schedule.delta for schedule in schedules),
-        }
-        whole = replace(schedules[0], **largest)
-        return self._schedules.setdefault((whole.epsilon, whole.delta), whole)
-
-    def _planned(self) -> int:
+    def _planned(self, otherwise: int | None = None) -> int:
         """Return the rounds over which the budget is spread at first."""
-        rounds = self._rounds or self.planned_rounds
+        rounds = self._rounds or self.planned_rounds or otherwise
         if rounds is None:
             raise InvalidParameterError(
                 "rounds", rounds, "the rounds to spread the budget over, under your own start"
             )
         return rounds
 
-    def _begun(self) -> Pace:
-        """Return the pace; it begins when it is known how many clients there are."""
-        if self.pace is None:
+    def _begun(self) -> Plan:
+        """Return the plan; it is made when it is known how many clients there are."""
+        if self.plan is None:
             asked, population = self.federation.sample_size(
                 fraction=self.fraction_train, minimum=self.min_train_nodes
             )
-            self._q = min(1.0, asked / population)
-            self._schedules = {}
-            self.pace = pace_of(self._planned(), **self._pace_of)
-            self.T_history = [self.pace.planned]
-        return self.pace
+            self.plan = Plan(self._wish, rounds=self._planned(), q=min(1.0, asked / population))
+        return self.plan
 
     def _settle(self, loss: float | None) -> None:
         """Note that a round is over, and how good its model is."""
-        pace = self._begun()
-        if pace.over:
-            return
-        self._loss = loss
-        pace.after(loss)
-        self.T_history.append(pace.planned)
+        plan = self._begun()
+        if not plan.pace.over:
+            self._loss = loss
+            plan.settle(loss)
 
-    def _multiplier(self, client: str) -> float:
-        """Return a client's noise over the sensitivity, before what the pace makes of it."""
-        schedule = self._schedule_of_client(client)
-        if not schedule.spends or not client:
-            return schedule.noise_multiplier
+    def _validated(self, server_round: int, arrays: ArrayRecord | None) -> float:
+        """Return the loss of a model, as `validation_fn` has it."""
+        if self._validation_fn is None or arrays is None:
+            raise ProtocolError("there is no validation_fn")
+        loss = self._validation_fn(server_round, arrays)
+        if isinstance(loss, bool) or not isinstance(loss, int | float | np.floating):
+            raise InvalidParameterError(
+                "validation_fn", type(loss).__name__, "a function to a number"
+            )
+        return float(loss)
+
+    def _spent(self) -> Counter[str]:
+        """Return what the trainings of each client have spent; see `Schedule.multiplier`."""
         for release in self.releases[self._counted :]:
             if release.phase == TRAIN:
                 cost = release.charge.count / release.charge.noise_multiplier**2
                 self._squares.update(dict.fromkeys(release.clients, cost))
         self._counted = len(self.releases)
-        pace = self._begun()
-        z = schedule.multiplier(pace.planned - pace.done, self._squares[client])
-        # With nothing left, what everybody had at first: more than it has, so it declines.
-        return (schedule.noise_multiplier if z is None else z) / pace.factor
-
-    def _own(self, client: str, noise_multiplier: float) -> Terms:
-        schedule = self._schedule_of_client(client)
-        return replace(self._asked_terms(), noise_multiplier=noise_multiplier, **_limits(schedule))
-
-    def _loss_terms(self, client: str) -> LossTerms:
-        schedule = self._schedule_of_client(client)
-        return LossTerms(
-            unit=self._terms_of["unit"],
-            cap=self._loss_cap,
-            noise_multiplier=schedule.validation_multiplier,
-            **_limits(schedule),
-        )
+        return self._squares
 
     def _charged_as(self, terms: Terms) -> Charge | None:
         """Return what a training with some terms costs, by what the adversary sees."""
         charge = terms.charge()
         if charge is None or self._participants_are == VISIBLE:
             return charge
-        return replace(charge, sampling=self._q)
+        return replace(charge, sampling=self._begun().q)
 
     def _asked_terms(self) -> Terms:
         if self.terms is None:
             raise ProtocolError("no question was asked yet")
         return self.terms
-
-    def _calibrated(self) -> dict[str, Any]:
-        """Return what the noise follows from, as plain values."""
-        budgets = {k: dict(v) if isinstance(v, Mapping) else v for k, v in self._budgets.items()}
-        return {
-            **budgets,
-            **self._schedule_of,
-            **self._terms_of,
-            "judged_by": self._judged_by,
-            "shared_noise": self._shared,
-            "rounds": self._planned(),
-        }
-
-    def _plan(self, schedule: Schedule, *, noise_multiplier: float, parties: int) -> Terms:
-        """Return the terms that a schedule makes; with a grid that leaves room for the noise."""
-        shared = parties if self._shared else 0
-        record = self._terms_of["unit"] == RECORD_UNIT
-        without_grid = Terms(
-            **self._terms_of,
-            noise_multiplier=0.0 if schedule.noise == NONE else noise_multiplier,
-            **_limits(schedule),
-            sampling_rate=schedule.sampling_rate,
-            max_records=self._max_records if record and shared else 0,
-            parties=shared,
-            grid=0,
-        )
-        return replace(without_grid, grid=self._grid_for(without_grid).exponent)
-
-    def _grid_for(self, terms: Terms) -> Grid:
-        unit = terms.unit
-        if terms.parties:
-            reach = terms.reach(self._max_records)
-            share = terms.noise_multiplier * terms.shared_sensitivity() / math.sqrt(terms.parties)
-            spread = _SHARE_REACH * share / reach
-            most = 30  # a sum needs no fewer: its grid is for all records of a client together
-        else:
-            reach = terms.reach(_MANY_RECORDS)
-            spread = _NOISE_REACH * terms.noise_multiplier * _largest_sensitivity(terms) / reach
-            most = _GRID_BITS[unit]
-        if self._grid_bits is not None:
-            return Grid.below(reach, bits=self._grid_bits)
-        room = math.floor(math.log2(CODE_LIMIT / (1 + spread))) - 1
-        return Grid.below(reach, bits=max(1, min(most, room)))
-
-
-def _largest_sensitivity(terms: Terms) -> float:
-    """Return the sensitivity of the clients for whose noise the grid leaves room."""
-    if terms.unit == USER_UNIT:
-        return sensitivity(USER_UNIT, clipping_norm=terms.clipping_norm)
-    return max(
-        sensitivity(
-            RECORD_UNIT,
-            clipping_norm=terms.clipping_norm,
-            learning_rate=terms.learning_rate,
-            records=max(count, terms.batch_size),
-            sampling_rate=terms.sampling_rate,
-            epochs=terms.epochs,
-            batch_size=terms.batch_size or None,
-            bound=terms.bound,
-        )
-        for count in (_FEWEST_RECORDS, _MANY_RECORDS)
-    )
-
-
-def _limits(schedule: Schedule) -> dict[str, float]:
-    """Return what no client may spend, as it travels."""
-    return {
-        "epsilon": float(schedule.cap),
-        "delta": float(schedule.delta),
-        "gap": float(schedule.gap),
-    }
-
-
-def _checked_loss(loss: Any) -> float:
-    if isinstance(loss, bool) or not isinstance(loss, int | float | np.floating):
-        raise InvalidParameterError("validation_fn", type(loss).__name__, "a function to a number")
-    return float(loss)

@@ -11,8 +11,12 @@ allows it is kept in this form; of every other parameter the gradients are forme
 
 Norms and sums are computed in float64: a sum of n vectors in float32 could be off by
 ``n**2 * 2**-24`` of one of them, which for a thousand records is more than a sensitivity can bear.
+Within a block of 64 records it is 2.5e-4, and a record that is replaced by another in the same
+place leaves every other block as it was, bit for bit. So where that is all that is asked, products
+of matrices may be in float32 within a block; it is twice as fast.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +33,9 @@ from flwr_privacy.errors import InvalidParameterError
 
 __all__ = ["Gradients", "Loss", "RecordGradients", "record_losses"]
 
-_BLOCK = 128  # records that are held in float64 at a time
+_BLOCK = 64  # records
+_LARGEST_INPUT = 2.0**20  # in a product in float32
+_FAST_MATH = ("DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE")  # of oneDNN, on ARM
 
 Loss = Callable[[Any, Tensor], Tensor]
 """From the model's output for a batch of one record, and the batch of its label, to the loss."""
@@ -65,16 +71,32 @@ class Gradients:
         norms += [copies[n] ** 0.5 * _norms(d) * _norms(x) for n, (d, x) in self.outer.items()]
         return _norms(torch.stack(norms, dim=1))
 
-    def add_to(self, total: Mapping[str, Tensor], weights: Tensor) -> None:
-        """Add the sum of the gradients with float64 weights of shape (B,) to float64 tensors."""
+    def add_to(self, total: Mapping[str, Tensor], weights: Tensor, *, short: bool = False) -> None:
+        """Add the sum of the gradients with weights to float64 tensors.
+
+        Parameters
+        ----------
+        total : Mapping of str to Tensor
+            By name.
+        weights : (B,) float64 Tensor
+            At most 1 each.
+        short : bool, default False
+            Whether blocks of 64 records may be summed in float32. It is for weights that clip to
+            a norm from 1e-9 to 1e9: far beyond, the products leave the range of float32.
+        """
+        short = short and _full_float32()
         for start in range(0, len(weights), _BLOCK):
             rows = slice(start, start + _BLOCK)
             part = weights[rows]
             for name, gradients in self.whole.items():
                 total[name].view(-1).addmv_(gradients[rows].double().flatten(start_dim=1).T, part)
             for name, (deltas, inputs) in self.outer.items():
-                weighted = part[:, None] * deltas[rows].double()
-                total[name].addmm_(weighted.T, inputs[rows].double())
+                weighted, vectors = part[:, None] * deltas[rows].double(), inputs[rows]
+                # With large inputs the weighted deltas may be too small for float32.
+                if short and _fits(vectors):
+                    total[name].add_(weighted.float().T @ vectors)
+                else:
+                    total[name].addmm_(weighted.T, vectors.double())
 
 
 class RecordGradients:
@@ -288,9 +310,28 @@ def _tapped(layers: Mapping[str, nn.Linear], tap: _Tap) -> Iterator[None]:
             handle.remove()
 
 
+def _full_float32() -> bool:
+    """Whether nothing shorter than float32 may take its place in products of matrices."""
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set for single backends
+        return False
+    return precision == "highest" and not any(name in os.environ for name in _FAST_MATH)
+
+
+def _fits(inputs: Tensor) -> bool:
+    """Whether a block of inputs may be in a product in float32."""
+    if inputs.dtype != torch.float32 or inputs.device.type != "cpu":
+        return False
+    return bool(inputs.abs().max() <= _LARGEST_INPUT)
+
+
 def _norms(gradients: Tensor) -> Tensor:
     """Return the L2 norms of B tensors, in float64."""
-    return torch.linalg.vector_norm(gradients.flatten(start_dim=1), dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(
+        gradients.flatten(start_dim=1), dim=1, dtype=torch.float64
+    )
+    return norms
 
 
 def _name(module: str, parameter: str) -> str:

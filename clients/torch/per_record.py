@@ -237,15 +237,14 @@ def evaluate_per_record(
     (0.5, 0.0626)
     """
     asked = current_cap()
-    if loss_cap is None and asked is None:
+    cap = loss_cap if asked is None else asked
+    if cap is None:
         raise InvalidParameterError(
             "loss_cap", None, "a number above 0, as there is no scheme around the evaluation to ask"
         )
-    if asked is not None and loss_cap not in (None, asked):
-        raise InvalidParameterError(
-            "loss_cap", loss_cap, f"{asked}, as the scheme asks, or nothing"
-        )
-    cap = check_cap("loss_cap", loss_cap if asked is None else asked)
+    if loss_cap not in (None, cap):
+        raise InvalidParameterError("loss_cap", loss_cap, f"{cap}, as the scheme asks, or nothing")
+    check_cap("loss_cap", cap)
     check_integer("chunk_size", chunk_size, minimum=1)
     _check_records(features, labels)
     device = device or allotted_device()
@@ -381,6 +380,8 @@ def _descend(
     size = chunk_size or min(_LARGEST_CHUNK, fitting)
     rate = plan.learning_rate / plan.batch(len(labels))
     weights = {name: p.double() for name, p in trainable.items()}
+    # In a sample, one record more or less moves the places of others: see `add_to`.
+    short = plan.sampling_rate == 1 and 1e-9 <= plan.clipping_norm <= 1e9
     for batch in _batches(plan, len(labels)):
         current = {name: weights[name].to(p.dtype) for name, p in trainable.items()}
         total = {name: torch.zeros_like(w) for name, w in weights.items()}
@@ -394,7 +395,7 @@ def _descend(
                     "NaN in the records and in the model; nothing was trained"
                 )
             scales = (plan.clipping_norm / norms).clamp(max=1)
-            chunk.add_to(total, scales)
+            chunk.add_to(total, scales, short=short)
         weights = {name: w - rate * total[name] for name, w in weights.items()}
     return weights
 

@@ -92,7 +92,8 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Vector:
         raise InvalidParameterError("labels", classes.shape, f"{len(outputs)} classes")
     right = np.arange(outputs.shape[1]) == classes[:, None]
     own: Vector = outputs[right]
-    return own - logsumexp(np.where(right, -np.inf, outputs), axis=1)
+    others: Vector = logsumexp(np.where(right, -np.inf, outputs), axis=1)
+    return own - others
 
 
 def likelihood_ratio(

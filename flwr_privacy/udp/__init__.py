@@ -31,6 +31,7 @@ from .pace import (
     m_t,
     pace_of,
 )
+from .plan import Plan, Wish
 from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, Schedule
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, sensitivity
 from .shared import RECORDS_NAME, SharedMean
@@ -69,12 +70,14 @@ __all__ = [
     "LossTerms",
     "PLProblem",
     "Pace",
+    "Plan",
     "PlateauDecay",
     "Schedule",
     "SearchCost",
     "SharedMean",
     "Terms",
     "Uniform",
+    "Wish",
     "b_corrected",
     "b_paper",
     "bound_corrected",

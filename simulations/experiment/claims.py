@@ -297,7 +297,8 @@ class _Table:
         """Return what a point or a curve came to, by seed."""
         if self.claim.metric == "best_x":
             losses = [self._numbers(point(name, x), "loss") for x in self.xs[name]]
-            return np.asarray(self.xs[name])[np.argmin(losses, axis=0)]
+            least: NDArray[np.float64] = np.array(self.xs[name])[np.argmin(losses, axis=0)]
+            return least
         return self._numbers(name, self.claim.metric)
 
     def _points(self, first: str, second: str) -> list[tuple[str, str]]:

@@ -211,7 +211,9 @@ class Experiment:
             labels = [curve.label for curve in self.curves]
             raise InvalidParameterError("curve.label", labels, "labels that differ, one at least")
         known = [curve.label for curve in self.curves]
-        xs = [] if self.sweep is None else sorted({*self.xs(full=False)} & {*self.xs(full=True)})
+        xs = []  # those of both sizes
+        if self.sweep is not None:
+            xs = [x for x in self.sweep.of(full=False) if x in self.sweep.of(full=True)]
         known += [point(label, x) for x in xs for label in tuple(known)]
         for claim in self.claims:
             for label in claim.labels:

@@ -36,10 +36,10 @@ def draw(chosen: Experiment, runs: Sequence[Trained], *, size: str) -> Figure:
     """
     seeds = len({run.seed for run in runs})
     columns = len(chosen.axes) if chosen.sweep is None else 1
-    lines = math.ceil(len(chosen.curves) / 2)  # of the legend under a sweep
     width, height = 5.2 * columns, 3.4 * len(chosen.metrics) + 0.3
-    if chosen.sweep is not None:
-        width, height = 6.4, height + 0.2 * lines
+    below = columns == 1  # the legend: beside the title there is no room
+    if below:
+        width, height = 6.4, height + 0.2 * math.ceil(len(chosen.curves) / 2)
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(len(chosen.metrics), columns, squeeze=False, sharey="row")
     for row, metric in zip(grid, chosen.metrics, strict=True):
@@ -56,10 +56,10 @@ def draw(chosen: Experiment, runs: Sequence[Trained], *, size: str) -> Figure:
         label = NAMES.get(metric, f"{metric} on test records")
         row[0].set_ylabel(FUNCTIONS[chosen.function].label if chosen.function else label)
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    if chosen.sweep is None:
-        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    else:
+    if below:
         figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=2)
+    else:
+        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     over = f"\n{size}; {seeds} seeds: mean, smallest and largest"
     figure.suptitle(chosen.title + ("" if chosen.function else over), fontsize=10)
     return figure

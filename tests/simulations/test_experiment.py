@@ -18,12 +18,14 @@ from flwr_privacy.simulations.experiment import description as experiments
 from flwr_privacy.simulations.experiment import runs as experiment_runs
 from flwr_privacy.simulations.experiment.claims import Claim, Target, judge
 from flwr_privacy.simulations.experiment.curves import Searched, Trained, diverged
+from flwr_privacy.simulations.experiment.picture import draw
 from flwr_privacy.simulations.experiment.report import Results, replication, save
 from flwr_privacy.simulations.experiment.runs import train
 from flwr_privacy.simulations.experiment.search import chosen
 from flwr_privacy.simulations.jobs import Engine
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.server_app import build_strategy
+from flwr_privacy.simulations.tasks import check_data
 
 INLINE = Engine(name="inline")
 
@@ -99,6 +101,29 @@ def test_the_figures_of_the_mspdq_paper_are_there() -> None:
         claim.id for name in experiments.names() for claim in experiments.experiment(name).claims
     }
     assert claimed >= {"F23-a", "F23-b", "F23-c", "F23-d", "F24-a", "F24-b", "F24-c"}
+
+
+def test_the_figures_of_the_udp_paper_are_there() -> None:
+    figures = {name.removeprefix("udp/") for name in experiments.names()}
+    numbers = ("2", "4", "5", "6", "7", "8", "8b", "10", "11", "12", "13", "14")
+    assert figures >= {f"figure{number}" for number in numbers}
+    claimed = [
+        claim.id.split()[0]
+        for name in experiments.names()
+        for claim in experiments.experiment(name).claims
+    ]
+    assert {*claimed} >= {"F25-a", "F25-b", "F25-c", "F25-d", "F25-e", "Fig8-d", "Fig15"}
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("figure12", {800}), ("figure13", {400, 1200})])
+def test_F27_the_papers_size_of_unlike_clients(name: str, sizes: set[int]) -> None:
+    chosen = experiments.experiment(f"udp/{name}")
+    settings = chosen.settings(chosen.curves[0], seed=0, full=True)
+    assert (settings.clients, settings.per_round) == (50, None)
+    assert {*settings.partition.sizes} >= sizes
+    total = sum(settings.partition.sizes) * 50 // len(settings.partition.sizes)
+    assert total == 40_000
+    assert check_data(chosen.settings(chosen.curves[0], seed=0)) is not None
 
 
 def test_the_papers_size_goes_over_what_the_curves_share(steps: experiments.Experiment) -> None:
@@ -235,6 +260,32 @@ def test_several_runs_at_a_time_give_the_same(
     assert [run.values for run in together] == [run.values for run in alone]
     with pytest.raises(InvalidParameterError, match="--jobs = 2: expected an integer from 1 to 1"):
         train(steps, tmp_path / "ray", seeds=[0], engine=Engine(name="ray"), jobs=2)
+
+
+def test_a_run_that_plans_fewer_rounds_keeps_its_last_model_in_the_picture(
+    steps: experiments.Experiment, tmp_path: Path
+) -> None:
+    runs = []
+    for seed, planned in enumerate(([4, 3], [4, 4, 4])):
+        settings = steps.settings(steps.curves[0], seed=seed).with_values({"rounds": 4})
+        folder = RunFolder.create(tmp_path / str(seed), settings, engine="inline", nodes=3)
+        folder.append({"round": 0, "server": {"loss": 2.0, "accuracy": 0.1}})
+        for number, rounds in enumerate(planned, start=1):
+            scores = {"loss": 1.0 / number, "accuracy": 0.5}
+            own = {"T": rounds, "epsilon": 0.5 * number}
+            folder.append({"round": number, "server": scores, "scheme": own, "bytes_up": 8})
+        runs.append(Trained.of(folder, curve="Large step", seed=seed))
+    assert runs[0].values["planned"] == [4, 4, 3]
+    assert runs[1].values["epsilon"] == [0.0, 0.5, 1.0, 1.5]
+    chosen = replace(steps, curves=steps.curves[:1], claims=[], metrics=["planned", "loss"])
+    planned, loss = draw(chosen, runs, size="small").axes[::2]
+    assert planned.get_ylabel() == "rounds planned"
+    xs, ys = planned.lines[0].get_data()
+    assert (list(xs), list(ys)) == ([0, 1, 2, 3], [4, 4, 3.5, 3.5])
+    assert list(loss.lines[0].get_ydata()) == pytest.approx([2, 1, 0.5, (1 / 2 + 1 / 3) / 2])
+    # One that diverged ends the line where it ends.
+    broken = [replace(runs[0], diverged=True), runs[1]]
+    assert len(draw(chosen, broken, size="small").axes[0].lines[0].get_xdata()) == 3
 
 
 @pytest.mark.parametrize(
@@ -457,6 +508,13 @@ def test_a_sweep_trains_each_setting_once(sweep: experiments.Experiment, tmp_pat
     assert (finding.comparisons[0].first, finding.comparisons[0].second) == (
         "Two rounds @ 0.1",
         "Two rounds @ 0.001",
+    )
+    axes = draw(sweep, runs, size="small").axes[0]
+    assert (axes.get_xlabel(), axes.get_xscale()) == ("step", "log")
+    xs, ys = axes.lines[0].get_data()
+    assert list(xs) == [0.001, 0.1, 1]
+    assert ys[1] == pytest.approx(
+        np.mean([by_place["Two rounds", 0.1, seed].values["loss"][-1] for seed in range(3)])
     )
     picture, numbers = save(results, out)
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -160,10 +160,59 @@ def test_secret_samples_of_the_records_cost_less() -> None:
     sampled, full = UDP(**OPTIONS, sampling_rate=0.1, rounds=20), UDP(**OPTIONS, rounds=20)
     for strategy in (sampled, full):
         run_strategy(strategy, app(), arrays=initial(), num_rounds=1)
-    assert sampled.schedule is not None
-    assert full.schedule is not None
-    assert sampled.schedule.noise_multiplier < 0.5 * full.schedule.noise_multiplier
+    assert sampled.terms is not None
+    assert full.terms is not None
+    assert sampled.terms.noise_multiplier < 0.5 * full.terms.noise_multiplier
     assert sampled.charge("train").sampling == 0.1
     card = sampled.card(final=True)
     assert set(card.verify()) == {"rdp", "pld"}
     assert card.guarantee.accountant == "rdp"
+
+
+def sigmas(**options: Any) -> tuple[UDP, dict[str, float]]:
+    """The noise of each client in a round, and the strategy."""
+    seen: dict[str, float] = {}
+
+    class Watching(UDP):
+        def fold(self, phase: str, mean: Any, reply: Any) -> None:
+            seen[reply.client_id] = reply.metrics()["sigma"]
+            super().fold(phase, mean, reply)
+
+    strategy = Watching(**{**OPTIONS, **options}, rounds=4)
+    run_strategy(strategy, app(), arrays=initial(), num_rounds=1)
+    return strategy, seen
+
+
+def test_the_noise_follows_the_steps() -> None:
+    _, one = sigmas()
+    several, noise = sigmas(local_epochs=2, batch_size=10)
+    assert sorted(noise) == ["0", "1", "2", "3"]
+    for client, records in enumerate(RECORDS):
+        steps = 2 * records // 10
+        share = (1 / 10 + steps - 1) * records
+        assert noise[str(client)] / one[str(client)] == pytest.approx(share, rel=5e-3)
+    assert "sensitivity_unproven" not in several.guarantee().text()
+
+
+def test_an_unproven_sensitivity_is_asked_for_by_name_and_shown() -> None:
+    _, one = sigmas()
+    strategy, noise = sigmas(local_epochs=2, batch_size=10, sensitivity_bound="unproven")
+    for client in noise:
+        assert noise[client] / one[client] == pytest.approx(1, rel=5e-3)
+    assert "sensitivity_unproven" in strategy.guarantee().text()
+
+
+def test_a_convex_sensitivity_is_refused_for_several_outputs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, noise = sigmas(local_epochs=2, sensitivity_bound="convex")
+    assert not noise
+    assert "bound = 'convex': expected 'general' for this model" in caplog.text
+
+
+def test_a_batch_larger_than_the_data_of_a_client_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, noise = sigmas(batch_size=30)
+    assert sorted(noise) == ["1", "2", "3"]
+    assert "batch_size = 30: expected at most the number of records, 20" in caplog.text

@@ -184,7 +184,6 @@ def test_a_clipped_step_of_softmax_regression_drives_weights_apart():
     # Both within what would be allowed with one output: the loss is 1/2-smooth, 4 is 2 / L.
     record = (np.ones(1), 0)
     w = np.array([1.2655, 1.4421, 0.018])
-    v = w + np.array([0.0, 1e-4, 0.0])
     far, near = (
         max(_growth(record, w, v, clipping_norm) for w, v in _pairs(w))
         for clipping_norm in (0.5, 9)
