@@ -12,6 +12,7 @@ from flwr_privacy import __version__
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, check_choice
 from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
 from flwr_privacy.simulations.jobs import DEFAULT_CLIENTS, Engine, carry_out, next_folder
+from flwr_privacy.simulations.progress import planned_rounds
 from flwr_privacy.simulations.ray_engine import RayResources
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.settings import (
@@ -164,6 +165,8 @@ def run(
         if folder.checkpoint_path.exists():
             typer.echo(f"interrupted; to go on: flwr-privacy run --resume {folder.path}", err=True)
         raise
+    if plans := planned_rounds(folder.rounds()):
+        typer.echo(f"rounds planned: {plans}")
     typer.echo(f"run: {folder.path}")
 
 
@@ -251,25 +254,27 @@ def calibrate(
 
 @app.command(epilog=EXIT_CODES)
 def attack(
-    scheme: Annotated[str, typer.Argument(help="What to attack: secure-sum, mspdq.")],
+    scheme: Annotated[str, typer.Argument(help="What to attack: secure-sum, mspdq, udp.")],
     task: Annotated[
         str | None,
         typer.Option(
             help="Task of secure-sum: digits-linear (default), digits-mlp, mnist-mlp; of mspdq: "
-            "digits-lenet (default), mnist-lenet."
+            "digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), digits-linear."
         ),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Clients of the round; by default 20, of mspdq 6.")
+        int | None, typer.Option(help="Clients; by default 20, of mspdq 6, of udp 2.")
     ] = None,
-    records: Annotated[int, typer.Option(help="Records of each client.")] = 1,
+    records: Annotated[
+        int | None, typer.Option(help="Records of each client; by default 1, of udp 50.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Root of the draws, the schemes' own excepted.")] = 0,
     data_root: Annotated[
         Path | None, typer.Option(help="Folder with the data sets that no library brings.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
 ) -> None:
-    """Run a round, and show what of the clients' records a server finds in its view of it."""
+    """Show what of the clients' records a server finds in its view of a round or a training."""
     from rich.console import Console
 
     from flwr_privacy.simulations.attack import ATTACKS

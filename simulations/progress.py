@@ -1,7 +1,7 @@
 """What a user sees of a run while it goes on: a live panel, or plain lines where nobody watches."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from flwr_privacy.simulations.runs import score
 
-__all__ = ["Progress", "format_bytes", "format_seconds"]
+__all__ = ["Progress", "format_bytes", "format_seconds", "planned_rounds"]
 
 REFRESH_PER_SECOND = 4
 
@@ -86,7 +86,7 @@ class Progress:
             self._first = (line["round"], self._seconds)
         self._round = int(line["round"])
         # A scheme may plan anew how many there will be.
-        planned = int((line.get("scheme") or {}).get("T", self.rounds))
+        planned = int(_scheme(line).get("T", self.rounds))
         self.rounds = max(planned, self._round)
         self._updated = time.monotonic()
         self._bytes[self._round] = line.get("bytes_down", 0) + line.get("bytes_up", 0)
@@ -128,6 +128,31 @@ class Progress:
             Text(f"round {self._round or 0}/{self.rounds}"),
         )
         return Group(head, Text("  " + " · ".join(self._facts()), style="dim"))
+
+
+def planned_rounds(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a scheme that plans its rounds anew has planned; empty for the others.
+
+    Examples
+    --------
+    >>> history = [{"round": 0, "rounds": 200}, {"round": 1, "rounds": 200, "scheme": {"T": 200}}]
+    >>> planned_rounds([*history, {"round": 2, "rounds": 200, "scheme": {"T": 179}}])
+    '200, 179 after round 2'
+    """
+    planned = [(line["round"], line["scheme"]["T"]) for line in lines if "T" in _scheme(line)]
+    if not planned:
+        return ""
+    changes = [f"{lines[0]['rounds']:.0f}"]
+    last = lines[0]["rounds"]
+    for server_round, T in planned:
+        if last != T:
+            changes.append(f"{T:.0f} after round {server_round}")
+        last = T
+    return ", ".join(changes)
+
+
+def _scheme(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    return line.get("scheme") or {}
 
 
 def format_bytes(count: float) -> str:

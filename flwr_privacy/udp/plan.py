@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, check_integer, check_number
 from flwr_privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.updates import SMALLEST_NORM
 
 from .pace import Pace, pace_of
 from .schedule import NONE, Schedule
@@ -79,6 +80,8 @@ class Wish:
     lei_end: float = 0.5
 
     def __post_init__(self) -> None:
+        check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
+        check_number("learning_rate", self.learning_rate, minimum=math.ulp(0.0))
         check_integer("max_records", self.max_records, minimum=1, maximum=2**30)
         if self.grid_bits is not None:
             check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)

@@ -19,7 +19,7 @@ class Attack(Protocol):
         *,
         task: str | None,
         clients: int | None,
-        records: int,
+        records: int | None,
         seed: int,
         data_root: Path | None,
         out: Path,

@@ -4,6 +4,7 @@ Every place in the clients' data is one of two records, by a coin; the attack ge
 which the real strategy and clients trained, and says which of the records were in the training.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn import functional
 
 from flwr_privacy.arrays import Arrays
@@ -141,7 +143,16 @@ def infer(
         RECORD_UNIT, clipping_norm=1.0, learning_rate=_STEP, records=records
     )
     known = [
-        confidences(imitate(start, parts(first), rounds, sigma, stream(seed, "shadow", place)))
+        confidences(
+            imitate(
+                start,
+                parts(first),
+                rounds,
+                learning_rate=_STEP,
+                sigma=sigma,
+                draws=stream(seed, "shadow", place),
+            )
+        )
         for place, first in enumerate(order)
     ]
     members = np.concatenate([coins, ~coins])

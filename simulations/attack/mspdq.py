@@ -56,7 +56,7 @@ def report(
     *,
     task: str | None,
     clients: int | None,
-    records: int,
+    records: int | None,
     seed: int,
     data_root: Path | None,
     out: Path,
@@ -69,8 +69,8 @@ def report(
         One of `TASKS`, by default the first.
     clients : int, optional
         Clients of the round, by default 6.
-    records : int
-        Records of each.
+    records : int, optional
+        Records of each, by default 1.
     seed : int
         Root of the draws; splits, rounding and masks excepted, which are secret.
     data_root : Path, optional
@@ -86,7 +86,7 @@ def report(
     scene = scene_of(
         task or next(iter(TASKS)),
         clients=_CLIENTS if clients is None else clients,
-        records=records,
+        records=records or 1,
         seed=seed,
         data_root=data_root,
     )
@@ -104,7 +104,7 @@ def report(
                 _rows(scene, images),
                 out / f"mspdq-{scene.task.name}.png",
                 title="below each image: mean squared error, of pixels from 0 to 1",
-                step=records,
+                step=records or 1,
             ),
             _draw_curves(views, out / f"mspdq-{scene.task.name}-steps.png"),
         ],
@@ -119,7 +119,7 @@ def scene_of(
     return Scene.of(
         TASKS[check_choice("task", task, TASKS)],
         clients=clients,
-        records=records,
+        records=records or 1,
         seed=seed,
         data_root=data_root,
         candidates=clients * records,

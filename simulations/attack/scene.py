@@ -26,7 +26,7 @@ from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.wire import RECORD, Fields, Header
 
-__all__ = ["Exchange", "Report", "Scene", "listen"]
+__all__ = ["Exchange", "Report", "Scene", "listen", "quiet"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,7 +183,7 @@ def listen(
     start = ArrayRecord({name: Array(array) for name, array in scene.start.items()})
     grid = _ListeningGrid(_client_app(scene, client), clients)
     try:
-        with _quiet(), acting_as_server(grid.run_id):
+        with quiet(), acting_as_server(grid.run_id):
             model = strategy.start(grid, start, num_rounds=1).arrays
     finally:
         grid.close()
@@ -271,7 +271,7 @@ def _arrays(record: ArrayRecord) -> dict[str, NDArray[Any]]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the rounds' log from between the results."""
     logger = logging.getLogger("flwr")
     before = logger.level

@@ -51,7 +51,7 @@ def report(
     *,
     task: str | None,
     clients: int | None,
-    records: int,
+    records: int | None,
     seed: int,
     data_root: Path | None,
     out: Path,
@@ -64,8 +64,8 @@ def report(
         One of `TASKS`, by default the first.
     clients : int, optional
         Clients of the round, by default 20.
-    records : int
-        Records of each.
+    records : int, optional
+        Records of each, by default 1.
     seed : int
         Root of the draws, masks excepted.
     data_root : Path, optional
@@ -81,7 +81,7 @@ def report(
     scene = scene_of(
         task or TASKS[0],
         clients=DEFAULT_CLIENTS if clients is None else clients,
-        records=records,
+        records=records or 1,
         seed=seed,
         data_root=data_root,
     )
@@ -90,7 +90,7 @@ def report(
         _rows(scene, findings),
         out / f"secure-sum-{scene.task.name}.png",
         title="below each image: similarity to the record",
-        step=records,
+        step=records or 1,
     )
     return Report(
         tables=[_table(scene, findings)],

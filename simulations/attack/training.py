@@ -19,7 +19,7 @@ from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP
 from flwr_privacy.udp import NONE, RECORD_UNIT
 
-from .scene import _quiet
+from .scene import quiet
 
 __all__ = [
     "DELTA",
@@ -57,6 +57,7 @@ def everybody(clients: int, step: float = 1.0) -> dict[str, Any]:
 
 
 def epsilon_spent(strategy: UDP) -> float:
+    """Return the epsilon of the client that spent most; infinity where there is no noise."""
     spent = strategy.card(final=True).guarantee.spent
     return spent or math.inf
 
@@ -85,7 +86,7 @@ def train_inline(
             reply_to=message,
         )
 
-    with closing(InlineGrid(app, len(data))) as grid, _quiet(), acting_as_server(grid.run_id):
+    with closing(InlineGrid(app, len(data))) as grid, quiet(), acting_as_server(grid.run_id):
         result = strategy.start(grid, _record(get_arrays(network())), num_rounds=rounds)
     return {name: array.numpy() for name, array in result.arrays.items()}
 
@@ -94,11 +95,12 @@ def imitate(
     start: Callable[[], nn.Module],
     data: Sequence[Records],
     rounds: int,
-    sigma: float,
+    *,
     learning_rate: float,
+    sigma: float,
     draws: np.random.Generator,
 ) -> dict[str, NDArray[Any]]:
-    """Train as the clients of `infer` do, without an engine, with noise of a standard deviation."""
+    """Train as the clients do, without an engine, with noise of a standard deviation."""
     model = start()
     arrays = get_arrays(model)
     for _ in range(rounds):

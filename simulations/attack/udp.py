@@ -56,7 +56,7 @@ def report(
     *,
     task: str | None,
     clients: int | None,
-    records: int,
+    records: int | None,
     seed: int,
     data_root: Path | None,
     out: Path,
@@ -69,8 +69,8 @@ def report(
         What the membership attack trains: one of `TASKS`, by default the first.
     clients : int, optional
         Clients of each training, by default 2.
-    records : int
-        Records of each client in the membership attack; 1 stands for 50.
+    records : int, optional
+        Records of each client in the membership attack, by default 50.
     seed : int
         Root of the draws, noise excepted.
     data_root : Path, optional
@@ -99,7 +99,7 @@ def report(
             task=name,
             seed=seed,
             clients=count,
-            records=RECORDS if records == 1 else records,
+            records=RECORDS if records is None else records,
             data_root=data_root,
         )
         for epsilon in (None, _MEMBERSHIP_EPSILON)

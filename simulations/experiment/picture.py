@@ -18,6 +18,7 @@ from flwr_privacy.simulations.figures import LOG_SPAN, Style
 __all__ = ["draw"]
 
 AXES = {"rounds": "learning rounds", "bits": "uplink bits per model value and drawn client"}
+WIDE = 10.0  # factor between last values from which on an axis is logarithmic
 TICKS = 12  # values of a setting that are marked on its axis
 NAMES = {"planned": "rounds planned", "rounds": "rounds taken"}
 
@@ -49,7 +50,7 @@ def draw(chosen: Experiment, runs: Sequence[Trained], *, size: str) -> Figure:
         else:
             _over_setting(row[0], chosen, runs, chosen.sweep, metric)
         if metric in ("loss", "value"):
-            _log_where_wide(row[0])
+            _log_where_wide(row[0], LOG_SPAN if chosen.sweep is None else WIDE)
         for axes in row:
             axes.grid(visible=True, alpha=0.2)
             axes.autoscale_view()
@@ -138,8 +139,8 @@ def _line(axes: Axes, runs: Sequence[Trained], x: str, metric: str, style: Style
     axes.fill_between(xs, low, high, color=style.colour, alpha=0.15, linewidth=0)
 
 
-def _log_where_wide(axes: Axes) -> None:
+def _log_where_wide(axes: Axes, span: float) -> None:
     # A loss that explodes would leave no room for the others.
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
-    if values.size and values.min() > 0 and values.max() / values.min() >= LOG_SPAN:
+    if values.size and values.min() > 0 and values.max() / values.min() >= span:
         axes.set_yscale("log")

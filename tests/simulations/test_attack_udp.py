@@ -14,7 +14,8 @@ import pytest
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.attack import ATTACKS, udp
-from flwr_privacy.simulations.attack.udp import Audited, Inferred, WeakNoiseUDPClient, audit, infer
+from flwr_privacy.simulations.attack.canaries import BROKEN, Audited, WeakNoiseUDPClient, audit
+from flwr_privacy.simulations.attack.membership import Inferred, infer
 from flwr_privacy.udp import Schedule
 
 ROUNDS = 3  # the scores have the same law for any number of rounds
@@ -48,7 +49,7 @@ def test_the_server_reads_the_coins_in_the_noise_that_was_added(
     schedule = Schedule(noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=ROUNDS, q=1.0)
     # The sensitivity is that of a canary turned: 2 in the unit of the scores.
     sigma = 2 * schedule.noise_multiplier / math.sqrt(ROUNDS)
-    sigma /= udp.BROKEN if kind == "broken" else 1
+    sigma /= BROKEN if kind == "broken" else 1
     noise = found.scores - np.where(found.coins, 1, -1)
     size = noise.size
     assert abs(noise.mean()) < 6 * sigma / math.sqrt(size)

@@ -639,6 +639,15 @@ def test_a_search_is_judged_by_the_other_seeds() -> None:
     assert {run.searched.value for run in chosen(broken, delta=1e-3) if run.searched} == {1, 2}
 
 
+@pytest.mark.parametrize(("worst", "scale"), [(0.9, "linear"), (1.1, "log")])
+def test_losses_over_a_setting_that_lie_far_apart_are_on_a_log_axis(
+    sweep: experiments.Experiment, worst: float, scale: str
+) -> None:
+    rows = {0.001: [worst] * 3, 0.1: [0.1] * 3, 1.0: [0.2] * 3}
+    runs = [*swept("Two rounds", rows), *swept("Best", rows)]
+    assert draw(sweep, runs, size="small").axes[0].get_yscale() == scale
+
+
 def test_the_cost_of_a_search_is_that_of_all_of_its_runs(
     sweep: experiments.Experiment, tmp_path: Path
 ) -> None:
