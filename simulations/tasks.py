@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from flwr_privacy.clients.per_record import current_cap, current_plan
 from flwr_privacy.clients.torch import (
+    Loss,
     cnn,
     evaluate,
     evaluate_per_record,
@@ -30,7 +31,7 @@ from flwr_privacy.identity import derive_seed
 from .data import Dataset, load
 from .partition import Description, describe, partition
 from .settings import PartitionSettings, Settings, TrainingSettings
-from .svm import LinearSVM, Loss, evaluate_by, hinge, train_by
+from .svm import LinearSVM, hinge
 
 __all__ = [
     "TASKS",
@@ -298,8 +299,7 @@ def train_client(
         train_per_record(model, features, labels, loss=task.loss)
         return get_arrays(model), len(labels), {}
     training = settings.training
-    by_loss = train if task.loss is functional.cross_entropy else partial(train_by, task.loss)
-    loss = by_loss(
+    loss = train(
         model,
         features,
         labels,
@@ -307,6 +307,7 @@ def train_client(
         batch_size=training.batch_size,
         learning_rate=training.learning_rate / (1 + training.decay * (server_round - 1)),
         seed=seed,
+        loss=task.loss,
     )
     return get_arrays(model), len(labels), {"loss": loss}
 
@@ -368,10 +369,7 @@ def _evaluated(
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
 ) -> dict[str, float]:
-    model = _model(task, arrays)
-    if task.loss is functional.cross_entropy:
-        return evaluate(model, features, labels)
-    return evaluate_by(task.loss, model, features, labels)
+    return evaluate(_model(task, arrays), features, labels, loss=task.loss)
 
 
 def _order(name: str, records: int, seed: int) -> NDArray[np.int64]:

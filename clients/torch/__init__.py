@@ -2,9 +2,10 @@
 
 from .models import cnn, linear, mlp
 from .per_record import evaluate_per_record, train_per_record
-from .training import allotted_device, evaluate, get_arrays, initialise, set_arrays, train
+from .training import Loss, allotted_device, evaluate, get_arrays, initialise, set_arrays, train
 
 __all__ = [
+    "Loss",
     "allotted_device",
     "cnn",
     "evaluate",

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +30,13 @@ from torch.nn import functional
 
 from flwr_privacy.errors import InvalidParameterError
 
-__all__ = ["Gradients", "Loss", "RecordGradients", "record_losses"]
+from .training import Loss
+
+__all__ = ["Gradients", "RecordGradients", "record_losses"]
 
 _BLOCK = 64  # records
 _LARGEST_INPUT = 2.0**20  # in a product in float32
 _FAST_MATH = ("DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE")  # of oneDNN, on ARM
-
-Loss = Callable[[Any, Tensor], Tensor]
-"""From the model's output for a batch of one record, and the batch of its label, to the loss."""
 
 _Tap = Callable[[str, nn.Linear, Tensor, Tensor], Tensor]
 """From the name of a layer, the layer, its input and output to what goes on as its output."""

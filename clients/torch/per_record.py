@@ -31,8 +31,8 @@ from flwr_privacy.clients.per_record import (
 )
 from flwr_privacy.errors import DataError, InvalidParameterError, check_integer
 
-from .gradients import Loss, RecordGradients, record_losses
-from .training import _check_records, _one_thread, allotted_device
+from .gradients import RecordGradients, record_losses
+from .training import Loss, _check_records, _one_thread, allotted_device
 
 __all__ = ["evaluate_per_record", "train_per_record"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_privacy.errors import (
@@ -22,9 +22,12 @@ from flwr_privacy.errors import (
     check_number,
 )
 
-__all__ = ["allotted_device", "evaluate", "get_arrays", "initialise", "set_arrays", "train"]
+__all__ = ["Loss", "allotted_device", "evaluate", "get_arrays", "initialise", "set_arrays", "train"]
 
 Arrays = dict[str, NDArray[Any]]
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""From the model's output for a batch and the batch of its labels to the (mean) loss."""
 
 
 def allotted_device() -> str:
@@ -102,9 +105,10 @@ def train(
     batch_size: int = 32,
     learning_rate: float = 0.1,
     seed: int,
+    loss: Loss = functional.cross_entropy,
     device: str | None = None,
 ) -> float:
-    """Train `model` in place by stochastic gradient descent on the cross entropy.
+    """Train `model` in place by stochastic gradient descent.
 
     Parameters
     ----------
@@ -123,6 +127,8 @@ def train(
     seed : int
         Seed of the orders. A model whose layers draw numbers themselves (dropout) takes those
         from torch's global generator.
+    loss : callable, default cross entropy of logits
+        From the model's output for a batch and its labels to their mean loss.
     device : str, optional
         By default `allotted_device`.
 
@@ -154,14 +160,14 @@ def train(
         for _ in range(epochs):
             order = torch.randperm(len(labels), generator=generator).to(device)
             for batch in torch.split(order, batch_size):
-                loss = functional.cross_entropy(model(inputs[batch]), targets[batch])
-                loss.backward()  # type: ignore[no-untyped-call]
+                value = loss(model(inputs[batch]), targets[batch])
+                value.backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     for parameter in parameters:
                         if parameter.grad is not None:
                             parameter.add_(parameter.grad, alpha=-learning_rate)
                             parameter.grad = None
-                total += loss.detach() * len(batch)
+                total += value.detach() * len(batch)
     return float(total) / (epochs * len(labels))
 
 
@@ -171,9 +177,10 @@ def evaluate(
     labels: NDArray[np.int64],
     *,
     batch_size: int = 1024,
+    loss: Loss = functional.cross_entropy,
     device: str | None = None,
 ) -> dict[str, float]:
-    """Return the mean cross entropy (``loss``) and the share of hits (``accuracy``).
+    """Return the mean ``loss`` and the share of hits (``accuracy``), the largest logit winning.
 
     Parameters
     ----------
@@ -185,6 +192,8 @@ def evaluate(
         Their classes.
     batch_size : int, default 1024
         Records at a time; it bounds the memory.
+    loss : callable, default cross entropy of logits
+        From the model's output for a batch and its labels to their mean loss.
     device : str, optional
         By default `allotted_device`.
 
@@ -197,15 +206,15 @@ def evaluate(
     _check_records(features, labels)
     device = device or allotted_device()
     model.to(device).eval()
-    loss, hits = 0.0, 0
+    total, hits = 0.0, 0
     with _one_thread(), torch.no_grad():
         for start in range(0, len(labels), batch_size):
             batch = slice(start, start + batch_size)
             logits = model(torch.tensor(features[batch], device=device))
             targets = torch.tensor(labels[batch], device=device)
-            loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
+            total += float(loss(logits, targets)) * len(targets)
             hits += int((logits.argmax(dim=1) == targets).sum())
-    return {"loss": loss / len(labels), "accuracy": hits / len(labels)}
+    return {"loss": total / len(labels), "accuracy": hits / len(labels)}
 
 
 def _check_records(features: NDArray[np.float32], labels: NDArray[np.int64]) -> None:

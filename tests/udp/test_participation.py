@@ -1,0 +1,229 @@
+"""Who takes part: each client drawn by itself, and in secret."""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from apps import message_app, run_strategy, same
+from conformance import Killed
+from flwr.clientapp import ClientApp
+
+from flwr_privacy.accounting import Charge, spent
+from flwr_privacy.card import PrivacyCard
+from flwr_privacy.clients import UDPClient, as_mod
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.ledger import Ledger
+from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies.draws import each_by_itself
+
+SECRET: dict[str, Any] = {
+    "noise": "pld_secret",
+    "participants": "secret",
+    "client_sampling": "poisson",
+}
+
+
+def app() -> ClientApp:
+    return message_app([as_mod(UDPClient)])
+
+
+def asked(strategy: UDP, state: Path, clients: int) -> dict[int, set[str]]:
+    """Return who released something in each round, by the ledgers."""
+    rounds: dict[int, set[str]] = {}
+    for i in range(clients):
+        for entry in Ledger(state / f"{i}.ledger", data_set=str(i)).entries():
+            rounds.setdefault(entry.question.server_round, set()).add(str(i))
+    return rounds
+
+
+def test_each_client_is_drawn_by_itself_with_its_probability() -> None:
+    clients, rounds, q = 200, 300, 0.3
+    names = [str(i) for i in range(clients)]
+    drawn = np.zeros((rounds, clients))
+    for t in range(rounds):
+        taken = each_by_itself({7: names}, q=q, secret=b"secret", server_round=t)
+        drawn[t, [int(name) for name in taken.get(7, [])]] = 1
+    variance = q * (1 - q)
+    assert abs(drawn.mean() - q) < 5 * math.sqrt(variance / drawn.size)
+    for axis, count in ((0, rounds), (1, clients)):
+        sums = drawn.sum(axis=axis)
+        assert np.abs(sums - q * count).max() < 5 * math.sqrt(count * variance)
+        # The number per round (and per client) is binomial: it is not fixed.
+        assert abs(sums.var() / (count * variance) - 1) < 5 * math.sqrt(2 / sums.size)
+    centred = drawn - q
+    for one, other in ((centred[1:], centred[:-1]), (centred[:, 1:], centred[:, :-1])):
+        assert abs((one * other).mean()) < 5 * variance / math.sqrt(one.size)
+
+
+def test_a_draw_follows_from_secret_round_and_name_alone() -> None:
+    names = [str(i) for i in range(100)]
+
+    def draw(nodes: int, **changes: Any) -> set[str]:
+        assigned = {n: names[n::nodes] for n in range(nodes)}
+        options = {"q": 0.5, "secret": b"a", "server_round": 3, **changes}
+        drawn = each_by_itself(assigned, **options)
+        assert all(drawn.values())  # no node without a client
+        return {name for some in drawn.values() for name in some}
+
+    one = draw(1)
+    assert one == draw(7) == draw(100)
+    assert one != draw(1, secret=b"b")
+    assert one != draw(1, server_round=4)
+    assert draw(1, q=0.2) < one < draw(1, q=0.8)
+    assert draw(3, q=1.0) == set(names)
+
+
+def test_a_poisson_sample_does_not_depend_on_the_number_of_nodes(tmp_path: Path) -> None:
+    results = []
+    for nodes in (1, 3):
+        strategy = UDP(
+            client_sampling="poisson",
+            fraction_train=0.4,
+            clients=12,
+            min_available_nodes=1,
+            min_train_nodes=1,
+            seed=4,
+            experiment_id="e",
+        )
+        results.append(run_strategy(strategy, app(), nodes=nodes, num_rounds=8, insecure_seed=1))
+    one, other = results
+    assert same(one.arrays, other.arrays)
+    counts = [line["asked"] for line in one.history[1:]]
+    assert counts == [line["asked"] for line in other.history[1:]]
+    assert len(set(counts)) > 1  # not a fixed number
+    q = 4 / 12  # floor(0.4 * 12) of 12
+    assert abs(sum(counts) - 96 * q) < 5 * math.sqrt(96 * q * (1 - q))
+    assert one.guarantee.spent <= 8.0 * (1 + 1e-9)
+
+
+def test_a_round_in_which_nobody_is_drawn_is_skipped_and_costs_nothing(tmp_path: Path) -> None:
+    strategy = UDP(client_sampling="poisson", fraction_train=0.25, min_train_nodes=1, seed=1)
+    result = run_strategy(strategy, app(), num_rounds=12, state=tmp_path)
+    empty = [line["round"] for line in result.history[1:] if line["asked"] == 0]
+    assert empty
+    assert all(result.history[r]["skipped"] for r in empty)
+    ledgers = asked(strategy, tmp_path, 4)
+    assert {r.server_round: set(r.clients) for r in strategy.releases} == ledgers
+    assert not set(empty) & set(ledgers)
+    assert strategy.card(final=True).verify()
+    assert result.guarantee.spent <= 8.0 * (1 + 1e-9)
+
+
+def test_where_participants_are_secret_the_card_charges_everybody_a_sample(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("state", "run"):
+        (tmp_path / name).mkdir()
+    sample = {"clients": 12, "fraction_train": 0.25, "min_train_nodes": 1}
+    strategy = UDP(**SECRET, **sample, seed=1, run_dir=tmp_path / "run")
+    with caplog.at_level(logging.INFO, "flwr.privacy"):
+        result = run_strategy(strategy, app(), nodes=2, num_rounds=4, state=tmp_path / "state")
+    text = (tmp_path / "run" / "privacy-card.json").read_text()
+    card = PrivacyCard.from_json(text)
+    everybody = tuple(sorted(str(i) for i in range(12)))
+    assert [release.clients for release in card.releases] == [everybody] * 4
+    assert {release.charge.sampling for release in card.releases} == {0.25}
+    promise = card.guarantee
+    assert promise.epsilon == 8.0
+    assert promise.accountant == "pld"
+    assert "not the server" in promise.adversary
+    own = [
+        [entry.charge for entry in Ledger(path, data_set=path.stem).entries()]
+        for path in sorted((tmp_path / "state").glob("*.ledger"))
+    ]
+    assert any(len(charges) < 4 for charges in own)
+    server = [text for text in promise.not_protected if "against the server" in text]
+    assert len(server) == 1
+    stated = float(server[0].split("epsilon ")[1].split()[0])
+    assert stated > 8.0
+    for charges in own:  # against the server, which sees it, a client counts in full
+        assert all(charge.sampling == 1 for charge in charges)
+        assert spent(charges, delta=1e-5) <= stated * 1.001
+    for word in (text, caplog.text, repr(strategy), repr(result)):
+        assert strategy._secret.hex() not in word
+    card.verify()
+    assert 8.0 * 0.99 < promise.spent <= 8.0 * (1 + 1e-6)
+
+
+def test_secret_draws_do_not_follow_from_the_seed_and_open_ones_do(tmp_path: Path) -> None:
+    def draws(name: str, **options: Any) -> dict[int, set[str]]:
+        (tmp_path / name).mkdir()
+        strategy = UDP(
+            **options, fraction_train=0.5, seed=1, experiment_id="e", rounds=4, clients=30
+        )
+        engine = {"nodes": 2, "state": tmp_path / name}
+        run_strategy(strategy, app(), num_rounds=1, **engine)
+        return asked(strategy, tmp_path / name, 30)
+
+    assert draws("a", **SECRET) != draws("b", **SECRET)
+    assert draws("c", client_sampling="poisson") == draws("d", client_sampling="poisson")
+
+
+def test_a_resumed_training_draws_the_same_clients_in_secret(tmp_path: Path) -> None:
+    for name in ("state", "run"):
+        (tmp_path / name).mkdir()
+    options = {**SECRET, "fraction_train": 0.5, "seed": 1, "experiment_id": "e", "clients": 12}
+
+    class Dying(UDP):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            if server_round == 3:
+                list(replies)
+                raise Killed
+            return super().aggregate_train(server_round, replies)
+
+    run: dict[str, Any] = {"nodes": 2, "num_rounds": 4, "state": tmp_path / "state"}
+    with pytest.raises(Killed):
+        run_strategy(Dying(**options, run_dir=tmp_path / "run"), app(), **run)
+    before = asked(UDP(), tmp_path / "state", 12)
+    strategy = UDP(**options, run_dir=tmp_path / "run", resume=True)
+    result = run_strategy(strategy, app(), **run)
+    after = asked(strategy, tmp_path / "state", 12)
+    assert {r: after[r] for r in (1, 2, 3)} == before
+    for i in range(12):
+        entries = Ledger(tmp_path / "state" / f"{i}.ledger", data_set=str(i)).entries()
+        assert len({entry.question for entry in entries}) == len(entries)  # nobody twice
+    assert [release.server_round for release in strategy.releases] == [1, 2, 3, 4]
+    assert all(len(release.clients) == 12 for release in strategy.releases)
+    assert result.guarantee.spent == strategy.card().epsilon("pld")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"client_sampling": "all"}, "client_sampling = 'all'"),
+        ({"participants": "nobody"}, "participants = 'nobody'"),
+        ({"noise": "pld_secret"}, "noise = 'pld_secret': expected another one"),
+        ({"noise": "pld_secret", "participants": "secret"}, "client_sampling='poisson'"),
+        ({"noise": "pld_secret", "client_sampling": "poisson"}, "participants='secret'"),
+        (
+            {"participants": "secret", "client_sampling": "poisson"},
+            "participants = 'secret': expected 'visible' with noise 'gdp_fixed'",
+        ),
+        ({"participants": "secret", "noise": "gdp"}, "participants = 'secret'"),
+        ({**SECRET, "crd": True, "validation_fn": lambda *_: 0.0}, "with crd or lei"),
+        ({**SECRET, "crd": True, "v_source": "clients"}, "pld_secret"),
+        ({**SECRET, "lei": "exhaust"}, "with crd or lei"),
+        ({**SECRET, "secure_sum": SecureSum()}, "or a secure sum"),
+        ({**SECRET, "epsilon": {"a": 1.0}}, "budgets of each client"),
+        ({**SECRET, "unit": "record", "learning_rate": 1.0, "sampling_rate": 0.5}, "sampling_rate"),
+        ({"client_sampling": "poisson", "secure_sum": SecureSum()}, "client_sampling = 'poisson'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidParameterError) as error:
+        UDP(**options)
+    assert text in str(error.value)
+
+
+def test_with_everybody_in_every_round_a_secret_sample_gains_nothing() -> None:
+    strategy = UDP(**SECRET, epsilon=4.0, seed=1)
+    result = run_strategy(strategy, app(), num_rounds=2)
+    assert [line["folded"] for line in result.history[1:]] == [4, 4]
+    charge = strategy.releases[0].charge
+    assert charge.sampling == 1.0
+    exact = spent([Charge(noise_multiplier=charge.noise_multiplier, count=2)], delta=1e-5)
+    assert 4.0 * 0.998 < exact <= 4.0
