@@ -17,7 +17,12 @@ from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.documents import dumps, loads
-from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
+from flwr_privacy.errors import (
+    DataError,
+    DeclinedError,
+    InvalidParameterError,
+    ProtocolError,
+)
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.noise import discrete_gaussian, discretisation_gap
@@ -130,7 +135,7 @@ class UDPClient(SchemeClient):
 
             return noised
 
-        return _once(release, prepare)
+        return _once(release, terms, prepare)
 
     def judge(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
         """Answer with the clipped, noised loss of a model.
@@ -168,7 +173,7 @@ class UDPClient(SchemeClient):
 
             return noised
 
-        answer: dict[str, Any] = _once(release, prepare)[1][METRICS]
+        answer: dict[str, Any] = _once(release, terms, prepare)[1][METRICS]
         return answer
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
@@ -202,38 +207,53 @@ class UDPClient(SchemeClient):
 
 
 def _once(
-    release: PlannedRelease, prepare: Callable[[], Callable[[SecureRandom], _Answer]]
+    release: PlannedRelease,
+    terms: Terms | LossTerms,
+    prepare: Callable[[], Callable[[SecureRandom], _Answer]],
 ) -> _Answer:
     """Answer a question: with the kept answer, or with a new one that is charged and kept.
 
     `prepare` does everything but the noise; what it returns adds the noise.
     """
+    asked = records.write(terms)
     custody, question = release.custody, release.question
     entries = custody.ledger.entries()
-    if (kept := _kept(custody, question, entries)) is not None:
+    if (kept := _kept(custody, question, asked, entries)) is not None:
         return kept
     release.check_affordable(entries)
     noised = prepare()
     with custody.ledger.locked() as book:
         # Another message with the same question may have been answered meanwhile.
-        if (kept := _kept(custody, question, book.entries)) is not None:
+        if (kept := _kept(custody, question, asked, book.entries)) is not None:
             return kept
         release.check_affordable(book.entries)
         book.charge(release.entry())
         out, own = noised(custody.random(question, "noise"))
         _mark_insecure(custody, own)
-        custody.replies.keep(question, dumps({"arrays": out, "fields": own}))
+        custody.replies.keep(question, dumps({"arrays": out, "fields": own, "asked": asked}))
     return out, own
 
 
-def _kept(custody: Custody, question: Question, entries: Sequence[Entry]) -> _Answer | None:
-    """Return the kept reply to a question; one that was never charged must not leave."""
+def _kept(
+    custody: Custody, question: Question, asked: Fields, entries: Sequence[Entry]
+) -> _Answer | None:
+    """Return the kept reply to a question; one that was never charged must not leave.
+
+    Raises
+    ------
+    DeclinedError
+        If the same question was asked with other terms: the codes mean something else then.
+    """
     if all(entry.question != question for entry in entries):
         return None
     kept = custody.replies.find(question)
     if kept is None:
         return None
     state = loads(kept)
+    if state["asked"] != asked:
+        raise DeclinedError(
+            f"the question of round {question.server_round} was answered before, with other terms"
+        )
     return state["arrays"], state["fields"]
 
 
@@ -314,8 +334,8 @@ def _judged(terms: LossTerms, start: Arrays, evaluate: Evaluate) -> tuple[float,
         return request.loss.mean, request.loss.records, request.loss.sensitivity()
     metrics = evaluate()
     losses = [metrics[name] for name in _LOSSES if name in metrics]
-    if not losses:
-        raise ProtocolError(f"the evaluation returned no loss: none of {_LOSSES} is there")
+    if not losses or not isinstance(losses[0], int | float):
+        raise ProtocolError(f"the evaluation returned no loss: a number as one of {_LOSSES}")
     if not math.isfinite(losses[0]):
         raise DataError("the loss of the model is not finite")
     # The number of records is a secret here: everybody weighs the same.

@@ -304,8 +304,14 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         return set(book.released())
 
-    def accountant(self) -> str:
-        """Return the name of the accountant that adds the releases up."""
+    def accountant(self, *, final: bool = False) -> str:
+        """Return the name of the accountant that adds the releases up.
+
+        Parameters
+        ----------
+        final : bool, default False
+            Whether it may take seconds.
+        """
         return fitting(release.charge for release in self.releases)
 
     def stop(self) -> str:
@@ -380,6 +386,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             )
             self._sums.load_state(self._promised_before)
         self.setup(grid)
+        card: PrivacyCard | None = None
         for server_round in range(first_round, num_rounds + 1):
             line: dict[str, Any] = {"round": server_round, "rounds": num_rounds}
             if server_round > 0 and (reason := self.stop()):
@@ -409,7 +416,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 secure_sum=self._sums.state() if self._sums else {},
                 card=card,
             )
-        return self.experiment.result(arrays, self.card().guarantee)
+        return self.experiment.result(arrays, (card or self.card(final=True)).guarantee)
 
     def card(self, *, final: bool = False) -> PrivacyCard:
         """Return the promise, every charge so far, and what they come to.
@@ -424,7 +431,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         )
         if card.guarantee.delta is None:
             return card
-        accountant = self.accountant()
+        accountant = self.accountant(final=final)
         if final:
             card.state()
         else:

@@ -24,6 +24,7 @@ from flwr_privacy.errors import (
     ProtocolError,
     check_choice,
     check_integer,
+    check_number,
 )
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean
 from flwr_privacy.guarantee import Guarantee
@@ -225,7 +226,8 @@ class UDP(SchemeStrategy):
         self._rounds = rounds
         self._judged_by = v_source if crd or lei == "plateau" else None
         self._validation_fn = validation_fn
-        noised_losses = self._judged_by == CLIENTS and noise != "paper"
+        noised_losses = self._judged_by == CLIENTS and noise not in ("paper", NONE)
+        check_number("validation_share", validation_share, minimum=1e-6, maximum=0.99)
         self._wish = Wish(
             epsilon=epsilon,
             delta=delta,
@@ -270,6 +272,14 @@ class UDP(SchemeStrategy):
             (
                 self._judged_by == CLIENTS and self.secure_sum is not None,
                 ("v_source", CLIENTS, "'server' with a secure sum: it sums no losses"),
+            ),
+            (
+                self._judged_by == CLIENTS and self._metrics_fns[EVALUATE] is not None,
+                (
+                    "evaluate_metrics_aggr_fn",
+                    self._metrics_fns[EVALUATE],
+                    "None with v_source='clients': clients send nothing but their losses",
+                ),
             ),
             (
                 wish.own_terms and self.secure_sum is not None,
@@ -346,8 +356,16 @@ class UDP(SchemeStrategy):
         InvalidParameterError
             If one has none. One that comes later without a budget is not asked.
         """
-        if lacking := sorted(self._without_budget()):
-            raise InvalidParameterError("epsilon", lacking, "a budget for each of these clients")
+        for name, clients in self._wish.lacking(self.federation.clients()).items():
+            raise InvalidParameterError(name, clients, "a budget for each of these clients")
+
+    def prepared(self, grid: FlowerGrid, server_round: int) -> bool:
+        """Have the clients deal for a secure sum; a round without a sum is over."""
+        ready = super().prepared(grid, server_round)
+        if not ready:
+            self._trained = False
+            self._settle(None)
+        return ready
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
@@ -408,8 +426,12 @@ class UDP(SchemeStrategy):
         """Return what it costs one client."""
         if phase == EVALUATE and self._judged_by == CLIENTS:
             return self._begun().loss_terms(client).charge()
-        if phase == TRAIN and client in self._of_clients:
-            return self._charged_as(self._of_clients[client])
+        if phase == TRAIN and self._wish.own_terms:
+            terms = self._of_clients.get(client)
+            if terms is None:  # it was asked before the run broke off, and has left
+                spent = self._spent()[client]
+                terms = self._begun().own_terms(self._asked_terms(), client, spent)
+            return self._charged_as(terms)
         return self.charge(phase)
 
     def charged(self, phase: str, book: Any) -> set[str]:
@@ -432,6 +454,9 @@ class UDP(SchemeStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Fold the replies; where the server judges the model, discount the rounds."""
+        if self._begun().pace.over:  # under a user's own start, which goes on
+            self._trained = False
+            return None, None
         arrays, metrics = super().aggregate_train(server_round, replies)
         self._trained = arrays is not None
         if self._judged_by != CLIENTS:
@@ -504,9 +529,11 @@ class UDP(SchemeStrategy):
             numbers["V"] = self._loss
         return numbers
 
-    def accountant(self) -> str:
-        """Return who adds the releases up."""
-        return "pld" if self._wish.noise == PLD_SECRET else super().accountant()
+    def accountant(self, *, final: bool = False) -> str:
+        """Return who adds the releases up; where samples are secret an upper bound, but at last."""
+        if self._wish.noise == PLD_SECRET:
+            return "pld" if final else "rdp"
+        return super().accountant(final=final)
 
     # -- The promise, and what a resume needs ------------------------------------------------
 
@@ -627,7 +654,7 @@ class UDP(SchemeStrategy):
         if self._validation_fn is None or arrays is None:
             raise ProtocolError("there is no validation_fn")
         loss = self._validation_fn(server_round, arrays)
-        if isinstance(loss, bool) or not isinstance(loss, int | float | np.floating):
+        if isinstance(loss, bool) or not isinstance(loss, int | float | np.number):
             raise InvalidParameterError(
                 "validation_fn", type(loss).__name__, "a function to a number"
             )

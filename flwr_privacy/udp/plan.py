@@ -9,6 +9,7 @@ from flwr_privacy.errors import CheckpointError, InvalidParameterError, check_in
 from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.updates import SMALLEST_NORM
 
+from .formulas import mu_star
 from .pace import Pace, pace_of
 from .schedule import NONE, Schedule
 from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
@@ -24,6 +25,7 @@ _FEWEST_RECORDS, _MANY_RECORDS = 16, 1024
 
 _NOISE_REACH = 8  # standard deviations of noise for which codes have room
 _SHARE_REACH = 12  # the same, of a share of noise
+_TOO_MUCH = 1.01  # times a budget's mu
 
 Budget = float | Mapping[str, float]
 """A number for all clients, or one for each by its name."""
@@ -87,6 +89,12 @@ class Wish:
             check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)
         if not check_number("loss_cap", self.loss_cap) > 0:
             raise InvalidParameterError("loss_cap", self.loss_cap, "a number above 0")
+        if self.own_budgets and not self.named():
+            raise InvalidParameterError(
+                "epsilon", self.epsilon, "budgets of the same clients as delta's, one at least"
+            )
+        if self.shared:
+            self._check_shared()
         # What is asked depends on how many clients there are; what is not allowed is said now.
         trial = Plan(self, rounds=1, q=1.0)
         for client in self.named() or [""]:
@@ -116,6 +124,30 @@ class Wish:
     def parties_of(self, honest: int) -> int:
         """Return how many clients share the noise of a sum with so many honest ones."""
         return honest if self.shared else 0
+
+    def lacking(self, clients: Collection[str]) -> dict[str, list[str]]:
+        """Return the clients without a budget, by what they lack; nothing if all have one."""
+        budgets = {"epsilon": self.epsilon, "delta": self.delta}
+        lacking = {
+            name: sorted(set(clients).difference(budget))
+            for name, budget in budgets.items()
+            if isinstance(budget, Mapping)
+        }
+        return {name: lack for name, lack in lacking.items() if lack}
+
+    def _check_shared(self) -> None:
+        if self.noise == NONE:
+            raise InvalidParameterError("shared_noise", True, "false where there is no noise")
+        plain = {
+            "sampling_rate": (self.sampling_rate, 1),
+            "local_epochs": (self.epochs, 1),
+            "batch_size": (self.batch_size or None, None),
+            "sensitivity_bound": (self.bound, "general"),
+        }
+        for name, (value, usual) in plain.items():
+            if value != usual:
+                allowed = f"{usual!r} where noise is shared: all records in one step"
+                raise InvalidParameterError(name, value, allowed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -202,16 +234,18 @@ class Plan:
         shared = self.plain_terms(
             self.wish.parties_of(honest), noise_multiplier=multipliers[noisiest], client=noisiest
         )
-        return shared, {
-            client: replace(
-                shared,
-                noise_multiplier=multipliers[client],
-                epsilon=float(self.schedule(client).cap),
-                delta=float(self.schedule(client).delta),
-                gap=float(self.schedule(client).gap),
-            )
-            for client in own
-        }
+        return shared, {c: self.own_terms(shared, c, spent.get(c, 0.0)) for c in own}
+
+    def own_terms(self, shared: Terms, client: str, spent: float) -> Terms:
+        """Return the terms of a client that has its own, from those that all share."""
+        schedule = self.schedule(client)
+        return replace(
+            shared,
+            noise_multiplier=self._multiplier(client, spent),
+            epsilon=float(schedule.cap),
+            delta=float(schedule.delta),
+            gap=float(schedule.gap),
+        )
 
     def plain_terms(self, parties: int, *, noise_multiplier: float, client: str = "") -> Terms:
         """Return the terms of one budget and noise, with a grid that leaves room for them."""
@@ -300,7 +334,8 @@ class Plan:
         z = None
         if client:
             z = schedule.multiplier(self.pace.planned - self.pace.done, spent)
-        # With nothing left, what everybody had at first: more than it has, so it declines.
+            if z is None:  # with nothing left, what is more than a whole budget: it declines
+                z = 1 / (_TOO_MUCH * mu_star(schedule.epsilon, schedule.delta))
         return schedule.noise_multiplier if z is None else z
 
     def _grid(self, terms: Terms) -> Grid:

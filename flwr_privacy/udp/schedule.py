@@ -166,7 +166,9 @@ class Schedule:
         """Epsilon set aside per release for the grid."""
         if self.noise == NONE:
             return 0.0
-        return self._set_aside / (self.releases + (self.rounds if self.validation_share else 0))
+        # Where nobody learns who takes part, everybody is charged in every round.
+        trainings = self.rounds if self.noise == PLD_SECRET else self.releases
+        return self._set_aside / (trainings + (self.rounds if self.validation_share else 0))
 
     @property
     def cap(self) -> float:

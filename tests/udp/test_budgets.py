@@ -23,6 +23,7 @@ from flwr_privacy.udp import Schedule
 
 NAMES = ("a", "b", "c", "d")
 EPSILON = {"a": 1.0, "b": 4.0, "c": 8.0, "d": 2.0, "elsewhere": 50.0}
+SEED = 3  # one with which d is drawn in the second round, and not in the first
 DELTAS = {"a": 1e-6, "b": 1e-5, "c": 1e-4, "d": 1e-5}
 
 
@@ -284,6 +285,36 @@ def test_a_resumed_training_goes_on_with_what_each_client_has_left(
     assert strategy.releases == whole.releases
     for name in NAMES:
         assert charges(tmp_path / "state", name) == strategy.card().charges().get(name, [])
+
+
+def test_who_left_after_a_round_that_broke_off_is_on_the_card_with_its_own_cost(
+    tmp_path: Path,
+) -> None:
+    """It came late, so its noise was less than that of who is asked again."""
+    for name in ("state", "run"):
+        (tmp_path / name).mkdir()
+    options: dict[str, Any] = {
+        **{"noise": "gdp", "fraction_train": 0.5, "seed": SEED, "experiment_id": "e"},
+        "run_dir": tmp_path / "run",
+    }
+
+    class Dying(UDP):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            if server_round == 2:
+                list(replies)
+                raise Killed
+            return super().aggregate_train(server_round, replies)
+
+    run: dict[str, Any] = {"num_rounds": 4, "state": tmp_path / "state"}
+    with pytest.raises(Killed):
+        run_strategy(Dying(**options), app(), nodes=nodes(), **run)
+    own = charges(tmp_path / "state", "d")
+    assert len(own) == 1  # in the second round, for the first time
+    strategy = UDP(**options, resume=True)
+    run_strategy(strategy, app(), nodes=nodes()[:3], **run)
+    assert strategy.card().charges()["d"] == own
+    for name in "abc":
+        assert charges(tmp_path / "state", name) == strategy.card().charges()[name]
 
 
 def test_a_node_with_a_smaller_cap_of_its_own_declines_and_is_counted(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_loss_that_is_not_finite_is_refused_and_costs_nothing(
 @pytest.mark.parametrize("metrics", [{}, {"accuracy": 0.5, "num-examples": 3}])
 def test_an_evaluation_without_a_loss_is_refused(node: Node, metrics: dict[str, Any]) -> None:
     node.loss = lambda: metrics
-    with pytest.raises(ProtocolError, match=r"returned no loss: none of .*'eval_loss'"):
+    with pytest.raises(ProtocolError, match=r"returned no loss: a number as one of .*'eval_loss'"):
         node.ask()
     assert node.charges() == []
 

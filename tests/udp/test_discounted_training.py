@@ -286,7 +286,7 @@ def test_a_checkpoint_of_another_rule_is_refused(tmp_path: Path) -> None:
         ({"crd": False}, 10, "judged by 'server', not None"),
         ({"crd": False, "lei": "plateau"}, 10, "calibrated for crd"),
         ({"noise": "gdp"}, 10, "calibrated for noise"),
-        ({"v_source": "clients", "validation_share": 0.0}, 10, "judged by 'server'"),
+        ({"v_source": "clients"}, 10, "judged by 'server'"),
         ({}, 11, "calibrated for rounds = 10, not 11"),
     ):
         with pytest.raises(CheckpointError, match=text):
