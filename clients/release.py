@@ -12,6 +12,7 @@ from flwr_privacy.wire import Fields
 from .custody import Custody
 
 __all__ = [
+    "UNPROVEN",
     "PlannedRelease",
     "check_code_limit",
     "check_policy",
@@ -22,6 +23,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger("flwr.privacy")
+
+UNPROVEN = "udp-unproven"
+"""Scheme of the entries of a ledger whose cost is claimed, and not proven."""
 
 _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
@@ -192,6 +196,12 @@ class PlannedRelease:
         mine = [e for e in entries if e.question.experiment_id == self.question.experiment_id]
         if any(entry.unit != self.unit for entry in mine):
             raise ProtocolError(f"unit '{self.unit}': this experiment had another one before")
+        # A cap is one accountant's; with another on the way it would not be proven.
+        if any((entry.charge.sampling < 1) != (self.charge.sampling < 1) for entry in mine):
+            raise ProtocolError(
+                f"sampling {self.charge.sampling:g}: this experiment had "
+                f"{'none' if self.charge.sampling < 1 else 'some'} before"
+            )
         own = [entry.charge for entry in mine]
         cap = self.epsilon * (1 + _ROUNDING)
         if (after := self._passing(own, epsilon=cap, delta=self.delta)) is not None:
@@ -203,6 +213,11 @@ class PlannedRelease:
         policy = self.custody.policy
         if policy.max_epsilon is None:
             return
+        if any(entry.scheme == UNPROVEN for entry in entries):
+            raise DeclinedError(
+                "the node's policy has max_epsilon, and its ledger has releases whose cost is not "
+                "proven"
+            )
         everything = [entry.charge for entry in entries]
         after = self._passing(everything, epsilon=policy.max_epsilon, delta=policy.delta)
         if after is not None:

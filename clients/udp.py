@@ -7,6 +7,7 @@ bytes are kept, so that the same question gets the same answer.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,6 @@ from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.documents import dumps, loads
 from flwr_privacy.errors import (
-    DataError,
     DeclinedError,
     InvalidParameterError,
     ProtocolError,
@@ -43,6 +43,7 @@ from .base import Evaluate, SchemeClient, Train
 from .custody import Custody, refuse_node_keys
 from .per_record import PerRecordPlan, asked, asked_loss
 from .release import (
+    UNPROVEN,
     PlannedRelease,
     check_code_limit,
     check_summed,
@@ -77,9 +78,12 @@ class UDPClient(SchemeClient):
     policy. With noise in shares the client answers only within a secure sum of at least as many
     clients as the shares are meant for, and a question only once.
     Against a server that does not follow the protocol: it names budgets and noise as it likes, none
-    too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds it; and it
-    may send a model with which training fails for some data and not for others, and learn from
-    that, as from whether a client declines.
+    too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds it. A node
+    with such a policy declines what has no noise and what has no proven cost
+    (``sensitivity_unproven``). With noise in shares a server that makes clients up gets by with
+    less noise than is charged: pinned keys bind it (``privacy-pins``). It may send a model with
+    which training fails for some data and not for others, and learn from that, as from whether a
+    client declines.
     """
 
     scheme: ClassVar[str] = "udp"
@@ -113,6 +117,9 @@ class UDPClient(SchemeClient):
             metrics: dict[str, Any] = {_NUM_EXAMPLES: weight, "sigma": 0.0}
             return update.arrays(saturated(codes)), {METRICS: metrics}
         release = self._release(custody, question, terms, charge)
+        if not terms.proven:
+            check_unaccounted(custody, scheme=self.scheme)
+            release = replace(release, scheme=UNPROVEN)
         release.check_policy(terms.noise_multiplier)
         if terms.parties:
             check_summed(terms.parties, fields["summed"])
@@ -144,10 +151,9 @@ class UDPClient(SchemeClient):
         ------
         DeclinedError, LedgerError, InvalidParameterError, ProtocolError
             As `handle`.
-        DataError
-            If the loss is not finite.
         """
         custody, question = self._custody(fields), question_of(EVALUATE, fields)
+        custody.policy.check_sum(None)
         terms, start = records.read(LossTerms, fields), dict(arrays)
         charge = terms.charge()
         if charge is None:
@@ -333,13 +339,13 @@ def _judged(terms: LossTerms, start: Arrays, evaluate: Evaluate) -> tuple[float,
         request.loss.check(start.values())
         return request.loss.mean, request.loss.records, request.loss.sensitivity()
     metrics = evaluate()
-    losses = [metrics[name] for name in _LOSSES if name in metrics]
-    if not losses or not isinstance(losses[0], int | float):
+    loss = next((metrics[name] for name in _LOSSES if name in metrics), None)
+    if isinstance(loss, bool) or not isinstance(loss, int | float):
         raise ProtocolError(f"the evaluation returned no loss: a number as one of {_LOSSES}")
-    if not math.isfinite(losses[0]):
-        raise DataError("the loss of the model is not finite")
+    # What is no number counts as the cap, as it does at record level: a refusal would say more.
+    clipped = terms.cap if loss != loss else min(max(0, loss), terms.cap)
     # The number of records is a secret here: everybody weighs the same.
-    return min(max(0.0, float(losses[0])), terms.cap), 1, terms.cap
+    return float(clipped), 1, terms.cap
 
 
 def _check_room(terms: Terms, weight: int, bound: float) -> None:

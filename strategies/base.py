@@ -304,14 +304,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         return set(book.released())
 
-    def accountant(self, *, final: bool = False) -> str:
-        """Return the name of the accountant that adds the releases up.
-
-        Parameters
-        ----------
-        final : bool, default False
-            Whether it may take seconds.
-        """
+    def accountant(self) -> str:
+        """Return the name of the accountant that adds the releases up."""
         return fitting(release.charge for release in self.releases)
 
     def stop(self) -> str:
@@ -431,7 +425,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         )
         if card.guarantee.delta is None:
             return card
-        accountant = self.accountant(final=final)
+        accountant = self.accountant()
         if final:
             card.state()
         else:

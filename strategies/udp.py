@@ -282,6 +282,14 @@ class UDP(SchemeStrategy):
                 ),
             ),
             (
+                wish.sampling_rate != 1 and (wish.crd or wish.lei is not None),
+                (
+                    "sampling_rate",
+                    wish.sampling_rate,
+                    "1 with crd or lei: with samples a round costs something else than they count",
+                ),
+            ),
+            (
                 wish.own_terms and self.secure_sum is not None,
                 (
                     "noise",
@@ -374,6 +382,8 @@ class UDP(SchemeStrategy):
         if not self.federation.met:  # a user's own start: the first replies will be the hello
             self.federation.wait(grid, self.conversation.timeout)
         pace = self._begun().pace
+        if pace.over and server_round == 1:
+            raise ProtocolError("this strategy has done a training: make a new one for another")
         if pace.over:
             return []
         if isinstance(pace, Discounted) and pace.done == 0 and self._judged_by == SERVER:
@@ -471,7 +481,7 @@ class UDP(SchemeStrategy):
         if self._judged_by != CLIENTS or not self._trained:
             return []
         config = ConfigRecord({**config, "server-round": server_round})
-        assigned = self._participants(grid, server_round, EVALUATE, 1.0, self.min_evaluate_nodes)
+        assigned = self._participants(grid, server_round, EVALUATE, 1.0, 0)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         lacking, plan = self._without_budget(), self._begun()
         assigned = {
@@ -529,11 +539,9 @@ class UDP(SchemeStrategy):
             numbers["V"] = self._loss
         return numbers
 
-    def accountant(self, *, final: bool = False) -> str:
-        """Return who adds the releases up; where samples are secret an upper bound, but at last."""
-        if self._wish.noise == PLD_SECRET:
-            return "pld" if final else "rdp"
-        return super().accountant(final=final)
+    def accountant(self) -> str:
+        """Return who adds the releases up."""
+        return "pld" if self._wish.noise == PLD_SECRET else super().accountant()
 
     # -- The promise, and what a resume needs ------------------------------------------------
 
@@ -639,6 +647,10 @@ class UDP(SchemeStrategy):
             asked, population = self.federation.sample_size(
                 fraction=self.fraction_train, minimum=self.min_train_nodes
             )
+            if asked == 0:
+                raise InvalidParameterError(
+                    "fraction_train", self.fraction_train, "some clients: nobody would be asked"
+                )
             self.plan = Plan(self._wish, rounds=self._planned(), q=min(1.0, asked / population))
         return self.plan
 

@@ -310,6 +310,8 @@ def _tapped(layers: Mapping[str, nn.Linear], tap: _Tap) -> Iterator[None]:
 
 def _full_float32() -> bool:
     """Whether nothing shorter than float32 may take its place in products of matrices."""
+    if torch.is_autocast_enabled("cpu"):
+        return False
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # it was set for single backends

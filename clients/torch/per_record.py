@@ -29,7 +29,7 @@ from flwr_privacy.clients.per_record import (
     digests,
     in_step,
 )
-from flwr_privacy.errors import DataError, InvalidParameterError, check_integer
+from flwr_privacy.errors import DataError, InvalidParameterError, check_integer, check_number
 
 from .gradients import RecordGradients, record_losses
 from .training import Loss, _check_records, _one_thread, allotted_device
@@ -52,6 +52,7 @@ def train_per_record(
     epochs: int | None = None,
     batch_size: int | None = None,
     bound: str | None = None,
+    smoothness: float | None = None,
     loss: Loss = functional.cross_entropy,
     chunk_size: int | None = None,
     device: str | None = None,
@@ -90,6 +91,10 @@ def train_per_record(
         How the sensitivity of several steps is bounded, `flwr_privacy.udp.sensitivity.BOUNDS`;
         outside of a scheme's round ``"general"``. With ``"convex"`` the gradients are computed in
         float64.
+    smoothness : float, optional
+        With ``bound="convex"`` only, and needed there: a number L such that the loss of every
+        record is convex and L-smooth in the weights. Whoever calls this vouches for it, not the
+        server; for logistic regression a quarter of the largest squared norm of the features and 1.
     loss : callable, default cross entropy of logits
         Loss of one record, from the model's output for a batch of one and the batch of its label.
         A regulariser that the model returns beside its output may be part of it.
@@ -151,6 +156,7 @@ def train_per_record(
     _check_records(features, labels)
     plan.sensitivity(len(labels))  # raises if there are fewer records than a batch has
     _check_model(model, plan)
+    _check_convex(model, plan, smoothness)
     model.to(device or allotted_device()).train()
     tensors = _floating(model)
     before = digests(map(_array, tensors))
@@ -308,15 +314,34 @@ def _check_model(model: nn.Module, plan: PerRecordPlan) -> None:
     for name, tensor in state.items():
         if (tensor.is_floating_point() or tensor.requires_grad) and tensor.dtype not in _TYPES:
             raise InvalidParameterError(f"the type of {name}", tensor.dtype, f"one of {_TYPES}")
-    if plan.bound == "convex":
-        layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(False))]
-        if [(type(m), getattr(m, "out_features", None)) for m in layers] != [(nn.Linear, 1)]:
-            raise InvalidParameterError(
-                "bound",
-                plan.bound,
-                "'general' for this model: the convex bound is for a model that trains one linear "
-                "layer of one output",
-            )
+
+
+def _check_convex(model: nn.Module, plan: PerRecordPlan, smoothness: float | None) -> None:
+    """Refuse the convex bound where the user does not vouch for it, or it cannot hold."""
+    if plan.bound != "convex":
+        return
+    layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(False))]
+    if [(type(m), getattr(m, "out_features", None)) for m in layers] != [(nn.Linear, 1)]:
+        raise InvalidParameterError(
+            "bound",
+            plan.bound,
+            "'general' for this model: the convex bound is for a model that trains one linear "
+            "layer of one output",
+        )
+    if smoothness is None:
+        raise InvalidParameterError(
+            "smoothness",
+            None,
+            "a number: who asks for the convex bound does not know the loss, and who trains must "
+            "say that it is convex, and how smooth",
+        )
+    largest = 2 / check_number("smoothness", smoothness, minimum=1e-100)
+    if plan.learning_rate > largest:
+        raise InvalidParameterError(
+            "learning_rate",
+            plan.learning_rate,
+            f"at most 2 / smoothness = {largest:.6g} for the convex bound",
+        )
 
 
 def _floating(model: nn.Module) -> list[Tensor]:

@@ -244,7 +244,8 @@ class Discounted(Pace):
             return
         # A loss that is no number is no improvement.
         self._waited = 0 if self.loss - loss >= self.zeta else self._waited + 1
-        self.loss = loss
+        if not math.isnan(loss):
+            self.loss = loss
         before = self.planned
         if self._waited >= self.patience:
             self.planned = discount_T(before, self.done, self.beta)
@@ -377,6 +378,7 @@ def pace_of(
     InvalidParameterError
         If a value is not allowed, or both discounting and a decay are asked for.
     """
+    check_number("lei_end", lei_end, minimum=0, maximum=1)
     discounted = Discounted(rounds, beta=beta, zeta=zeta, patience=patience)
     if lei is None:
         return discounted if crd else Uniform(rounds)

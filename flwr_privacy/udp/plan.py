@@ -13,7 +13,7 @@ from .formulas import mu_star
 from .pace import Pace, pace_of
 from .schedule import NONE, Schedule
 from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
-from .terms import LossTerms, Terms
+from .terms import LARGEST_CAP, SMALLEST_CAP, LossTerms, Terms
 
 __all__ = ["Plan", "Wish"]
 
@@ -87,14 +87,20 @@ class Wish:
         check_integer("max_records", self.max_records, minimum=1, maximum=2**30)
         if self.grid_bits is not None:
             check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)
-        if not check_number("loss_cap", self.loss_cap) > 0:
-            raise InvalidParameterError("loss_cap", self.loss_cap, "a number above 0")
+        check_number("loss_cap", self.loss_cap, minimum=SMALLEST_CAP, maximum=LARGEST_CAP)
         if self.own_budgets and not self.named():
             raise InvalidParameterError(
                 "epsilon", self.epsilon, "budgets of the same clients as delta's, one at least"
             )
+        if self.shared and self.noise == NONE:
+            raise InvalidParameterError("shared_noise", True, "false where there is no noise")
         if self.shared:
-            self._check_shared()
+            self._check_one_step("where noise is shared: all records in one step")
+        if self.unit == USER_UNIT:
+            self._check_one_step("at user level: the training is the user's own")
+        if self.validation_share and self.sampling_rate != 1:
+            allowed = "1 with v_source='clients': samples and losses have no common account"
+            raise InvalidParameterError("sampling_rate", self.sampling_rate, allowed)
         # What is asked depends on how many clients there are; what is not allowed is said now.
         trial = Plan(self, rounds=1, q=1.0)
         for client in self.named() or [""]:
@@ -135,9 +141,7 @@ class Wish:
         }
         return {name: lack for name, lack in lacking.items() if lack}
 
-    def _check_shared(self) -> None:
-        if self.noise == NONE:
-            raise InvalidParameterError("shared_noise", True, "false where there is no noise")
+    def _check_one_step(self, why: str) -> None:
         plain = {
             "sampling_rate": (self.sampling_rate, 1),
             "local_epochs": (self.epochs, 1),
@@ -146,8 +150,7 @@ class Wish:
         }
         for name, (value, usual) in plain.items():
             if value != usual:
-                allowed = f"{usual!r} where noise is shared: all records in one step"
-                raise InvalidParameterError(name, value, allowed)
+                raise InvalidParameterError(name, value, f"{usual!r} {why}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""

@@ -94,8 +94,8 @@ def promise(
         )
     if bound == "convex" and not proven:
         assumptions.append(
-            "the loss of a record is a convex function of one linear output of the model, and "
-            "steps are short enough: then steps do not move two models apart"
+            "whoever trains is right that the loss of a record is a convex function of one linear "
+            "output of the model, and how smooth: then steps do not move two models apart"
         )
     if shared:
         assumptions.append(_shared_text(quorum))

@@ -60,7 +60,8 @@ class Schedule:
         ``gdp_fixed`` only.
     validation_share : float, default 0.0
         Share of the budget B (see `flwr_privacy.udp.budget`) for the losses that every client
-        reports after every round; at least 0 and below 1.
+        reports after every round; at least 0 and below 1. A client has one cap for both: one that
+        is drawn more often than planned for pays for trainings out of what is there for losses.
 
     Raises
     ------

@@ -17,6 +17,9 @@ from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, sensiti
 
 __all__ = ["LossTerms", "Terms"]
 
+SMALLEST_CAP, LARGEST_CAP = 1e-6, 1e6
+"""Bounds of the cap of a loss."""
+
 _SMALLEST = math.ulp(0.0)
 _MOST_RECORDS = 2**40
 
@@ -133,6 +136,11 @@ class Terms:
             return sensitivity(USER_UNIT, clipping_norm=self.clipping_norm)
         return 2 * self.learning_rate * self.clipping_norm * (1 + _ROOM)
 
+    @property
+    def proven(self) -> bool:
+        """Whether the noise is for what the training does."""
+        return self.bound != "unproven" or (self.epochs == 1 and not self.batch_size)
+
     def charge(self) -> Charge | None:
         """Return what one release costs; None where there is no noise and no account."""
         if self.noise_multiplier == 0:
@@ -196,8 +204,7 @@ class LossTerms:
 
     def __post_init__(self) -> None:
         check_choice("unit", self.unit, (RECORD_UNIT, USER_UNIT))
-        if not check_number("loss_cap", self.cap) > 0:
-            raise InvalidParameterError("loss_cap", self.cap, "a number above 0")
+        check_number("loss_cap", self.cap, minimum=SMALLEST_CAP, maximum=LARGEST_CAP)
         check_number("noise_multiplier", self.noise_multiplier, minimum=0)
         check_budget(epsilon=self.epsilon, delta=self.delta)
         check_number("gap", self.gap, minimum=0)

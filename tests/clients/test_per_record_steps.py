@@ -133,6 +133,7 @@ def convex_settings(features):
         "epochs": 4,
         "batch_size": 2,
         "bound": "convex",
+        "smoothness": smooth,
         "loss": logistic,
     }
 

@@ -185,17 +185,6 @@ def test_the_nodes_policy_is_for_losses_as_well(
     assert (node.evaluated, node.charges()) == (0, [])
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.5])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_is_refused_and_costs_nothing(
-    node: Node, value: float, noise: float
-) -> None:
-    node.loss = value
-    with pytest.raises(DataError, match="the loss of the model is not finite"):
-        node.ask(changed(noise_multiplier=noise))
-    assert node.charges() == []
-
-
 @pytest.mark.parametrize("metrics", [{}, {"accuracy": 0.5, "num-examples": 3}])
 def test_an_evaluation_without_a_loss_is_refused(node: Node, metrics: dict[str, Any]) -> None:
     node.loss = lambda: metrics
