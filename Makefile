@@ -19,7 +19,7 @@ demo: $(STAMP)
 # Two at a time, but for those that start the engines, which take both cores by themselves.
 test: $(STAMP)
 	$(BIN)/pytest --numprocesses 2 -m "not ray and not deployed"
-	$(BIN)/pytest -m "ray or deployed"
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m "ray or deployed"
 
 # mypy does not follow setuptools' package-dir mapping, so it sees the packages through links.
 check: $(STAMP)

@@ -61,6 +61,7 @@ class TestQuantizedFedAvg(WrapsConformance):
     options: ClassVar[dict[str, Any]] = {"experiment_id": "e", "bits": 5}
     engine: ClassVar[dict[str, Any]] = {"insecure_seed": SEED}
     codes = True
+    on_ray = False  # as the baselines are no more than other codes on the same messages
     app_options: ClassVar[dict[str, Any]] = {"bits": 16}
     noise = 1e-3
 

@@ -47,6 +47,8 @@ class SchemeConformance:
         Parameters beyond the defaults.
     registered : bool
         Whether the scheme is one of `flwr_privacy.simulations.schemes` and trains the app's tasks.
+    on_ray : bool
+        Whether the app's training is tried on Ray, where it is registered.
     exact_cohorts : bool
         Whether a run with cohorts equals the one without bit for bit. False for float64 sums,
         which may differ in the last bit of a float32.
@@ -63,6 +65,7 @@ class SchemeConformance:
     strategy: ClassVar[type[SchemeStrategy]]
     options: ClassVar[dict[str, Any]] = {}
     registered: ClassVar[bool] = True
+    on_ray: ClassVar[bool] = True
     exact_cohorts: ClassVar[bool] = False
     engine: ClassVar[dict[str, Any]] = {}
     app_options: ClassVar[dict[str, Any]] = {}
@@ -193,7 +196,7 @@ class SchemeConformance:
 
     @pytest.mark.ray
     def test_the_app_trains_alike_on_ray_inline_and_in_cohorts(self, tmp_path: Path) -> None:
-        if not self.registered:
+        if not (self.registered and self.on_ray):
             return
         settings = Settings(
             scheme=self.strategy.scheme, clients=4, rounds=3, per_round=3, strategy=self.app_options
