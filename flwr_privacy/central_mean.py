@@ -5,10 +5,9 @@ from numpy.typing import NDArray
 
 from .adaptive_clipping import COUNT_GRID, COUNT_NAME, fraction_below
 from .arrays import Arrays
-from .averaging import Metrics, ReplyRefusedError
 from .central_dp import SERVER, Terms
 from .errors import InvalidParameterError
-from .grid import Grid, GridMean
+from .grid import EvenMean, Grid
 from .noise import discrete_gaussian
 from .randomness import SecureRandom
 
@@ -36,7 +35,7 @@ def add_noise(codes: dict[str, NDArray[np.int64]], terms: Terms, random: SecureR
         codes[name] += noise.reshape(codes[name].shape)
 
 
-class CentralMean(GridMean):
+class CentralMean(EvenMean):
     """Mean of clipped updates as codes; with the count of those within the norm, if there is one.
 
     Parameters
@@ -72,20 +71,6 @@ class CentralMean(GridMean):
         self._terms = terms
         if terms.count_share:
             self.template[COUNT_NAME] = ((1,), np.dtype(np.int32))
-
-    def fold(
-        self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
-    ) -> None:
-        """Add one reply.
-
-        Raises
-        ------
-        ReplyRefusedError
-            As `WeightedMean.fold`, and if it does not weigh 1: the noise is for that.
-        """
-        if weight != 1:
-            raise ReplyRefusedError("weight", f"{weight}: every client weighs 1")
-        super().fold(client_id, arrays, weight=weight, metrics=metrics)
 
     def add_noise(self, random: SecureRandom) -> None:
         """Add the noise of a trusted server to the sums, of however few replies; once.

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Arrays
-from .averaging import ReplyRefusedError, WeightedMean
+from .averaging import Metrics, ReplyRefusedError, WeightedMean
 from .errors import InvalidParameterError, check_integer
 
-__all__ = ["CODE_LIMIT", "MOST_WEIGHT", "Grid", "GridMean", "saturated"]
+__all__ = ["CODE_LIMIT", "MOST_WEIGHT", "EvenMean", "Grid", "GridMean", "saturated"]
 
 CODE_LIMIT = 2**31 - 1
 """Codes lie between minus this and this."""
@@ -161,3 +161,21 @@ class GridMean(WeightedMean):
             raise ReplyRefusedError("weight", f"{weight} is no whole number of at least 0")
         if self.weight + weight > MOST_WEIGHT:
             raise ReplyRefusedError("range", f"with weight {weight} the sum could leave 64 bits")
+
+
+class EvenMean(GridMean):
+    """The same where every reply weighs 1, because its noise is for that."""
+
+    def fold(
+        self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
+    ) -> None:
+        """Add one reply.
+
+        Raises
+        ------
+        ReplyRefusedError
+            As `WeightedMean.fold`, and if it does not weigh 1.
+        """
+        if weight != 1:
+            raise ReplyRefusedError("weight", f"{weight}: every client weighs 1")
+        super().fold(client_id, arrays, weight=weight, metrics=metrics)

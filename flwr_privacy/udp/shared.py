@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import Metrics, ReplyRefusedError
-from flwr_privacy.grid import Grid, GridMean
+from flwr_privacy.grid import EvenMean, Grid
 
 from .sensitivity import RECORD_UNIT
 from .terms import Terms
@@ -16,7 +15,7 @@ RECORDS_NAME = "flwr-privacy.records"
 """Name of the entry that counts records, beside those of the model's arrays."""
 
 
-class SharedMean(GridMean):
+class SharedMean(EvenMean):
     """Mean of updates given as codes that have their share of the noise in them.
 
     At record level a client with n records sends n times its update, and n: so every record weighs
@@ -54,20 +53,6 @@ class SharedMean(GridMean):
         self._counts = terms.unit == RECORD_UNIT
         if self._counts:
             self.template[RECORDS_NAME] = ((1,), np.dtype(np.int32))
-
-    def fold(
-        self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
-    ) -> None:
-        """Add one reply.
-
-        Raises
-        ------
-        ReplyRefusedError
-            As `WeightedMean.fold`, and if it does not weigh 1: the noise is for that.
-        """
-        if weight != 1:
-            raise ReplyRefusedError("weight", f"{weight}: every reply weighs 1")
-        super().fold(client_id, arrays, weight=weight, metrics=metrics)
 
     def finish(self) -> dict[str, NDArray[np.generic]]:
         """Return the start plus the mean update.
