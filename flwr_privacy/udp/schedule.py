@@ -155,7 +155,7 @@ class Schedule:
         --------
         >>> schedule = Schedule(noise="gdp", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
         >>> round(schedule.multiplier(200, 0.0), 2), schedule.multiplier(1, 4.34)
-        (6.79, None)
+        (6.8, None)
         """
         rest = self._budget - spent
         if rest <= _LEAST_LEFT * self._budget:

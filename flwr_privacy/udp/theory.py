@@ -119,6 +119,53 @@ def ln_moment_paper(q: float, r: float, lambda_: float) -> float:
     return q * lambda_ * (lambda_ + 1) * r**2 / 2
 
 
+def eps_moments(
+    *,
+    noise_multiplier: float,
+    rounds: int,
+    q: float,
+    delta: float,
+    lambdas: Sequence[int] = range(1, 101),
+) -> float:
+    """Return the epsilon of the moments accountant, against who does not learn who takes part.
+
+    Equation (8) with the exact moments: ``(T ln D10(lambda) + ln(1/delta)) / lambda`` for the
+    lambda at which that is least.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Noise over the sensitivity, z, the same in all rounds; above 0.
+    rounds : int
+        Rounds, T.
+    q : float
+        Probability with which a client takes part, above 0 and at most 1.
+    delta : float
+        Strictly between 0 and 1.
+    lambdas : sequence of int, default 1 to 100
+        Orders to try, one at least.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is out of range, or there are no orders.
+
+    Examples
+    --------
+    >>> round(eps_moments(noise_multiplier=4.0, rounds=200, q=0.6, delta=1e-3), 2)
+    10.44
+    """
+    check_number("noise_multiplier", noise_multiplier, minimum=_SMALLEST)
+    check_integer("rounds", rounds, minimum=1)
+    check_delta(delta)
+    if not lambdas:
+        raise InvalidParameterError("lambdas", lambdas, "orders to search, one at least")
+    return min(
+        (rounds * ln_moment(q, 1 / noise_multiplier, order) - math.log(delta)) / order
+        for order in lambdas
+    )
+
+
 def eps_server(*, noise_multiplier: float, rounds: int, q: float, delta: float) -> float:
     """Return the epsilon of a client against the server, which sees who takes part.
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ from flwr_privacy.udp.theory import (
     bound_paper,
     c_corrected,
     c_paper,
+    eps_moments,
     eps_server,
     ln_moment,
     ln_moment_paper,
@@ -554,3 +557,20 @@ def test_F26_a_longer_search_costs_more(grid: list[int], epsilon: float) -> None
 def test_searches_that_there_are_not(change: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
         search_cost(**{"epsilon": 4.0, "delta": DELTA, **change})
+
+
+@pytest.mark.parametrize("q", [0.1, 0.6, 1.0])
+def test_the_moments_accountant_is_that_of_renyi_divergences(q: float) -> None:
+    orders = range(1, 65)
+    made = eps_moments(noise_multiplier=3.0, rounds=50, q=q, delta=1e-5, lambdas=orders)
+    event = dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(3.0))
+    accountant = rdp.RdpAccountant([order + 1 for order in orders])
+    accountant.compose(event, 50)
+    divergences = dict(zip(accountant._orders, accountant._rdp, strict=True))
+    least = min(divergences[order + 1] + math.log(1e5) / order for order in orders)
+    assert made == pytest.approx(least, rel=1e-9)
+
+
+def test_an_empty_search_over_orders_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match=r"lambdas = .*orders to search, one at least"):
+        eps_moments(noise_multiplier=1.0, rounds=1, q=1.0, delta=1e-5, lambdas=[])
