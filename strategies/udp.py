@@ -522,7 +522,7 @@ class UDP(SchemeStrategy):
         if pace is None or not pace.over or pace.done == 0:
             return ""
         if isinstance(pace, Discounted):
-            return f"of {pace.rounds} rounds {pace.planned} are left after discounting, and done"
+            return f"discounting left {pace.planned} of {pace.rounds} rounds, and they are done"
         return f"the {pace.planned} rounds that the budget is for are done"
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
