@@ -101,7 +101,7 @@ def test_F7_a_discount_after_every_round_ends_the_training_early(
     assert result.guarantee.spent == card.guarantee.spent
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     assert lines == result.history
-    assert "after discounting" in strategy.stop()
+    assert "discounting left" in strategy.stop()
 
 
 def test_F6_discounts_after_some_rounds_spend_the_budget_exactly() -> None:
