@@ -14,11 +14,13 @@ ABOUT = (
     "Ten clients with 143 or 144 images each train a logistic regression. Against a server that "
     "sees every upload they add noise, which protects each single image: once within a loose "
     "budget (epsilon 8), once within a tight one (epsilon 2), and for comparison the same steps "
-    "without clipping and noise. The noise is drawn anew every time, and the accuracies under "
+    "without clipping and noise. The tight budget is spent in two more ways: on fewer rounds, as "
+    "the loss on the test images stops falling (discounted), and with noise that the clients of a "
+    "secure sum share, so that the sum has no more of it than it needs (shared-noise). The noise is drawn anew every time, and the accuracies under "
     "privacy differ from one demo to the next. To protect all images of a client at once in this "
     "way takes so much noise that ten clients are left with guessing (flwr-privacy run --scheme "
-    "udp --task digits-linear --clients 10 --rounds 60 --set strategy.unit=user): that needs many "
-    "more of them, who share the noise under a secure sum (--scheme central-dp). The runs on "
+    "udp --task digits-linear --clients 10 --rounds 60 --set unit=user): that needs many "
+    "more of them, who share the noise. The runs on "
     "digits-mlp are federated averaging, which protects nothing: evenly split beside two labels "
     "per client, everybody in time beside stragglers. One of them has a secure sum: the "
     "server opens the sum over those who are in time and sees no single upload; where too few are "
@@ -34,7 +36,7 @@ def demo_settings() -> dict[str, Settings]:
 
 
 def _budgets() -> dict[str, Settings]:
-    """Return two budgets of a record, and the same steps without clipping and noise."""
+    """Return budgets of a record, and the same steps without clipping and noise."""
     step_size = 4.0
     # One step a round on all records of a client, as the scheme does.
     training = TrainingSettings(batch_size=1000, learning_rate=step_size)
@@ -48,6 +50,15 @@ def _budgets() -> dict[str, Settings]:
             )
             for epsilon in (8.0, 2.0)
         },
+        "udp-epsilon-2-discounted": replace(
+            common, scheme="udp", strategy={**scheme, "epsilon": 2.0, "crd": True}
+        ),
+        "udp-epsilon-2-shared-noise": replace(
+            common,
+            scheme="udp",
+            strategy={**scheme, "epsilon": 2.0, "shared_noise": True},
+            secure_sum=SecureSum(),
+        ),
     }
 
 

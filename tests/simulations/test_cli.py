@@ -294,9 +294,11 @@ def test_the_demo_shows_what_privacy_costs(
     assert {runs[name]["label"] for name in runs if name.startswith(("udp", "no-"))} == {
         *("digits-linear: fedavg", "digits-linear: udp, epsilon 8.0"),
         "digits-linear: udp, epsilon 2.0",
+        "digits-linear: udp, epsilon 2.0, crd",
+        "digits-linear: udp, epsilon 2.0, shared_noise, secure_sum",
     }
     page = (tmp_path / "demo-2" / "report.html").read_text()
-    assert "who share the noise under a secure sum" in page
+    assert "noise that the clients of a secure sum share" in page
     assert "best without privacy" in page
 
 
