@@ -390,8 +390,8 @@ def differing_settings(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
 def labels(runs: Sequence[RunFolder]) -> list[str]:
     """Return a short name for each run: the scheme and what tells the run from the others.
 
-    What most of the runs have in common is left out, but for a budget. Runs with equal names get that of their
-    folder, or a number, in addition.
+    What most of the runs have in common is left out, but for a budget. Runs with equal names get
+    that of their folder, or a number, in addition.
     """
     tables = differing_settings(runs)
     usual = {key: _usual([table[key] for table in tables], key) for key in _keys(tables)}
