@@ -119,7 +119,7 @@ class Looking(CentralDP):
 def test_the_opened_sum_is_the_survivors_codes_and_shares_bit_for_bit(
     lost: tuple[int, ...],
 ) -> None:
-    strategy = Looking(quantile=0.5, seed=1, experiment_id="e", deadline=0.3, clipping_norm=2.5)
+    strategy = Looking(quantile=0.5, seed=1, experiment_id="e", deadline=1.0, clipping_norm=2.5)
     faults = [Fault(kind="drop", client=str(i)) for i in lost]
     result = run(strategy, faults=faults, num_rounds=1, insecure_seed=SEED)
     survivors = [i for i in range(5) if i not in lost]
@@ -193,7 +193,7 @@ def test_the_noise_of_an_opened_sum_is_what_is_charged_or_more(
     strategy = CentralDP(
         seed=1,
         secure_sum=SecureSum(colluders=colluders),
-        deadline=0.4,
+        deadline=1.0,
         quantile=quantile,
         clipping_norm=0.7,
     )

@@ -247,7 +247,7 @@ def test_who_has_spent_all_declines_and_is_not_averaged(tmp_path: Path) -> None:
 def test_a_lost_answer_counts_as_spent_when_noise_follows_from_the_rest(tmp_path: Path) -> None:
     strategy = UDP(noise="gdp", epsilon=4.0, seed=1)
     fault = Fault(kind="drop", client="b", server_round=1)
-    run_strategy(strategy, app(), nodes=nodes(), faults=[fault], timeout=0.5, state=tmp_path)
+    run_strategy(strategy, app(), nodes=nodes(), faults=[fault], timeout=1.5, state=tmp_path)
     for name in NAMES:
         assert charges(tmp_path, name) == strategy.card().charges()[name]
     assert spent(charges(tmp_path, "b"), delta=1e-5) == pytest.approx(4.0, rel=1e-6)

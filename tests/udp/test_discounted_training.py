@@ -182,7 +182,7 @@ def test_patience_and_zeta_reach_the_rule() -> None:
 @pytest.mark.parametrize("options", [{}, {"v_source": "clients"}])
 def test_a_round_without_an_answer_discounts_nothing_and_is_done(options: dict[str, Any]) -> None:
     judged = {} if options else {"validation_fn": Script()}
-    strategy = UDP(crd=True, beta=0.7, seed=1, deadline=0.3, **judged, **options)
+    strategy = UDP(crd=True, beta=0.7, seed=1, deadline=1.0, **judged, **options)
     faults = [Fault(kind="drop", server_round=r) for r in (1, 2)]
     result = run(strategy, 6, faults=faults)
     assert [line.get("skipped") for line in result.history[:4]] == [None, True, True, False]
@@ -409,7 +409,7 @@ def test_it_goes_with_a_secure_sum_and_with_cohorts(shared: bool) -> None:
 def test_a_round_without_a_secure_sum_is_done_as_well() -> None:
     """Nobody deals in round 1: it is skipped like any other, and discounts nothing."""
     strategy = crd(
-        validation_fn=Script(only_after()), secure_sum=SecureSum(), deadline=0.3, beta=0.5
+        validation_fn=Script(only_after()), secure_sum=SecureSum(), deadline=1.0, beta=0.5
     )
     faults = [Fault(kind="drop", phase="keys", server_round=1)]
     result = run(strategy, 3, faults=faults)

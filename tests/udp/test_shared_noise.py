@@ -83,7 +83,7 @@ def test_a_sum_has_the_noise_of_its_shares_and_at_least_what_is_charged(
         arrays=record(BIG),
         num_rounds=1,
         faults=[Fault(kind="drop", client=str(i)) for i in lost],
-        timeout=0.5 if lost else 5,
+        timeout=1.5 if lost else 5,
         insecure_seed=8,
     )
     assert strategy.terms is not None
@@ -127,7 +127,7 @@ def test_below_the_threshold_nothing_is_opened_and_the_model_stays(tmp_path: Pat
         nodes=5,
         num_rounds=2,
         faults=faults,
-        timeout=0.5,
+        timeout=1.5,
         state=tmp_path,
         evaluate_fn=lambda _, arrays: models.append(arrays),
     )
