@@ -299,7 +299,7 @@ class UDP(SchemeStrategy):
                 ),
             ),
             (
-                wish.shared and (self.secure_sum is None or noise == NONE),
+                wish.shared and self.secure_sum is None,
                 ("shared_noise", True, "noise, and a secure sum"),
             ),
             (

@@ -20,6 +20,7 @@ from .formulas import (
     sigma_paper,
     sigma_zcdp,
 )
+from .moments import eps_moments, eps_server, ln_moment, ln_moment_paper
 from .pace import (
     DECAYS,
     Discounted,
@@ -46,10 +47,6 @@ from .theory import (
     bound_paper,
     c_corrected,
     c_paper,
-    eps_moments,
-    eps_server,
-    ln_moment,
-    ln_moment_paper,
     optimal_rounds,
     search_cost,
     stationary_rounds,

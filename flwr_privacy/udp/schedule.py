@@ -17,7 +17,6 @@ NOISES = ("gdp_fixed", "gdp", "gdp_worst", "zcdp", "paper", PLD_SECRET, NONE)
 """How the noise follows from the budget; see `Schedule`."""
 
 _SPENDING = ("gdp", "gdp_worst", "zcdp")
-_SAMPLED = ("gdp_fixed",)
 
 GRID_SHARE, _LARGEST_GAP = 1e-3, 0.1
 """Share of epsilon, and at most how much of it, that is set aside for the grid; see `Charge`."""
@@ -88,7 +87,7 @@ class Schedule:
         check_budget(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         check_number("sampling_rate", self.sampling_rate, minimum=_SMALLEST, maximum=1)
         check_number("validation_share", self.validation_share, minimum=0, maximum=0.99)
-        if self.sampling_rate != 1 and self.noise not in _SAMPLED:
+        if self.sampling_rate != 1 and self.noise != "gdp_fixed":
             raise InvalidParameterError(
                 "sampling_rate", self.sampling_rate, f"1: noise '{self.noise}' is for full batches"
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr_privacy.errors import check_choice
-from flwr_privacy.udp.theory import ln_moment, ln_moment_paper
+from flwr_privacy.udp.moments import ln_moment, ln_moment_paper
 
 __all__ = ["FUNCTIONS", "Function"]
 

@@ -17,6 +17,7 @@ from flwr_privacy.udp import (
     Schedule,
     Terms,
     eps_paper,
+    eps_spent,
     eps_zcdp,
     participations,
     rounds_paper,
@@ -275,3 +276,18 @@ def test_terms_that_are_refused(change: dict[str, object], error: type, text: st
     fields = {k: v for k, v in {**write(TERMS), **change}.items() if v is not None}
     with pytest.raises(error, match=text):
         read(Terms, fields)
+
+
+def test_what_rounds_with_different_noise_cost_by_each_mode() -> None:
+    z = [4.0] * 30 + [3.0] * 20
+    a = 30 / 16 + 20 / 9
+    assert close(eps_spent("gdp", z, delta=DELTA), epsilon_of(math.sqrt(a), DELTA), rel=1e-12)
+    assert close(eps_spent("zcdp", z, delta=DELTA), a / 2 + math.sqrt(2 * a * LOG), rel=1e-12)
+    claimed = eps_spent("paper", [5.089605] * 200, delta=DELTA, q=0.6)
+    assert close(claimed, 8.0)
+    hidden = eps_spent("pld_secret", [5.089605] * 200, delta=DELTA, q=0.6)
+    assert close(hidden, 6.052, rel=1e-2)  # F12
+    for mode in ("gdp", "zcdp", "paper"):
+        assert eps_spent(mode, [], delta=DELTA) == 0
+    with pytest.raises(InvalidParameterError, match="mode = 'rdp'"):
+        eps_spent("rdp", z, delta=DELTA)

@@ -19,6 +19,7 @@ from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import delta_of, epsilon_of, mu_of
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.udp import sigma_paper
+from flwr_privacy.udp.moments import eps_moments, eps_server, ln_moment, ln_moment_paper
 from flwr_privacy.udp.theory import (
     SEARCH_GRID,
     PLProblem,
@@ -28,10 +29,6 @@ from flwr_privacy.udp.theory import (
     bound_paper,
     c_corrected,
     c_paper,
-    eps_moments,
-    eps_server,
-    ln_moment,
-    ln_moment_paper,
     optimal_rounds,
     search_cost,
     stationary_rounds,
