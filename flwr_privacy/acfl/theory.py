@@ -1,0 +1,214 @@
+"""The paper's bounds, what the noise truly does, and what an upload costs.
+
+Source: "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation" (arXiv,
+2024). Symbols: N devices, d features, o labels, p the probability that a device straggles, alpha
+the weight of the coded gradient, beta2 and C2 bounds of the squared norms of a gradient and of the
+model, s1 and s2 the variances of the noise on ``X^T X`` and on ``X^T Y``.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.acfl.weights import coded_energy
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+
+__all__ = [
+    "coded_fixed_point",
+    "convergence_bound",
+    "gradient_mse",
+    "optimal_second_moment_bound",
+    "second_moment_bound",
+    "uplink_bits",
+]
+
+_SMALLEST = math.ulp(0.0)
+
+Array = NDArray[np.float64]
+
+
+def second_moment_bound(
+    alpha: float,
+    p: float,
+    N: int,
+    beta2: float,
+    C2: float,
+    s1: float,
+    s2: float,
+    d: int,
+    o: int,
+) -> float:
+    """Return u, the bound of the aggregated gradient's squared norm, ACFL, (27) and (34).
+
+    With D for ``d s1 C2 + o d s2`` it is
+    ``[alpha^2 p + (1-p) (alpha + (1-alpha)/(1-p))^2 + N - 1] N beta2 + alpha^2 N D``.
+
+    Parameters
+    ----------
+    alpha : float
+        From 0 to 1.
+    p : float
+        At least 0 and below 1.
+    N, beta2, C2, s1, s2, d, o
+        As above.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is out of range.
+
+    Examples
+    --------
+    >>> round(second_moment_bound(0.5, 0.2, 3, 2, 1.5, 0.5, 0.25, 2, 1), 9)
+    19.875
+    """
+    check_number("alpha", alpha, minimum=0, maximum=1)
+    _check(p, N, beta2)
+    seen = (1 - p) * (alpha + (1 - alpha) / (1 - p)) ** 2
+    noise = N * coded_energy(C2, s1, s2, d, o)
+    return (alpha**2 * p + seen + N - 1) * N * beta2 + alpha**2 * noise
+
+
+def optimal_second_moment_bound(
+    p: float, N: int, beta2: float, C2: float, s1: float, s2: float, d: int, o: int
+) -> float:
+    """Return the least `second_moment_bound` over alpha, at `alpha_bounds`; ACFL, (38).
+
+    It lies between ``N^2 beta2`` and what alpha = 0 has, ``N^2 beta2 + N beta2 p / (1 - p)``: in
+    the bound the coded data gain little, however small the noise.
+
+    Parameters
+    ----------
+    p, N, beta2, C2, s1, s2, d, o
+        As in `second_moment_bound`.
+
+    Examples
+    --------
+    >>> round(optimal_second_moment_bound(0.2, 3, 2, 1.5, 0.5, 0.25, 2, 1), 9)
+    19.2
+    """
+    _check(p, N, beta2)
+    missing = p * N * beta2 / (1 - p)
+    total = missing + N * coded_energy(C2, s1, s2, d, o)
+    gain = missing**2 / total if total > 0 else 0.0
+    return N * beta2 / (1 - p) + N * beta2 * (N - 1) - gain
+
+
+def convergence_bound(u: float, lam: float, T: int) -> float:
+    """Return the paper's bound of ``E |W_T - W*|^2``, ``4 u / (lam^2 T)``; ACFL, (33) and (37).
+
+    It does not hold for the algorithm that it is stated for. Its proof takes the noise of the
+    encoding for fresh in every round, and it is drawn once: with a constant weight the model
+    settles away from the optimum, see `coded_fixed_point`, while the bound goes to 0.
+
+    Parameters
+    ----------
+    u : float
+        Largest `second_moment_bound` over the rounds, at least 0.
+    lam : float
+        At most the least eigenvalue of the summed ``X^T X``, above 0; the steps are 1 / (lam t).
+    T : int
+        Rounds, at least 1.
+    """
+    check_number("u", u, minimum=0)
+    check_number("lam", lam, minimum=_SMALLEST)
+    check_integer("T", T, minimum=1)
+    return 4 * u / (lam**2 * T)
+
+
+def gradient_mse(
+    alpha: float, p: float, G_list: Sequence[Array], W: Array, s1: float, s2: float
+) -> float:
+    """Return the expected squared error of the aggregated gradient at a fixed model.
+
+    Not in the paper, and exact, for a weight that does not depend on who answers and for noise and
+    stragglers drawn anew::
+
+        (1-alpha)^2 p/(1-p) sum_i |G_i|^2 + alpha^2 N (d s1 |W|^2 + o d s2)
+
+    The weight (43) minimises it, with the mean of ``|G_i|^2`` over all devices for beta2.
+
+    Parameters
+    ----------
+    alpha, p
+        As in `second_moment_bound`.
+    G_list : sequence of ndarray
+        The gradient of each device, shape (d, o).
+    W : ndarray
+        Model, shape (d, o).
+    s1, s2 : float
+        Variances of the noise.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is out of range.
+    """
+    check_number("alpha", alpha, minimum=0, maximum=1)
+    squares = math.fsum(float(np.sum(G**2)) for G in G_list)
+    _check(p, len(G_list), squares)
+    d, o = W.shape
+    noise = len(G_list) * coded_energy(float(np.sum(W**2)), s1, s2, d, o)
+    return (1 - alpha) ** 2 * p / (1 - p) * squares + alpha**2 * noise
+
+
+def uplink_bits(
+    N: int, d: int, o: int, T: int, phi: int, p: float | None = None
+) -> tuple[float, float]:
+    """Return the bits of all uploads: of the encodings, ACFL, (12), and of the gradients, (13).
+
+    Parameters
+    ----------
+    N, d, o, T : int
+        Devices, features, labels, rounds.
+    phi : int
+        Bits of a real number, such as 64.
+    p : float, optional
+        Probability that a device straggles: the second number is then the expected one. Default:
+        as in the paper, which counts every device in every round.
+
+    Examples
+    --------
+    >>> uplink_bits(100, 10, 10, 1000, 32)
+    (640000, 320000000)
+    """
+    for name, value in (("N", N), ("d", d), ("o", o), ("phi", phi)):
+        check_integer(name, value, minimum=1)
+    check_integer("T", T, minimum=0)
+    gradients: float = phi * T * o * d * N
+    if p is not None:
+        gradients *= 1 - check_number("p", p, minimum=0, maximum=1)
+    return phi * (d**2 + o * d) * N, gradients
+
+
+def coded_fixed_point(A: Array, B: Array, N1: Array, N2: Array, alpha: float) -> Array:
+    """Return where a training with a constant weight settles, in the mean (not in the paper).
+
+    ``(A + alpha N1)^-1 (B + alpha N2)``, if all eigenvalues of ``A + alpha N1`` have a positive
+    real part; else it diverges. For simulation: nobody but who drew the noise can compute it.
+
+    Parameters
+    ----------
+    A, B : ndarray
+        The moments of all devices' data, summed: shapes (d, d) and (d, o).
+    N1, N2 : ndarray
+        The noise of all encodings, summed.
+    alpha : float
+        Weight of the coded gradient, from 0 to 1.
+
+    Raises
+    ------
+    InvalidParameterError
+        If `alpha` is out of range.
+    """
+    check_number("alpha", alpha, minimum=0, maximum=1)
+    return np.asarray(np.linalg.solve(A + alpha * N1, B + alpha * N2), dtype=np.float64)
+
+
+def _check(p: float, N: int, beta2: float) -> None:
+    if not 0 <= check_number("p", p) < 1:
+        raise InvalidParameterError("p", p, "a number of at least 0 and below 1")
+    check_integer("N", N, minimum=1)
+    check_number("beta2", beta2, minimum=0)

@@ -1,0 +1,94 @@
+"""The facts of ACFL's specification on the scheme that it is compared with."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from flwr_privacy.acfl.encoding import gradient
+from flwr_privacy.acfl.scfl import (
+    encode_projected,
+    eps_projected,
+    projected_gradient,
+    projected_mse,
+    sigma2_for_eps_projected,
+)
+from flwr_privacy.errors import InvalidParameterError
+
+DEVICES, RECORDS, FEATURES, LABELS, C, S = 3, 6, 3, 2, 3, 0.8
+
+
+def test_F16_the_gradient_of_projected_data() -> None:
+    rng = np.random.default_rng(16)
+    W = rng.normal(size=(FEATURES, LABELS))
+    X = rng.uniform(-1, 1, (DEVICES, RECORDS, FEATURES))
+    Y = rng.uniform(-1, 1, (DEVICES, RECORDS, LABELS))
+    full = sum(gradient(*data, W) for data in zip(X, Y, strict=True))
+    errors = {True: [], False: []}
+    for _ in range(20000):
+        parts = [encode_projected(x, y, C, S, rng) for x, y in zip(X, Y, strict=True)]
+        Xt, Yt = sum(part.features for part in parts), sum(part.labels for part in parts)
+        for make_up, found in errors.items():
+            sent = projected_gradient(Xt, Yt, W, devices=DEVICES, s=S, c=C, make_up=make_up)
+            found.append(sent - full)
+    for make_up, bias in ((True, 0 * W), (False, DEVICES * S * W)):
+        error = np.array(errors[make_up])
+        spread = error.std(axis=0) / math.sqrt(len(error))
+        assert (np.abs(error.mean(axis=0) - bias) < 4 * spread).all()
+    assert np.abs(DEVICES * S * W).max() > 10 * spread.max()  # so the two can be told apart
+    squares = np.sum(np.array(errors[True]) ** 2, axis=(1, 2))
+    expected = projected_mse(list(zip(X, Y, strict=True)), W, c=C, s=S)
+    assert abs(squares.mean() - expected) < 4 * squares.std() / math.sqrt(len(squares))
+
+
+def test_an_upload_has_the_stated_size() -> None:
+    rng = np.random.default_rng(0)
+    coded = encode_projected(np.ones((7, 4)), np.ones((7, 2)), 5, 1.0, rng)
+    assert (coded.features.shape, coded.labels.shape) == ((5, 4), (5, 2))
+
+
+@pytest.mark.parametrize(
+    ("eps", "expected"),
+    [(0.01, 495.0), (0.1, 45.17), (1, 1.565), (5, 4.54e-4), (10, 2.06e-8)],
+)
+def test_the_noise_of_a_level(eps: float, expected: float) -> None:
+    s = sigma2_for_eps_projected(eps, 10)
+    assert s == pytest.approx(expected, rel=1e-3)
+    assert s == pytest.approx(10 / math.expm1(2 * eps))
+    assert eps_projected(10, s) == pytest.approx(eps)
+    assert eps_projected(10, 0) == math.inf
+
+
+@pytest.mark.parametrize("s", [0.1, 1.0, 20.0])
+def test_two_points_tell_less_than_the_level(s: float) -> None:
+    # Who knows the projection sees a channel whose means are 2 |column| / sqrt(s) apart.
+    def information(distance: float) -> float:
+        def term(y: float) -> float:
+            value = (math.exp(-(y**2) / 2) + math.exp(-((y - distance) ** 2) / 2)) / 2
+            value /= math.sqrt(2 * math.pi)
+            return -value * math.log(value) if value > 0 else 0.0
+
+        entropy, _ = quad(term, -12, distance + 12, points=[0, distance], limit=400)
+        return float(entropy) - math.log(2 * math.pi * math.e) / 2
+
+    rng = np.random.default_rng(0)
+    columns = np.linalg.norm(rng.standard_normal((200, C)), axis=1)
+    mean = np.mean([information(2 * column / math.sqrt(s)) for column in columns])
+    assert 0 < mean <= eps_projected(C, s)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: eps_projected(0, 1.0), "c"),
+        (lambda: eps_projected(1, -1.0), "s"),
+        (lambda: sigma2_for_eps_projected(0, 1), "eps"),
+        (lambda: sigma2_for_eps_projected(1e4, 1), "eps"),
+        (lambda: sigma2_for_eps_projected(1, 0), "c"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(call: Callable[[], float], name: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{name} = "):
+        call()
