@@ -1,5 +1,6 @@
 """The client half of each scheme, and the adapters that put it into a Flower app."""
 
+from .acfl import ACFLClient, acfl_client_app
 from .adapters import as_mod, numpy_client_app, own_client_app
 from .base import SchemeClient, Train, Trained
 from .central_dp import CentralDPClient
@@ -15,6 +16,7 @@ from .secure_sum import SecureSumClient
 from .udp import UDPClient
 
 __all__ = [
+    "ACFLClient",
     "CentralDPClient",
     "DrawnFedAvgClient",
     "FedAvgClient",
@@ -28,6 +30,7 @@ __all__ = [
     "Train",
     "Trained",
     "UDPClient",
+    "acfl_client_app",
     "as_mod",
     "numpy_client_app",
     "own_client_app",

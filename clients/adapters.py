@@ -33,7 +33,7 @@ from .base import SchemeClient, Train, Trained, bare_refusal
 from .node import App, answer
 from .records import RecordArrays, first_array_record, to_record
 
-__all__ = ["as_mod", "numpy_client_app", "own_client_app"]
+__all__ = ["OwnClient", "as_mod", "numpy_client_app", "own_client_app"]
 
 ClientFunction = Callable[[Message, Context], Message]
 
@@ -145,31 +145,49 @@ def own_client_app(
     data_fn : callable
         Takes the context and returns the client's data.
     """
-
-    def no_training(client: SchemeClient, message: Message, context: Context) -> Train:
-        def train(arrays: Arrays) -> Trained:
-            raise ProtocolError(f"the scheme '{client.scheme}' has no user training")
-
-        return train
-
-    def no_evaluation(client: SchemeClient, message: Message, context: Context) -> dict[str, Any]:
-        raise ProtocolError(f"the scheme '{client.scheme}' has no evaluation on the clients")
-
-    own_app = App(
-        client=lambda context: scheme_client(data_fn(context), context),
-        train=no_training,
-        evaluate=no_evaluation,
-    )
     app = ClientApp()
-
-    def work(message: Message, context: Context) -> Message:
-        if RECORD not in message.content:
-            return _refusal(f"the message has no record '{RECORD}'", message)
-        return answer(own_app, message, context)
-
+    work = OwnClient(scheme_client, data_fn)
     app.train()(work)
     app.evaluate()(work)
     return app
+
+
+class OwnClient:
+    """Answers the messages of a scheme that brings its own client, whatever app they came to.
+
+    Parameters
+    ----------
+    scheme_client, data_fn
+        As those of `own_client_app`.
+    """
+
+    def __init__(
+        self,
+        scheme_client: Callable[[Any, Context], SchemeClient],
+        data_fn: Callable[[Context], Any],
+    ) -> None:
+        self._app = App(
+            client=lambda context: scheme_client(data_fn(context), context),
+            train=_no_training,
+            evaluate=_no_evaluation,
+        )
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message of this library; refuse every other one."""
+        if not message.has_content() or RECORD not in message.content:
+            return _refusal(f"the message has no record '{RECORD}'", message)
+        return answer(self._app, message, context)
+
+
+def _no_training(client: SchemeClient, message: Message, context: Context) -> Train:
+    def train(arrays: Arrays) -> Trained:
+        raise ProtocolError(f"the scheme '{client.scheme}' has no user training")
+
+    return train
+
+
+def _no_evaluation(client: SchemeClient, message: Message, context: Context) -> dict[str, Any]:
+    raise ProtocolError(f"the scheme '{client.scheme}' has no evaluation on the clients")
 
 
 def _is_bare_work(message: Message) -> bool:

@@ -60,6 +60,8 @@ class Custody:
         Everything that was released about the client's data.
     replies : KeptReplies
         The last noised replies.
+    setups : KeptReplies
+        Replies that are given once for a whole experiment.
     policy : Policy
         What the operator allows.
     client_id : str
@@ -76,6 +78,7 @@ class Custody:
 
     ledger: Ledger
     replies: KeptReplies
+    setups: KeptReplies
     policy: Policy
     client_id: str
     insecure_seed: int | None
@@ -110,6 +113,7 @@ class Custody:
         return cls(
             ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set),
             replies=KeptReplies(folder / f"{client_id}.replies"),
+            setups=KeptReplies(folder / f"{client_id}.setups"),
             policy=Policy() if policy is None else _usable("policy", Policy.read, policy),
             client_id=client_id,
             insecure_seed=None if seed is None else int(str(seed)),

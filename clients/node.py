@@ -48,7 +48,7 @@ from . import secure_sum
 from .base import SchemeClient, Train
 from .records import RecordArrays, first_array_record, to_record
 
-__all__ = ["COHORTS_VARIABLE", "App", "answer"]
+__all__ = ["COHORTS_VARIABLE", "App", "answer", "discreet"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -106,10 +106,10 @@ def answer(app: App, message: Message, context: Context) -> Message:
         return Message(Error(ERROR_CODE, str(error)), reply_to=message)
 
 
-def _discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Made]:
+def discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Made]:
     """Return a user's training or evaluation whose errors say nothing of the data."""
 
-    def discreet(*given: _Given.args, **named: _Given.kwargs) -> _Made:
+    def guarded(*given: _Given.args, **named: _Given.kwargs) -> _Made:
         try:
             return work(*given, **named)
         except FlwrPrivacyError:
@@ -121,7 +121,7 @@ def _discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Mad
                 f"the client's own {what} failed; the log of the node says how"
             ) from None
 
-    return discreet
+    return guarded
 
 
 def _built(app: App, context: Context) -> SchemeClient:
@@ -174,7 +174,7 @@ def _play(
         evaluate = partial(app.evaluate, client, message, context)
         metrics = dict(
             client.judge(
-                arrays, fields, evaluate if client.bare else _discreet(evaluate, "evaluation")
+                arrays, fields, evaluate if client.bare else discreet(evaluate, "evaluation")
             )
         )
         return RecordDict(
@@ -191,7 +191,7 @@ def _play(
     fields |= _named(header, place)
     train = app.train(client, message, context)
     out, own = client.handle(
-        header.phase, arrays, fields, train if client.bare else _discreet(train, "training")
+        header.phase, arrays, fields, train if client.bare else discreet(train, "training")
     )
     metrics = dict(own.pop(METRICS, {}))
     if place is not None:

@@ -12,7 +12,6 @@ from flwr_privacy.wire import Fields
 from .custody import Custody
 
 __all__ = [
-    "UNPROVEN",
     "PlannedRelease",
     "check_code_limit",
     "check_policy",
@@ -20,14 +19,27 @@ __all__ = [
     "check_unaccounted",
     "check_unanswered",
     "question_of",
+    "unproven",
 ]
 
 logger = logging.getLogger("flwr.privacy")
 
-UNPROVEN = "udp-unproven"
-"""Scheme of the entries of a ledger whose cost is claimed, and not proven."""
+_UNPROVEN = "-unproven"
 
 _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
+
+
+def unproven(scheme: str) -> str:
+    """Return the name under which a scheme's releases stand in a ledger if more leaves than that.
+
+    Their cost is claimed and not proven, or they are not all that leaves.
+
+    Examples
+    --------
+    >>> unproven("udp")
+    'udp-unproven'
+    """
+    return scheme + _UNPROVEN
 
 
 def question_of(phase: str, fields: Fields) -> Question:
@@ -213,7 +225,7 @@ class PlannedRelease:
         policy = self.custody.policy
         if policy.max_epsilon is None:
             return
-        if any(entry.scheme == UNPROVEN for entry in entries):
+        if any(entry.scheme.endswith(_UNPROVEN) for entry in entries):
             raise DeclinedError(
                 "the node's policy has max_epsilon, and its ledger has releases whose cost is not "
                 "proven"

@@ -202,7 +202,8 @@ def join(
 def step_of(header: Header) -> int:
     """Return which of a round's sums a question for a vector is about.
 
-    The training is the first; every later question of the scheme is one more.
+    The training is the first; every later question of the scheme is one more. Before round 1 there
+    is no training, and the first question, a setup, has the first sum.
 
     Raises
     ------
@@ -216,7 +217,7 @@ def step_of(header: Header) -> int:
         raise ProtocolError(
             f"request {header.request} of phase '{header.phase}': expected 0 or more"
         )
-    return header.request + 1
+    return header.request + (header.server_round > 0)
 
 
 def summed(mean: WeightedMean, content: RecordDict) -> WeightedMean:

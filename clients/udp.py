@@ -6,7 +6,7 @@ bytes are kept, so that the same question gets the same answer.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,14 +17,9 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
-from flwr_privacy.documents import dumps, loads
-from flwr_privacy.errors import (
-    DeclinedError,
-    InvalidParameterError,
-    ProtocolError,
-)
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
-from flwr_privacy.ledger import Entry, Question
+from flwr_privacy.ledger import Question
 from flwr_privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.udp import (
@@ -41,15 +36,16 @@ from flwr_privacy.wire import EVALUATE, METRICS, TRAIN, Fields
 
 from .base import Evaluate, SchemeClient, Train
 from .custody import Custody, refuse_node_keys
+from .kept import Answer, mark_insecure, once
 from .per_record import PerRecordPlan, asked, asked_loss
 from .release import (
-    UNPROVEN,
     PlannedRelease,
     check_code_limit,
     check_summed,
     check_unaccounted,
     check_unanswered,
     question_of,
+    unproven,
 )
 
 __all__ = ["UDPClient"]
@@ -59,8 +55,6 @@ _NOISE_REACH = 8  # standard deviations of noise that codes must hold; beyond, t
 _SHARE_REACH = 12  # of a share: what is beyond would show by itself
 _LOSS_STEPS = 1024  # at least so many steps of a loss's grid are its sensitivity
 _LOSSES = ("loss", "eval_loss")
-
-_Answer = tuple[Arrays, Fields]
 
 
 class UDPClient(SchemeClient):
@@ -119,13 +113,13 @@ class UDPClient(SchemeClient):
         release = self._release(custody, question, terms, charge)
         if not terms.proven:
             check_unaccounted(custody, scheme=self.scheme)
-            release = replace(release, scheme=UNPROVEN)
+            release = replace(release, scheme=unproven(self.scheme))
         release.check_policy(terms.noise_multiplier)
         if terms.parties:
             check_summed(terms.parties, fields["summed"])
             return _shared(release, terms, start, train)
 
-        def prepare() -> Callable[[SecureRandom], _Answer]:
+        def prepare() -> Callable[[SecureRandom], Answer]:
             sampler = custody.random(question, "sample")
             update, weight, bound = _released_update(terms, start, train, sampler)
             sigma = terms.noise_multiplier * (bound + _apart(terms, update.vector.size))
@@ -135,14 +129,14 @@ class UDPClient(SchemeClient):
             codes = grid.encode(update.vector)
             update.vector.resize(0, refcheck=False)  # frees it: it is as large as two models
 
-            def noised(random: SecureRandom) -> _Answer:
+            def noised(random: SecureRandom) -> Answer:
                 np.add(codes, discrete_gaussian(codes.size, sigma / grid.step, random), out=codes)
                 metrics = {_NUM_EXAMPLES: weight, "sigma": sigma}
                 return update.arrays(saturated(codes)), {METRICS: metrics}
 
             return noised
 
-        return _once(release, terms, prepare)
+        return once(release, records.write(terms), prepare)
 
     def judge(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
         """Answer with the clipped, noised loss of a model.
@@ -163,7 +157,7 @@ class UDPClient(SchemeClient):
         release = self._release(custody, question, terms, charge)
         release.check_policy(terms.noise_multiplier)
 
-        def prepare() -> Callable[[SecureRandom], _Answer]:
+        def prepare() -> Callable[[SecureRandom], Answer]:
             loss, weight, bound = _judged(terms, start, evaluate)
             grid = Grid.below(bound / _LOSS_STEPS, bits=0)
             sigma = terms.noise_multiplier * (bound + grid.step)  # a loss is truncated to the grid
@@ -171,7 +165,7 @@ class UDPClient(SchemeClient):
             if gap > terms.gap:
                 raise InvalidParameterError("gap", terms.gap, f"at least {gap:.3g}, for a loss")
 
-            def noised(random: SecureRandom) -> _Answer:
+            def noised(random: SecureRandom) -> Answer:
                 code = int(loss / grid.step) + int(
                     discrete_gaussian(1, sigma / grid.step, random)[0]
                 )
@@ -179,7 +173,7 @@ class UDPClient(SchemeClient):
 
             return noised
 
-        answer: dict[str, Any] = _once(release, terms, prepare)[1][METRICS]
+        answer: dict[str, Any] = once(release, records.write(terms), prepare)[1][METRICS]
         return answer
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
@@ -212,63 +206,7 @@ class UDPClient(SchemeClient):
         )
 
 
-def _once(
-    release: PlannedRelease,
-    terms: Terms | LossTerms,
-    prepare: Callable[[], Callable[[SecureRandom], _Answer]],
-) -> _Answer:
-    """Answer a question: with the kept answer, or with a new one that is charged and kept.
-
-    `prepare` does everything but the noise; what it returns adds the noise.
-    """
-    asked = records.write(terms)
-    custody, question = release.custody, release.question
-    entries = custody.ledger.entries()
-    if (kept := _kept(custody, question, asked, entries)) is not None:
-        return kept
-    release.check_affordable(entries)
-    noised = prepare()
-    with custody.ledger.locked() as book:
-        # Another message with the same question may have been answered meanwhile.
-        if (kept := _kept(custody, question, asked, book.entries)) is not None:
-            return kept
-        release.check_affordable(book.entries)
-        book.charge(release.entry())
-        out, own = noised(custody.random(question, "noise"))
-        _mark_insecure(custody, own)
-        custody.replies.keep(question, dumps({"arrays": out, "fields": own, "asked": asked}))
-    return out, own
-
-
-def _kept(
-    custody: Custody, question: Question, asked: Fields, entries: Sequence[Entry]
-) -> _Answer | None:
-    """Return the kept reply to a question; one that was never charged must not leave.
-
-    Raises
-    ------
-    DeclinedError
-        If the same question was asked with other terms: the codes mean something else then.
-    """
-    if all(entry.question != question for entry in entries):
-        return None
-    kept = custody.replies.find(question)
-    if kept is None:
-        return None
-    state = loads(kept)
-    if state["asked"] != asked:
-        raise DeclinedError(
-            f"the question of round {question.server_round} was answered before, with other terms"
-        )
-    return state["arrays"], state["fields"]
-
-
-def _mark_insecure(custody: Custody, own: Fields) -> None:
-    if custody.insecure_seed is not None:
-        own[METRICS]["insecure-noise"] = 1.0
-
-
-def _shared(release: PlannedRelease, terms: Terms, start: Arrays, train: Train) -> _Answer:
+def _shared(release: PlannedRelease, terms: Terms, start: Arrays, train: Train) -> Answer:
     """Answer with codes that have a share of the noise, for one sum that is opened once.
 
     There is no kept reply: with the same share in two sums, or in none, the one or the difference
@@ -296,7 +234,7 @@ def _shared(release: PlannedRelease, terms: Terms, start: Arrays, train: Train) 
         book.charge(release.entry())
     codes += discrete_gaussian(codes.size, share / grid.step, custody.random(question, "noise"))
     own: Fields = {METRICS: {_NUM_EXAMPLES: 1}}
-    _mark_insecure(custody, own)
+    mark_insecure(custody, own)
     return {**update.arrays(codes), **out}, own
 
 

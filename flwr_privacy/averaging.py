@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .arrays import Arrays, is_finite
 from .errors import FlwrPrivacyError
 
-__all__ = ["Metrics", "ReplyRefusedError", "WeightedMean", "take_weight"]
+__all__ = ["EvenWeights", "Metrics", "ReplyRefusedError", "WeightedMean", "take_weight"]
 
 Metrics = Mapping[str, Any]
 """Numbers, or lists of numbers, by name."""
@@ -173,6 +173,11 @@ class WeightedMean:
             mean[name] = exact.astype(dtype).reshape(shape)
         return mean
 
+    @property
+    def sums(self) -> dict[str, NDArray[Any]]:
+        """The weighted sums, by name; empty before the first reply."""
+        return dict(self._sums)
+
     def metrics(self) -> dict[str, Any]:
         """Return the weighted mean of each metric over the replies that had it."""
         return {
@@ -264,6 +269,38 @@ class WeightedMean:
         sums, weights = self._metrics.get(key, (np.zeros_like(numbers), 0.0))
         if np.isfinite(numbers).all() and sums.shape == numbers.shape:
             self._metrics[key] = (sums + numbers, weights + weight)
+
+
+class EvenWeights(WeightedMean):
+    """A mean in which every reply weighs 1: its weighted sums are plain sums.
+
+    Examples
+    --------
+    >>> mean = EvenWeights({"w": np.zeros(1)})
+    >>> mean.fold("a", {"w": np.array([1.0])}, weight=3)
+    Traceback (most recent call last):
+    ...
+    flwr_privacy.averaging.ReplyRefusedError: weight: 3: every client weighs 1
+    """
+
+    def fold(
+        self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
+    ) -> None:
+        """Add one reply.
+
+        Raises
+        ------
+        ReplyRefusedError
+            As `WeightedMean.fold`, and if it does not weigh 1.
+        """
+        if weight != 1:
+            raise ReplyRefusedError("weight", f"{weight}: every client weighs 1")
+        super().fold(client_id, arrays, weight=weight, metrics=metrics)
+
+    def _check_total(self, weight: float, clients: int) -> None:
+        if weight != clients:
+            raise ReplyRefusedError("weight", f"{weight} of {clients} replies that weigh 1")
+        super()._check_total(weight, clients)
 
 
 class StateFields:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Arrays
-from .averaging import Metrics, ReplyRefusedError, WeightedMean
+from .averaging import EvenWeights, ReplyRefusedError, WeightedMean
 from .errors import InvalidParameterError, check_integer
 
 __all__ = ["CODE_LIMIT", "MOST_WEIGHT", "EvenMean", "Grid", "GridMean", "saturated"]
@@ -58,6 +58,18 @@ class Grid:
         Grid(exponent=-8)
         """
         return cls(math.frexp(bound)[1] - 1 - bits)
+
+    @classmethod
+    def holding(cls, reach: float) -> "Grid":
+        """Return the finest grid that has codes for all values up to `reach`.
+
+        Examples
+        --------
+        >>> Grid.holding(1.0)
+        Grid(exponent=-30)
+        """
+        # A code less for what rounding may add to a value at the end.
+        return cls(math.frexp(reach / (CODE_LIMIT - 1))[1])
 
     @property
     def step(self) -> float:
@@ -129,11 +141,6 @@ class GridMean(WeightedMean):
         self._start = dict(start)
         self._grid = grid
 
-    @property
-    def sums(self) -> dict[str, NDArray[np.int64]]:
-        """The weighted sums of the codes, by name."""
-        return dict(self._sums)
-
     def finish(self) -> dict[str, NDArray[np.generic]]:
         """Return the start plus the mean update, with the start's names and dtypes.
 
@@ -163,19 +170,5 @@ class GridMean(WeightedMean):
             raise ReplyRefusedError("range", f"with weight {weight} the sum could leave 64 bits")
 
 
-class EvenMean(GridMean):
+class EvenMean(EvenWeights, GridMean):
     """The same where every reply weighs 1, because its noise is for that."""
-
-    def fold(
-        self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
-    ) -> None:
-        """Add one reply.
-
-        Raises
-        ------
-        ReplyRefusedError
-            As `WeightedMean.fold`, and if it does not weigh 1.
-        """
-        if weight != 1:
-            raise ReplyRefusedError("weight", f"{weight}: every client weighs 1")
-        super().fold(client_id, arrays, weight=weight, metrics=metrics)

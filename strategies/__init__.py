@@ -1,6 +1,7 @@
 """The server half of each scheme: Flower strategies on one shared loop."""
 
 from .accounting import FlowerAccountant
+from .acfl import ACFL
 from .base import SchemeStrategy
 from .central_dp import CentralDP
 from .experiment import SchemeResult
@@ -11,6 +12,7 @@ from .mspdq_baselines import DrawnFedAvg, JoPEQFedAvg, NbAFL, QuantizedFedAvg
 from .udp import UDP
 
 __all__ = [
+    "ACFL",
     "MSP",
     "MSPDQ",
     "UDP",

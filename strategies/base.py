@@ -379,6 +379,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 bounds_of=self.bounds_of,
             )
             self._sums.load_state(self._promised_before)
+        self._template = arrays_of(arrays)
         self.setup(grid)
         card: PrivacyCard | None = None
         for server_round in range(first_round, num_rounds + 1):
@@ -487,11 +488,15 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             assigned, quorum = self._sums.assigned, self._sums.quorum(self.quorum)
         fields = self.question(server_round)
         messages = self.put(server_round, TRAIN, content, assigned, fields=fields, quorum=quorum)
-        if not self._announced:  # once the clients of a secure sum are known
-            logger.info("%s", self._promise().text())
-            self._announced = True
+        self.announce()
         self.note_asked(TRAIN)
         return messages
+
+    def announce(self) -> None:
+        """Log the promise, once; call it when the clients of a secure sum are known."""
+        if not self._announced:
+            logger.info("%s", self._promise().text())
+            self._announced = True
 
     def note_asked(self, phase: str) -> None:
         """Note whom a question will cost something, before it leaves."""

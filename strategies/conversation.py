@@ -8,6 +8,7 @@ counted on the way.
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -96,6 +97,16 @@ class Conversation:
         self._open: dict[str, tuple[Round, int, float]] = {}  # unanswered: book, node, expiry
         self._late_answers = self._late_bytes = 0
         self._requests: Counter[tuple[int, str]] = Counter()
+        self._patient = False
+
+    @contextmanager
+    def patiently(self) -> Iterator[None]:
+        """Ask without a deadline but `timeout`: everybody is waited for, on either clock."""
+        before, self._patient = self._patient, True
+        try:
+            yield
+        finally:
+            self._patient = before
 
     def meet(self, grid: Grid) -> list[str]:
         """Greet the nodes that are new; return their clients. See `Federation.meet`."""
@@ -205,6 +216,7 @@ class Conversation:
             quorum=quorum,
             late=late,
             virtual_seconds=virtual_seconds,
+            seconds=self._real_deadline(),
         )
         if self.recorded:
             self._exchanges.append(book)
@@ -225,7 +237,7 @@ class Conversation:
             book.bytes_down += size * (len(clients) - len(questions))
             book.wire_bytes_down += payload_bytes(question)
             # The ttl is the deadline: an answer that comes later is not waited for by anybody.
-            messages.append(Message(question, node, message_type, ttl=self._real_deadline()))
+            messages.append(Message(question, node, message_type, ttl=book.seconds))
         return messages
 
     def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
@@ -236,12 +248,12 @@ class Conversation:
             book.question = messages[0].content
         quorum = None if self._stragglers else book.quorum
         left_open: dict[str, int] = {}
-        expires = time.monotonic() + self._real_deadline()
+        expires = time.monotonic() + book.seconds
         try:
             yield from exchange(
                 grid,
                 messages,
-                deadline=self._real_deadline(),
+                deadline=book.seconds,
                 enough=lambda: quorum is not None and book.folded >= quorum,
                 left_open=left_open,
             )
@@ -317,7 +329,7 @@ class Conversation:
             phase=header.phase,
             request=header.request,
             quorum=quorum,
-            deadline=self._deadline,
+            deadline=None if self._patient else self._deadline,
         )
 
     def _cohort(self, book: Round, clients: list[str]) -> ConfigRecord:
@@ -344,7 +356,7 @@ class Conversation:
         )
 
     def _real_deadline(self) -> float:
-        if self._deadline is None or self._stragglers is not None:
+        if self._deadline is None or self._patient or self._stragglers is not None:
             return self.timeout
         return self._deadline
 

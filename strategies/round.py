@@ -142,6 +142,8 @@ class Round:
         Clients whose simulated answer comes too late: counted, not used.
     virtual_seconds : float
         How long the exchange takes on the virtual clock.
+    seconds : float
+        Real seconds after which the missing replies are given up.
     """
 
     header: Header
@@ -151,6 +153,7 @@ class Round:
     quorum: int | None = None
     late: set[str] = field(default_factory=set)
     virtual_seconds: float = 0.0
+    seconds: float = 3600.0
     answered: set[str] = field(default_factory=set)
     folded: int = 0
     late_count: int = 0

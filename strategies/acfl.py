@@ -1,0 +1,734 @@
+"""ACFL on the server: coded data once, then gradients, mixed as the stragglers leave them.
+
+The model is one matrix. What the clients send is a gradient; the server makes the step.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid as FlowerGrid
+from numpy.typing import NDArray
+
+from flwr_privacy import fields as records
+from flwr_privacy.accounting import Charge
+from flwr_privacy.acfl.encoding import Moments, symmetrise
+from flwr_privacy.acfl.features import FeatureMap
+from flwr_privacy.acfl.plan import Plan, Wish, effective_rate
+from flwr_privacy.acfl.promise import promise, setup_privacy
+from flwr_privacy.acfl.scfl import projected_gradient
+from flwr_privacy.acfl.steps import StepSize
+from flwr_privacy.acfl.sums import (
+    GRADIENT,
+    SIZE,
+    Heard,
+    coded_sum,
+    gradient_sum,
+    heard,
+    moments_of,
+    sums_of,
+)
+from flwr_privacy.acfl.terms import (
+    MOMENTS,
+    NO_NOISE,
+    RAW,
+    RECORD,
+    SCFL,
+    GradientTerms,
+    SetupTerms,
+)
+from flwr_privacy.acfl.weights import AlphaPolicy, coded_energy
+from flwr_privacy.averaging import EvenWeights, WeightedMean
+from flwr_privacy.card import PrivacyCard
+from flwr_privacy.errors import (
+    CheckpointError,
+    DataError,
+    InvalidParameterError,
+    ProtocolError,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.grid import CODE_LIMIT
+from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError
+from flwr_privacy.wire import TRAIN, Fields
+
+from .base import SchemeStrategy
+from .conversation import Assigned, only
+from .round import ClientReply, arrays_of
+
+__all__ = ["ACFL"]
+
+logger = logging.getLogger("flwr.privacy")
+
+SETUP = "setup"
+
+
+class ACFL(SchemeStrategy):
+    """Linear regression by coded gradients and those that come in time (adaptive coded FL).
+
+    Parameters
+    ----------
+    *arguments, **options
+        FedAvg's and those of `SchemeStrategy`.
+    noise : {"record", "paper", "none"}, default "record"
+        What is noised. ``record``: the setup and all gradients, for a budget per record. ``paper``:
+        the setup alone, as printed; the gradients are exact. ``none``: nothing.
+    epsilon, delta : float, default 8.0 and 1e-5
+        Budget of a record over the whole training, with ``noise="record"``.
+    setup_share : float, default 0.5
+        Share of the budget (of mu squared, see `flwr_privacy.acfl.plan.Plan`) for the setup.
+    mi_epsilon : float, optional
+        With ``noise="paper"``: level in nats of the mutual information that the setup upload of a
+        client may give away of an entry; the variances follow (ACFL, (17)). By default 1, unless
+        `sigma1_sq` and `sigma2_sq` are given.
+    bound : {"paper", "tight"}, default "paper"
+        Which bound of it: (17), or a smaller one that is proven too.
+    split : {"equal", "optimal"}, default "equal"
+        Whether both variances are equal, or best for a model of norm `model_bound`.
+    sigma1_sq, sigma2_sq : float, optional
+        The variances themselves, of the entries of X^T X and X^T Y.
+    alpha : {"estimated", "bounds", "horizon"} or float, default "estimated"
+        Weight of the coded gradient: `flwr_privacy.acfl.weights.AlphaPolicy`. A number is a fixed
+        weight: 0.5 is the paper's NA, 0 rescales what came and needs no setup, 1 uses the coded
+        data alone and asks for no gradient.
+    predictable : bool, default False
+        Whether a round is weighed by what was seen before it.
+    straggler_rate : float or dict, optional
+        Probability that a client does not answer in time, of all or of each by its name; by default
+        estimated. With ``alpha=0`` and a rate of 0 stragglers are ignored.
+    gradient_bound, model_bound : float, optional
+        beta and C, for ``alpha="bounds"``.
+    project : bool, default False
+        Whether the model is kept within the norm `model_bound` (Assumption 3).
+    encoding : {"moments", "scfl"}, default "moments"
+        ``scfl`` is the baseline of random projections; ``alpha`` is a number then, the paper's 0.5.
+    symmetric_noise : bool, default False
+        Whether the noise of X^T X is symmetric, which halves what is sent.
+    symmetrize : bool, default False
+        Whether the server makes the coded features symmetric.
+    feature_bound, label_bound : float, default 1.0
+        Bounds of an entry (Assumption 1).
+    feature_norm, label_norm : float, optional
+        Bounds of the L2 norm of a row; by default what the bounds of the entries allow. The noise
+        of ``noise="record"`` follows from them.
+    features : FeatureMap or str, optional
+        What makes features of the clients' raw data, or its identity; every client must have the
+        same. By default their data are features.
+    one_hot : bool, default False
+        Whether labels must be one-hot, for classification.
+    learning_rate : float, optional
+        Step size; the loss is a sum over all records. By default one over the largest eigenvalue of
+        the coded features plus `ridge`.
+    schedule : {"constant", "inverse", "shifted"}, default "constant"
+        How it falls: `flwr_privacy.acfl.steps.StepSize`.
+    shift : float, default 200.0
+        Of ``schedule="shifted"``, in rounds.
+    ridge : float, default 0.0
+        mu of a term ``mu/2 |W|^2`` of the loss.
+    clipping_norm : float, default 1.0
+        L2 bound of the gradient of a record, with ``noise="record"``.
+    batch_fraction : float, default 1.0
+        Rate at which records are drawn for a gradient.
+    max_records : int, default 16384
+        Most records of a client: codes have room for so many.
+    rounds : int, optional
+        Rounds over which the budget is spread; by default those of `start`. Needed where a `start`
+        of your own runs the rounds.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or two do not go together.
+
+    Notes
+    -----
+    The model is the only array, W, of shape (features, labels); use float64. The setup is an
+    exchange before the first round that waits for everybody; who does not answer it takes no part
+    in the training, because its data would miss in the coded gradient. Clients that join later are
+    set up then, but not into a secure sum. Clients send no metrics and are not asked to evaluate.
+
+    Guarantee
+    ---------
+    Adversary: an honest-but-curious server; with a secure sum also the clients that collude with
+    it. With ``noise="record"``: the setup and all gradients of the training are
+    (epsilon, delta)-differentially private for data sets that differ in one record that is added or
+    removed, by Gaussian differential privacy over the releases that each client charges to its own
+    ledger; gradients are clipped per record. Under a secure sum the noise is in shares.
+    With ``noise="paper"`` the promise of the paper (mutual information of one entry in one setup
+    upload) is void against a server that sees the gradients: two rounds that a client answered, or
+    a few more where the model has fewer columns than rows, give its X^T X and X^T Y exactly,
+    whatever the noise (`flwr_privacy.attacks.linear_gradients`). Under a secure sum the server has
+    sums of exact gradients: the moments of all clients together, and in a long training with
+    changing stragglers those of single ones too.
+    Not covered: who takes part and when, and that values lie within their bounds.
+
+    Examples
+    --------
+    >>> from flwr_privacy.strategies import ACFL
+    >>> strategy = ACFL(epsilon=8.0, feature_norm=1.0, one_hot=True, deadline=30.0)
+    >>> as_printed = ACFL(noise="paper", mi_epsilon=1.0, straggler_rate=0.2, learning_rate=1e-4)
+    """
+
+    scheme: ClassVar[str] = "acfl"
+    summable: ClassVar[bool] = True
+    sum_phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN})
+    weight_key = "num-examples"  # the clients' own: 1
+
+    def __init__(
+        self,
+        *arguments: Any,
+        noise: str = RECORD,
+        epsilon: float = 8.0,
+        delta: float = 1e-5,
+        setup_share: float = 0.5,
+        mi_epsilon: float | None = None,
+        bound: str = "paper",
+        split: str = "equal",
+        sigma1_sq: float | None = None,
+        sigma2_sq: float | None = None,
+        alpha: str | float = "estimated",
+        predictable: bool = False,
+        straggler_rate: float | Mapping[str, float] | None = None,
+        gradient_bound: float | None = None,
+        model_bound: float | None = None,
+        project: bool = False,
+        encoding: str = MOMENTS,
+        symmetric_noise: bool = False,
+        symmetrize: bool = False,
+        feature_bound: float = 1.0,
+        label_bound: float = 1.0,
+        feature_norm: float | None = None,
+        label_norm: float | None = None,
+        features: FeatureMap | str | None = None,
+        one_hot: bool = False,
+        learning_rate: float | None = None,
+        schedule: str = "constant",
+        shift: float = 200.0,
+        ridge: float = 0.0,
+        clipping_norm: float = 1.0,
+        batch_fraction: float = 1.0,
+        max_records: int = 2**14,
+        rounds: int | None = None,
+        **options: Any,
+    ) -> None:
+        if rounds is not None:
+            check_integer("rounds", rounds, minimum=1)
+        self._rounds = rounds
+        self._weighing: dict[str, Any] = {
+            "policy": alpha,
+            "predictable": predictable,
+            "gradient_bound": gradient_bound,
+            "model_bound": model_bound,
+        }
+        self._rate = straggler_rate
+        AlphaPolicy(**self._weighing, straggler_rate=straggler_rate)  # or says what is not allowed
+        self._wish = Wish(
+            noise=noise,
+            epsilon=epsilon,
+            delta=delta,
+            setup_share=setup_share,
+            mi_epsilon=mi_epsilon,
+            bound=bound,
+            split=split,
+            sigma1_sq=sigma1_sq,
+            sigma2_sq=sigma2_sq,
+            alpha=alpha,
+            model_bound=model_bound,
+            encoding=encoding,
+            symmetric_noise=symmetric_noise,
+            feature_bound=feature_bound,
+            label_bound=label_bound,
+            feature_norm=feature_norm,
+            label_norm=label_norm,
+            feature_map=_identity(features),
+            one_hot=one_hot,
+            clipping_norm=clipping_norm,
+            batch_fraction=batch_fraction,
+            max_records=max_records,
+        )
+        self._symmetrised = symmetrize and not symmetric_noise
+        self.ridge = check_number("ridge", ridge, minimum=0)
+        if project and model_bound is None:
+            raise InvalidParameterError("model_bound", None, "a bound, with project = True")
+        self._radius = model_bound if project else None
+        if learning_rate is None and not self._wish.needs_setup:
+            raise InvalidParameterError(
+                "learning_rate", None, "a step size, where there are no coded data to tell it"
+            )
+        self._learning_rate = learning_rate
+        self._schedule: dict[str, Any] = {"schedule": schedule, "shift": shift}
+        StepSize(1.0 if learning_rate is None else learning_rate, **self._schedule)
+        super().__init__(*arguments, **options)
+        self.fraction_evaluate = 0.0
+        if self.secure_sum is not None and isinstance(straggler_rate, Mapping):
+            raise InvalidParameterError(
+                "straggler_rate", dict(straggler_rate), "one rate of all under a secure sum"
+            )
+
+    def _build(self) -> None:
+        super()._build()
+        self.policy: AlphaPolicy | None = None
+        self._loaded: dict[str, Any] | None = None  # what it has seen before a resume
+        self.coded: Moments | None = None
+        self.members: list[str] = []
+        self._setup_terms: SetupTerms | None = None
+        self._terms: GradientTerms | None = None
+        self._rate_found: float | None = None  # the step size, where the coded data tell it
+        self._quorum: tuple[int, int, int] | None = None
+        self._insecure = False
+        self._of_round: dict[str, float] = {}
+
+    # -- The setup ---------------------------------------------------------------------------
+
+    def setup(self, grid: FlowerGrid) -> None:
+        """Have every client encode its data, once for an experiment.
+
+        Raises
+        ------
+        ProtocolError
+            If no client does, or too few for a secure sum.
+        InvalidParameterError
+            If the noise is too little for the codes, or there is no one matrix to train.
+        """
+        if not self._wish.needs_setup or self.coded is not None:
+            return
+        with self.conversation.patiently():
+            if self._sums is None:
+                assigned = self._everybody(grid, 0)
+            else:
+                try:
+                    self._sums.prepare(grid, 0, lambda r: self._everybody(grid, r))
+                except NotOpenedError as error:
+                    raise ProtocolError(f"the setup cannot be summed: {error}") from error
+                assigned = self._sums.assigned
+            self._ask_for_codes(grid, 0, assigned)
+        if self.coded is None:
+            raise ProtocolError(
+                "the setup failed: no local coded data set came, or their sum was not opened"
+            )
+
+    def joined(self, grid: FlowerGrid, server_round: int, clients: list[str]) -> None:
+        """Have clients that come later encode their data; a secure sum has no place for them."""
+        if not self._wish.needs_setup:
+            return
+        if self._sums is not None:
+            logger.warning("clients %s came after the setup and take no part", clients)
+            return
+        with self.conversation.patiently():
+            everybody = self._everybody(grid, server_round)
+            self._ask_for_codes(grid, server_round, only(everybody, set(clients)))
+
+    def _ask_for_codes(self, grid: FlowerGrid, server_round: int, assigned: Assigned) -> None:
+        talk = self.conversation
+        self._setup_terms = terms = self._planned().setup_terms(parties=self._parties())
+        self.announce()
+        messages = self.put(
+            server_round, SETUP, RecordDict(), assigned, fields=records.write(terms)
+        )
+        self.note_asked(SETUP)
+        mean, _ = self.collect(SETUP, talk.exchange(grid, messages, phase=SETUP))
+        asked = {client for clients in assigned.values() for client in clients}
+        came = set() if mean is None else set(mean.clients)
+        if missing := sorted(asked - came):
+            logger.warning("no setup came from %s: they take no part in the training", missing)
+        if mean is None:
+            return
+        new = moments_of(sums_of(mean, terms), terms)
+        if self.coded is not None:
+            new = Moments(self.coded.features + new.features, self.coded.labels + new.labels)
+        self.coded = new
+        self.members = sorted({*self.members, *came})
+        self._rate_found = None
+
+    # -- A round -----------------------------------------------------------------------------
+
+    def train_round(
+        self, grid: FlowerGrid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Ask for gradients and make a step; without any, one by the coded data alone."""
+        if self._wish.coded_only or not self.prepared(grid, server_round):
+            self._template = arrays_of(arrays)
+            return self._stepped(server_round, None, MetricRecord())
+        messages = self.configure_train(server_round, arrays, config, grid)
+        replies = self.conversation.exchange(grid, messages, phase=TRAIN)
+        return self.aggregate_train(server_round, replies)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
+    ) -> list[Message]:
+        """Return the questions for gradients.
+
+        Raises
+        ------
+        ProtocolError
+            If there was no setup: under a `start` of your own, which does not know it.
+        """
+        if self._wish.needs_setup and self.coded is None:
+            raise ProtocolError(
+                "there was no setup: ACFL works only where this strategy's own start runs the "
+                "rounds, or with alpha = 0"
+            )
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def question(self, server_round: int) -> Fields:
+        """Return the terms of a round."""
+        self._terms = self._planned().gradient_terms(self._model(), parties=self._parties())
+        return records.write(self._terms)
+
+    def accumulator(self, phase: str) -> WeightedMean:
+        """Return an empty sum of coded data sets or of gradients."""
+        if phase == SETUP and self._setup_terms is not None:
+            return coded_sum(self._setup_terms)
+        if phase == TRAIN and isinstance(self._rate, Mapping):
+            return EvenWeights(self._zeros())
+        if phase == TRAIN:
+            return gradient_sum(self._asked_terms())
+        return super().accumulator(phase)
+
+    def summed(self, phase: str) -> bool:
+        """Tell whether a node may add up; not where each client has a weight of its own."""
+        return phase == SETUP or (phase == TRAIN and not isinstance(self._rate, Mapping))
+
+    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
+        """Add a reply; where each client has its own rate, scaled by it.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If the reply cannot be used.
+        """
+        if phase != TRAIN or not isinstance(self._rate, Mapping):
+            return super().fold(phase, mean, reply)
+        terms = self._asked_terms()
+        alone = gradient_sum(terms)
+        super().fold(phase, alone, reply)
+        sums, p = sums_of(alone, terms), self._rates()[reply.client_id]
+        odds = math.sqrt(p) if terms.noise == RECORD else p  # a norm, or its square
+        scale = odds / (1 - p) if terms.noise == RECORD else odds / (1 - p) ** 2
+        scaled = {GRADIENT: sums[GRADIENT] / (1 - p), SIZE: sums[SIZE] * scale}
+        mean.fold(reply.client_id, scaled, weight=1)
+
+    def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
+        """Return the bounds of the codes, noise included; everybody weighs 1."""
+        if self.secure_sum is None:
+            raise ProtocolError("there is no secure sum")
+        return self.secure_sum.bounds(len(clients), code_limit=CODE_LIMIT, largest_weight=1)
+
+    def collect(
+        self, phase: str, messages: Iterable[Message]
+    ) -> tuple[WeightedMean | None, MetricRecord | None]:
+        """Fold the replies of a phase; note what they say of their noise."""
+        mean, metrics = super().collect(phase, messages)
+        self._insecure |= mean is not None and "insecure-noise" in mean.metrics()
+        return mean, metrics
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the gradients as they come, and make a step."""
+        mean, metrics = self.collect(TRAIN, replies)
+        if mean is None:
+            return self._stepped(server_round, None, MetricRecord())
+        terms = self._asked_terms()
+        sums = mean.sums if isinstance(self._rate, Mapping) else sums_of(mean, terms)
+        found = heard(sums, len(mean.clients), terms)
+        return self._stepped(server_round, found, metrics or MetricRecord())
+
+    def _stepped(
+        self, server_round: int, found: Heard | None, metrics: MetricRecord
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the model after the step of a round (ACFL, (9) and (10)); None to keep it."""
+        model = self._model()
+        if found is None:
+            found = Heard(0, np.zeros_like(model), 0.0)
+        norm_square = float((model**2).sum())
+        energy = self._energy(norm_square)
+        policy = self._weigher()
+        weights = policy.weigh(
+            t=server_round,
+            answered=found.answered,
+            devices=max(self._devices(), found.answered),
+            squares=found.squares,
+            energy=energy,
+            gradient_noise=self._gradient_noise(),
+        )
+        self._of_round = {"C2": norm_square, "energy": energy}
+        if self._wish.needs_setup:
+            self._of_round["members"] = len(self.members)
+        if policy.beta2 is not None:
+            self._of_round["beta2"] = policy.beta2
+        if policy.rate is not None and not self._wish.coded_only:
+            self._of_round["straggler_rate"] = policy.rate
+        if weights is None or (found.answered == 0 and weights.coded == 0):
+            return None, None
+        step = self._step_size().at(server_round)
+        direction = weights.received * found.gradient + self.ridge * model
+        if weights.coded:
+            direction += weights.coded * self._coded_gradient(model)
+        new = self._projected(model - step * direction)
+        self._of_round |= {
+            "alpha": weights.coded,
+            "received_weight": weights.received,
+            "step": step,
+        }
+        (name,), (like,) = self._template.keys(), self._template.values()
+        if not np.isfinite(new).all():
+            raise DataError(
+                f"the model is not finite after round {server_round}: the step {step:.3g} is too "
+                "large, or the coded data have eigenvalues below 0 (more ridge, less noise)"
+            )
+        renewed = {name: new.astype(like.dtype)}
+        return self.renewed(server_round, renewed, metrics, found.answered), metrics
+
+    # -- What the books and the history say --------------------------------------------------
+
+    def charge(self, phase: str) -> Charge | None:
+        """Return the cost of a setup or of a gradient, where a budget is kept."""
+        if self._wish.noise != RECORD:
+            return None
+        if phase == SETUP and self._setup_terms is not None:
+            return self._setup_terms.charge()
+        return self._asked_terms().charge() if phase == TRAIN else None
+
+    def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
+        """Return the weights of the round and what they follow from; what was spent."""
+        numbers = dict(self._of_round)
+        if self._setup_terms is not None and self._wish.noise != NO_NOISE:
+            privacy = setup_privacy(self._setup_terms, bound=self._wish.bound)
+            numbers |= {f"setup_{name}": value for name, value in privacy.items()}
+        spent, cap = card.guarantee.spent, card.guarantee.epsilon
+        if spent is not None and cap is not None:
+            numbers |= {"epsilon": spent, "epsilon_left": max(0.0, cap - spent)}
+        return numbers
+
+    def guarantee(self) -> Guarantee:
+        """Return the promise."""
+        exact_rounds = 2
+        if self._template:
+            features, labels = self._model().shape
+            exact_rounds = math.ceil(features / labels) + 1
+        return promise(
+            noise=self._wish.noise,
+            epsilon=self._wish.epsilon,
+            delta=self._wish.delta,
+            setup=self._setup_terms,
+            bound=self._wish.bound,
+            exact_rounds=exact_rounds,
+            summed=self.secure_sum is not None,
+            quorum=self._quorum,
+            insecure=self._insecure,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the coded data, who is in them, and what the weights follow from."""
+        return {
+            "wish": self._wish.lasting(),
+            "rounds": self._planned_rounds(),
+            "coded": None if self.coded is None else self.coded._asdict(),
+            "members": self.members,
+            "setup": None if self._setup_terms is None else records.write(self._setup_terms),
+            "policy": None if self.policy is None else self.policy.state(),
+            "insecure": self._insecure,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned.
+
+        Raises
+        ------
+        CheckpointError
+            If it was made for another budget, other noise or other bounds.
+        """
+        mine = {**self._wish.lasting(), "rounds": self._planned_rounds()}
+        theirs = {**state["wish"], "rounds": state["rounds"]}
+        for key, value in mine.items():
+            if theirs[key] != value:
+                raise CheckpointError(
+                    f"the checkpoint has {key} = {theirs[key]!r}, not {value!r}: what was set up "
+                    "and charged cannot be changed"
+                )
+        self._insecure = state["insecure"]
+        self.members = list(state["members"])
+        if state["coded"] is not None:
+            self.coded = Moments(**state["coded"])
+        if state["setup"] is not None:
+            self._setup_terms = records.read(SetupTerms, state["setup"])
+        self._loaded = state["policy"]
+
+    # -- Parts -------------------------------------------------------------------------------
+
+    def _opened(self, masked: MaskedSum, phase: str, server_round: int) -> WeightedMean:
+        if phase == SETUP:  # those who deal for the first round are drawn now
+            self.members = sorted(masked.clients)
+        return super()._opened(masked, phase, server_round)
+
+    def _everybody(self, grid: FlowerGrid, server_round: int) -> Assigned:
+        return self.conversation.sample(grid, server_round, SETUP, fraction=1.0, minimum=1)
+
+    def _drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+        """Draw the clients of a round among those that were set up."""
+        if self.fraction_train == 0:
+            return {}
+        left_out: set[str] = set()
+        if self._wish.needs_setup:
+            left_out = set(self.federation.clients()).difference(self.members)
+        return self.conversation.sample(
+            grid,
+            server_round,
+            TRAIN,
+            fraction=self.fraction_train,
+            minimum=self.min_train_nodes,
+            without=left_out,
+        )
+
+    def _planned(self) -> Plan:
+        features, labels = self._model().shape
+        return Plan(
+            wish=self._wish, features=features, labels=labels, rounds=self._planned_rounds() or 1
+        )
+
+    def _planned_rounds(self) -> int | None:
+        rounds = self._rounds or self.planned_rounds
+        if rounds is None and self._wish.noise == RECORD:
+            raise InvalidParameterError(
+                "rounds", rounds, "the rounds to spread the budget over, under your own start"
+            )
+        return rounds if self._wish.noise == RECORD else None
+
+    def _parties(self) -> int:
+        """Return how many honest clients share the noise of a sum; 0 without a secure sum."""
+        if self.secure_sum is None or self._sums is None:
+            return 0
+        cohort, settings = self._sums.cohort, self.secure_sum
+        self._quorum = cohort, settings.threshold_of(cohort), settings.colluders_of(cohort)
+        return settings.honest_in_sums(cohort)
+
+    def _model(self) -> NDArray[np.float64]:
+        """Return the model as it is before the step."""
+        shapes = {name: np.shape(array) for name, array in self._template.items()}
+        if len(shapes) != 1 or any(len(shape) != 2 for shape in shapes.values()):
+            raise InvalidParameterError(
+                "initial_arrays", shapes, "one matrix of shape (features, labels)"
+            )
+        (array,) = self._template.values()
+        if not np.issubdtype(array.dtype, np.floating):
+            raise InvalidParameterError("initial_arrays", str(array.dtype), "a matrix of floats")
+        return np.array(array, np.float64)
+
+    def _zeros(self) -> dict[str, NDArray[np.float64]]:
+        return {GRADIENT: np.zeros_like(self._model()), SIZE: np.zeros(1)}
+
+    def _devices(self) -> int:
+        """Return over how many clients the objective is a sum."""
+        if self._wish.needs_setup:
+            return len(self.members)
+        return len(self.federation.clients()) if self.federation.met else 1
+
+    def _rates(self) -> Mapping[str, float]:
+        rates = self._rate if isinstance(self._rate, Mapping) else {}
+        known = self.members if self._wish.needs_setup else self.federation.clients()
+        if lacking := sorted(set(known).difference(rates)):
+            raise InvalidParameterError(
+                "straggler_rate", sorted(rates), f"a rate for every client, {lacking} among them"
+            )
+        return rates
+
+    def _weigher(self) -> AlphaPolicy:
+        """Return what weighs the rounds; it is made when it is known who there is."""
+        if self.policy is None:
+            asked, population = self.federation.sample_size(
+                fraction=self.fraction_train, minimum=self.min_train_nodes
+            )
+            rate = self._rates() if isinstance(self._rate, Mapping) else self._rate
+            rate = effective_rate(rate, min(1.0, asked / max(1, population)))
+            self.policy = AlphaPolicy(**self._weighing, straggler_rate=rate)
+            if self._loaded is not None:
+                self.policy.load(self._loaded)
+        return self.policy
+
+    def _energy(self, norm_square: float) -> float:
+        """Return D_t, the energy of the noise of one client in the coded gradient."""
+        terms = self._setup_terms
+        if terms is None:
+            return 0.0
+        if self._weighing["policy"] == "bounds":
+            norm_square = float(self._weighing["model_bound"]) ** 2
+        first, second = terms.share_of(terms.sigma_features), terms.share_of(terms.sigma_labels)
+        return coded_energy(
+            norm_square,
+            first**2,
+            second**2,
+            terms.features,
+            terms.labels,
+            symmetrised=self._symmetrised,
+        )
+
+    def _gradient_noise(self) -> float:
+        """Return the expected square of the norm of the noise in one client's gradient."""
+        if self._terms is None or self._terms.noise != RECORD:
+            return 0.0
+        sigma = self._terms.share_of(self._terms.sigma) / self._terms.batch_fraction
+        return self._terms.features * self._terms.labels * sigma**2
+
+    def _coded_gradient(self, model: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the gradient of the coded data (ACFL, (8))."""
+        if self.coded is None or self._setup_terms is None:
+            raise ProtocolError("there are no coded data")
+        features, labels = self.coded
+        if self._wish.encoding == SCFL:
+            s = self._setup_terms.share_of(self._setup_terms.sigma_features) ** 2
+            return projected_gradient(
+                features, labels, model, devices=len(self.members), s=s, c=len(features)
+            )
+        if self._symmetrised:
+            features = symmetrise(features)
+        return features @ model - labels
+
+    def _step_size(self) -> StepSize:
+        rate = self._learning_rate
+        if rate is None:
+            rate = self._rate_found = self._rate_found or self._rate_of_coded()
+        return StepSize(rate, **self._schedule)
+
+    def _rate_of_coded(self) -> float:
+        """Return the step size that the coded data tell."""
+        if self.coded is None or self._setup_terms is None:
+            raise ProtocolError("there are no coded data")
+        features = self.coded.features
+        if self._wish.encoding == SCFL:
+            noise = self._setup_terms.share_of(self._setup_terms.sigma_features) ** 2
+            gram = features.T @ features / len(features)
+            features = gram - len(self.members) * noise * np.eye(len(gram))
+        values = np.linalg.eigvalsh(symmetrise(features))
+        logger.info(
+            "eigenvalues of the coded features: %.4g to %.4g; one below 0 makes a fixed weight "
+            "unstable",
+            *(values[0], values[-1]),
+        )
+        largest = float(values[-1]) + self.ridge
+        if largest <= 0:
+            raise InvalidParameterError(
+                "learning_rate", None, "a step size: the coded data have no eigenvalue above 0"
+            )
+        return 1 / largest
+
+    def _projected(self, model: NDArray[np.float64]) -> NDArray[np.float64]:
+        norm = float(np.linalg.norm(model))
+        if self._radius is None or norm <= self._radius:
+            return model
+        return model * (self._radius / norm)
+
+    def _asked_terms(self) -> GradientTerms:
+        if self._terms is None:
+            raise ProtocolError("no question was asked yet")
+        return self._terms
+
+
+def _identity(features: FeatureMap | str | None) -> str:
+    if features is None:
+        return RAW
+    return features if isinstance(features, str) else features.identity
