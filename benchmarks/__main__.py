@@ -13,6 +13,7 @@ from .noise import noise
 from .per_record import per_record
 from .private import private
 from .quantize import quantize
+from .rehearsal import rehearsal
 from .report import HEADER, Comparison
 from .rounds import cohorts, echo, fedavg, secure_fedavg, udp
 from .secure_sum import secure_sum
@@ -23,6 +24,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "noise": noise,
     "quantize": quantize,
     "mixing": mixing,
+    "rehearsal": rehearsal,
     "accounting": accounting,
     "per_record": per_record,
     "calibration": calibration,

@@ -61,13 +61,15 @@ def version(
 def run(
     scheme: Annotated[
         str | None,
-        typer.Option(help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, or a baseline."),
+        typer.Option(
+            help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, acfl or a baseline."
+        ),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(
             help="Task: digits-mlp (default), digits-linear, mnist-mlp, mnist-cnn, fashion-cnn, "
-            "cifar10-cnn, adult-linear."
+            "cifar10-cnn, adult-linear; for acfl digits-rff, mnist-rff or fashion-rff."
         ),
     ] = None,
     clients: Annotated[
@@ -254,19 +256,21 @@ def calibrate(
 
 @app.command(epilog=EXIT_CODES)
 def attack(
-    scheme: Annotated[str, typer.Argument(help="What to attack: secure-sum, mspdq, udp.")],
+    scheme: Annotated[str, typer.Argument(help="What to attack: secure-sum, mspdq, udp, acfl.")],
     task: Annotated[
         str | None,
         typer.Option(
             help="Task of secure-sum: digits-linear (default), digits-mlp, mnist-mlp; of mspdq: "
-            "digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), digits-linear."
+            "digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), digits-linear; of "
+            "acfl: digits-pixels, digits-rff (default: both)."
         ),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Clients; by default 20, of mspdq 6, of udp 2.")
+        int | None, typer.Option(help="Clients; by default 20, of mspdq 6, of udp 2, of acfl 5.")
     ] = None,
     records: Annotated[
-        int | None, typer.Option(help="Records of each client; by default 1, of udp 50.")
+        int | None,
+        typer.Option(help="Records of each client; by default 1, of udp 50, of acfl 20."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Root of the draws, the schemes' own excepted.")] = 0,
     data_root: Annotated[
@@ -350,11 +354,14 @@ def replication(
     ),
     out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/replication.md"),
 ) -> None:
-    """Gather the verdicts of all experiments that were run on one page."""
+    """Gather the verdicts of all experiments that were run on one page.
+
+    A page that is there keeps what it says of experiments that have no results in the folder.
+    """
     from flwr_privacy.files import write_text
     from flwr_privacy.simulations.experiment.report import replication as page
 
-    text = page(runs)
+    text = page(runs, out.read_text(encoding="utf-8") if out.is_file() else "")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, text)
     typer.echo(f"page: {out}")

@@ -1,8 +1,11 @@
-"""The app's client half: a client of the task, wrapped in the scheme that the settings name."""
+"""The app's client half: a client of the task, wrapped in the scheme that the settings name.
+
+A scheme that brings its own client has no use for the app's training: it gets the task's data.
+"""
 
 import os
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,12 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from flwr_privacy.clients import as_mod
+from flwr_privacy.clients import SchemeClient, as_mod
+from flwr_privacy.clients.adapters import OwnClient
 from flwr_privacy.clients.custody import STATE_VARIABLE, is_simulated
 from flwr_privacy.identity import client_id_from, derive_seed
 from flwr_privacy.simulations import tasks
-from flwr_privacy.simulations.schemes import client_of
+from flwr_privacy.simulations.schemes import client_of, scheme
 from flwr_privacy.simulations.settings import Settings
 
 __all__ = ["app"]
@@ -24,14 +28,27 @@ def scheme_mod(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Wrap the app in its scheme, which is only known once there is a run configuration."""
-    client = client_of(_settings(context))
+    settings = _settings(context)
+    client = client_of(settings)
     run_dir = str(context.run_config["run-dir"])
     if run_dir and not client.bare and is_simulated() and STATE_VARIABLE not in os.environ:
         # Simulated clients keep their state with the run: each run is about people of its own.
         folder = Path(run_dir, "clients")
         folder.mkdir(exist_ok=True)
         context.node_config.setdefault("privacy-state", str(folder))
+    if scheme(settings.scheme).own_client:
+        return _own_client(settings, client)(message, context)
     return as_mod(client)(message, context, call_next)
+
+
+def _own_client(settings: Settings, client: type[SchemeClient]) -> OwnClient:
+    """Return what answers with the task's data, which is read when the client asks for it."""
+    task = tasks.task(settings.task)
+
+    def data_of(context: Context) -> Callable[[], Any]:
+        return partial(tasks.regression_data, task, settings, *_place(context))
+
+    return OwnClient(partial(client, features=tasks.feature_map(task), excess="clip"), data_of)
 
 
 app = ClientApp(mods=[scheme_mod])

@@ -94,6 +94,7 @@ def chart(
     ylabel: str,
     limits: tuple[float, float] | None = None,
     whole_xs: bool = False,
+    log_xs: bool = False,
     reference: Reference | None = None,
     notes: Sequence[str] = (),
 ) -> str:
@@ -112,6 +113,8 @@ def chart(
         positive values span a factor of 50 or more.
     whole_xs : bool, default False
         Whether the level axis has whole numbers only.
+    log_xs : bool, default False
+        Whether the level axis is logarithmic; it has no place for what lies at 0 then.
     reference : Reference, optional
         A thin line across the figure, with its label on it.
     notes : Sequence of str, default ()
@@ -135,6 +138,9 @@ def chart(
     axes.autoscale_view()
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
+    if log_xs:
+        axes.set_xscale("log", nonpositive="mask")
+        axes.xaxis.set_major_formatter("{x:g}")
     if whole_xs:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _plain(axes)

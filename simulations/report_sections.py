@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 MB = 1e6
+VIRTUAL = "Virtual time (s)"
+UNEVEN = 3.0
+"""Ratio of the virtual times of two runs from which on an axis over them is logarithmic."""
 
 
 def overview(runs: Sequence[ReportedRun]) -> Html:
@@ -128,24 +131,27 @@ def curves(runs: Sequence[ReportedRun]) -> Html:
 ACROSS: Mapping[str, Callable[[Line], float]] = {
     "Round": lambda line: line["round"],
     "Payload up and down so far (MB)": lambda line: line["total_bytes"] / MB,
-    "Virtual time (s)": lambda line: line.get("virtual_seconds", 0.0),
+    VIRTUAL: lambda line: line.get("virtual_seconds", 0.0),
 }
 
 
 def _curve(runs: Sequence[ReportedRun], metric: str, xlabel: str, *, name: str) -> Html:
     series = []
+    whole = xlabel == "Round"
     for run in runs:
         scores = run.scores(metric)
         xs = [ACROSS[xlabel](line) for line, _ in scores]
-        if xs:
+        # A run without simulated stragglers takes no virtual time, and has no line over it.
+        if xs and (whole or max(xs) > 0):
             ys = [value for _, value in scores]
             series.append(Series(label=run.label, style=run.style, xs=xs, ys=ys))
-    whole = xlabel == "Round"
-    if not any(one.ys for one in series) or not (whole or any(max(one.xs) > 0 for one in series)):
+    if not series:
         return Html()
     ylabel = metric.capitalize()
-    svg = chart(series, name=name, xlabel=xlabel, ylabel=ylabel, whole_xs=whole)
-    over = {"Round": "rounds", "Virtual time (s)": "virtual time"}.get(xlabel, "payload")
+    ends = [max(one.xs) for one in series]
+    uneven = xlabel == VIRTUAL and max(ends) >= UNEVEN * min(ends)
+    svg = chart(series, name=name, xlabel=xlabel, ylabel=ylabel, whole_xs=whole, log_xs=uneven)
+    over = {"Round": "rounds", VIRTUAL: "virtual time"}.get(xlabel, "payload")
     return figure(Html(svg), f"{ylabel} over {over}")
 
 

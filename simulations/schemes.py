@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr_privacy.clients import (
+    ACFLClient,
     CentralDPClient,
     DrawnFedAvgClient,
     FedAvgClient,
@@ -20,6 +21,7 @@ from flwr_privacy.clients import (
 from flwr_privacy.errors import check_choice
 from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.strategies import (
+    ACFL,
     MSP,
     MSPDQ,
     UDP,
@@ -51,6 +53,10 @@ class Scheme:
         The client half under a secure sum, if it is another.
     validated : bool, default False
         Whether the strategy takes a ``validation_fn``.
+    own_client : bool, default False
+        Whether the client half computes on the task's data itself, in place of the app's training:
+        a linear regression, from a function that returns the records and their label rows, and with
+        the map that makes features of them.
     usual : callable
         Parameters for a simulation, from those that were chosen: what is not chosen and would make
         no sense as it is by default.
@@ -62,6 +68,7 @@ class Scheme:
     usual: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=dict)
     summed: type[SchemeClient] | None = None
     validated: bool = False
+    own_client: bool = False
 
 
 def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +83,15 @@ def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
 def _nbafl(chosen: Mapping[str, Any]) -> dict[str, Any]:
     # About the norm of the small tasks' models, and the records of one of ten clients of digits.
     return {"clipping_norm": 10.0, "smallest_data": 100, **chosen}
+
+
+def _acfl(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    usual = {"noise": "record", **chosen}
+    if usual["noise"] == "record":
+        # The paper's weight takes the noise of the coded data for new in every round, as that of
+        # the gradients is. It stays the same, and in a long training it adds up.
+        usual = {"alpha": "horizon", **usual}
+    return usual
 
 
 SCHEMES = {
@@ -116,6 +132,13 @@ SCHEMES = {
         CentralDP,
         CentralDPClient,
         "noise on the sum, in shares of the clients or by a trusted server",
+    ),
+    "acfl": Scheme(
+        ACFL,
+        ACFLClient,
+        "linear regression with coded data in place of the gradients of stragglers",
+        _acfl,
+        own_client=True,
     ),
 }
 

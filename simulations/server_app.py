@@ -33,10 +33,9 @@ def main(grid: Grid, context: Context) -> None:
         model = {name: array.numpy() for name, array in arrays.items()}
         return MetricRecord(dict(tasks.evaluate_server(task, settings, model)))
 
-    initial = tasks.initial_arrays(task, settings.seed)
     result = strategy.start(
         grid,
-        ArrayRecord({name: Array(array) for name, array in initial.items()}),
+        _initial(task, settings),
         num_rounds=settings.rounds,
         train_config=ConfigRecord({"seed": settings.seed}),
         evaluate_fn=evaluate,
@@ -79,12 +78,37 @@ def build_strategy(
         parameters["validation_fn"] = _validation_fn(settings)
     if clashing := sorted(set(settings.strategy) & set(parameters)):
         raise InvalidParameterError("strategy", clashing, "the scheme's own parameters only")
+    if scheme(settings.scheme).own_client:
+        parameters |= _of_the_task(settings)
     try:
         return scheme(settings.scheme).strategy(**parameters, **settings.strategy)
     except TypeError as error:  # an unknown keyword
         raise InvalidParameterError(
             "strategy", settings.strategy, f"parameters of '{settings.scheme}' ({error})"
         ) from error
+
+
+def _initial(task: tasks.Task, settings: Settings) -> ArrayRecord:
+    """Return the model to start from: in float64 where clients compute gradients themselves."""
+    initial = tasks.initial_arrays(task, settings.seed)
+    if scheme(settings.scheme).own_client:
+        initial = {name: array.astype(np.float64) for name, array in initial.items()}
+    return ArrayRecord({name: Array(array) for name, array in initial.items()})
+
+
+def _of_the_task(settings: Settings) -> dict[str, Any]:
+    """Return the parameters that follow from the task; those of them that may be chosen are."""
+    if settings.fraction_evaluate > 0:
+        allowed = f"0: the clients of '{settings.scheme}' evaluate nothing"
+        raise InvalidParameterError("fraction_evaluate", settings.fraction_evaluate, allowed)
+    parameters = tasks.regression_parameters(tasks.task(settings.task), settings)
+    for name in ("learning_rate", "max_records"):
+        if name in settings.strategy:
+            del parameters[name]
+    if clashing := sorted(set(settings.strategy) & set(parameters)):
+        allowed = f"nothing: they follow from the task '{settings.task}'"
+        raise InvalidParameterError("strategy", clashing, allowed)
+    return parameters
 
 
 def _validation_fn(settings: Settings) -> Callable[[int, ArrayRecord], float]:

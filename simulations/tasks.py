@@ -1,37 +1,33 @@
 """What a simulation trains: a model on a data set, seen from a client and from the server."""
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 
+from flwr_privacy.acfl.encoding import one_hot
 from flwr_privacy.clients.per_record import current_cap, current_plan
 from flwr_privacy.clients.torch import (
-    Loss,
-    cnn,
     evaluate,
     evaluate_per_record,
     get_arrays,
     initialise,
-    linear,
-    mlp,
     set_arrays,
     train,
     train_per_record,
 )
-from flwr_privacy.errors import check_choice, check_integer
+from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.identity import derive_seed
 
 from .data import Dataset, load
+from .linear_tasks import FEATURE_NORM, BoundedMap
 from .partition import Description, describe, partition
-from .settings import PartitionSettings, Settings, TrainingSettings
-from .svm import LinearSVM, hinge
+from .settings import PartitionSettings, Settings
+from .task_list import TASKS, Task, task
 
 __all__ = [
     "TASKS",
@@ -41,132 +37,16 @@ __all__ = [
     "dataset",
     "evaluate_client",
     "evaluate_server",
+    "feature_map",
     "initial_arrays",
+    "regression_data",
+    "regression_parameters",
     "task",
     "train_client",
     "validation_loss",
 ]
 
 Arrays = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A model and the data set that it is trained on.
-
-    Parameters
-    ----------
-    name, dataset : str
-        Names in `TASKS` and of `flwr_privacy.simulations.data.load`.
-    model : callable
-        Makes the model. Its layers draw no random numbers in training.
-    description : str
-        One line for the user.
-    training : TrainingSettings
-        Settings that suit the task with about ten clients, all of them asked in each round.
-    loss : callable, default cross entropy
-        From the model's output for a batch and its labels to their mean loss.
-    """
-
-    name: str
-    dataset: str
-    model: Callable[[], nn.Module]
-    description: str
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-    loss: Loss = functional.cross_entropy
-
-
-def _wide_cnn() -> nn.Sequential:
-    """Return the network of the UDP paper for CIFAR-10; its channels and pooling are our choice."""
-    return nn.Sequential(
-        nn.Conv2d(3, 32, kernel_size=5, padding=4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(10_368, 10),
-    )
-
-
-TASKS: dict[str, Task] = {
-    entry.name: entry
-    for entry in (
-        Task(
-            name="digits-mlp",
-            dataset="digits",
-            model=partial(mlp, (64, 64, 10)),
-            description="8x8 handwritten digits, perceptron with 4,810 weights; needs no files",
-            training=TrainingSettings(batch_size=16, learning_rate=0.3),
-        ),
-        Task(
-            name="digits-linear",
-            dataset="digits",
-            model=partial(linear, 64, 10),
-            description="8x8 handwritten digits, logistic regression with 650 weights; no files",
-            training=TrainingSettings(batch_size=16, learning_rate=0.3),
-        ),
-        Task(
-            name="mnist-mlp",
-            dataset="mnist",
-            model=partial(mlp, (784, 256, 10)),
-            description="28x28 handwritten digits, perceptron with 203,530 weights",
-        ),
-        Task(
-            name="mnist-cnn",
-            dataset="mnist",
-            model=partial(cnn, 10),
-            description="28x28 handwritten digits, LeNet-5 with 44,426 weights",
-        ),
-        Task(
-            name="fashion-cnn",
-            dataset="fashion-mnist",
-            model=partial(cnn, 10),
-            description="28x28 pieces of clothing, LeNet-5 with 44,426 weights",
-        ),
-        Task(
-            name="cifar10-cnn",
-            dataset="cifar10-jpeg",
-            model=partial(cnn, 10, channels=3, size=32),
-            description="CIFAR-10 (JPEG), 32x32 colour images, LeNet-5 with 62,006 weights",
-            training=TrainingSettings(learning_rate=0.05),
-        ),
-        Task(
-            name="cifar10-udp-cnn",
-            dataset="cifar10-jpeg",
-            model=_wide_cnn,
-            description="CIFAR-10 (JPEG), one convolution of 32 channels with 106,122 weights",
-        ),
-        Task(
-            name="adult-linear",
-            dataset="adult",
-            model=partial(linear, 108, 2),
-            description="income over 50,000 from a census, logistic regression with 218 weights",
-            training=TrainingSettings(learning_rate=0.5),
-        ),
-        Task(
-            name="adult-svm",
-            dataset="adult-integers",
-            model=partial(LinearSVM, 14),
-            description="the same with categories as integers, support vectors with 15 weights",
-            loss=hinge,
-        ),
-    )
-}
-
-
-def task(name: str) -> Task:
-    """Return the task of that name.
-
-    Raises
-    ------
-    InvalidParameterError
-        If there is none; the message puts the nearest names first.
-
-    Examples
-    --------
-    >>> task("digits-mlp").dataset
-    'digits'
-    """
-    return TASKS[check_choice("task", name, TASKS)]
 
 
 def dataset(task: Task, settings: Settings) -> Dataset:
@@ -226,7 +106,7 @@ def initial_arrays(task: Task, seed: int) -> Arrays:
 def client_data(
     task: Task, settings: Settings, index: int, clients: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return copies of a client's features and labels.
+    """Return copies of a client's records, raw, and of their labels.
 
     Parameters
     ----------
@@ -253,6 +133,59 @@ def client_data(
         index
     ]
     return data.features[part], data.labels[part]
+
+
+def regression_data(
+    task: Task, settings: Settings, index: int, clients: int
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return a client's records, raw, and their labels as rows with a single 1.
+
+    Parameters and errors are those of `client_data`.
+    """
+    raw, labels = client_data(task, settings, index, clients)
+    return raw, one_hot(labels, dataset(task, settings).classes)
+
+
+def regression_parameters(task: Task, settings: Settings) -> dict[str, Any]:
+    """Return what a strategy for linear regression must know of a task and its data.
+
+    The step of ``settings.training`` is one on the mean loss over all records; such a strategy's is
+    one on their sum.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the task is no linear regression.
+    DataError
+        As `dataset`.
+    """
+    features = feature_map(task)
+    records = len(dataset(task, settings).labels)
+    return {
+        "features": features.identity,
+        "feature_bound": features.bound,
+        "feature_norm": min(features.norm or FEATURE_NORM, FEATURE_NORM),
+        "label_bound": 1.0,
+        "label_norm": 1.0,
+        "one_hot": True,
+        "max_records": 2 ** (records - 1).bit_length(),  # a client has no more than all together
+        "learning_rate": settings.training.learning_rate / records,
+    }
+
+
+def feature_map(task: Task) -> BoundedMap:
+    """Return the map from a task's raw records to the features of its linear regression.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the task is none; the message names those that are.
+    """
+    if task.features is None:
+        regressions = ", ".join(name for name, other in TASKS.items() if other.features)
+        allowed = f"a linear regression of features: {regressions}"
+        raise InvalidParameterError("task", task.name, allowed)
+    return task.features()
 
 
 def train_client(
@@ -293,7 +226,7 @@ def train_client(
     DataError, InvalidParameterError
         As `client_data`; also if `arrays` do not fit the model.
     """
-    features, labels = client_data(task, settings, index, clients)
+    features, labels = _client_inputs(task, settings, index, clients)
     model = _model(task, arrays)
     if current_plan() is not None:  # a scheme that protects records asks for one step of its own
         train_per_record(model, features, labels, loss=task.loss)
@@ -323,7 +256,7 @@ def evaluate_client(
 
     Parameters and errors are those of `train_client`.
     """
-    features, labels = client_data(task, settings, index, clients)
+    features, labels = _client_inputs(task, settings, index, clients)
     if current_cap() is not None:  # a scheme that protects records asks for their losses
         evaluate_per_record(_model(task, arrays), features, labels, loss=task.loss)
         return len(labels), {}
@@ -341,7 +274,7 @@ def evaluate_server(
         As `train_client`.
     """
     data = dataset(task, settings)
-    return _evaluated(task, arrays, data.test_features, data.test_labels)
+    return _evaluated(task, arrays, _test_inputs(task, data), data.test_labels)
 
 
 def validation_loss(task: Task, settings: Settings, arrays: Mapping[str, NDArray[Any]]) -> float:
@@ -360,7 +293,26 @@ def validation_loss(task: Task, settings: Settings, arrays: Mapping[str, NDArray
         return evaluate_server(task, settings, arrays)["loss"]
     whole = load(task.dataset, data_root=settings.data_root)
     held = _order("train_records", len(whole.labels), settings.seed)[-count:]
-    return _evaluated(task, arrays, whole.features[held], whole.labels[held])["loss"]
+    inputs = _inputs(task, whole.features[held])
+    return _evaluated(task, arrays, inputs, whole.labels[held])["loss"]
+
+
+def _inputs(task: Task, raw: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what the task's model takes."""
+    return raw if task.features is None else task.features()(raw).astype(np.float32)
+
+
+def _client_inputs(
+    task: Task, settings: Settings, index: int, clients: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    raw, labels = client_data(task, settings, index, clients)
+    return _inputs(task, raw), labels
+
+
+@lru_cache(maxsize=1)
+def _test_inputs(task: Task, data: Dataset) -> NDArray[np.float32]:
+    # Only these are kept: the same records are asked for in every round, and are few.
+    return _inputs(task, data.test_features)
 
 
 def _evaluated(

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
+from .acfl import report as report_acfl
 from .mspdq import report as report_mspdq
 from .scene import Report
 from .secure_sum import report as report_secure_sum
@@ -31,5 +32,6 @@ ATTACKS: dict[str, Attack] = {
     "secure-sum": report_secure_sum,
     "mspdq": report_mspdq,
     "udp": report_udp,
+    "acfl": report_acfl,
 }
 """Attacks by the name of what they attack."""

@@ -132,7 +132,7 @@ class Claim:
         else:
             check_integer(f"{name}: at", self.at, minimum=0)
         if self.target is not None and self.metric not in COSTS:
-            allowed = "a target for rounds, bits and uploads only"
+            allowed = "a target for rounds, bits, uploads and seconds only"
             raise InvalidParameterError(f"{name}: target", self.target, allowed)
         if (self.metric == "distance" or self.kind in ("trains", "collapses")) == (
             not self.reference

@@ -12,7 +12,7 @@ from flwr_privacy.simulations.runs import RunFolder, score
 __all__ = ["COSTS", "METRICS", "SHOWN", "Searched", "Trained", "diverged", "point"]
 
 METRICS = ("accuracy", "loss")
-COSTS = ("rounds", "bits", "uploads")
+COSTS = ("rounds", "bits", "uploads", "seconds")
 SHOWN = (*METRICS, "rounds", "planned", "value")
 """What a picture may show."""
 NOT_FINITE = {"not finite", "range"}  # reasons with which a server refuses such a reply
@@ -54,8 +54,9 @@ class Trained:
         By round, from round 0 (before training): ``accuracy`` and ``loss`` on the test records;
         ``planned``, the rounds that were planned; ``epsilon``, spent by who had spent most; the
         costs up to then, ``rounds``, ``bits`` (uplink bits per value of the model and drawn
-        client) and ``uploads`` (answers of clients in all exchanges). A run that diverged ends
-        with its last finite loss. A point of a function has one ``value``.
+        client), ``uploads`` (answers of clients in all exchanges) and ``seconds`` (of the virtual
+        clock). A run that diverged ends with its last finite loss. A point of a function has one
+        ``value``.
     diverged : bool
         Whether the model was not finite at some time.
     model : Path
@@ -102,6 +103,7 @@ class Trained:
             values["rounds"].append(line["round"])
             values["bits"].append(8 * sent / (size * drawn))
             values["uploads"].append(uploads)
+            values["seconds"].append(line.get("virtual_seconds", 0.0))
             own = line.get("scheme") or {}
             values["planned"].append(own.get("T", settings.rounds))
             values["epsilon"].append(own.get("epsilon", 0.0))

@@ -7,8 +7,9 @@ seed. Every setting that is not in the file is `Settings`' own default.
 
 A ``[sweep]`` names a setting and its values: each curve is then trained once per seed and value,
 and shows what the runs came to over that setting. A curve with ``search`` is trained with each
-value of another setting too, and shows the best. A file with a ``function`` trains nothing: its
-curves are those of a function (`flwr_privacy.simulations.experiment.functions`).
+value of another setting too, and shows the best. A file with a ``function`` trains no model of the
+app: its curves are those of a function (`flwr_privacy.simulations.experiment.functions`), for each
+seed if that depends on one.
 """
 
 import re
@@ -37,7 +38,8 @@ __all__ = [
 ]
 
 PAPERS = Path(__file__).parent.parent / "papers"
-AXES = ("rounds", "bits")
+AXES = ("rounds", "bits", "seconds")
+USUAL_AXES = ("rounds", "bits")
 SCALES = ("linear", "log")
 
 
@@ -162,9 +164,10 @@ class Experiment:
         What it shows, where it is from, and what was left open there and chosen here.
     metrics : Sequence of str
         What is drawn: ``accuracy`` and ``loss``; ``planned``, the rounds that a run plans as it
-        goes on; ``rounds``, those that it took; of a function its ``value``.
+        goes on; ``rounds``, those that it took; of a function its own, ``value`` or ``loss``.
     axes : Sequence of str
-        ``rounds`` and ``bits``: cumulative uplink bits per value of the model and drawn client.
+        ``rounds``; ``bits``: cumulative uplink bits per value of the model and drawn client;
+        ``seconds`` of the virtual clock, where answers take some. The first two by default.
     base, full : Mapping
         Settings of all curves, and those of the paper's size.
     curves, claims, targets : Sequence of Curve, Claim, Target
@@ -172,7 +175,7 @@ class Experiment:
     sweep : Sweep, optional
         The setting over which the curves show what runs came to, in place of `axes`.
     function : str, default ""
-        Which function the curves are of, if nothing is to be trained; it needs a sweep.
+        Which function the curves are of, if the app is to train nothing; it needs a sweep.
 
     Raises
     ------
@@ -203,7 +206,7 @@ class Experiment:
         if self.targets and self.sweep is not None:
             raise InvalidParameterError("target", list(self.targets), "none over a sweep")
         for metric in self.metrics:
-            check_choice("metrics", metric, ("value",) if self.function else SHOWN[:-1])
+            check_choice("metrics", metric, (self._measured,) if self.function else SHOWN[:-1])
         for axis in self.axes:
             check_choice("axes", axis, AXES)
         slugs = [curve.slug for curve in self.curves]
@@ -227,14 +230,20 @@ class Experiment:
         name = f"claim {claim.id}"
         if self.sweep is None and claim.kind == "dips":
             raise InvalidParameterError(f"{name}: dips", claim.labels, "curves over a sweep")
-        if (claim.metric == "value") != bool(self.function):
-            allowed = "value" if self.function else "value for a function only"
-            raise InvalidParameterError(f"{name}: metric", claim.metric, allowed)
+        if self.function and claim.metric != self._measured:
+            raise InvalidParameterError(f"{name}: metric", claim.metric, self._measured)
+        if not self.function and claim.metric == "value":
+            raise InvalidParameterError(f"{name}: metric", "value", "value for a function only")
         if self.sweep is None and claim.metric == "best_x":
             raise InvalidParameterError(f"{name}: metric", "best_x", "it over a sweep only")
         if self.sweep is not None and claim.metric == "distance":
             allowed = "anything else: a sweep has no one model to be near to"
             raise InvalidParameterError(f"{name}: metric", "distance", allowed)
+
+    @property
+    def _measured(self) -> str:
+        """What the values of the function are."""
+        return FUNCTIONS[self.function].metric
 
     def xs(self, *, full: bool) -> tuple[float | None, ...]:
         """Return the values of the sweep; without one, only None."""
@@ -318,7 +327,7 @@ def read(path: Path, name: str) -> Experiment:
         raise InvalidParameterError("experiment", str(path), f"TOML ({error})") from error
     curves, claims, targets = (table.pop(key, []) for key in ("curve", "claim", "target"))
     values: dict[str, Any] = {
-        **{"about": "", "metrics": ["accuracy"], "axes": AXES, "base": {}, "full": {}},
+        **{"about": "", "metrics": ["accuracy"], "axes": USUAL_AXES, "base": {}, "full": {}},
         **table,
         "name": name,
         "claims": [Claim.of(entry) for entry in claims],

@@ -17,7 +17,12 @@ from flwr_privacy.simulations.figures import LOG_SPAN, Style
 
 __all__ = ["draw"]
 
-AXES = {"rounds": "learning rounds", "bits": "uplink bits per model value and drawn client"}
+_ROOM_FOR_TICKS = 300  # ratio of the ends of a logarithmic axis up to which 1, 2 and 5 have room
+AXES = {
+    "rounds": "learning rounds",
+    "bits": "uplink bits per model value and drawn client",
+    "seconds": "virtual seconds",
+}
 WIDE = 10.0  # factor between last values from which on an axis is logarithmic
 TICKS = 12  # values of a setting that are marked on its axis
 NAMES = {"planned": "rounds planned", "rounds": "rounds taken"}
@@ -62,7 +67,7 @@ def draw(chosen: Experiment, runs: Sequence[Trained], *, size: str) -> Figure:
     else:
         figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     over = f"\n{size}; {seeds} seeds: mean, smallest and largest"
-    figure.suptitle(chosen.title + ("" if chosen.function else over), fontsize=10)
+    figure.suptitle(chosen.title + ("" if size == "computed" else over), fontsize=10)
     return figure
 
 
@@ -73,9 +78,11 @@ def _over_rounds(
         own = [run for run in runs if run.curve == curve.label]
         _line(axes, own, x, metric, Style(index))
     axes.set_xlabel(AXES[x])
-    if x == "bits":
-        axes.set_xscale("log")  # from tens for codes to thousands for whole sub-states
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if x != "rounds":
+        axes.set_xscale("log")  # bits: from tens for codes to thousands for whole sub-states
+        low, high = axes.xaxis.get_data_interval()
+        ticks = (1.0, 2.0, 5.0) if high < _ROOM_FOR_TICKS * low else (1.0,)
+        axes.xaxis.set_major_locator(LogLocator(subs=ticks))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
@@ -121,7 +128,7 @@ def _line(axes: Axes, runs: Sequence[Trained], x: str, metric: str, style: Style
     ends = [len(run.values[metric]) for run in runs if run.diverged]
     length = min(ends, default=max(len(run.values[metric]) for run in runs))
     diverged = sum(run.diverged for run in runs)
-    first = 1 if x == "bits" else 0  # nothing was sent before round 1: no place on a log axis
+    first = 0 if x == "rounds" else 1  # nothing was spent before round 1: no place on a log axis
 
     def over_seeds(name: str, of: Callable[..., Any]) -> NDArray[np.float64]:
         rows = [run.values[name] for run in runs]

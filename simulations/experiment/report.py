@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from flwr_privacy.files import write_text
 from flwr_privacy.simulations.experiment.claims import VERDICTS, Finding, judge
 from flwr_privacy.simulations.experiment.curves import Searched, Trained
 from flwr_privacy.simulations.experiment.description import Curve, Experiment
+from flwr_privacy.simulations.experiment.functions import FUNCTIONS
 from flwr_privacy.simulations.experiment.picture import draw
 from flwr_privacy.simulations.runs import flat_settings
 from flwr_privacy.udp.theory import search_cost
@@ -54,7 +56,7 @@ class Results:
     def size(self) -> str:
         """The size in words."""
         if self.experiment.function:
-            return "computed"
+            return "rehearsed" if FUNCTIONS[self.experiment.function].seeded else "computed"
         return FULL if self.full else "scaled down"
 
     def findings(self) -> list[Finding]:
@@ -99,7 +101,7 @@ class Results:
                     "curves": {
                         curve.label: {
                             cost: [target.cost(run, cost) for run in self.of(curve.label)]
-                            for cost in ("uploads", "bits")
+                            for cost in ("uploads", "bits", "seconds")
                         }
                         for curve in chosen.curves
                     },
@@ -168,29 +170,59 @@ def tables(results: Results) -> list[Table]:
     return found
 
 
-def replication(folder: Path) -> str:
+def replication(folder: Path, earlier: str = "") -> str:
     """Return a page in Markdown with the verdicts of all experiments below a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to look for results.
+    earlier : str, default ""
+        The page as it was: it keeps what it says of experiments that have no results there.
 
     Raises
     ------
     DataError
-        If there is none, or a file with results is damaged.
+        If there is none, a file with results is damaged, or `earlier` is no such page.
     """
-    found = []
-    for path in sorted(folder.glob(f"**/{RESULTS}")):
+    found = _kept(earlier)
+    before = len(found)
+    results = sorted(folder.glob(f"**/{RESULTS}"))
+    for path in results:
         try:
             table = json.loads(path.read_bytes())
-            found.append((table["experiment"], table["size"], _section(table), _counts(table)))
+            key = (str(table["experiment"]), str(table["size"]))
+            found[key] = ([str(count) for count in _counts(table)], _section(table))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: no results of an experiment ({error!r})") from error
-    if not found:
+    if not results:
         raise DataError(
-            f"no results below {folder}: run `flwr-privacy experiment <scheme>/<figure>` first"
+            f"no results below {folder}, and {before} experiments on the page: run "
+            "`flwr-privacy experiment <scheme>/<figure>` first"
         )
-    found.sort(key=lambda entry: entry[:2])
+    page = sorted(found.items())
     head = ["experiment", "size", *VERDICTS]
-    overview = [[f"`{name}`", size, *map(str, counts)] for name, size, _, counts in found]
-    return "\n".join([_HEAD, _markdown(head, overview), *(section for _, _, section, _ in found)])
+    overview = [[f"`{name}`", size, *counts] for (name, size), (counts, _) in page]
+    sections = (section for _, (_, section) in page)
+    return "\n".join([_HEAD, _markdown(head, overview), *sections])
+
+
+_ROW = re.compile(r"\| `([^`]+)` \| ([^|]+) \|((?: \d+ \|)+)")
+
+
+def _kept(page: str) -> dict[tuple[str, str], tuple[list[str], str]]:
+    """Return the counts and the section of every experiment on a page."""
+    head, *sections = page.split("\n\n## ")
+    rows = [match for line in head.splitlines() if (match := _ROW.fullmatch(line))]
+    if len(rows) != len(sections):
+        raise DataError(
+            f"the page has {len(rows)} experiments in its table and {len(sections)} sections: "
+            "give another file, or none"
+        )
+    return {
+        (row[1], row[2]): (row[3].strip(" |").split(" | "), f"\n## {section.rstrip()}\n")
+        for row, section in zip(rows, sections, strict=True)
+    }
 
 
 _HEAD = """# Replication
@@ -202,7 +234,7 @@ reproduced**: the mean difference is more than two standard errors on that side 
 three seeds, a rough rule). **Undecided**: it is not. The advantage is of the first curve over the
 second, with its standard error; a run that diverged is worse than any that did not. Scaled down
 means fewer clients, records and rounds than the paper's; what differs is in the file of the
-experiment in `simulations/papers/`.
+experiment in `simulations/papers/`. Rehearsed means by the mathematics alone, at the paper's size.
 """
 
 
@@ -247,7 +279,7 @@ def _curve_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def _point_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return a row for each point of each curve; of many points only the ends."""
     names = [*table["metrics"]]
-    if not {"rounds", "value"} & {*names}:
+    if not {"rounds", "value"} & {*names} and table["sweep"]["key"] != "round":
         names.append("rounds")
     searches = any(point["search"] for curve in table["curves"] for point in curve["points"])
     head = ["curve", table["sweep"]["label"], *(f"last {name}" for name in names)]
@@ -287,7 +319,8 @@ def _search(searched: Sequence[Searched]) -> dict[str, Any]:
 
 
 def _target_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    head = ["curve"] + [f"{entry['target']}: uploads, bits" for entry in table["targets"]]
+    head = ["curve"]
+    head += [f"{entry['target']}: uploads, bits, virtual seconds" for entry in table["targets"]]
     rows = []
     for curve in table["curves"]:
         costs = [entry["curves"][curve["label"]] for entry in table["targets"]]
@@ -296,11 +329,12 @@ def _target_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _cost(cost: Mapping[str, list[float | str]]) -> str:
-    uploads, bits = (np.array(cost[name], dtype=float) for name in ("uploads", "bits"))
+    names = ("uploads", "bits", "seconds")
+    uploads, bits, seconds = (np.array(cost[name], dtype=float) for name in names)
     reached = np.isfinite(uploads)
     if not reached.any():
         return "not reached"
-    text = f"{uploads[reached].mean():.4g}, {bits[reached].mean():.4g}"
+    text = ", ".join(f"{values[reached].mean():.4g}" for values in (uploads, bits, seconds))
     return text if reached.all() else f"{text} ({reached.sum()} of {len(reached)} seeds)"
 
 

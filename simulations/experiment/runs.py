@@ -3,6 +3,7 @@
 Points of curves whose settings are the same share a run.
 """
 
+import math
 import multiprocessing
 import os
 import shutil
@@ -76,7 +77,7 @@ def train(
     """
     check_integer("--jobs", jobs, minimum=1, maximum=1 if engine.name == "ray" else None)
     if chosen.function:
-        return _values(chosen, full=full)
+        return _values(chosen, seeds=seeds, full=full)
     planned = [
         (
             plan,
@@ -118,27 +119,33 @@ def train(
     return sorted(runs, key=lambda run: list(seeds).index(run.seed))
 
 
-def _values(chosen: Experiment, *, full: bool) -> list[Trained]:
-    """Return the points of a function's curves."""
-    function = FUNCTIONS[chosen.function]
+def _values(chosen: Experiment, *, seeds: Sequence[int], full: bool) -> list[Trained]:
+    """Return the points of a function's curves, for each seed if it depends on one."""
+    function, sweep = FUNCTIONS[chosen.function], chosen.sweep
+    assert sweep is not None  # checked when the file was read
 
     def settings(curve: Curve) -> dict[str, Any]:
         own = {**chosen.base, **curve.settings}
         return {**chosen.base, **chosen.full, **curve.settings, **curve.full} if full else own
 
-    return [
-        Trained(
-            curve=curve.label,
-            seed=0,
-            values={"value": [function.of(x, settings(curve))]},
-            diverged=False,
-            model=Path(),
-            x=x,
-        )
-        for curve in chosen.curves
-        for x in chosen.xs(full=full)
-        if x is not None
-    ]
+    places = [(curve, x) for curve in chosen.curves for x in sweep.of(full=full)]
+    points = [{**settings(curve), sweep.key: x} for curve, x in places]
+    runs = []
+    for seed in seeds if function.seeded else [0]:
+        values = function.of(points, seed)
+        for (curve, x), point, value in zip(places, points, values, strict=True):
+            rounds = {"rounds": [point["round"]]} if "round" in point else {}
+            runs.append(
+                Trained(
+                    curve=curve.label,
+                    seed=seed,
+                    values={function.metric: [value], **rounds},
+                    diverged=not math.isfinite(value),
+                    model=Path(),
+                    x=x,
+                )
+            )
+    return runs
 
 
 def _check(planned: Iterable[Settings]) -> None:

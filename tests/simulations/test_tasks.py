@@ -24,7 +24,20 @@ SHAPES = {
     "adult-linear": (108,),
     "cifar10-udp-cnn": (3, 32, 32),
     "adult-svm": (14,),
+    "digits-rff": (200,),
+    "digits-frozen": (200,),
+    "mnist-rff": (2000,),
+    "fashion-rff": (2000,),
 }
+"""Shape of what a task's model takes."""
+
+RAW = {
+    "digits-rff": (64,),
+    "digits-frozen": (64,),
+    "mnist-rff": (1, 28, 28),
+    "fashion-rff": (1, 28, 28),
+}
+"""Shape of a record, where features are made of it."""
 
 
 @pytest.mark.parametrize("name", list(tasks.TASKS))
@@ -223,7 +236,8 @@ def any_data(monkeypatch):
     def put(name):
         rng = np.random.default_rng(1)
         labels = rng.integers(0, 2, 90)
-        features = rng.normal(size=(90, *SHAPES[name])).astype(np.float32)
+        shape = RAW.get(name, SHAPES[name])
+        features = rng.normal(size=(90, *shape)).astype(np.float32)
         features[:, 0] += 2.0 * labels.reshape(-1, *[1] * (features.ndim - 2))
         held = Dataset(
             features=features[:60],
