@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from .accounting import accounting
 from .aggregate import aggregate
 from .calibration import calibration
+from .coded_gradient import coded_gradient
 from .mixing import mixing
 from .noise import noise
 from .per_record import per_record
@@ -17,6 +18,7 @@ from .rehearsal import rehearsal
 from .report import HEADER, Comparison
 from .rounds import cohorts, echo, fedavg, secure_fedavg, udp
 from .secure_sum import secure_sum
+from .stragglers import stragglers
 
 ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "aggregate": aggregate,
@@ -25,6 +27,8 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "quantize": quantize,
     "mixing": mixing,
     "rehearsal": rehearsal,
+    "coded-gradient": coded_gradient,
+    "stragglers": stragglers,
     "accounting": accounting,
     "per_record": per_record,
     "calibration": calibration,

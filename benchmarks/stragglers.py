@@ -31,7 +31,7 @@ __all__ = ["stragglers"]
 CLIENTS, ROUNDS = 20, 150
 STRAGGLERS = StragglerModel(kind="lognormal", spread=0.5, slow_fraction=0.2, slowdown=10.0)
 DEADLINE = 3.0  # virtual seconds; most answers take about one
-PAPER = {"noise": "paper", "mi_epsilon": 10.0}
+PAPER = {"noise": "paper", "mi_epsilon": 20.0}
 SIDES: dict[str, dict[str, Any]] = {
     "ACFL": {**PAPER, "deadline": DEADLINE},
     "alpha = 0": {**PAPER, "alpha": 0, "deadline": DEADLINE},
@@ -72,7 +72,7 @@ def _scene() -> _Scene:
     root = os.environ.get("FLWR_PRIVACY_DATA")
     if available(root)["mnist"] == "found":
         some = Settings(task="mnist-rff", data_root=root, train_records=10_000)
-        return _Scene(some, level=0.9, step=8.0, ridge=50.0, seeds=(0,))
+        return _Scene(some, level=0.9, step=8.0, ridge=25.0, seeds=(0,))
     digits = Settings(task="digits-rff")
     return _Scene(digits, level=0.93, step=2.0, ridge=15.0, seeds=(0, 1, 2))
 
@@ -120,7 +120,13 @@ def _to_level(scene: _Scene, settings: Settings, options: dict[str, Any]) -> flo
         )
 
     with tempfile.TemporaryDirectory() as state:
-        run_inline(server_app, _client_app(task, settings), nodes=CLIENTS, state=state)
+        run_inline(
+            server_app,
+            _client_app(task, settings),
+            nodes=CLIENTS,
+            state=state,
+            insecure_seed=settings.seed,
+        )
     if strategy.accuracy < scene.level:
         raise RuntimeError(f"{options}: accuracy {strategy.accuracy:.3f} after {ROUNDS} rounds")
     return strategy.conversation.virtual_seconds

@@ -1,6 +1,6 @@
 """The client half of each scheme, and the adapters that put it into a Flower app."""
 
-from .acfl import ACFLClient, acfl_client_app
+from .acfl import ACFLClient, DataLimits, acfl_client_app
 from .adapters import as_mod, numpy_client_app, own_client_app
 from .base import SchemeClient, Train, Trained
 from .central_dp import CentralDPClient
@@ -18,6 +18,7 @@ from .udp import UDPClient
 __all__ = [
     "ACFLClient",
     "CentralDPClient",
+    "DataLimits",
     "DrawnFedAvgClient",
     "FedAvgClient",
     "JoPEQFedAvgClient",

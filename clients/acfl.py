@@ -5,6 +5,7 @@ checked against the node's policy and charged as everywhere; see `flwr_privacy.c
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import partial
 from typing import Any, ClassVar
@@ -28,6 +29,7 @@ from flwr_privacy.acfl.sums import (
     size_of,
 )
 from flwr_privacy.acfl.terms import (
+    MOMENTS,
     RAW,
     RECORD,
     SCFL,
@@ -45,7 +47,6 @@ from flwr_privacy.errors import (
     check_choice,
 )
 from flwr_privacy.grid import CODE_LIMIT, Grid, saturated
-from flwr_privacy.identity import stream
 from flwr_privacy.ledger import Question
 from flwr_privacy.noise import discrete_gaussian
 from flwr_privacy.randomness import SecureRandom
@@ -65,17 +66,52 @@ from .release import (
     check_unaccounted,
     check_unanswered,
     question_of,
-    unproven,
 )
 
-__all__ = ["ACFLClient", "Data", "acfl_client_app"]
+__all__ = ["ACFLClient", "Data", "DataLimits", "acfl_client_app"]
 
 SETUP = "setup"
+EXCESS = ("refuse", "clip")
 
 Data = tuple[ArrayLike, ArrayLike]
 """A feature matrix, or raw data for a feature map, and a label matrix; as many rows."""
 
 _prepared = Prepared()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataLimits:
+    """What a client's operator knows of its data without looking: bounds that they keep to.
+
+    Parameters
+    ----------
+    feature_bound, label_bound, feature_norm, label_norm, max_records : float or int, optional
+        As of `flwr_privacy.acfl.SetupTerms`; by default whatever the server names.
+
+    Examples
+    --------
+    >>> limits = DataLimits(feature_norm=1.0, max_records=1000)
+    """
+
+    feature_bound: float | None = None
+    label_bound: float | None = None
+    feature_norm: float | None = None
+    label_norm: float | None = None
+    max_records: int | None = None
+
+    def check(self, terms: DataTerms) -> None:
+        """Refuse bounds that are tighter than these.
+
+        Raises
+        ------
+        InvalidParameterError
+            If one is. It says nothing of the data: these limits do not depend on them.
+        """
+        for entry in fields_of(self):
+            mine, asked = getattr(self, entry.name), getattr(terms, entry.name)
+            if mine is not None and asked < mine:
+                raise InvalidParameterError(entry.name, asked, f"at least {mine}, the node's limit")
+
 
 _PROJECTION_STEPS = 2**16  # of the grid in a standard normal deviate of a projection
 
@@ -95,6 +131,9 @@ class ACFLClient(SchemeClient):
         server names one, and it must be this one.
     excess : {"refuse", "clip"}, default "refuse"
         What becomes of values beyond the bounds that the server names.
+    limits : DataLimits, optional
+        What the client says of its data by itself; a server that names tighter bounds is refused
+        before the data are looked at.
 
     Raises
     ------
@@ -109,7 +148,8 @@ class ACFLClient(SchemeClient):
     setup is encoded once for an experiment: asked again, the same bytes leave, or nothing. With
     noise in shares, or exact gradients that only a secure sum protects, the client answers only
     within one. A node whose policy has ``max_epsilon`` or ``units`` declines what is exact.
-    Bounds: that data lie beyond a bound is told by the refusal.
+    Not covered: a refusal tells that data lie beyond a bound, and a server may name what bounds it
+    likes, again and again: give the client `limits` of its own.
     """
 
     scheme: ClassVar[str] = "acfl"
@@ -123,11 +163,13 @@ class ACFLClient(SchemeClient):
         *,
         features: FeatureMap | None = None,
         excess: str = "refuse",
+        limits: DataLimits | None = None,
     ) -> None:
         super().__init__(None, context)
         self._data = data
         self._map = features
-        self._excess = check_choice("excess", excess, ("refuse", "clip"))
+        self._excess = check_choice("excess", excess, EXCESS)
+        self._limits = DataLimits() if limits is None else limits
 
     def handle(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
@@ -177,21 +219,23 @@ class ACFLClient(SchemeClient):
             data = self._checked(custody, asking, terms)
             return partial(_encoded, terms, data)
 
-        if charge is None:
-            if (found := _kept_setup(custody, asking, terms)) is not None:
-                return found
-            out, own = prepare()(custody.random(asking, "noise"))
-            mark_insecure(custody, own)
-            keep(custody.setups, asking, asked, ({} if terms.parties else out, own))
-            return out, own
-        release = self._release(custody, asking, terms, charge)
-        release.check_policy(charge.noise_multiplier, sigma)
-        if not terms.parties:
-            return once(release, asked, prepare, replies=custody.setups)
+        if charge is not None and not terms.parties:
+            release = self._release(custody, asking, terms, charge)
+            release.check_policy(charge.noise_multiplier, sigma)
+            return once(release, asked, prepare, setups=custody.setups)
+        if charge is None and terms.encoding == MOMENTS and not terms.parties:
+            return prepare()(custody.random(asking, "noise"))  # exact: the same whenever asked
         if (found := _kept_setup(custody, asking, terms)) is not None:
             return found
-        out, own = _shared(release, prepare)
-        keep(custody.setups, asking, asked, ({}, own))
+        if charge is None:
+            out, own = prepare()(custody.random(asking, "noise"))
+            mark_insecure(custody, own)
+        else:
+            release = self._release(custody, asking, terms, charge)
+            release.check_policy(charge.noise_multiplier, sigma)
+            out, own = _shared(release, prepare)
+        kept = {} if terms.parties else out
+        keep(custody.setups, asking, asked, (kept, own), durable=True)
         return out, own
 
     def _descend(
@@ -201,11 +245,6 @@ class ACFLClient(SchemeClient):
         _check_sum(terms, fields)
         terms.check_grid()
         model = _model(terms, arrays)
-        asking = Question(experiment_id=question.experiment_id, phase=SETUP, server_round=0)
-        if terms.set_up and custody.setups.find(asking) is None:
-            raise ProtocolError(
-                f"a gradient was asked of client {custody.client_id} before the setup"
-            )
         charge = terms.charge()
         if charge is None:
             check_unaccounted(custody, scheme=self.scheme)
@@ -226,16 +265,16 @@ class ACFLClient(SchemeClient):
     # -- Data --------------------------------------------------------------------------------
 
     def _checked(self, custody: Custody, question: Question, terms: DataTerms) -> PreparedData:
-        own = {entry.name: getattr(terms, entry.name) for entry in fields_of(DataTerms)}
-        key = (str(custody.setups.folder), question.experiment_id, *own.values())
-        return _prepared.get(key, discreet(partial(self._prepare, terms), "data function"))
-
-    def _prepare(self, terms: DataTerms) -> PreparedData:
         identity = RAW if self._map is None else self._map.identity
         if identity != terms.feature_map:
             raise InvalidParameterError(
                 "features", terms.feature_map, f"the feature map of this client, {identity!r}"
             )
+        self._limits.check(terms)
+        key = (str(custody.setups.folder), question.experiment_id, *terms.of_the_data())
+        return _prepared.get(key, discreet(partial(self._prepare, terms), "data function"))
+
+    def _prepare(self, terms: DataTerms) -> PreparedData:
         raw, labels = self._data() if callable(self._data) else self._data
         features = raw if self._map is None else self._map(np.asarray(raw))
         X, Y = check_data(
@@ -264,9 +303,9 @@ class ACFLClient(SchemeClient):
         data = self._checked(custody, question, terms)
         if terms.batch_fraction == 1:
             return data
-        name = (custody.client_id, question.server_round, question.request)
-        draws = stream(question.experiment_id, "batch", *name).random(len(data.features))
-        drawn = draws < terms.batch_fraction
+        # In secret: of coins that a server knows, a record more would shift all that follow.
+        coins = custody.random(question, "sample").uint64(len(data.features))
+        drawn = coins < np.uint64(int(terms.batch_fraction * 2.0**64))
         return PreparedData(data.features[drawn], data.labels[drawn])
 
     def _release(
@@ -275,7 +314,8 @@ class ACFLClient(SchemeClient):
         return PlannedRelease(
             custody=custody,
             question=question,
-            scheme=self.scheme if terms.noise == RECORD else unproven(self.scheme),
+            scheme=self.scheme,
+            proven=terms.noise == RECORD,
             unit=RECORD_UNIT,
             charge=charge,
             epsilon=terms.epsilon,
@@ -288,6 +328,7 @@ def acfl_client_app(
     *,
     features: FeatureMap | None = None,
     excess: str = "refuse",
+    limits: DataLimits | None = None,
 ) -> ClientApp:
     """Return the ClientApp of a client that trains on raw data under ACFL.
 
@@ -295,16 +336,22 @@ def acfl_client_app(
     ----------
     data_fn : callable
         Takes the context and returns features and labels; called only when they are needed.
-    features, excess
+    features, excess, limits
         As of `ACFLClient`.
+
+    Raises
+    ------
+    InvalidParameterError
+        If `excess` is something else.
 
     Examples
     --------
     >>> import numpy as np
     >>> app = acfl_client_app(lambda context: (np.eye(3), np.ones((3, 1))))
     """
+    check_choice("excess", excess, EXCESS)
     return own_client_app(
-        partial(ACFLClient, features=features, excess=excess),
+        partial(ACFLClient, features=features, excess=excess, limits=limits),
         lambda context: partial(data_fn, context),
     )
 
@@ -358,7 +405,7 @@ def _encoded(terms: SetupTerms, data: PreparedData, random: SecureRandom) -> Ans
     if terms.encoding == SCFL:
         coded = _projected(terms, data, random)
     else:
-        features, labels = data.moments
+        features, labels = data.take_moments()
         coded = Moments(upper(features) if terms.symmetric else features, labels)
     if not terms.coded:
         return {FEATURES: coded.features, LABELS: coded.labels}, own
@@ -383,7 +430,7 @@ def _coded(
 ) -> Answer:
     """Return a gradient and its size, noised where there is somebody to draw the noise."""
     own: Fields = {METRICS: {"num-examples": 1}}
-    size = np.array([size_of(gradient, terms)])
+    size = size_of(gradient, terms)
     if not terms.coded:
         return {GRADIENT: gradient, SIZE: size}, own
     if random is None:
@@ -423,4 +470,5 @@ def _model(terms: GradientTerms, arrays: Arrays) -> NDArray[np.float64]:
     model = np.asarray(array, dtype=np.float64)
     if not np.isfinite(model).all():
         raise ProtocolError("the model that was sent has NaN or infinity")
+    terms.check_model(float(np.linalg.norm(model)))
     return model

@@ -24,7 +24,7 @@ def once(
     asked: Fields,
     prepare: Callable[[], Callable[[SecureRandom], Answer]],
     *,
-    replies: KeptReplies | None = None,
+    setups: KeptReplies | None = None,
 ) -> Answer:
     """Answer a question: with the kept answer, or with a new one that is charged and kept.
 
@@ -36,8 +36,10 @@ def once(
         The terms as they came.
     prepare : callable
         Does everything but the noise; what it returns adds the noise.
-    replies : KeptReplies, optional
-        Where answers are kept; by default with those of the rounds, of which the last one stays.
+    setups : KeptReplies, optional
+        Where the answer is kept if there may be only one for the whole experiment: a lost one is
+        not given again. By default it is kept with those of the rounds, of which the last one
+        stays.
 
     Raises
     ------
@@ -47,28 +49,32 @@ def once(
         If the node's files cannot be used.
     """
     custody, question = release.custody, release.question
-    replies = custody.replies if replies is None else replies
+    replies, single = (custody.replies, False) if setups is None else (setups, True)
     entries = custody.ledger.entries()
-    if (found := _charged_answer(replies, question, asked, entries)) is not None:
+    if (found := _charged_answer(replies, question, asked, entries, single=single)) is not None:
         return found
     release.check_affordable(entries)
     noised = prepare()
     with custody.ledger.locked() as book:
         # Another message with the same question may have been answered meanwhile.
-        if (found := _charged_answer(replies, question, asked, book.entries)) is not None:
+        found = _charged_answer(replies, question, asked, book.entries, single=single)
+        if found is not None:
             return found
         release.check_affordable(book.entries)
         book.charge(release.entry())
         out, own = noised(custody.random(question, "noise"))
         mark_insecure(custody, own)
-        keep(replies, question, asked, (out, own))
+        keep(replies, question, asked, (out, own), durable=single)
     return out, own
 
 
-def keep(replies: KeptReplies, question: Question, asked: Fields, answer: Answer) -> None:
+def keep(
+    replies: KeptReplies, question: Question, asked: Fields, answer: Answer, *, durable: bool
+) -> None:
     """Keep an answer, with the terms that it is for."""
     out, own = answer
-    replies.keep(question, dumps({"arrays": dict(out), "fields": own, "asked": asked}))
+    state = dumps({"arrays": dict(out), "fields": own, "asked": asked})
+    replies.keep(question, state, durable=durable)
 
 
 def kept_answer(replies: KeptReplies, question: Question, asked: Fields) -> Answer | None:
@@ -97,9 +103,19 @@ def mark_insecure(custody: Custody, own: Fields) -> None:
 
 
 def _charged_answer(
-    replies: KeptReplies, question: Question, asked: Fields, entries: Sequence[Entry]
+    replies: KeptReplies,
+    question: Question,
+    asked: Fields,
+    entries: Sequence[Entry],
+    *,
+    single: bool,
 ) -> Answer | None:
     """Return the kept answer to a question; one that was never charged must not leave."""
     if all(entry.question != question for entry in entries):
         return None
-    return kept_answer(replies, question, asked)
+    found = kept_answer(replies, question, asked)
+    if found is None and single:
+        raise DeclinedError(
+            f"the {question.phase} of this experiment was answered before, and the answer is lost"
+        )
+    return found

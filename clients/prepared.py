@@ -13,7 +13,7 @@ from flwr_privacy.acfl.encoding import Moments, moments
 
 __all__ = ["Prepared", "PreparedData"]
 
-_ROOM = 2**30  # bytes that a process remembers, of all its clients together
+_ROOM = 2**31  # bytes that a process remembers, of all its clients together
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +33,17 @@ class PreparedData:
 
     @cached_property
     def moments(self) -> Moments:
-        """X^T X and X^T Y."""
+        """X^T X and X^T Y, remembered from then on."""
         return moments(self.features, self.labels)
+
+    @property
+    def _is_tall(self) -> bool:
+        records, features = self.features.shape
+        return bool(features <= records)
+
+    def take_moments(self) -> Moments:
+        """Return X^T X and X^T Y, without remembering what is larger than the data."""
+        return self.moments if self._is_tall else moments(self.features, self.labels)
 
     def gradient(self, model: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the gradient ``X^T (X W - Y)`` (ACFL, (7)), by whichever is less work.
@@ -45,8 +54,7 @@ class PreparedData:
         >>> data.gradient(np.array([[1.0]]))
         array([[4.]])
         """
-        records, features = self.features.shape
-        if features <= records:
+        if self._is_tall:
             own = self.moments
             return own.features @ model - own.labels
         return self.features.T @ (self.features @ model - self.labels)
@@ -55,7 +63,8 @@ class PreparedData:
     def size(self) -> int:
         """Bytes that the data and their moments take."""
         features, labels = int(self.features.shape[1]), int(self.labels.shape[1])
-        return self.features.nbytes + self.labels.nbytes + 8 * features * (features + labels)
+        own = 8 * features * (features + labels) if self._is_tall else 0
+        return self.features.nbytes + self.labels.nbytes + own
 
 
 class Prepared:

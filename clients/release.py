@@ -19,27 +19,13 @@ __all__ = [
     "check_unaccounted",
     "check_unanswered",
     "question_of",
-    "unproven",
 ]
 
 logger = logging.getLogger("flwr.privacy")
 
-_UNPROVEN = "-unproven"
+_UNPROVEN = "-unproven"  # ends the scheme of an entry whose cost is claimed, or is not all
 
 _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
-
-
-def unproven(scheme: str) -> str:
-    """Return the name under which a scheme's releases stand in a ledger if more leaves than that.
-
-    Their cost is claimed and not proven, or they are not all that leaves.
-
-    Examples
-    --------
-    >>> unproven("udp")
-    'udp-unproven'
-    """
-    return scheme + _UNPROVEN
 
 
 def question_of(phase: str, fields: Fields) -> Question:
@@ -166,6 +152,8 @@ class PlannedRelease:
         What it costs.
     epsilon, delta : float
         Budget of the experiment.
+    proven : bool, default True
+        Whether the charge is all that it costs; if not, the ledger says so.
     """
 
     custody: Custody
@@ -175,10 +163,12 @@ class PlannedRelease:
     charge: Charge
     epsilon: float
     delta: float
+    proven: bool = True
 
     def entry(self) -> Entry:
         """Return its line in the ledger."""
-        return Entry(question=self.question, scheme=self.scheme, unit=self.unit, charge=self.charge)
+        name = self.scheme if self.proven else self.scheme + _UNPROVEN
+        return Entry(question=self.question, scheme=name, unit=self.unit, charge=self.charge)
 
     def check_policy(self, noise_multiplier: float, sigma: float | None = None) -> None:
         """Decline it if the node's policy does not allow its noise; see `check_policy`."""

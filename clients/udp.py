@@ -45,7 +45,6 @@ from .release import (
     check_unaccounted,
     check_unanswered,
     question_of,
-    unproven,
 )
 
 __all__ = ["UDPClient"]
@@ -113,7 +112,7 @@ class UDPClient(SchemeClient):
         release = self._release(custody, question, terms, charge)
         if not terms.proven:
             check_unaccounted(custody, scheme=self.scheme)
-            release = replace(release, scheme=unproven(self.scheme))
+            release = replace(release, proven=False)
         release.check_policy(terms.noise_multiplier)
         if terms.parties:
             check_summed(terms.parties, fields["summed"])

@@ -19,6 +19,7 @@ __all__ = [
     "LedgerError",
     "ProtocolError",
     "check_choice",
+    "check_flag",
     "check_integer",
     "check_number",
 ]
@@ -133,6 +134,24 @@ def check_number(
         raise InvalidParameterError(parameter, value, allowed)
     _check_range(parameter, value, minimum, maximum, allowed)
     return float(value)
+
+
+def check_flag(parameter: str, value: Any) -> bool:
+    """Return `value` if it is true or false.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is anything else.
+
+    Examples
+    --------
+    >>> check_flag("crd", True)
+    True
+    """
+    if not isinstance(value, bool):
+        raise InvalidParameterError(parameter, value, "true or false")
+    return value
 
 
 def check_choice(parameter: str, value: Any, choices: Iterable[str]) -> str:

@@ -77,10 +77,11 @@ class KeptReplies:
         # A file under another question's name is not its reply.
         return content[len(label) :] if content.startswith(label) else None
 
-    def keep(self, question: Question, reply: bytes) -> None:
+    def keep(self, question: Question, reply: bytes, *, durable: bool = False) -> None:
         """Keep the reply to a question; those to earlier rounds of its experiment are removed.
 
-        Call it after the charge and before the reply is sent. A power cut may lose the reply.
+        Call it after the charge and before the reply is sent. A power cut may lose the reply,
+        unless it is to be durable.
 
         Raises
         ------
@@ -92,7 +93,7 @@ class KeptReplies:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             with exclusive_lock(self.folder / "lock", timeout=_LOCK_TIMEOUT):
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-                write_sealed(path, _MAGIC, _label(question) + reply, durable=False)
+                write_sealed(path, _MAGIC, _label(question) + reply, durable=durable)
                 for earlier in _files_before(path.parent, question.server_round):
                     earlier.unlink()
         except OSError as error:

@@ -41,7 +41,7 @@ def scheme_mod(
     return as_mod(client)(message, context, call_next)
 
 
-def _own_client(settings: Settings, client: type[SchemeClient]) -> OwnClient:
+def _own_client(settings: Settings, client: Callable[..., SchemeClient]) -> OwnClient:
     """Return what answers with the task's data, which is read when the client asks for it."""
     task = tasks.task(settings.task)
 

@@ -89,8 +89,9 @@ def _acfl(chosen: Mapping[str, Any]) -> dict[str, Any]:
     usual = {"noise": "record", **chosen}
     if usual["noise"] == "record":
         # The paper's weight takes the noise of the coded data for new in every round, as that of
-        # the gradients is. It stays the same, and in a long training it adds up.
-        usual = {"alpha": "horizon", **usual}
+        # the gradients is; it stays the same, and in a long training it adds up. The gradient of a
+        # record has a norm of one at first on the tasks' features, and half of it later.
+        usual = {"alpha": "horizon", "clipping_norm": 0.7, **usual}
     return usual
 
 

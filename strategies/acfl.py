@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
 from flwr_privacy.accounting import Charge
-from flwr_privacy.acfl.encoding import Moments, symmetrise
+from flwr_privacy.acfl.descent import CodedData, Descent, effective_rate
+from flwr_privacy.acfl.encoding import Moments
 from flwr_privacy.acfl.features import FeatureMap
-from flwr_privacy.acfl.plan import Plan, Wish, effective_rate
+from flwr_privacy.acfl.plan import Plan, Wish
 from flwr_privacy.acfl.promise import promise, setup_privacy
-from flwr_privacy.acfl.scfl import projected_gradient
-from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.acfl.sums import (
     GRADIENT,
     SIZE,
@@ -36,20 +35,17 @@ from flwr_privacy.acfl.terms import (
     NO_NOISE,
     RAW,
     RECORD,
-    SCFL,
     GradientTerms,
     SetupTerms,
 )
-from flwr_privacy.acfl.weights import AlphaPolicy, coded_energy
-from flwr_privacy.averaging import EvenWeights, WeightedMean
+from flwr_privacy.averaging import EvenWeights, ReplyRefusedError, WeightedMean
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import (
     CheckpointError,
-    DataError,
     InvalidParameterError,
     ProtocolError,
+    check_flag,
     check_integer,
-    check_number,
 )
 from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.guarantee import Guarantee
@@ -111,10 +107,10 @@ class ACFL(SchemeStrategy):
     symmetrize : bool, default False
         Whether the server makes the coded features symmetric.
     feature_bound, label_bound : float, default 1.0
-        Bounds of an entry (Assumption 1).
+        Bounds of an entry (Assumption 1); that of the features by default what a feature map has.
     feature_norm, label_norm : float, optional
-        Bounds of the L2 norm of a row; by default what the bounds of the entries allow. The noise
-        of ``noise="record"`` follows from them.
+        Bounds of the L2 norm of a row; by default what a feature map has, one-hot labels have, or
+        the bounds of the entries allow. The noise of ``noise="record"`` follows from them.
     features : FeatureMap or str, optional
         What makes features of the clients' raw data, or its identity; every client must have the
         same. By default their data are features.
@@ -199,7 +195,7 @@ class ACFL(SchemeStrategy):
         encoding: str = MOMENTS,
         symmetric_noise: bool = False,
         symmetrize: bool = False,
-        feature_bound: float = 1.0,
+        feature_bound: float | None = None,
         label_bound: float = 1.0,
         feature_norm: float | None = None,
         label_norm: float | None = None,
@@ -218,14 +214,9 @@ class ACFL(SchemeStrategy):
         if rounds is not None:
             check_integer("rounds", rounds, minimum=1)
         self._rounds = rounds
-        self._weighing: dict[str, Any] = {
-            "policy": alpha,
-            "predictable": predictable,
-            "gradient_bound": gradient_bound,
-            "model_bound": model_bound,
-        }
-        self._rate = straggler_rate
-        AlphaPolicy(**self._weighing, straggler_rate=straggler_rate)  # or says what is not allowed
+        flags = {"predictable": predictable, "project": project, "symmetrize": symmetrize}
+        for name, flag in flags.items():
+            check_flag(name, flag)
         self._wish = Wish(
             noise=noise,
             epsilon=epsilon,
@@ -240,9 +231,9 @@ class ACFL(SchemeStrategy):
             model_bound=model_bound,
             encoding=encoding,
             symmetric_noise=symmetric_noise,
-            feature_bound=feature_bound,
+            feature_bound=_bound_of(features, "bound", feature_bound, otherwise=1.0),
             label_bound=label_bound,
-            feature_norm=feature_norm,
+            feature_norm=_bound_of(features, "norm", feature_norm),
             label_norm=label_norm,
             feature_map=_identity(features),
             one_hot=one_hot,
@@ -251,17 +242,25 @@ class ACFL(SchemeStrategy):
             max_records=max_records,
         )
         self._symmetrised = symmetrize and not symmetric_noise
-        self.ridge = check_number("ridge", ridge, minimum=0)
-        if project and model_bound is None:
-            raise InvalidParameterError("model_bound", None, "a bound, with project = True")
-        self._radius = model_bound if project else None
+        if project and options.get("inner") is not None:
+            raise InvalidParameterError("project", project, "false with an inner strategy")
         if learning_rate is None and not self._wish.needs_setup:
             raise InvalidParameterError(
                 "learning_rate", None, "a step size, where there are no coded data to tell it"
             )
-        self._learning_rate = learning_rate
-        self._schedule: dict[str, Any] = {"schedule": schedule, "shift": shift}
-        StepSize(1.0 if learning_rate is None else learning_rate, **self._schedule)
+        self._rate = straggler_rate
+        self._steps: dict[str, Any] = {
+            "policy": alpha,
+            "straggler_rate": straggler_rate,
+            "predictable": predictable,
+            "gradient_bound": gradient_bound,
+            "model_bound": model_bound,
+            "learning_rate": learning_rate,
+            "schedule": schedule,
+            "shift": shift,
+            "ridge": ridge,
+            "project": project,
+        }
         super().__init__(*arguments, **options)
         self.fraction_evaluate = 0.0
         if self.secure_sum is not None and isinstance(straggler_rate, Mapping):
@@ -271,16 +270,19 @@ class ACFL(SchemeStrategy):
 
     def _build(self) -> None:
         super()._build()
-        self.policy: AlphaPolicy | None = None
-        self._loaded: dict[str, Any] | None = None  # what it has seen before a resume
-        self.coded: Moments | None = None
+        self.descent = Descent(**self._steps)
+        self._coded: CodedData | None = None
         self.members: list[str] = []
+        self._done = 0  # the last round that is over
         self._setup_terms: SetupTerms | None = None
         self._terms: GradientTerms | None = None
-        self._rate_found: float | None = None  # the step size, where the coded data tell it
         self._quorum: tuple[int, int, int] | None = None
         self._insecure = False
-        self._of_round: dict[str, float] = {}
+
+    @property
+    def coded(self) -> Moments | None:
+        """The global coded data set, once there is one."""
+        return None if self._coded is None else self._coded.moments
 
     # -- The setup ---------------------------------------------------------------------------
 
@@ -294,7 +296,11 @@ class ACFL(SchemeStrategy):
         InvalidParameterError
             If the noise is too little for the codes, or there is no one matrix to train.
         """
-        if not self._wish.needs_setup or self.coded is not None:
+        self._check_begin()
+        if not self._wish.needs_setup:
+            return
+        if self._coded is not None:  # resumed; clients may have come meanwhile
+            self.joined(grid, 0, self.federation.clients())
             return
         with self.conversation.patiently():
             if self._sums is None:
@@ -306,21 +312,39 @@ class ACFL(SchemeStrategy):
                     raise ProtocolError(f"the setup cannot be summed: {error}") from error
                 assigned = self._sums.assigned
             self._ask_for_codes(grid, 0, assigned)
-        if self.coded is None:
-            raise ProtocolError(
-                "the setup failed: no local coded data set came, or their sum was not opened"
-            )
+        if self._coded is None:
+            said = "; ".join(self.conversation.book(SETUP).details) or "their sum was not opened"
+            raise ProtocolError(f"the setup failed, there are no coded data: {said}")
 
     def joined(self, grid: FlowerGrid, server_round: int, clients: list[str]) -> None:
         """Have clients that come later encode their data; a secure sum has no place for them."""
-        if not self._wish.needs_setup:
+        new = set(clients) - set(self.members) - self._without_rate()
+        if not self._wish.needs_setup or not new:
             return
         if self._sums is not None:
-            logger.warning("clients %s came after the setup and take no part", clients)
+            logger.warning("clients %s came after the setup and take no part", sorted(new))
             return
-        with self.conversation.patiently():
-            everybody = self._everybody(grid, server_round)
-            self._ask_for_codes(grid, server_round, only(everybody, set(clients)))
+        self._ask_for_codes(grid, server_round, only(self._everybody(grid, server_round), new))
+
+    def _check_begin(self) -> None:
+        """Refuse what would fail later, before anything is asked or charged.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the model is no finite matrix, a client has no rate, the budget is for fewer rounds,
+            or a secure sum does not fit the clients of a round.
+        """
+        self._model()
+        if lacking := sorted(self._without_rate()):
+            raise InvalidParameterError(
+                "straggler_rate", "a dict", f"a rate for every client, {lacking} among them"
+            )
+        if self.secure_sum is not None and not self._wish.coded_only:
+            asked, _ = self.federation.sample_size(
+                fraction=self.fraction_train, minimum=self.min_train_nodes
+            )
+            self.secure_sum.bounds(asked, code_limit=CODE_LIMIT, largest_weight=1)
 
     def _ask_for_codes(self, grid: FlowerGrid, server_round: int, assigned: Assigned) -> None:
         talk = self.conversation
@@ -337,12 +361,15 @@ class ACFL(SchemeStrategy):
             logger.warning("no setup came from %s: they take no part in the training", missing)
         if mean is None:
             return
-        new = moments_of(sums_of(mean, terms), terms)
-        if self.coded is not None:
-            new = Moments(self.coded.features + new.features, self.coded.labels + new.labels)
-        self.coded = new
+        moments = moments_of(sums_of(mean, terms), terms)
+        if self._coded is None:
+            self._coded = CodedData(
+                moments=moments, terms=terms, devices=len(came), symmetrised=self._symmetrised
+            )
+        else:
+            self._coded = self._coded.joined(moments, len(came))
         self.members = sorted({*self.members, *came})
-        self._rate_found = None
+        self.descent.renew()
 
     # -- A round -----------------------------------------------------------------------------
 
@@ -351,6 +378,8 @@ class ACFL(SchemeStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Ask for gradients and make a step; without any, one by the coded data alone."""
         if self._wish.coded_only or not self.prepared(grid, server_round):
+            if self.inner is not None:
+                arrays, _ = self.inner.configure(server_round, arrays, config)
             self._template = arrays_of(arrays)
             return self._stepped(server_round, None, MetricRecord())
         messages = self.configure_train(server_round, arrays, config, grid)
@@ -367,7 +396,7 @@ class ACFL(SchemeStrategy):
         ProtocolError
             If there was no setup: under a `start` of your own, which does not know it.
         """
-        if self._wish.needs_setup and self.coded is None:
+        if self._wish.needs_setup and self._coded is None:
             raise ProtocolError(
                 "there was no setup: ACFL works only where this strategy's own start runs the "
                 "rounds, or with alpha = 0"
@@ -403,14 +432,23 @@ class ACFL(SchemeStrategy):
         """
         if phase != TRAIN or not isinstance(self._rate, Mapping):
             return super().fold(phase, mean, reply)
-        terms = self._asked_terms()
+        rates, terms = self._rates(), self._asked_terms()
+        if reply.client_id not in rates:
+            raise ReplyRefusedError("unknown client", f"{reply.client_id} has no straggler_rate")
         alone = gradient_sum(terms)
         super().fold(phase, alone, reply)
-        sums, p = sums_of(alone, terms), self._rates()[reply.client_id]
-        odds = math.sqrt(p) if terms.noise == RECORD else p  # a norm, or its square
-        scale = odds / (1 - p) if terms.noise == RECORD else odds / (1 - p) ** 2
-        scaled = {GRADIENT: sums[GRADIENT] / (1 - p), SIZE: sums[SIZE] * scale}
-        mean.fold(reply.client_id, scaled, weight=1)
+        sums, p = sums_of(alone, terms), rates[reply.client_id]
+        scaled = {GRADIENT: sums[GRADIENT] / (1 - p), SIZE: sums[SIZE] * self._size_scale(p)}
+        mean.fold(reply.client_id, scaled, weight=1, metrics=alone.metrics())
+
+    def _size_scale(self, p: float) -> float:
+        """Return by what the size of a gradient is scaled where its client has a rate of its own.
+
+        So that the squares come to ``sum_i I_i p_i / (1 - p_i)^2 |G_i|^2``; with noise the size is
+        a norm.
+        """
+        norm = self._asked_terms().noise == RECORD
+        return math.sqrt(p) / (1 - p) if norm else p / (1 - p) ** 2
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included; everybody weighs 1."""
@@ -434,55 +472,36 @@ class ACFL(SchemeStrategy):
         if mean is None:
             return self._stepped(server_round, None, MetricRecord())
         terms = self._asked_terms()
-        sums = mean.sums if isinstance(self._rate, Mapping) else sums_of(mean, terms)
-        found = heard(sums, len(mean.clients), terms)
+        answered = len(mean.clients)
+        if isinstance(self._rate, Mapping):
+            rates = self._rates()
+            scales = [self._size_scale(rates[client]) ** 2 for client in mean.clients]
+            noise = sum(scales) * terms.share_of(terms.sigma) ** 2
+            found = heard(mean.sums, answered, terms, size_noise=noise)
+        else:
+            found = heard(sums_of(mean, terms), answered, terms)
         return self._stepped(server_round, found, metrics or MetricRecord())
 
     def _stepped(
         self, server_round: int, found: Heard | None, metrics: MetricRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the model after the step of a round (ACFL, (9) and (10)); None to keep it."""
-        model = self._model()
-        if found is None:
-            found = Heard(0, np.zeros_like(model), 0.0)
-        norm_square = float((model**2).sum())
-        energy = self._energy(norm_square)
-        policy = self._weigher()
-        weights = policy.weigh(
+        self._done = server_round
+        new = self.descent.step(
+            self._model(),
+            found,
             t=server_round,
-            answered=found.answered,
-            devices=max(self._devices(), found.answered),
-            squares=found.squares,
-            energy=energy,
-            gradient_noise=self._gradient_noise(),
+            devices=self._devices(),
+            share=self._asked_share(),
+            coded=self._coded,
+            asked=self._terms,
         )
-        self._of_round = {"C2": norm_square, "energy": energy}
-        if self._wish.needs_setup:
-            self._of_round["members"] = len(self.members)
-        if policy.beta2 is not None:
-            self._of_round["beta2"] = policy.beta2
-        if policy.rate is not None and not self._wish.coded_only:
-            self._of_round["straggler_rate"] = policy.rate
-        if weights is None or (found.answered == 0 and weights.coded == 0):
+        if new is None:
             return None, None
-        step = self._step_size().at(server_round)
-        direction = weights.received * found.gradient + self.ridge * model
-        if weights.coded:
-            direction += weights.coded * self._coded_gradient(model)
-        new = self._projected(model - step * direction)
-        self._of_round |= {
-            "alpha": weights.coded,
-            "received_weight": weights.received,
-            "step": step,
-        }
         (name,), (like,) = self._template.keys(), self._template.values()
-        if not np.isfinite(new).all():
-            raise DataError(
-                f"the model is not finite after round {server_round}: the step {step:.3g} is too "
-                "large, or the coded data have eigenvalues below 0 (more ridge, less noise)"
-            )
+        answered = 0 if found is None else found.answered
         renewed = {name: new.astype(like.dtype)}
-        return self.renewed(server_round, renewed, metrics, found.answered), metrics
+        return self.renewed(server_round, renewed, metrics, max(1, answered)), metrics
 
     # -- What the books and the history say --------------------------------------------------
 
@@ -494,9 +513,17 @@ class ACFL(SchemeStrategy):
             return self._setup_terms.charge()
         return self._asked_terms().charge() if phase == TRAIN else None
 
+    def stop(self) -> str:
+        """Return why the training ends: the rounds that the budget is for are done."""
+        if self._wish.noise != RECORD or self._rounds is None or self._done < self._rounds:
+            return ""
+        return f"the {self._rounds} rounds that the budget is for are done"
+
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return the weights of the round and what they follow from; what was spent."""
-        numbers = dict(self._of_round)
+        numbers = dict(self.descent.numbers)
+        if numbers and self._wish.needs_setup:
+            numbers["members"] = len(self.members)
         if self._setup_terms is not None and self._wish.noise != NO_NOISE:
             privacy = setup_privacy(self._setup_terms, bound=self._wish.bound)
             numbers |= {f"setup_{name}": value for name, value in privacy.items()}
@@ -520,6 +547,7 @@ class ACFL(SchemeStrategy):
             exact_rounds=exact_rounds,
             summed=self.secure_sum is not None,
             quorum=self._quorum,
+            coded_only=self._wish.coded_only,
             insecure=self._insecure,
         )
 
@@ -528,10 +556,11 @@ class ACFL(SchemeStrategy):
         return {
             "wish": self._wish.lasting(),
             "rounds": self._planned_rounds(),
-            "coded": None if self.coded is None else self.coded._asdict(),
+            "coded": None if self._coded is None else self._coded.moments._asdict(),
             "members": self.members,
             "setup": None if self._setup_terms is None else records.write(self._setup_terms),
-            "policy": None if self.policy is None else self.policy.state(),
+            "weights": self.descent.state(),
+            "done": self._done,
             "insecure": self._insecure,
         }
 
@@ -553,11 +582,17 @@ class ACFL(SchemeStrategy):
                 )
         self._insecure = state["insecure"]
         self.members = list(state["members"])
-        if state["coded"] is not None:
-            self.coded = Moments(**state["coded"])
         if state["setup"] is not None:
             self._setup_terms = records.read(SetupTerms, state["setup"])
-        self._loaded = state["policy"]
+        if state["coded"] is not None and self._setup_terms is not None:
+            self._coded = CodedData(
+                moments=Moments(**state["coded"]),
+                terms=self._setup_terms,
+                devices=len(self.members),
+                symmetrised=self._symmetrised,
+            )
+        self.descent.load(state["weights"])
+        self._done = state["done"]
 
     # -- Parts -------------------------------------------------------------------------------
 
@@ -573,9 +608,9 @@ class ACFL(SchemeStrategy):
         """Draw the clients of a round among those that were set up."""
         if self.fraction_train == 0:
             return {}
-        left_out: set[str] = set()
+        left_out = self._without_rate()
         if self._wish.needs_setup:
-            left_out = set(self.federation.clients()).difference(self.members)
+            left_out |= set(self.federation.clients()).difference(self.members)
         return self.conversation.sample(
             grid,
             server_round,
@@ -617,7 +652,10 @@ class ACFL(SchemeStrategy):
         (array,) = self._template.values()
         if not np.issubdtype(array.dtype, np.floating):
             raise InvalidParameterError("initial_arrays", str(array.dtype), "a matrix of floats")
-        return np.array(array, np.float64)
+        model = np.array(array, np.float64)
+        if not np.isfinite(model).all():
+            raise InvalidParameterError("initial_arrays", "NaN or infinity", "finite values")
+        return model
 
     def _zeros(self) -> dict[str, NDArray[np.float64]]:
         return {GRADIENT: np.zeros_like(self._model()), SIZE: np.zeros(1)}
@@ -626,101 +664,36 @@ class ACFL(SchemeStrategy):
         """Return over how many clients the objective is a sum."""
         if self._wish.needs_setup:
             return len(self.members)
-        return len(self.federation.clients()) if self.federation.met else 1
+        if self.federation.met:
+            return len(self.federation.clients())
+        # Under a user's own start, where nobody has said who it is.
+        return sum(len(clients) for clients in self.conversation.book(TRAIN).asked.values())
+
+    def _without_rate(self) -> set[str]:
+        """Return the clients that are there and have no rate, where each has its own."""
+        if not isinstance(self._rate, Mapping):
+            return set()
+        return set(self.federation.clients()).difference(self._rate)
 
     def _rates(self) -> Mapping[str, float]:
-        rates = self._rate if isinstance(self._rate, Mapping) else {}
-        known = self.members if self._wish.needs_setup else self.federation.clients()
-        if lacking := sorted(set(known).difference(rates)):
-            raise InvalidParameterError(
-                "straggler_rate", sorted(rates), f"a rate for every client, {lacking} among them"
-            )
+        """Return at which rate the gradient of each client is missing.
+
+        Raises
+        ------
+        ProtocolError
+            If there is one rate for all.
+        """
+        rates = effective_rate(self._rate, self._asked_share())
+        if not isinstance(rates, Mapping):
+            raise ProtocolError("there is one rate for all")
         return rates
 
-    def _weigher(self) -> AlphaPolicy:
-        """Return what weighs the rounds; it is made when it is known who there is."""
-        if self.policy is None:
-            asked, population = self.federation.sample_size(
-                fraction=self.fraction_train, minimum=self.min_train_nodes
-            )
-            rate = self._rates() if isinstance(self._rate, Mapping) else self._rate
-            rate = effective_rate(rate, min(1.0, asked / max(1, population)))
-            self.policy = AlphaPolicy(**self._weighing, straggler_rate=rate)
-            if self._loaded is not None:
-                self.policy.load(self._loaded)
-        return self.policy
-
-    def _energy(self, norm_square: float) -> float:
-        """Return D_t, the energy of the noise of one client in the coded gradient."""
-        terms = self._setup_terms
-        if terms is None:
-            return 0.0
-        if self._weighing["policy"] == "bounds":
-            norm_square = float(self._weighing["model_bound"]) ** 2
-        first, second = terms.share_of(terms.sigma_features), terms.share_of(terms.sigma_labels)
-        return coded_energy(
-            norm_square,
-            first**2,
-            second**2,
-            terms.features,
-            terms.labels,
-            symmetrised=self._symmetrised,
+    def _asked_share(self) -> float:
+        """Return the share of the clients that a round asks."""
+        asked, _ = self.federation.sample_size(
+            fraction=self.fraction_train, minimum=self.min_train_nodes
         )
-
-    def _gradient_noise(self) -> float:
-        """Return the expected square of the norm of the noise in one client's gradient."""
-        if self._terms is None or self._terms.noise != RECORD:
-            return 0.0
-        sigma = self._terms.share_of(self._terms.sigma) / self._terms.batch_fraction
-        return self._terms.features * self._terms.labels * sigma**2
-
-    def _coded_gradient(self, model: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the gradient of the coded data (ACFL, (8))."""
-        if self.coded is None or self._setup_terms is None:
-            raise ProtocolError("there are no coded data")
-        features, labels = self.coded
-        if self._wish.encoding == SCFL:
-            s = self._setup_terms.share_of(self._setup_terms.sigma_features) ** 2
-            return projected_gradient(
-                features, labels, model, devices=len(self.members), s=s, c=len(features)
-            )
-        if self._symmetrised:
-            features = symmetrise(features)
-        return features @ model - labels
-
-    def _step_size(self) -> StepSize:
-        rate = self._learning_rate
-        if rate is None:
-            rate = self._rate_found = self._rate_found or self._rate_of_coded()
-        return StepSize(rate, **self._schedule)
-
-    def _rate_of_coded(self) -> float:
-        """Return the step size that the coded data tell."""
-        if self.coded is None or self._setup_terms is None:
-            raise ProtocolError("there are no coded data")
-        features = self.coded.features
-        if self._wish.encoding == SCFL:
-            noise = self._setup_terms.share_of(self._setup_terms.sigma_features) ** 2
-            gram = features.T @ features / len(features)
-            features = gram - len(self.members) * noise * np.eye(len(gram))
-        values = np.linalg.eigvalsh(symmetrise(features))
-        logger.info(
-            "eigenvalues of the coded features: %.4g to %.4g; one below 0 makes a fixed weight "
-            "unstable",
-            *(values[0], values[-1]),
-        )
-        largest = float(values[-1]) + self.ridge
-        if largest <= 0:
-            raise InvalidParameterError(
-                "learning_rate", None, "a step size: the coded data have no eigenvalue above 0"
-            )
-        return 1 / largest
-
-    def _projected(self, model: NDArray[np.float64]) -> NDArray[np.float64]:
-        norm = float(np.linalg.norm(model))
-        if self._radius is None or norm <= self._radius:
-            return model
-        return model * (self._radius / norm)
+        return min(1.0, asked / max(1, self._devices()))
 
     def _asked_terms(self) -> GradientTerms:
         if self._terms is None:
@@ -731,4 +704,14 @@ class ACFL(SchemeStrategy):
 def _identity(features: FeatureMap | str | None) -> str:
     if features is None:
         return RAW
-    return features if isinstance(features, str) else features.identity
+    identity = features if isinstance(features, str) else getattr(features, "identity", None)
+    if not isinstance(identity, str):
+        raise InvalidParameterError("features", features, "a feature map, or its identity")
+    return identity
+
+
+def _bound_of(
+    features: Any, name: str, given: float | None, *, otherwise: float | None = None
+) -> Any:
+    """Return a bound that was given, else the one that a feature map has, if any."""
+    return getattr(features, name, otherwise) if given is None else given

@@ -56,6 +56,7 @@ _NOT_THERE = {3, 4, 5}
 _NOTHING_RELEASED = {"declined", "error"}
 """Reasons with which a client says that it has sent nothing of its data."""
 
+_MOST_DETAILS = 3
 _LONGEST_DETAIL = 300  # characters of a log line that an adversary may fill
 
 
@@ -163,6 +164,7 @@ class Round:
     wire_bytes_down: int = 0
     wire_bytes_up: int = 0
     question: RecordDict = field(default_factory=RecordDict)  # as the first who was asked has it
+    details: list[str] = field(default_factory=list)  # of the first that were refused
     named: dict[int, str] = field(default_factory=dict)  # who answered for a node without a name
     _heard: set[int] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)  # those who say that they released nothing
@@ -209,6 +211,8 @@ class Round:
         """Count and log a reply that is not used."""
         self.refused[reason if reason in REASONS else "error"] += clients
         text = "".join(c if c.isprintable() else "?" for c in detail[:_LONGEST_DETAIL])
+        if len(self.details) < _MOST_DETAILS:
+            self.details.append(text)
         logger.warning("round %d: refused (%s)", self.header.server_round, text)
 
     def counts(self) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What a training asks of its clients: parameters checked once, and the terms that follow."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +13,7 @@ from flwr_privacy.accounting.gaussian import check_delta, mu_of
 from flwr_privacy.errors import (
     InvalidParameterError,
     check_choice,
+    check_flag,
     check_integer,
     check_number,
 )
@@ -35,7 +35,7 @@ from .terms import (
     SetupTerms,
 )
 
-__all__ = ["SPLITS", "Plan", "Wish", "effective_rate"]
+__all__ = ["SPLITS", "Plan", "Wish"]
 
 SPLITS = ("equal", "optimal")
 
@@ -97,6 +97,10 @@ class Wish:
             if getattr(self, name) is not None:
                 least = 0 if name.startswith("sigma") else _SMALLEST
                 check_number(name, getattr(self, name), minimum=least)
+        for name in ("symmetric_noise", "one_hot"):
+            check_flag(name, getattr(self, name))
+        if not isinstance(self.feature_map, str) or not self.feature_map:
+            raise InvalidParameterError("features", self.feature_map, "a feature map, or its name")
         self._check_noise()
         if self.encoding == SCFL:
             self._check_projection()
@@ -117,10 +121,22 @@ class Wish:
             )
         if self.encoding == MOMENTS and variances.count(None) == 1:
             raise InvalidParameterError("sigma2_sq", self.sigma2_sq, "both variances, or none")
-        if self.split == "optimal" and (self.model_bound is None or self.encoding == SCFL):
+        if self.split == "optimal":
+            self._check_split()
+        if self.encoding == SCFL and self.sigma2_sq is not None:
             raise InvalidParameterError(
-                "split", self.split, "'equal', or a model_bound: what is optimal depends on it"
+                "sigma2_sq", self.sigma2_sq, "none with encoding = 'scfl': its labels have no noise"
             )
+
+    def _check_split(self) -> None:
+        if self.noise != PAPER or self.encoding == SCFL or self.sigma1_sq is not None:
+            allowed = "'equal' unless noise = 'paper' and the variances follow from mi_epsilon"
+            raise InvalidParameterError("split", self.split, allowed)
+        if self.model_bound is None:
+            raise InvalidParameterError("model_bound", None, "a bound: what is optimal needs one")
+        if self.bound != "paper" or self.symmetric_noise:
+            allowed = "'equal' with the tight bound or symmetric noise"
+            raise InvalidParameterError("split", self.split, allowed)
 
     def _check_projection(self) -> None:
         if self.noise == RECORD or self.symmetric_noise:
@@ -231,7 +247,6 @@ class Plan:
         noised = wish.noise == RECORD
         terms = GradientTerms(
             **self._data(parties),
-            set_up=wish.needs_setup,
             noise_multiplier=1 / self._mu_gradient if noised else 0.0,
             clipping_norm=float(wish.clipping_norm),
             batch_fraction=float(wish.batch_fraction),
@@ -283,7 +298,9 @@ class Plan:
         bounds: dict[str, Any] = {"B_X": wish.feature_bound, "B_Y": wish.label_bound}
         if wish.split == "optimal" and wish.model_bound is not None:
             first, second = noise_split(level, d, o, wish.model_bound**2, **bounds)
-            return math.sqrt(first), math.sqrt(second)
+            # The split is for an entry of the features; labels must not tell more of theirs.
+            most = (wish.feature_bound * wish.label_bound) ** 2 / math.expm1(2 * level / d)
+            return math.sqrt(first), math.sqrt(max(second, most))
         sigma = math.sqrt(
             sigma2_for_eps(level, d, o, bound=wish.bound, symmetric=wish.symmetric_noise, **bounds)
         )
@@ -316,20 +333,3 @@ class Plan:
     @property
     def _mu_gradient(self) -> float:
         return self._mu * math.sqrt((1 - self._share) / self.rounds)
-
-
-def effective_rate(
-    rate: float | Mapping[str, float] | None, q: float
-) -> float | Mapping[str, float] | None:
-    """Return the rates at which gradients are missing where only a share q of them is asked for.
-
-    Examples
-    --------
-    >>> effective_rate(0.2, 0.5)
-    0.6
-    """
-    if rate is None or q >= 1:
-        return rate
-    if isinstance(rate, Mapping):
-        return {name: 1 - q * (1 - own) for name, own in rate.items()}
-    return 1 - q * (1 - rate)

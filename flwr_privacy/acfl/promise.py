@@ -64,6 +64,7 @@ def promise(
     exact_rounds: int,
     summed: bool,
     quorum: tuple[int, int, int] | None,
+    coded_only: bool,
     insecure: bool,
 ) -> Guarantee:
     """Return the promise of a training.
@@ -85,24 +86,30 @@ def promise(
     quorum : tuple of int, optional
         Where noise is shared and its clients are known: how many there are, how few of them may be
         in a sum, and how many may collude.
+    coded_only : bool
+        Whether no gradient is asked for.
     insecure : bool
         Whether noise came from a seed.
     """
     void = "clients drew their noise from an insecure seed, for tests" if insecure else ""
     if noise == RECORD:
         return _record_promise(epsilon, delta, summed=summed, quorum=quorum, void=void)
-    not_protected = _leaks(exact_rounds, summed=summed)
+    not_protected = [] if coded_only else _leaks(exact_rounds, summed=summed)
     if setup is not None and noise == PAPER:
         privacy = setup_privacy(setup, bound=bound)
         not_protected.append(_setup_text(setup, privacy, bound, summed=summed))
+    protects = "nothing from a server that sees the gradients"
+    if summed:
+        protects = (
+            "nothing that lasts: a single gradient is hidden in its sum, and exact sums add up"
+        )
+    if coded_only:
+        protects = "a single entry of a data set, by the noise of the setup, and nothing else"
+        protects = protects if noise == PAPER else "nothing: there is no noise"
     return Guarantee(
         scheme="acfl",
-        protects=(
-            "nothing that lasts: a single gradient is hidden in its sum, and exact sums add up"
-            if summed
-            else "nothing from a server that sees the gradients"
-        ),
-        adversary="an honest-but-curious server" if summed else "nobody",
+        protects=protects,
+        adversary="an honest-but-curious server" if summed or coded_only else "nobody",
         not_protected=tuple(not_protected),
         evidence=_EVIDENCE,
         void=void,

@@ -1,5 +1,6 @@
 """The sums that ACFL needs of its clients: coded data sets, and gradients with their size."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,8 @@ FEATURES, LABELS = "features", "labels"
 
 GRADIENT, SIZE = "gradient", "size"
 """Names of the arrays of a gradient: itself, and what tells how large it is."""
+
+_PARTS = 2.0**30  # of a step of the grid, in which the rest of a square is counted
 
 
 class Heard(NamedTuple):
@@ -82,39 +85,60 @@ def moments_of(sums: Arrays, terms: SetupTerms) -> Moments:
 
 def gradient_sum(terms: GradientTerms) -> WeightedMean:
     """Return an empty sum of gradients and of their sizes."""
-    return _empty({GRADIENT: (terms.features, terms.labels), SIZE: (1,)}, terms)
+    return _empty({GRADIENT: (terms.features, terms.labels), SIZE: (terms.sizes,)}, terms)
 
 
-def size_of(gradient: NDArray[np.float64], terms: GradientTerms) -> float:
-    """Return what tells how large a gradient is: a value that is added up beside it.
+def size_of(gradient: NDArray[np.float64], terms: GradientTerms) -> NDArray[np.float64]:
+    """Return what tells how large a gradient is: values that are added up beside it.
 
-    Exact gradients have the square of the norm, in a secure sum scaled to the range of an entry. A
-    gradient that gets noise has a share of the norm, which a record moves by no more than it moves
-    the gradient.
+    Exact gradients have the square of the norm; in a secure sum it is scaled to the range of an
+    entry, in whole codes and a second value for what is between two codes. A gradient that gets
+    noise has a share of the norm, which a record moves by no more than it moves the gradient.
     """
     norm = float(np.linalg.norm(gradient))
     if terms.noise == RECORD:
-        return NORM_SHARE * norm
-    return norm**2 / _square_unit(terms)
+        return np.array([NORM_SHARE * norm])
+    if not terms.parties:
+        return np.array([norm**2])
+    step = Grid(terms.grid).step
+    between, codes = math.modf(norm**2 / _square_unit(terms) / step)
+    return np.array([codes * step, between * _PARTS * step])
 
 
-def heard(sums: Arrays, answered: int, terms: GradientTerms) -> Heard:
+def heard(
+    sums: Arrays, answered: int, terms: GradientTerms, *, size_noise: float | None = None
+) -> Heard:
     """Return what a round's answers came to.
 
+    Parameters
+    ----------
+    sums : Mapping of str to ndarray
+        The sums of the arrays of the answers.
+    answered : int
+        How many answers there are.
+    terms : GradientTerms
+        What was asked.
+    size_noise : float, optional
+        Variance of the noise in the sum of the sizes, where these were scaled before.
+
+    Notes
+    -----
     A mini-batch is as large as its rate says, so gradients are scaled up by its inverse. The
     squares of noised gradients follow from the square of the mean of the norms, less what the noise
     adds to it: without noise that is never more than the mean square, and a little less where
     devices differ.
     """
-    size = float(np.asarray(sums[SIZE]).reshape(-1)[0])
+    sizes = np.asarray(sums[SIZE], np.float64).reshape(-1)
     if terms.noise == RECORD:
-        noise = answered * terms.share_of(terms.sigma) ** 2
-        squares = max(0.0, size**2 - noise) / (NORM_SHARE**2 * max(1, answered))
+        noise = answered * terms.share_of(terms.sigma) ** 2 if size_noise is None else size_noise
+        squares = max(0.0, sizes[0] ** 2 - noise) / (NORM_SHARE**2 * max(1, answered))
+    elif terms.parties:
+        squares = max(0.0, (sizes[0] + sizes[1] / _PARTS) * _square_unit(terms))
     else:
-        squares = max(0.0, size * _square_unit(terms))
+        squares = max(0.0, float(sizes[0]))
     fraction = terms.batch_fraction
     gradient = np.asarray(sums[GRADIENT], np.float64)
-    return Heard(answered, gradient / fraction, squares / fraction**2)
+    return Heard(answered, gradient / fraction, float(squares) / fraction**2)
 
 
 def _square_unit(terms: GradientTerms) -> float:

@@ -12,7 +12,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.grid import Grid
+from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.noise import discretisation_gap
 
 __all__ = [
@@ -47,6 +47,8 @@ _SHARE_REACH = 12.0  # of a share or a projection, which may not saturate
 _SMALLEST = math.ulp(0.0)
 _MOST = 2**20  # entries of a side of a matrix
 _MOST_RECORDS = 2**40
+_UNIT_ROUNDOFF = 2.0**-53
+_ROUNDING_SHARE = 1e-3  # of the clipping norm; what the sensitivity has room for, see below
 _LEAST_STEPS = 4.0  # of the grid in a standard deviation, below which the gap is not known
 
 
@@ -109,6 +111,14 @@ class DataTerms:
         check_delta(self.delta)
         check_number("gap", self.gap, minimum=0)
         check_integer("parties", self.parties, minimum=0)
+
+    def of_the_data(self) -> tuple[float | int | str, ...]:
+        """Return what of the terms is about the data alone."""
+        return (
+            *(self.features, self.labels, self.feature_map),
+            *(self.feature_bound, self.label_bound, self.feature_norm, self.label_norm),
+            *(self.one_hot, self.max_records),
+        )
 
     def share_of(self, sigma: float) -> float:
         """Return the standard deviation that one client adds, for one of the noise as a whole."""
@@ -191,13 +201,15 @@ class SetupTerms(DataTerms):
         return square + self.features * self.labels
 
     def check_grid(self) -> None:
-        """Refuse a grid on which the noise does not do what the charge says.
+        """Refuse a grid that has no codes for all values, or too few in the noise.
 
         Raises
         ------
         InvalidParameterError
-            If it is too coarse.
+            If it is too fine, so that a value beyond the codes would be told by an error; or so
+            coarse that the noise does not do what the charge says.
         """
+        _check_reach(self)
         if self.charge() is not None:
             _check_gap(self, self.entries, min(self.sigma_features, self.sigma_labels))
 
@@ -229,8 +241,6 @@ class GradientTerms(DataTerms):
 
     Parameters
     ----------
-    set_up : bool
-        Whether there was a setup before, in which this client must have taken part.
     noise_multiplier : float
         Standard deviation of the noise over the sensitivity; 0 for none.
     clipping_norm : float
@@ -243,7 +253,6 @@ class GradientTerms(DataTerms):
         Exponent of the grid's step, where there is noise or a secure sum.
     """
 
-    set_up: bool
     noise_multiplier: float
     clipping_norm: float
     batch_fraction: float
@@ -269,22 +278,45 @@ class GradientTerms(DataTerms):
         Grid(self.grid)
 
     @property
+    def sizes(self) -> int:
+        """Number of values that tell the norm: an exact square takes two codes."""
+        return 2 if self.parties and self.noise != RECORD else 1
+
+    @property
     def entries(self) -> int:
         """Number of values in the answer: the gradient, and what tells its norm."""
-        return self.features * self.labels + 1
+        return self.features * self.labels + self.sizes
 
     @property
     def coded(self) -> bool:
         """Whether the answer is codes on a grid; else it is float64."""
         return bool(self.parties or self.noise == RECORD)
 
+    def check_model(self, model_norm: float) -> None:
+        """Refuse a model so large that rounding would move a clipped gradient.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is.
+        """
+        residual = self.feature_norm * model_norm + self.label_norm
+        largest = self.max_records * self.feature_norm * residual
+        rounding = self.features * _UNIT_ROUNDOFF * largest
+        if self.noise == RECORD and not rounding <= _ROUNDING_SHARE * self.clipping_norm:
+            raise InvalidParameterError(
+                "model", f"a matrix of norm {model_norm:.3g}", "a smaller one: rounding would show"
+            )
+
     def sensitivity(self) -> float:
         """Return by how much a record can move the answer, in L2.
 
-        A record moves the gradient by no more than the clipping norm, and so its norm too.
+        A record moves the gradient by no more than the clipping norm, and so its norm too; a
+        thousandth more is for rounding.
         """
         step = Grid(self.grid).step
-        return self.clipping_norm * math.hypot(1, NORM_SHARE) + step * math.sqrt(self.entries)
+        moved = self.clipping_norm * (1 + _ROUNDING_SHARE) * math.hypot(1, NORM_SHARE)
+        return moved + step * math.sqrt(self.entries)
 
     @property
     def sigma(self) -> float:
@@ -292,13 +324,15 @@ class GradientTerms(DataTerms):
         return self.noise_multiplier * self.sensitivity() if self.noise == RECORD else 0.0
 
     def check_grid(self) -> None:
-        """Refuse a grid on which the noise does not do what the charge says.
+        """Refuse a grid that has no codes for all values, or too few in the noise.
 
         Raises
         ------
         InvalidParameterError
-            If it is too coarse.
+            If it is too fine, so that a value beyond the codes would be told by an error; or so
+            coarse that the noise does not do what the charge says.
         """
+        _check_reach(self)
         if self.noise == RECORD:
             _check_gap(self, self.entries, self.sigma)
 
@@ -317,6 +351,14 @@ class GradientTerms(DataTerms):
 
 def _reach(terms: DataTerms, sigma: float) -> float:
     return (_SHARE_REACH if terms.parties else _NOISE_REACH) * sigma
+
+
+def _check_reach(terms: SetupTerms | GradientTerms) -> None:
+    reach = terms.reach() / Grid(terms.grid).step if terms.coded else 0.0
+    if not reach <= CODE_LIMIT:
+        raise InvalidParameterError(
+            "grid", terms.grid, f"a coarser grid: values up to {reach:.3g} steps leave 32 bits"
+        )
 
 
 def _check_gap(terms: SetupTerms | GradientTerms, entries: int, sigma: float) -> None:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,11 @@ from acfl_app import (
     FEATURES,
     LABELS,
     Array,
+    Nodes,
+    OwnStart,
     data_of,
     descend,
+    kill_after,
     late,
     listen,
     model_after,
@@ -25,8 +27,7 @@ from acfl_app import (
 )
 from apps import record, run_strategy, same
 from conformance import Killed
-from flwr.app import Context, Message, RecordDict
-from flwr.serverapp.strategy import Strategy
+from flwr.app import Context, Message
 
 from flwr_privacy.acfl.features import FourierFeatures
 from flwr_privacy.card import PrivacyCard
@@ -58,14 +59,6 @@ def moments_of(clients: Any) -> tuple[Array, Array]:
     return sum(X.T @ X for X, _ in data), sum(X.T @ Y for X, Y in data)
 
 
-def kill_after(server_round: int) -> Callable[[dict[str, Any]], None]:
-    def on_round(line: dict[str, Any]) -> None:
-        if line["round"] == server_round:
-            raise Killed
-
-    return on_round
-
-
 # -- The setup -----------------------------------------------------------------------------------
 
 
@@ -90,7 +83,7 @@ def test_who_was_not_set_up_takes_no_part(kind: str, caplog: Any) -> None:
 
 
 def test_without_any_setup_there_is_no_training() -> None:
-    with pytest.raises(ProtocolError, match="no local coded data set came"):
+    with pytest.raises(ProtocolError, match=r"there are no coded data: .* has NaN or infinity"):
         run(ACFL(noise="none"), faults=[Fault(kind="nan", phase="setup")])
 
 
@@ -108,29 +101,10 @@ def test_a_setup_waits_for_everybody_whatever_the_deadline() -> None:
     assert result.history[1]["scheme"]["members"] == 4
 
 
-def joining(server_round: int, partition: int, *, grids: list[Any]) -> Callable[..., None]:
-    """Return an ``evaluate_fn`` that connects a node after a round; `grids` gets the grid."""
-
-    def evaluate(now: int, _: Any) -> None:
-        if now == server_round:
-            contexts = grids[0]._contexts
-            other = next(iter(contexts.values()))
-            contexts[12345] = Context(
-                run_id=other.run_id,
-                node_id=12345,
-                node_config={**other.node_config, "partition-id": partition},
-                state=RecordDict(),
-                run_config={},
-            )
-
-    return evaluate
-
-
 def test_a_client_that_comes_later_is_set_up_then() -> None:
-    grids: list[Any] = []
     strategy = ACFL(noise="none", straggler_rate=0.2, deadline=5.0)
-    come = joining(2, 4, grids=grids)
-    result = run(strategy, num_rounds=4, before=grids.append, evaluate_fn=come)
+    nodes = Nodes(comes={2: 4})
+    result = run(strategy, num_rounds=4, before=nodes.before, evaluate_fn=nodes.after)
     assert strategy.coded is not None
     np.testing.assert_allclose(strategy.coded.features, moments_of(range(5))[0], rtol=1e-12)
     assert [line["asked"] for line in result.history[1:]] == [4, 4, 5, 5]
@@ -138,10 +112,9 @@ def test_a_client_that_comes_later_is_set_up_then() -> None:
 
 
 def test_a_late_setup_is_on_the_card_and_costs_no_more_than_the_others(tmp_path: Path) -> None:
-    grids: list[Any] = []
     strategy = ACFL(**NOISED_RECORDS)
-    come = joining(2, 4, grids=grids)
-    run(strategy, num_rounds=4, before=grids.append, evaluate_fn=come, state=tmp_path)
+    nodes = Nodes(comes={2: 4})
+    run(strategy, num_rounds=4, before=nodes.before, evaluate_fn=nodes.after, state=tmp_path)
     charges = strategy.card().charges()
     assert {client: len(own) for client, own in charges.items()} == {
         **dict.fromkeys("0123", 5),
@@ -188,10 +161,6 @@ def test_a_resumed_training_goes_on_with_its_setup(
         run(ACFL(**changed, resume=True), **engine)
 
 
-class OwnStart(ACFL):
-    start = Strategy.start
-
-
 @pytest.mark.parametrize("options", [{"noise": "none"}, NOISED_RECORDS], ids=["exact", "record"])
 def test_under_a_users_own_start_it_trains_without_coded_data(options: Any) -> None:
     options = {**options, "alpha": 0.0, "learning_rate": 0.02, "experiment_id": "e", "rounds": 3}
@@ -223,11 +192,11 @@ def test_the_model_is_one_matrix_of_floats(arrays: Any, text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_a_model_that_diverges_ends_the_training_with_a_reason() -> None:
-    text = "the model is not finite after round 2: the step 1e+200 is too large"
-    with pytest.raises(DataError) as error:
-        run(ACFL(noise="none", alpha=1.0, learning_rate=1e200))
-    assert text in str(error.value)
+@pytest.mark.parametrize("options", [{"alpha": 1.0}, {"alpha": 0.0}], ids=["coded", "gradients"])
+def test_a_model_that_diverges_ends_the_training_with_a_reason(options: Any) -> None:
+    for rate, last in ((1e200, 1), (1e40, 2), (5.0, 90)):
+        with pytest.raises(DataError, match=r"the model diverges in round .*: the step .* is too"):
+            run(ACFL(noise="none", **options, learning_rate=rate), num_rounds=last)
 
 
 # -- What is on the wire -------------------------------------------------------------------------
@@ -326,11 +295,13 @@ def test_a_gradient_that_cannot_be_one_is_as_good_as_none(kind: str, reason: str
 def test_no_error_tells_the_server_of_the_data(made: Any) -> None:
     said: list[Message] = []
     app = acfl_client_app(lambda context: made())
-    with pytest.raises(ProtocolError, match="no local coded data set came"):
+    with pytest.raises(ProtocolError, match="the setup failed, there are no coded data") as error:
         run(ACFL(**NOISY), app, before=lambda grid: listen(grid, [], said))
     reasons = [reply.error.reason for reply in said if reply.has_error()]
     assert len(reasons) == 4
     assert all(reason and "4711" not in reason for reason in reasons)
+    assert reasons[0] in str(error.value)  # whoever runs the server sees why
+    assert "4711" not in str(error.value)
 
 
 def test_everybody_needs_the_feature_map_that_the_server_names(caplog: Any) -> None:
@@ -405,12 +376,25 @@ def test_a_whole_training_costs_the_budget_and_no_more(
         assert {(entry.scheme, entry.unit) for entry in ledger} == {("acfl", "record")}
 
 
-def test_rounds_beyond_the_budget_are_declined(tmp_path: Path) -> None:
-    strategy = ACFL(**NOISED_RECORDS, rounds=2)
-    result = run(strategy, num_rounds=4, state=tmp_path)
-    assert [line["refused"] for line in result.history[1:]] == [{}, {}, *[{"declined": 4}] * 2]
-    assert result.guarantee.spent <= 20.0 * (1 + 1e-9)
-    assert [len(entries(tmp_path, client)) for client in "0123"] == [3] * 4
+@pytest.mark.parametrize("noise", ["record", "none"])
+def test_rounds_beyond_the_budget_are_not_asked_for(
+    noise: str, tmp_path: Path, caplog: Any
+) -> None:
+    """Without a budget `rounds` says nothing."""
+    options = {**NOISED_RECORDS, "noise": noise, "rounds": 2}
+    asked: list[Message] = []
+    with caplog.at_level(logging.WARNING, "flwr.privacy"):
+        result = run(
+            ACFL(**options), num_rounds=4, state=tmp_path, before=lambda g: listen(g, asked, [])
+        )
+    rounds = 2 if noise == "record" else 4
+    assert [line["round"] for line in result.history] == list(range(rounds + 1))
+    assert len(of_phase(asked, "train")) == 4 * rounds
+    if noise == "record":
+        assert "before round 3: the 2 rounds that the budget is for are done" in caplog.text
+        assert result.guarantee.spent == pytest.approx(20.0, rel=1e-3)
+        assert result.guarantee.spent <= 20.0 * (1 + 1e-9)
+        assert [len(entries(tmp_path, client)) for client in "0123"] == [3] * 4
 
 
 def test_as_printed_a_ledger_has_the_setup_as_not_proven_to_be_all(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from apps import record, run_strategy
+from conformance import Killed
 from flwr.app import Context, Message, RecordDict
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_privacy.acfl.plan import Plan, Wish
@@ -87,6 +89,65 @@ def listen(grid: Any, asked: list[Message], said: list[Message]) -> None:
 
 def of_phase(messages: list[Message], phase: str) -> list[Message]:
     return [m for m in messages if m.has_content() and m.content[RECORD]["phase"] == phase]
+
+
+class OwnStart(ACFL):
+    """Trained by Flower's own loop, as under a `start` that a user wrote."""
+
+    start = Strategy.start
+
+
+def kill_after(server_round: int) -> Callable[[dict[str, Any]], None]:
+    """Return an ``on_round`` that ends a training after a round."""
+
+    def on_round(line: dict[str, Any]) -> None:
+        if line["round"] == server_round:
+            raise Killed
+
+    return on_round
+
+
+def connect(grid: Any, client: int) -> None:
+    """Connect a node that plays a client, with what nodes of its name have kept."""
+    contexts = grid._contexts
+    other = next(iter(contexts.values()))
+    contexts[1000 + client] = Context(
+        run_id=other.run_id,
+        node_id=1000 + client,
+        node_config={**other.node_config, "partition-id": client},
+        state=RecordDict(),
+        run_config={},
+    )
+
+
+def disconnect(grid: Any, client: int) -> None:
+    contexts = grid._contexts
+    del contexts[next(n for n, c in contexts.items() if name_of(c) == str(client))]
+
+
+class Nodes:
+    """Nodes that come and go between rounds: to be passed as ``before`` and as ``evaluate_fn``.
+
+    `asked` and `said` have the messages that were exchanged.
+    """
+
+    def __init__(
+        self, *, comes: Mapping[int, int] | None = None, goes: Mapping[int, int] | None = None
+    ) -> None:
+        self._comes, self._goes = comes or {}, goes or {}  # after which round: who
+        self.asked: list[Message] = []
+        self.said: list[Message] = []
+        self.grid: Any = None
+
+    def before(self, grid: Any) -> None:
+        self.grid = grid
+        listen(grid, self.asked, self.said)
+
+    def after(self, server_round: int, _: Any) -> None:
+        if server_round in self._goes:
+            disconnect(self.grid, self._goes[server_round])
+        if server_round in self._comes:
+            connect(self.grid, self._comes[server_round])
 
 
 class _Late(StragglerModel):

@@ -159,7 +159,7 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
     [
         (("--rounds", "0"), 2, "rounds = 0: expected an integer of at least 1"),
         (("--per-round", "9"), 2, "per_round = 9: expected an integer from 1 to 4"),
-        (("--scheme", "fedavgg"), 2, "scheme = 'fedavgg': expected one of 'central-dp', 'fedavg'"),
+        (("--scheme", "fedavgg"), 2, "scheme = 'fedavgg': expected one of 'acfl', 'central-dp'"),
         (("--task", "digit-mlp"), 2, "nearest: 'digits-mlp'"),
         (("--partition", "dirichlt"), 2, "nearest: 'dirichlet'"),
         (("--engine", "rayy"), 2, "engine = 'rayy': expected one of 'inline', 'ray'"),

@@ -8,7 +8,7 @@ import pytest
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import DataError, FlwrPrivacyError, InvalidParameterError
 from flwr_privacy.guarantee import Guarantee
-from flwr_privacy.simulations import report
+from flwr_privacy.simulations import figures, report, report_sections
 from flwr_privacy.simulations.page import Html
 from flwr_privacy.simulations.report import write_report
 from flwr_privacy.simulations.runs import RunFolder
@@ -434,3 +434,35 @@ def test_a_section_can_be_added(make, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "SECTIONS", extra)
     page, _ = written([make("a", rounds=1)], tmp_path / "out")
     assert "Attacked 1 runs" in page.text
+
+
+# -- Virtual time --------------------------------------------------------------------------------
+
+
+def test_only_runs_with_stragglers_are_drawn_over_virtual_time(make, tmp_path):
+    none = [{"virtual_seconds": 0.0}] * 7
+    page, _ = written([make("slow"), make("fast", more=none, seed=1)], tmp_path / "out")
+    drawn = [text for text in descriptions(page) if "Virtual" in text]
+    assert drawn == [
+        "Accuracy over Virtual time (s): fedavg, seed 0",
+        "Loss over Virtual time (s): fedavg, seed 0",
+    ]
+    page, _ = written([make("alone", more=none)], tmp_path / "other")
+    assert "Virtual" not in " ".join(descriptions(page))
+
+
+@pytest.mark.parametrize(("factor", "logarithmic"), [(2.9, False), (3.0, True)])
+def test_virtual_times_far_apart_share_a_logarithmic_axis(
+    make, tmp_path, monkeypatch, factor, logarithmic
+):
+    scales = []
+
+    def chart(series, *, log_xs=False, **options):
+        scales.append((options["xlabel"], log_xs))
+        return figures.chart(series, log_xs=log_xs, **options)
+
+    monkeypatch.setattr(report_sections, "chart", chart)
+    later = [{"virtual_seconds": 1.5 * factor * number} for number in range(7)]
+    written([make("slow", more=later), make("fast", seed=1)], tmp_path / "out")
+    assert {scale for label, scale in scales if label == "Virtual time (s)"} == {logarithmic}
+    assert {scale for label, scale in scales if label != "Virtual time (s)"} == {False}
