@@ -4,6 +4,7 @@ The client has data instead of an app: a feature matrix and a label matrix. What
 checked against the node's policy and charged as everywhere; see `flwr_privacy.clients.release`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
@@ -45,6 +46,8 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
     check_choice,
+    check_integer,
+    check_number,
 )
 from flwr_privacy.grid import CODE_LIMIT, Grid, saturated
 from flwr_privacy.ledger import Question
@@ -88,6 +91,11 @@ class DataLimits:
     feature_bound, label_bound, feature_norm, label_norm, max_records : float or int, optional
         As of `flwr_privacy.acfl.SetupTerms`; by default whatever the server names.
 
+    Raises
+    ------
+    InvalidParameterError
+        If a limit is no number above 0.
+
     Examples
     --------
     >>> limits = DataLimits(feature_norm=1.0, max_records=1000)
@@ -98,6 +106,14 @@ class DataLimits:
     feature_norm: float | None = None
     label_norm: float | None = None
     max_records: int | None = None
+
+    def __post_init__(self) -> None:
+        for entry in fields_of(self):
+            value = getattr(self, entry.name)
+            if value is not None and entry.name == "max_records":
+                check_integer(entry.name, value, minimum=1)
+            elif value is not None:
+                check_number(entry.name, value, minimum=math.ulp(0.0))
 
     def check(self, terms: DataTerms) -> None:
         """Refuse bounds that are tighter than these.
@@ -138,14 +154,15 @@ class ACFLClient(SchemeClient):
     Raises
     ------
     InvalidParameterError
-        If `excess` is something else.
+        If `excess` is something else, or `features` is no feature map.
 
     Guarantee
     ---------
     As `flwr_privacy.strategies.ACFL`. With ``noise="record"`` each answer has exact noise
     (`flwr_privacy.noise.discrete_gaussian`), from a cryptographic generator, on a grid; it is
     charged before it leaves, within the budget that the server names and the node's policy. The
-    setup is encoded once for an experiment: asked again, the same bytes leave, or nothing. With
+    setup is encoded once for an experiment: asked again, the same bytes leave, or nothing (a random
+    projection, which is charged to nobody, is drawn anew if its file is lost). With
     noise in shares, or exact gradients that only a secure sum protects, the client answers only
     within one. A node whose policy has ``max_epsilon`` or ``units`` declines what is exact.
     Not covered: a refusal tells that data lie beyond a bound, and a server may name what bounds it
@@ -167,7 +184,7 @@ class ACFLClient(SchemeClient):
     ) -> None:
         super().__init__(None, context)
         self._data = data
-        self._map = features
+        self._map = _checked_map(features)
         self._excess = check_choice("excess", excess, EXCESS)
         self._limits = DataLimits() if limits is None else limits
 
@@ -342,7 +359,7 @@ def acfl_client_app(
     Raises
     ------
     InvalidParameterError
-        If `excess` is something else.
+        If `excess` is something else, or `features` is no feature map.
 
     Examples
     --------
@@ -350,10 +367,19 @@ def acfl_client_app(
     >>> app = acfl_client_app(lambda context: (np.eye(3), np.ones((3, 1))))
     """
     check_choice("excess", excess, EXCESS)
+    _checked_map(features)
     return own_client_app(
         partial(ACFLClient, features=features, excess=excess, limits=limits),
         lambda context: partial(data_fn, context),
     )
+
+
+def _checked_map(features: FeatureMap | None) -> FeatureMap | None:
+    """Return a feature map if it is one."""
+    identity = getattr(features, "identity", None)
+    if features is not None and not (callable(features) and isinstance(identity, str)):
+        raise InvalidParameterError("features", features, "a feature map, or None")
+    return features
 
 
 def _check_sum(terms: DataTerms, fields: Fields) -> None:

@@ -318,6 +318,8 @@ class ACFL(SchemeStrategy):
 
     def joined(self, grid: FlowerGrid, server_round: int, clients: list[str]) -> None:
         """Have clients that come later encode their data; a secure sum has no place for them."""
+        if lacking := sorted(self._without_rate().intersection(clients)):
+            logger.warning("clients %s have no straggler_rate and take no part", lacking)
         new = set(clients) - set(self.members) - self._without_rate()
         if not self._wish.needs_setup or not new:
             return
@@ -513,6 +515,14 @@ class ACFL(SchemeStrategy):
             return self._setup_terms.charge()
         return self._asked_terms().charge() if phase == TRAIN else None
 
+    def charge_of(self, phase: str, client: str) -> Charge | None:
+        """Return what it costs one client: a setup once, as asked again it sends the same bytes."""
+        if phase == SETUP and any(
+            release.phase == SETUP and client in release.clients for release in self.releases
+        ):
+            return None
+        return self.charge(phase)
+
     def stop(self) -> str:
         """Return why the training ends: the rounds that the budget is for are done."""
         if self._wish.noise != RECORD or self._rounds is None or self._done < self._rounds:
@@ -667,7 +677,7 @@ class ACFL(SchemeStrategy):
         if self.federation.met:
             return len(self.federation.clients())
         # Under a user's own start, where nobody has said who it is.
-        return sum(len(clients) for clients in self.conversation.book(TRAIN).asked.values())
+        return self.federation.sample_size(fraction=1.0, minimum=0)[1]
 
     def _without_rate(self) -> set[str]:
         """Return the clients that are there and have no rate, where each has its own."""
@@ -689,11 +699,10 @@ class ACFL(SchemeStrategy):
         return rates
 
     def _asked_share(self) -> float:
-        """Return the share of the clients that a round asks."""
-        asked, _ = self.federation.sample_size(
-            fraction=self.fraction_train, minimum=self.min_train_nodes
-        )
-        return min(1.0, asked / max(1, self._devices()))
+        """Return the share of the clients that a round asks, whoever is there just now."""
+        devices = max(1, self._devices())
+        asked = max(math.floor(devices * self.fraction_train + 1e-9), self.min_train_nodes)
+        return min(1.0, asked / devices)
 
     def _asked_terms(self) -> GradientTerms:
         if self._terms is None:

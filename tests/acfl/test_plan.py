@@ -194,6 +194,7 @@ def largest_model(terms: GradientTerms) -> float:
     return (1e-3 * terms.clipping_norm / slope - terms.label_norm) / terms.feature_norm
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
 def test_a_model_so_large_that_rounding_would_show_is_refused(tmp_path: Path) -> None:
     node = Node(tmp_path)
     terms = gradient_terms(alpha=0.0, epsilon=5.0)

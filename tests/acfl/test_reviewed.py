@@ -159,6 +159,19 @@ def test_a_client_that_comes_and_does_not_answer_is_waited_for_until_the_deadlin
     assert strategy.members == list("0123")
 
 
+def test_who_comes_later_changes_the_step_and_the_share_and_not_what_was_seen() -> None:
+    nodes = Nodes(comes={1: 4})
+    options = {"before": nodes.before, "evaluate_fn": nodes.after, "num_rounds": 2}
+    strategy = ACFL(noise="none", alpha=0.5, straggler_rate=0.0, fraction_train=0.5)
+    lines = [line["scheme"] for line in run(strategy, **options).history[1:]]
+    assert [line["straggler_rate"] for line in lines] == pytest.approx([1 - 2 / 4, 1 - 2 / 5])
+    largest = [np.linalg.eigvalsh(moments_of(range(count))[0])[-1] for count in (4, 5)]
+    assert [line["step"] for line in lines] == pytest.approx([1 / value for value in largest])
+    strategy = ACFL(noise="none", alpha=0.5, stragglers=late({1: "0"}))
+    lines = [line["scheme"] for line in run(strategy, **options).history[1:]]
+    assert [line["straggler_rate"] for line in lines] == pytest.approx([1 / 4, 1 / 8])
+
+
 # -- Rates of each, and who is asked -------------------------------------------------------------
 
 
