@@ -334,8 +334,8 @@ class ACFL(SchemeStrategy):
         Raises
         ------
         InvalidParameterError
-            If the model is no finite matrix, a client has no rate, the budget is for fewer rounds,
-            or a secure sum does not fit the clients of a round.
+            If the model is no finite matrix, a client has no rate, or a secure sum does not fit
+            the clients of a round.
         """
         self._model()
         if lacking := sorted(self._without_rate()):
@@ -349,14 +349,13 @@ class ACFL(SchemeStrategy):
             self.secure_sum.bounds(asked, code_limit=CODE_LIMIT, largest_weight=1)
 
     def _ask_for_codes(self, grid: FlowerGrid, server_round: int, assigned: Assigned) -> None:
-        talk = self.conversation
         self._setup_terms = terms = self._planned().setup_terms(parties=self._parties())
         self.announce()
         messages = self.put(
             server_round, SETUP, RecordDict(), assigned, fields=records.write(terms)
         )
         self.note_asked(SETUP)
-        mean, _ = self.collect(SETUP, talk.exchange(grid, messages, phase=SETUP))
+        mean, _ = self.collect(SETUP, self.conversation.exchange(grid, messages, phase=SETUP))
         asked = {client for clients in assigned.values() for client in clients}
         came = set() if mean is None else set(mean.clients)
         if missing := sorted(asked - came):
