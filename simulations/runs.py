@@ -44,7 +44,7 @@ STATUSES = ("running", *ENDINGS)
 PACKAGES = ("flwr-privacy", "flwr", "numpy", "torch")
 POLL_SECONDS = 0.1
 
-_BUDGET = "strategy.epsilon"
+_SAID = ("strategy.epsilon", "strategy.alpha")
 
 _NUMBERS = (
     *("asked", "answered", "folded", "late", "exchanges"),
@@ -390,12 +390,13 @@ def differing_settings(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
 def labels(runs: Sequence[RunFolder]) -> list[str]:
     """Return a short name for each run: the scheme and what tells the run from the others.
 
-    What most of the runs have in common is left out, but for a budget. Runs with equal names get
-    that of their folder, or a number, in addition.
+    What most runs have in common is left out, but for a budget, and for the weight that tells
+    ACFL from its rivals. Runs with equal names get that of their folder, or a number, in addition.
     """
     tables = differing_settings(runs)
     usual = {key: _usual([table[key] for table in tables], key) for key in _keys(tables)}
-    usual.pop(_BUDGET, None)
+    for key in _SAID:
+        usual.pop(key, None)
     names = [
         _label({"scheme": run.settings.scheme, **table}, usual=usual, always=("scheme", "task"))
         for run, table in zip(runs, tables, strict=True)

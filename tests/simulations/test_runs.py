@@ -271,6 +271,17 @@ class TestLabels:
         assert labels(folders) == ["fedavg", "mspdq, bits 4", "fedavg, slow_fraction 0.2"]
         assert differing_settings(folders)[0]["stragglers.kind"] is None
 
+    def test_say_the_weight_that_tells_acfl_from_its_rivals(self, create):
+        rivals = ({}, {"alpha": 0.0}, {"alpha": 0.0, "straggler_rate": 0.0}, {"alpha": 0.0})
+        folders = [
+            create(str(place), Settings(scheme="acfl", strategy=strategy))
+            for place, strategy in enumerate(rivals)
+        ]
+        assert labels(folders) == [
+            *("acfl", "acfl, alpha 0.0 (1)", "acfl, alpha 0.0, straggler_rate 0.0"),
+            "acfl, alpha 0.0 (3)",
+        ]
+
     def test_tell_equal_runs_apart(self, create):
         folders = [create("a"), create("b"), create("c/a")]
         assert differing_settings(folders) == [{}, {}, {}]
