@@ -49,14 +49,6 @@ class TestNoisedRecords(_Conformance):
     exact_cohorts = True
 
 
-class TestAsPrinted(_Conformance):
-    options: ClassVar[dict[str, Any]] = {
-        "noise": "paper",
-        "mi_epsilon": 5.0,
-        "experiment_id": "e",
-    }
-
-
 class TestExact(_Conformance):
     """Without noise: the same on every engine, to rounding."""
 
