@@ -4,10 +4,7 @@ The client has data instead of an app: a feature matrix and a label matrix. What
 checked against the node's policy and charged as everywhere; see `flwr_privacy.clients.release`.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import fields as fields_of
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,6 +17,7 @@ from flwr_privacy import fields as records
 from flwr_privacy.accounting import Charge
 from flwr_privacy.acfl.encoding import Moments, check_data, clipped_gradient, upper
 from flwr_privacy.acfl.features import FeatureMap
+from flwr_privacy.acfl.limits import DataLimits
 from flwr_privacy.acfl.sums import (
     FEATURES,
     GRADIENT,
@@ -46,8 +44,6 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
     check_choice,
-    check_integer,
-    check_number,
 )
 from flwr_privacy.grid import CODE_LIMIT, Grid, saturated
 from flwr_privacy.ledger import Question
@@ -80,54 +76,6 @@ Data = tuple[ArrayLike, ArrayLike]
 """A feature matrix, or raw data for a feature map, and a label matrix; as many rows."""
 
 _prepared = Prepared()
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataLimits:
-    """What a client's operator knows of its data without looking: bounds that they keep to.
-
-    Parameters
-    ----------
-    feature_bound, label_bound, feature_norm, label_norm, max_records : float or int, optional
-        As of `flwr_privacy.acfl.SetupTerms`; by default whatever the server names.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a limit is no number above 0.
-
-    Examples
-    --------
-    >>> limits = DataLimits(feature_norm=1.0, max_records=1000)
-    """
-
-    feature_bound: float | None = None
-    label_bound: float | None = None
-    feature_norm: float | None = None
-    label_norm: float | None = None
-    max_records: int | None = None
-
-    def __post_init__(self) -> None:
-        for entry in fields_of(self):
-            value = getattr(self, entry.name)
-            if value is not None and entry.name == "max_records":
-                check_integer(entry.name, value, minimum=1)
-            elif value is not None:
-                check_number(entry.name, value, minimum=math.ulp(0.0))
-
-    def check(self, terms: DataTerms) -> None:
-        """Refuse bounds that are tighter than these.
-
-        Raises
-        ------
-        InvalidParameterError
-            If one is. It says nothing of the data: these limits do not depend on them.
-        """
-        for entry in fields_of(self):
-            mine, asked = getattr(self, entry.name), getattr(terms, entry.name)
-            if mine is not None and asked < mine:
-                raise InvalidParameterError(entry.name, asked, f"at least {mine}, the node's limit")
-
 
 _PROJECTION_STEPS = 2**16  # of the grid in a standard normal deviate of a projection
 

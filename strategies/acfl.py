@@ -277,7 +277,6 @@ class ACFL(SchemeStrategy):
         self._setup_terms: SetupTerms | None = None
         self._terms: GradientTerms | None = None
         self._quorum: tuple[int, int, int] | None = None
-        self._insecure = False
 
     @property
     def coded(self) -> Moments | None:
@@ -456,14 +455,6 @@ class ACFL(SchemeStrategy):
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
         return self.secure_sum.bounds(len(clients), code_limit=CODE_LIMIT, largest_weight=1)
-
-    def collect(
-        self, phase: str, messages: Iterable[Message]
-    ) -> tuple[WeightedMean | None, MetricRecord | None]:
-        """Fold the replies of a phase; note what they say of their noise."""
-        mean, metrics = super().collect(phase, messages)
-        self._insecure |= mean is not None and "insecure-noise" in mean.metrics()
-        return mean, metrics
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

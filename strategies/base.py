@@ -465,6 +465,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             mean = self._opened(mean, phase, book.header.server_round)
         if mean.weight == 0:
             return None, None
+        self._insecure |= "insecure-noise" in mean.metrics()
         if metrics_fn is not None:
             return mean, metrics_fn(contents, self.weighted_by_key)
         return mean, MetricRecord(mean.metrics())
@@ -601,6 +602,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self._promised_before: dict[str, int] = {}
         self.releases: list[Release] = []
         self._names: dict[str, str] = {}  # of nodes that had not said who they are
+        self._insecure = False  # whether a client said that its noise is from a seed
         self._announced = False
 
     # -- Parts of the loop -------------------------------------------------------------------

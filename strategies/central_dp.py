@@ -236,7 +236,6 @@ class CentralDP(SchemeStrategy):
             return super().collect(phase, messages)
         releases = self._amplified and self._goes_on()  # before this round is on the books
         mean, metrics = super().collect(phase, messages)
-        self._insecure |= mean is not None and "insecure-noise" in mean.metrics()
         if mean is None and releases:
             mean, metrics = self.accumulator(phase), MetricRecord()
         if not isinstance(mean, CentralMean):

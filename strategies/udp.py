@@ -340,7 +340,6 @@ class UDP(SchemeStrategy):
         super()._build()
         self.plan: Plan | None = None
         self.terms: Terms | None = None
-        self._insecure = False
         self._secret = os.urandom(32)
         self._known: set[str] = set()  # who was ever there, where everybody is charged
         self._squares: Counter[str] = Counter()  # what each client's trainings add up to
@@ -451,14 +450,6 @@ class UDP(SchemeStrategy):
         if self.federation.met:
             self._known.update(self.federation.clients())
         return set(self._known)
-
-    def collect(
-        self, phase: str, messages: Iterable[Message]
-    ) -> tuple[WeightedMean | None, MetricRecord | None]:
-        """Fold the replies of a phase; note what they say of their noise."""
-        mean, metrics = super().collect(phase, messages)
-        self._insecure |= mean is not None and "insecure-noise" in mean.metrics()
-        return mean, metrics
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

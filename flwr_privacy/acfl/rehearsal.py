@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from flwr_privacy.acfl.encoding import Moments
 from flwr_privacy.acfl.scenes import Scene
 from flwr_privacy.acfl.steps import StepSize
+from flwr_privacy.acfl.terms import ENCODINGS
 from flwr_privacy.acfl.weights import AlphaPolicy, Weights, coded_energy
 from flwr_privacy.errors import (
     InvalidParameterError,
@@ -28,10 +29,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.identity import stream
 
-__all__ = ["ENCODINGS", "Course", "Setting", "coded_set", "rehearse", "stragglers"]
-
-ENCODINGS = ("moments", "scfl")
-"""ACFL's own, and the random projection of SCFL."""
+__all__ = ["Course", "Setting", "coded_set", "rehearse", "stragglers"]
 
 Array = NDArray[np.float64]
 
