@@ -9,6 +9,7 @@ from .accounting import accounting
 from .aggregate import aggregate
 from .calibration import calibration
 from .coded_gradient import coded_gradient
+from .controller import controller
 from .mixing import mixing
 from .noise import noise
 from .per_record import per_record
@@ -29,6 +30,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "rehearsal": rehearsal,
     "coded-gradient": coded_gradient,
     "stragglers": stragglers,
+    "controller": controller,
     "accounting": accounting,
     "per_record": per_record,
     "calibration": calibration,

@@ -5,6 +5,7 @@ from .adapters import as_mod, numpy_client_app, own_client_app
 from .base import SchemeClient, Train, Trained
 from .central_dp import CentralDPClient
 from .fedavg import FedAvgClient
+from .m2fdp import M2FDPClient
 from .mspdq import MSPClient, MSPDQClient
 from .mspdq_baselines import (
     DrawnFedAvgClient,
@@ -22,6 +23,7 @@ __all__ = [
     "DrawnFedAvgClient",
     "FedAvgClient",
     "JoPEQFedAvgClient",
+    "M2FDPClient",
     "MSPClient",
     "MSPDQClient",
     "NbAFLClient",

@@ -98,10 +98,15 @@ class SchemeClient(NumPyClient):
         """
         raise NotImplementedError
 
-    def introduce(self) -> Fields:
+    def introduce(self, experiment_id: str) -> Fields:
         """Return what the client says of itself in the hello, e.g. public keys; by default nothing.
 
         The names ``client-id`` and ``plays`` are taken.
+
+        Parameters
+        ----------
+        experiment_id : str
+            The experiment that it is asked about.
         """
         return {}
 
@@ -140,7 +145,8 @@ class SchemeClient(NumPyClient):
         phase : str
             Phase of the question.
         arrays, fields
-            What of the question all clients share.
+            What of the question all clients share; ``groups`` of the fields has the group of each
+            client, in a scheme that sums by groups.
         """
         return WeightedMean(arrays if phase == TRAIN else {})
 

@@ -12,6 +12,8 @@ node configuration    environment              meaning
 ``privacy-identity``  FLWR_PRIVACY_IDENTITY    PEM file with the client's long-term key (Ed25519)
 ``privacy-pins``      FLWR_PRIVACY_PINS        TOML file with the other clients' long-term keys
 ``insecure-seed``                              seed of the noise, for tests: nothing is protected
+``simulated``                                  whether the client is made up, for tests: a server may
+                                               play the aggregators that it trusts
 ====================  =======================  ===================================================
 """
 
@@ -34,7 +36,14 @@ from flwr_privacy.policy import Policy
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.replies import KeptReplies
 
-__all__ = ["POLICY_VARIABLE", "STATE_VARIABLE", "Custody", "is_simulated", "refuse_node_keys"]
+__all__ = [
+    "POLICY_VARIABLE",
+    "SIMULATED",
+    "STATE_VARIABLE",
+    "Custody",
+    "is_simulated",
+    "refuse_node_keys",
+]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -44,7 +53,9 @@ IDENTITY_VARIABLE, PINS_VARIABLE = "FLWR_PRIVACY_IDENTITY", "FLWR_PRIVACY_PINS"
 
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
-_OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED, _IDENTITY, _PINS)
+_OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED, _IDENTITY, _PINS, "simulated", "m2fdp-role")
+SIMULATED = "simulated"
+
 _PATHS = {_POLICY: POLICY_VARIABLE, _IDENTITY: IDENTITY_VARIABLE, _PINS: PINS_VARIABLE}
 
 _Content = TypeVar("_Content")

@@ -46,9 +46,10 @@ from flwr_privacy.wire import (
 
 from . import secure_sum
 from .base import SchemeClient, Train
+from .custody import SIMULATED
 from .records import RecordArrays, first_array_record, to_record
 
-__all__ = ["COHORTS_VARIABLE", "App", "answer", "discreet"]
+__all__ = ["COHORTS_VARIABLE", "App", "answer", "discreet", "may_play_any"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -165,7 +166,7 @@ def _play(
     header.check(scheme=client.scheme, phases={EVALUATE} if evaluation else own_phases)
     if header.phase == HELLO:
         plays = "any" if may_play_any(context.node_config) else "one"
-        own = {**client.introduce(), "plays": plays}
+        own = {**client.introduce(header.experiment_id), "plays": plays}
         return RecordDict({RECORD: _reply_record(header, client_id, own)})
     _check_round(header, context)
     arrays = RecordArrays(first_array_record(message.content))
@@ -220,12 +221,13 @@ def _play_cohort(app: App, header: Header, message: Message, context: Context) -
     def outcomes() -> Iterator[tuple[str, Outcome]]:
         for client_id in cohort.clients:
             own_message = copy.copy(message)
-            own_message.content = _content_of(client_id, message.content)
+            group = cohort.group_of.get(client_id)
+            own_message.content = _content_of(client_id, message.content, group)
             own_context = _context_of(cohort, client_id, context)
             try:
                 client = _built(app, own_context)
                 if not mean:
-                    mean.append(_accumulator(client, message.content))
+                    mean.append(_accumulator(client, message.content, cohort.group_of))
                 reply = _play(app, client, client_id, own_message, own_context)
                 size = payload_bytes(reply)
             except DeclinedError as error:
@@ -248,8 +250,11 @@ def _play_cohort(app: App, header: Header, message: Message, context: Context) -
     return collect(header, cohort, mean, outcomes())
 
 
-def _accumulator(client: SchemeClient, content: RecordDict) -> WeightedMean:
+def _accumulator(
+    client: SchemeClient, content: RecordDict, groups: Mapping[str, str]
+) -> WeightedMean:
     header, fields = Header.read(_record(content, RECORD))
+    fields |= {"groups": groups}
     shared = (r for name, r in content.items() if isinstance(r, ArrayRecord) and "@" not in name)
     arrays = RecordArrays(next(shared, ArrayRecord()))
     mean = client.accumulator(header.phase, dict(arrays), fields)
@@ -394,6 +399,7 @@ def _context_of(cohort: Cohort, client_id: str, context: Context) -> Context:
         CLIENT_ID_KEY: client_id,
         PARTITION_ID_KEY: int(client_id),
         "num-partitions": cohort.size,
+        SIMULATED: True,
     }
     return Context(
         run_id=context.run_id,
@@ -413,17 +419,19 @@ def _keep_state(client_id: str, own: RecordDict, state: RecordDict) -> None:
         state[prefix + key] = record
 
 
-def _content_of(client_id: str, content: RecordDict) -> RecordDict:
+def _content_of(client_id: str, content: RecordDict, group: str | None) -> RecordDict:
     """Return the question to one client, in records of its own that it may write into.
 
-    A record ``name@client`` goes to that client alone: its entries are put over those of the
-    record ``name`` that all share.
+    A record ``name@client`` goes to that client alone, and ``name@@group`` to the clients of that
+    group: its entries are put over those of the record ``name`` that all share.
     """
     own: dict[str, Any] = {}
     for name, record in content.items():
         base, at, addressee = name.rpartition("@")
-        if name != COHORT and (not at or addressee == client_id):
-            base = base if at else name
+        grouped = base.endswith("@")
+        mine = addressee == (group if grouped else client_id)
+        if name != COHORT and (not at or mine):
+            base = base.removesuffix("@") if at else name
             kind: Any = type(record)
             own[base] = kind({**own.get(base, {}), **record})
     return RecordDict(own)

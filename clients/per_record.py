@@ -8,26 +8,20 @@ which knows the arrays before and after by their digests. In the same way `asked
 of losses that were clipped one by one, from `flwr_privacy.clients.torch.evaluate_per_record`.
 """
 
-import hashlib
-import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    ProtocolError,
-    check_integer,
-    check_number,
-)
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.udp.sensitivity import RECORD_UNIT, check_steps, sensitivity
 from flwr_privacy.updates import SMALLEST_NORM
+
+from .certificates import Request, check_same, chosen, digests, opened
 
 __all__ = [
     "ROUNDING",
@@ -231,14 +225,14 @@ per-record training made: return them as they are after it, with nothing done in
         ProtocolError
             If it started or ended at other arrays.
         """
-        _compare(
-            digests(before),
+        check_same(
+            before,
             self.before,
             "the training was given other arrays ({}) than the per-record training started at: "
             "load them into the model, all and unchanged, before it",
         )
-        _compare(
-            digests(after),
+        check_same(
+            after,
             self.after,
             "the training returned other arrays ({}) than the per-record training made: return "
             "them as they are after it, with nothing done in between",
@@ -301,16 +295,16 @@ class PerRecordLoss:
         ProtocolError
             If it has others.
         """
-        _compare(
-            digests(arrays),
+        check_same(
+            arrays,
             self.model,
             "the evaluation was given other arrays ({}) than it evaluated: load them into the "
             "model, all and unchanged",
         )
 
 
-class StepRequest:
-    """What happened in a scope that `asked` opened.
+class StepRequest(Request[PerRecordStep]):
+    """What happened in a scope that `asked` opened; its certificate is `step`.
 
     Parameters
     ----------
@@ -321,20 +315,9 @@ class StepRequest:
     """
 
     def __init__(self, plan: PerRecordPlan, random: SecureRandom) -> None:
+        super().__init__()
         self.plan = plan
         self.random = random
-        self._steps: list[PerRecordStep] = []
-
-    def add(self, step: PerRecordStep) -> None:
-        """Enter what was done. A second one spoils the request, even if the error is caught.
-
-        Raises
-        ------
-        ProtocolError
-            If it is the second one, or followed another plan.
-        """
-        self._steps.append(step)
-        self._check()
 
     @property
     def step(self) -> PerRecordStep:
@@ -345,32 +328,32 @@ class StepRequest:
         ProtocolError
             If there was none, more than one, or one that followed another plan.
         """
-        self._check()
-        if not self._steps:
-            raise ProtocolError(
-                "the training did no per-record step: it has to call a per-record trainer, e.g. "
-                "flwr_privacy.clients.torch.train_per_record, once and in the thread it runs in"
-            )
-        return self._steps[0]
+        return self.certificate
 
-    def _check(self) -> None:
-        if len(self._steps) > 1:
-            raise ProtocolError(
-                f"the training called a per-record trainer {len(self._steps)} times: the noise of "
-                "a round is for once; more steps are settings of the scheme"
-            )
-        if any(step.plan != self.plan for step in self._steps):
-            raise ProtocolError(
-                f"the scheme asks for a training by {self.plan}, done was one by "
-                f"{self._steps[0].plan}"
-            )
+    def _missing(self) -> str:
+        return (
+            "the training did no per-record step: it has to call a per-record trainer, e.g. "
+            "flwr_privacy.clients.torch.train_per_record, once and in the thread it runs in"
+        )
+
+    def _several(self, count: int) -> str:
+        return (
+            f"the training called a per-record trainer {count} times: the noise of a round is for "
+            "once; more steps are settings of the scheme"
+        )
+
+    def _differing(self, certificate: PerRecordStep) -> str:
+        if certificate.plan == self.plan:
+            return ""
+        return f"the scheme asks for a training by {self.plan}, done was one by {certificate.plan}"
 
 
 _request: ContextVar[StepRequest | None] = ContextVar("flwr_privacy_per_record", default=None)
 
 
-@contextmanager
-def asked(plan: PerRecordPlan, random: SecureRandom | None = None) -> Iterator[StepRequest]:
+def asked(
+    plan: PerRecordPlan, random: SecureRandom | None = None
+) -> AbstractContextManager[StepRequest]:
     """Open a scope in which the user's training is to do exactly what `plan` says, once.
 
     Scopes may be nested; the innermost one counts. Take `StepRequest.step` once the training is
@@ -391,12 +374,7 @@ def asked(plan: PerRecordPlan, random: SecureRandom | None = None) -> Iterator[S
     >>> request.step.records, current_plan()
     (10, None)
     """
-    request = StepRequest(plan, random or SecureRandom())
-    token = _request.set(request)
-    try:
-        yield request
-    finally:
-        _request.reset(token)
+    return opened(_request, StepRequest(plan, random or SecureRandom()))
 
 
 def current_plan() -> PerRecordPlan | None:
@@ -418,11 +396,9 @@ def in_step(plan: PerRecordPlan, records: int) -> NDArray[np.bool_]:
     >>> in_step(PerRecordPlan(clipping_norm=1.0, learning_rate=0.1), 3)
     array([ True,  True,  True])
     """
-    if plan.sampling_rate == 1:
-        return np.ones(records, np.bool_)
     request = _request.get()
     random = SecureRandom() if request is None else request.random
-    return random.uint64(records) < np.uint64(int(math.ldexp(plan.sampling_rate, 64)))
+    return chosen(records, plan.sampling_rate, random)
 
 
 def certify(step: PerRecordStep) -> None:
@@ -440,8 +416,8 @@ def certify(step: PerRecordStep) -> None:
         request.add(step)
 
 
-class LossRequest:
-    """What happened in a scope that `asked_loss` opened.
+class LossRequest(Request[PerRecordLoss]):
+    """What happened in a scope that `asked_loss` opened; its certificate is `loss`.
 
     Parameters
     ----------
@@ -450,19 +426,8 @@ class LossRequest:
     """
 
     def __init__(self, cap: float) -> None:
+        super().__init__()
         self.cap = check_cap("cap", cap)
-        self._losses: list[PerRecordLoss] = []
-
-    def add(self, loss: PerRecordLoss) -> None:
-        """Enter a loss. A second one spoils the request, even if the error is caught.
-
-        Raises
-        ------
-        ProtocolError
-            If it is the second one, or was clipped to another cap.
-        """
-        self._losses.append(loss)
-        self._check()
 
     @property
     def loss(self) -> PerRecordLoss:
@@ -473,32 +438,30 @@ class LossRequest:
         ProtocolError
             If there was none, more than one, or one with another cap.
         """
-        self._check()
-        if not self._losses:
-            raise ProtocolError(
-                "the evaluation measured no per-record loss: it has to call, e.g., "
-                "flwr_privacy.clients.torch.evaluate_per_record, once and in the thread it runs in"
-            )
-        return self._losses[0]
+        return self.certificate
 
-    def _check(self) -> None:
-        if len(self._losses) > 1:
-            raise ProtocolError(
-                f"the evaluation measured {len(self._losses)} per-record losses: the noise of a "
-                "round is for one"
-            )
-        if any(loss.cap != self.cap for loss in self._losses):
-            raise ProtocolError(
-                f"the scheme asks for losses clipped to {self.cap}, measured were some clipped to "
-                f"{self._losses[0].cap}"
-            )
+    def _missing(self) -> str:
+        return (
+            "the evaluation measured no per-record loss: it has to call, e.g., "
+            "flwr_privacy.clients.torch.evaluate_per_record, once and in the thread it runs in"
+        )
+
+    def _several(self, count: int) -> str:
+        return f"the evaluation measured {count} per-record losses: the noise of a round is for one"
+
+    def _differing(self, certificate: PerRecordLoss) -> str:
+        if certificate.cap == self.cap:
+            return ""
+        return (
+            f"the scheme asks for losses clipped to {self.cap}, measured were some clipped to "
+            f"{certificate.cap}"
+        )
 
 
 _loss_request: ContextVar[LossRequest | None] = ContextVar("flwr_privacy_loss", default=None)
 
 
-@contextmanager
-def asked_loss(cap: float) -> Iterator[LossRequest]:
+def asked_loss(cap: float) -> AbstractContextManager[LossRequest]:
     """Open a scope in which the user's evaluation is to measure exactly one per-record loss.
 
     Take `LossRequest.loss` once the evaluation is over, and `PerRecordLoss.check` it against the
@@ -521,12 +484,7 @@ def asked_loss(cap: float) -> Iterator[LossRequest]:
     >>> request.loss.records, current_cap()
     (10, None)
     """
-    request = LossRequest(cap)
-    token = _loss_request.set(request)
-    try:
-        yield request
-    finally:
-        _loss_request.reset(token)
+    return opened(_loss_request, LossRequest(cap))
 
 
 def current_cap() -> float | None:
@@ -559,37 +517,3 @@ def check_cap(parameter: str, cap: float) -> float:
     if check_number(parameter, cap) <= 0:
         raise InvalidParameterError(parameter, cap, "a number above 0")
     return cap
-
-
-def digests(arrays: Iterable[NDArray[np.generic]]) -> tuple[bytes, ...]:
-    """Return the SHA-256 of type, shape and values of each floating-point array, in their order.
-
-    Examples
-    --------
-    >>> a = np.arange(6.0).reshape(2, 3)
-    >>> digests([a, np.arange(3)]) == digests([np.asfortranarray(a)])
-    True
-    >>> digests([a]) == digests([a.astype(np.float32)])
-    False
-    """
-    return tuple(
-        _digest(array)
-        for array in map(np.asarray, arrays)
-        if np.issubdtype(array.dtype, np.floating)
-    )
-
-
-def _digest(array: NDArray[Any]) -> bytes:
-    # A type and a shape have no line break, so no two arrays have the same bytes.
-    header = f"{array.dtype.str} {array.shape}\n".encode()
-    return hashlib.sha256(header + array.tobytes()).digest()
-
-
-def _compare(found: tuple[bytes, ...], certified: tuple[bytes, ...], text: str) -> None:
-    if len(found) != len(certified):
-        raise ProtocolError(
-            text.format(f"{len(found)} of floating point, the model has {len(certified)}")
-        )
-    different = sum(a != b for a, b in zip(found, certified, strict=True))
-    if different:
-        raise ProtocolError(text.format(f"{different} of {len(found)}"))

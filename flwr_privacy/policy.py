@@ -46,9 +46,13 @@ class Policy:
     units : list of {"record", "user"}, optional
         Units of protection that are enough.
     trusted_parents : list of str, optional
-        Nodes to which this one may answer, in a scheme with tiers; by default any.
+        Aggregators that this node trusts with answers without noise, sealed for them, in a scheme
+        with tiers; their keys must be pinned too. By default none.
     min_summed : int, optional
         Least number of clients in a secure sum, at least 2; the node then answers only within one.
+    min_children : int, default 2
+        Of an aggregator in a scheme with tiers: fewest children whose answers it averages, at least
+        1.
 
     Raises
     ------
@@ -73,6 +77,7 @@ the node's policy has min_noise_multiplier = 1
     units: Sequence[str] | None = None
     trusted_parents: Sequence[str] | None = None
     min_summed: int | None = None
+    min_children: int = 2
 
     def __post_init__(self) -> None:
         for name in ("max_epsilon", "min_noise_multiplier", "min_sigma"):
@@ -85,6 +90,7 @@ the node's policy has min_noise_multiplier = 1
                 object.__setattr__(self, name, _names(name, getattr(self, name)))
         if self.min_summed is not None:
             check_integer("min_summed", self.min_summed, minimum=2)
+        check_integer("min_children", self.min_children, minimum=1)
         for unit in self.units or ():
             check_choice("units", unit, UNITS)
 

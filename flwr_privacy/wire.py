@@ -7,7 +7,7 @@ ConfigRecord). Empty strings and lists are left out: some of Flower's own tools 
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ProtocolError
@@ -180,6 +180,9 @@ class Cohort:
         Whether to answer with one accumulator or with every reply.
     weighted_by : str
         Name of the metric that is a reply's weight.
+    groups : list of str, optional
+        The group of each client, in a scheme that sums by groups: a record ``name@@group`` goes to
+        the clients of that group.
     """
 
     clients: list[str]
@@ -187,6 +190,12 @@ class Cohort:
     size: int
     reply: str
     weighted_by: str
+    groups: list[str] = field(default_factory=list)
+
+    @property
+    def group_of(self) -> dict[str, str]:
+        """The group of each client; empty without groups."""
+        return dict(zip(self.clients, self.groups, strict=False))
 
     def write(self) -> Fields:
         """Return the record."""
@@ -197,6 +206,7 @@ class Cohort:
                 "size": self.size,
                 "reply": self.reply,
                 "weighted-by": self.weighted_by,
+                "groups": self.groups,
             }
         )
 
@@ -221,12 +231,16 @@ class Cohort:
             )
         if record["reply"] not in (SUM, EACH) or not set(late) <= set(clients):
             raise ProtocolError(f"{COHORT}: unknown 'reply', or somebody late who is not asked")
+        groups = _strings(record, "groups")
+        if groups and len(groups) != len(clients):
+            raise ProtocolError(f"{COHORT}: {len(groups)} groups for {len(clients)} clients")
         return cls(
             clients=clients,
             late=late,
             size=size,
             reply=record["reply"],
             weighted_by=record["weighted-by"],
+            groups=groups,
         )
 
 

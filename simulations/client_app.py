@@ -23,6 +23,13 @@ from flwr_privacy.simulations.settings import Settings
 
 __all__ = ["app"]
 
+ASKED = {
+    "local-steps": "steps",
+    "learning-rate-scale": "scale",
+    "classifier-noise": "perturbation",
+}
+"""What a scheme's question may ask of the training, with the parameters of `tasks.train_client`."""
+
 
 def scheme_mod(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
@@ -58,14 +65,20 @@ app = ClientApp(mods=[scheme_mod])
 def train(message: Message, context: Context) -> Message:
     """Train the model on this client's part of the data."""
     settings = _settings(context)
-    server_round = int(str(message.content.config_records["config"]["server-round"]))
+    config = message.content.config_records["config"]
+    server_round = int(str(config["server-round"]))
+    purpose: list[str | int] = ["train", client_id_from(context.node_config), server_round]
+    if segment := int(str(config.get("segment", 0))):
+        purpose.append(segment)  # the parts of a round have batches of their own
+    asked: dict[str, Any] = {name: config[key] for key, name in ASKED.items() if key in config}
     arrays, examples, metrics = tasks.train_client(
         tasks.task(settings.task),
         settings,
         _model(message),
         *_place(context),
-        seed=derive_seed(settings.seed, "train", client_id_from(context.node_config), server_round),
+        seed=derive_seed(settings.seed, *purpose),
         server_round=server_round,
+        **asked,
     )
     content = RecordDict(
         {

@@ -18,11 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-__all__ = ["Reference", "Series", "Style", "chart", "swatch"]
+__all__ = ["Reference", "Series", "Style", "chart", "svg_of", "swatch"]
 
 # Okabe and Ito's palette for all kinds of colour vision, without the yellow (too pale on white)
 # and with the colour of the text in place of black. Reading order is order of contrast.
 INK = "#010203"
+PAPER = "#fcfdfe"  # stands for the colour of the page, as INK does for that of its text
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)
 DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0, ()),
@@ -146,7 +147,7 @@ def chart(
     _plain(axes)
     lines = [one.label for one in series] + ([reference.label] if reference else [])
     description = ". ".join([f"{ylabel} over {xlabel}: {', '.join(lines)}", *notes])
-    return _svg(figure, name=name, description=description)
+    return svg_of(figure, name=name, description=description)
 
 
 def swatch(style: Style, *, name: str) -> str:
@@ -159,7 +160,38 @@ def swatch(style: Style, *, name: str) -> str:
     line = style.line([0.1, 1, 1.9], [0, 0, 0])
     line.set_markevery([1])
     axes.add_line(line)
-    return _svg(figure, name=name, description=None)
+    return svg_of(figure, name=name, description=None)
+
+
+def svg_of(figure: Figure, *, name: str, description: str | None) -> str:
+    """Return a figure as an ``<svg>`` element in the colours of the page.
+
+    Parameters
+    ----------
+    figure : Figure
+        Drawn with `INK` where the colour of the page's text is meant, and `PAPER` for its ground.
+    name : str
+        Name of the figure, unique in its page; the ids in it start with it.
+    description : str or None
+        What it shows, for who cannot see it; None for a decoration.
+    """
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    # HTML knows the namespaces of SVG by itself; matplotlib's style sheet would hold for the
+    # whole page; and ids are to be unique in the page.
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(r'(\sid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = text.replace(INK, "currentColor").replace(PAPER, "var(--paper, #fff)")
+    look = 'aria-hidden="true"'
+    if description is not None:
+        look = f'role="img" aria-label="{escape(description)}"'
+    return text.replace("<svg", f"<svg {look}", 1)
 
 
 def _draw(reference: Reference, axes: Axes) -> None:
@@ -189,23 +221,3 @@ def _plain(axes: Axes) -> None:
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_color(INK)
         label.set_fontsize(10)
-
-
-def _svg(figure: Figure, *, name: str, description: str | None) -> str:
-    buffer = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    # HTML knows the namespaces of SVG by itself; matplotlib's style sheet would hold for the
-    # whole page; and ids are to be unique in the page.
-    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
-    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)
-    text = re.sub(r'(\sid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    text = text.replace(INK, "currentColor")
-    look = 'aria-hidden="true"'
-    if description is not None:
-        look = f'role="img" aria-label="{escape(description)}"'
-    return text.replace("<svg", f"<svg {look}", 1)

@@ -24,6 +24,7 @@ from flwr_privacy.simulations.report_sections import (
     provenance,
     table_of_runs,
 )
+from flwr_privacy.simulations.report_tiers import tiers
 from flwr_privacy.simulations.reported import ReportedRun, read_runs
 from flwr_privacy.simulations.runs import RunFolder
 
@@ -38,6 +39,7 @@ SECTIONS: tuple[Section, ...] = (
     table_of_runs,
     problems,
     privacy,
+    tiers,
     curves,
     answers,
     configurations,
@@ -102,6 +104,7 @@ def _as_json(title: str, runs: Sequence[ReportedRun]) -> str:
             "settings": asdict(run.settings),
             "summary": run.summary,
             "guarantee": run.guarantee.to_dict() if run.guarantee else None,
+            "tree": None if run.tree is None else [asdict(node) for node in run.tree],
             "rounds": run.rounds,
             "results": asdict(run.results),
         }

@@ -3,11 +3,22 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from flwr_privacy.simulations.figures import swatch
+from flwr_privacy.simulations.figures import Series, swatch
 from flwr_privacy.simulations.page import Html, html, joined
 from flwr_privacy.simulations.reported import ReportedRun
 
-__all__ = ["best_run", "by_task", "legend", "listed", "number_text", "score_text", "swatched"]
+__all__ = [
+    "best_run",
+    "by_task",
+    "legend",
+    "lines_legend",
+    "listed",
+    "noted",
+    "number_text",
+    "score_text",
+    "span_text",
+    "swatched",
+]
 
 
 def by_task(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
@@ -46,6 +57,28 @@ def legend(runs: Iterable[ReportedRun], *, place: str) -> Html:
     return Html(f'<ul class="legend">\n{items}</ul>\n')
 
 
+def lines_legend(lines: Iterable[Series], *, place: str) -> Html:
+    """Return the labels of lines that are no runs, each after a piece of the line, as a list."""
+    items = joined(
+        Html(
+            f'<li><span class="run">{swatch(line.style, name=f"{place}-{line.style.index}")}'
+            f"<span>{html(line.label)}</span></span></li>\n"
+        )
+        for line in lines
+    )
+    return Html(f'<ul class="legend">\n{items}</ul>\n')
+
+
+def noted(run: ReportedRun, key: str) -> tuple[list[int], list[float]]:
+    """Return the rounds in which a scheme noted a number of that name, and the numbers."""
+    found = [
+        (line["round"], value)
+        for line in run.rounds
+        if isinstance(value := (line.get("scheme") or {}).get(key), int | float)
+    ]
+    return [number for number, _ in found], [value for _, value in found]
+
+
 def listed(words: Iterable[str]) -> str:
     """Return words as a list in a sentence, each once.
 
@@ -79,6 +112,18 @@ def number_text(value: float) -> str:
         return f"{value:g}"
     digits = 2 - math.floor(math.log10(abs(value)))
     return f"{value:.{min(max(digits, 0), 6)}f}"
+
+
+def span_text(values: Sequence[float]) -> str:
+    """Return the least and the largest of some numbers with the digits that count.
+
+    Examples
+    --------
+    >>> span_text([0.8581, 0.8583]), span_text([1, 2.5])
+    ('0.858', '1\N{EN DASH}2.5')
+    """
+    least, most = (f"{value:.3g}" for value in (min(values), max(values)))
+    return least if least == most else f"{least}\N{EN DASH}{most}"
 
 
 def _accuracy(run: ReportedRun) -> float:

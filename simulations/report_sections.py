@@ -10,6 +10,7 @@ from flwr_privacy.simulations.report_pieces import (
     by_task,
     legend,
     listed,
+    noted,
     number_text,
     score_text,
     swatched,
@@ -158,10 +159,8 @@ def _curve(runs: Sequence[ReportedRun], metric: str, xlabel: str, *, name: str) 
 def _planned(runs: Sequence[ReportedRun], *, name: str) -> Html:
     series = []
     for run in runs:
-        lines = [line for line in run.rounds if "T" in (line.get("scheme") or {})]
-        if lines:
-            xs = [line["round"] for line in lines]
-            ys = [line["scheme"]["T"] for line in lines]
+        xs, ys = noted(run, "T")
+        if xs:
             series.append(Series(label=run.label, style=run.style, xs=xs, ys=ys))
     if not series:
         return Html()

@@ -11,6 +11,7 @@ from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.simulations.figures import Style
 from flwr_privacy.simulations.runs import RunFolder, differing_settings, labels, score
 from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.tree_nodes import TREE_FILE, TreeNode, read_tree
 
 __all__ = ["Line", "ReportedRun", "Results", "read_runs", "refused"]
 
@@ -78,6 +79,8 @@ class ReportedRun:
         As in the run folder.
     guarantee : Guarantee or None
         What it promises by its privacy card; None where no round has ended yet.
+    tree : tuple of TreeNode or None
+        The tree of aggregators, with trust and noise; None for a scheme without.
     results : Results
         What it came to.
     """
@@ -90,6 +93,7 @@ class ReportedRun:
     summary: Mapping[str, Any]
     rounds: Sequence[Line]
     guarantee: Guarantee | None
+    tree: tuple[TreeNode, ...] | None
     results: Results
 
     def scores(self, metric: str) -> list[tuple[Line, float]]:
@@ -119,6 +123,7 @@ def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
             summary=folder.summary,
             rounds=rounds,
             guarantee=_guarantee(folder),
+            tree=read_tree(folder.path / TREE_FILE),
             results=_results(rounds, planned=settings.rounds),
         )
         runs.append(run)

@@ -10,6 +10,7 @@ from flwr_privacy.clients import (
     DrawnFedAvgClient,
     FedAvgClient,
     JoPEQFedAvgClient,
+    M2FDPClient,
     MSPClient,
     MSPDQClient,
     NbAFLClient,
@@ -22,6 +23,7 @@ from flwr_privacy.errors import check_choice
 from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.strategies import (
     ACFL,
+    M2FDP,
     MSP,
     MSPDQ,
     UDP,
@@ -85,6 +87,15 @@ def _nbafl(chosen: Mapping[str, Any]) -> dict[str, Any]:
     return {"clipping_norm": 10.0, "smallest_data": 100, **chosen}
 
 
+def _m2fdp(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    # The paper's schedule; a local step of the tasks' training moves a model by about 0.05.
+    usual: dict[str, Any] = {"steps": 20, "clipping_norm": 0.05, **chosen}
+    if "control" not in usual and "events" not in usual and usual["steps"] > 5:
+        fanouts = str(usual.get("fanouts", "")).strip("[]() ")
+        usual |= {"events": 5} if "," in fanouts or "tree" in usual else {}
+    return usual
+
+
 def _acfl(chosen: Mapping[str, Any]) -> dict[str, Any]:
     usual = {"noise": "record", **chosen}
     if usual["noise"] == "record":
@@ -133,6 +144,12 @@ SCHEMES = {
         CentralDP,
         CentralDPClient,
         "noise on the sum, in shares of the clients or by a trusted server",
+    ),
+    "m2fdp": Scheme(
+        M2FDP,
+        M2FDPClient,
+        "a tree of aggregators, noise where the trust of its devices ends",
+        _m2fdp,
     ),
     "acfl": Scheme(
         ACFL,

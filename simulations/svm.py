@@ -1,9 +1,9 @@
-"""A linear support vector machine: its model and its loss."""
+"""Linear support vector machines: models and losses, for two classes and for more."""
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LinearSVM", "hinge"]
+__all__ = ["LinearSVM", "hinge", "one_vs_rest", "squared_hinge"]
 
 
 class LinearSVM(nn.Module):
@@ -47,3 +47,35 @@ def hinge(output: Tensor, labels: Tensor) -> Tensor:
     """
     penalty, score = output.mean(dim=1), (output[:, 1] - output[:, 0]) / 2
     return (penalty + (1 - (2 * labels - 1) * score).clamp(min=0)).mean()
+
+
+def one_vs_rest(features: int, classes: int) -> nn.Sequential:
+    """Return one linear score ``w x`` per class, without bias: each class against all others.
+
+    Parameters
+    ----------
+    features, classes : int
+        Size of the flattened input, number of classes.
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in one_vs_rest(784, 10).parameters())
+    7840
+    """
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, classes, bias=False))
+
+
+def squared_hinge(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of ``max(1 - y score, 0)^2`` summed over classes; y = 1 for the label's, -1.
+
+    For every record it is convex in the weights of `one_vs_rest`, and ``2 |x|^2``-smooth.
+
+    Examples
+    --------
+    >>> scores = torch.tensor([[2.0, -0.5, 0.0]])  # the last two lie 0.5 and 1 within the margin
+    >>> [round(float(squared_hinge(scores, torch.tensor([label]))), 2) for label in (0, 1)]
+    [1.25, 12.25]
+    """
+    own = labels[:, None] == torch.arange(scores.shape[1], device=labels.device)
+    signs = 2 * own.to(scores.dtype) - 1
+    return (1 - signs * scores).clamp(min=0).square().sum(dim=1).mean()

@@ -19,7 +19,7 @@ from .linear_tasks import (
     images_fourier,
 )
 from .settings import TrainingSettings
-from .svm import LinearSVM, hinge
+from .svm import LinearSVM, hinge, one_vs_rest, squared_hinge
 
 __all__ = ["TASKS", "Task", "task"]
 
@@ -126,6 +126,24 @@ TASKS: dict[str, Task] = {
             model=partial(LinearSVM, 14),
             description="the same with categories as integers, support vectors with 15 weights",
             loss=hinge,
+        ),
+        Task(
+            name="digits-svm",
+            dataset="digits",
+            model=partial(one_vs_rest, 64, 10),
+            description="8x8 handwritten digits, support vectors of ten classes with 640 weights; "
+            "no files",
+            training=TrainingSettings(batch_size=16, learning_rate=0.05),
+            loss=squared_hinge,
+        ),
+        Task(
+            name="fashion-svm",
+            dataset="fashion-mnist",
+            model=partial(one_vs_rest, 784, 10),
+            description="28x28 pieces of clothing, support vectors of ten classes with 7,840 "
+            "weights",
+            training=TrainingSettings(learning_rate=0.002),
+            loss=squared_hinge,
         ),
         Task(
             name="digits-rff",

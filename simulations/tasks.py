@@ -11,6 +11,7 @@ from torch import nn
 
 from flwr_privacy.acfl.encoding import one_hot
 from flwr_privacy.clients.per_record import current_cap, current_plan
+from flwr_privacy.clients.poisson import current_steps
 from flwr_privacy.clients.torch import (
     evaluate,
     evaluate_per_record,
@@ -19,8 +20,9 @@ from flwr_privacy.clients.torch import (
     set_arrays,
     train,
     train_per_record,
+    train_poisson,
 )
-from flwr_privacy.errors import InvalidParameterError, check_integer
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.identity import derive_seed
 
 from .data import Dataset, load
@@ -197,6 +199,9 @@ def train_client(
     *,
     seed: int,
     server_round: int = 1,
+    steps: int | None = None,
+    scale: float = 1.0,
+    perturbation: float = 0.0,
 ) -> tuple[Arrays, int, dict[str, float]]:
     """Train on a client's own data, starting from `arrays`.
 
@@ -208,9 +213,14 @@ def train_client(
         Weights to start from; they stay as they are.
     seed : int
         Seed of the order of the records, e.g. ``derive_seed(root, "train", client_id, round)``.
-
     server_round : int, default 1
         The learning round, on which the step size depends if it is to fall.
+    steps : int, optional
+        Mini-batch steps, at least 1, in place of the passes that ``settings.training`` has.
+    scale : float, default 1.0
+        Factor, >= 0, of the step size that ``settings.training`` has.
+    perturbation : float, default 0.0
+        Standard deviation of the regulariser of `flwr_privacy.clients.torch.train`.
 
     Returns
     -------
@@ -232,15 +242,21 @@ def train_client(
         train_per_record(model, features, labels, loss=task.loss)
         return get_arrays(model), len(labels), {}
     training = settings.training
+    check_number("scale", scale, minimum=0)
+    step_size = scale * training.learning_rate / (1 + training.decay * (server_round - 1))
+    common: dict[str, Any] = {"perturbation": perturbation, "seed": seed, "loss": task.loss}
+    if current_steps() is not None:  # a scheme that counts on which records are in a step
+        train_poisson(model, features, labels, learning_rate=step_size, **common)
+        return get_arrays(model), len(labels), {}
     loss = train(
         model,
         features,
         labels,
         epochs=training.epochs,
+        steps=steps,
         batch_size=training.batch_size,
-        learning_rate=training.learning_rate / (1 + training.decay * (server_round - 1)),
-        seed=seed,
-        loss=task.loss,
+        learning_rate=step_size,
+        **common,
     )
     return get_arrays(model), len(labels), {"loss": loss}
 

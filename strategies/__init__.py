@@ -6,6 +6,7 @@ from .base import SchemeStrategy
 from .central_dp import CentralDP
 from .experiment import SchemeResult
 from .fedavg import FedAvg
+from .m2fdp import M2FDP
 from .msp import MSP
 from .mspdq import MSPDQ
 from .mspdq_baselines import DrawnFedAvg, JoPEQFedAvg, NbAFL, QuantizedFedAvg
@@ -13,6 +14,7 @@ from .udp import UDP
 
 __all__ = [
     "ACFL",
+    "M2FDP",
     "MSP",
     "MSPDQ",
     "UDP",

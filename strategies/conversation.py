@@ -181,6 +181,8 @@ class Conversation:
         *,
         fields: Fields | None = None,
         own: Mapping[str, RecordDict] | None = None,
+        groups: Mapping[str, str] | None = None,
+        of_group: Mapping[str, RecordDict] | None = None,
         summed: bool = False,
         quorum: int | None = None,
     ) -> list[Message]:
@@ -201,6 +203,11 @@ class Conversation:
         own : dict, optional
             For some clients, records that go to that client alone; their entries are put over
             those that all share. Values of the scheme go under ``flwr-privacy``.
+        groups : dict, optional
+            The group of each client, in a scheme that sums by groups.
+        of_group : dict, optional
+            For some groups, records that go to their clients alone, put over those that all share
+            and under those of a client. A node that plays several of them gets them once.
         summed : bool, default False
             Whether a node that plays several clients answers with one accumulator.
         quorum : int, optional
@@ -224,13 +231,21 @@ class Conversation:
         size = payload_bytes(shared)
         message_type = MessageType.EVALUATE if phase == EVALUATE else MessageType.TRAIN
         messages = []
+        own, groups, of_group = own or {}, groups or {}, of_group or {}
         for node, clients in assigned.items():
-            mine = {client: (own or {})[client] for client in clients if client in (own or {})}
-            questions = {client: _merged(shared, records) for client, records in mine.items()}
+            mine = {client: own[client] for client in clients if client in own}
+            ours = {groups[c]: of_group[groups[c]] for c in clients if groups.get(c) in of_group}
+            questions = {
+                client: _merged(_merged(shared, ours.get(groups.get(client, ""))), own.get(client))
+                for client in clients
+                if client in mine or groups.get(client) in ours
+            }
             if book.cohorts:
-                question = RecordDict({**shared, COHORT: self._cohort(book, clients)})
-                for client, records in mine.items():
-                    question.update({f"{name}@{client}": r for name, r in records.items()})
+                cohort = ConfigRecord(self._cohort(book, clients, groups).write())
+                question = RecordDict({**shared, COHORT: cohort})
+                for mark, records_of in (("@@", ours), ("@", mine)):
+                    for addressee, records in records_of.items():
+                        question.update({f"{n}{mark}{addressee}": r for n, r in records.items()})
             else:
                 question = questions.get(clients[0], shared)
             book.bytes_down += sum(map(payload_bytes, questions.values()))
@@ -332,15 +347,15 @@ class Conversation:
             deadline=None if self._patient else self._deadline,
         )
 
-    def _cohort(self, book: Round, clients: list[str]) -> ConfigRecord:
-        cohort = Cohort(
+    def _cohort(self, book: Round, clients: list[str], groups: Mapping[str, str]) -> Cohort:
+        return Cohort(
             clients=clients,
             late=[client for client in clients if client in book.late],
             size=self.federation.virtual_clients or 0,
             reply=SUM if book.summed else EACH,
             weighted_by=self._weighted_by,
+            groups=[groups[client] for client in clients] if groups else [],
         )
-        return ConfigRecord(cohort.write())
 
     def _header(self, phase: str, server_round: int) -> Header:
         for key in [key for key in self._requests if key[0] not in (0, server_round)]:
@@ -367,7 +382,9 @@ def only(assigned: Assigned, wanted: Collection[str]) -> dict[int, list[str]]:
     return {node: clients for node, clients in kept.items() if clients}
 
 
-def _merged(shared: RecordDict, own: RecordDict) -> RecordDict:
+def _merged(shared: RecordDict, own: RecordDict | None) -> RecordDict:
+    if own is None:
+        return shared
     merged: dict[str, Any] = dict(shared)
     for name, record in own.items():
         kind: Any = type(record)

@@ -3,6 +3,7 @@
 from .extractor import FrozenExtractor
 from .models import cnn, linear, mlp
 from .per_record import evaluate_per_record, train_per_record
+from .poisson import train_poisson
 from .training import Loss, allotted_device, evaluate, get_arrays, initialise, set_arrays, train
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "set_arrays",
     "train",
     "train_per_record",
+    "train_poisson",
 ]

@@ -155,7 +155,7 @@ def train_per_record(
         check_integer("chunk_size", chunk_size, minimum=1)
     _check_records(features, labels)
     plan.sensitivity(len(labels))  # raises if there are fewer records than a batch has
-    _check_model(model, plan)
+    _check_model(model)
     _check_convex(model, plan, smoothness)
     model.to(device or allotted_device()).train()
     tensors = _floating(model)
@@ -295,7 +295,7 @@ def _agreed(**given: Any) -> PerRecordPlan:
     return plan
 
 
-def _check_model(model: nn.Module, plan: PerRecordPlan) -> None:
+def _check_model(model: nn.Module) -> None:
     mixing = [
         name
         for name, module in model.named_modules()

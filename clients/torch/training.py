@@ -5,14 +5,16 @@ threads. A GPU makes no such promise.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from flwr_privacy.errors import (
@@ -21,6 +23,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.identity import derive_seed
 
 __all__ = ["Loss", "allotted_device", "evaluate", "get_arrays", "initialise", "set_arrays", "train"]
 
@@ -102,8 +105,10 @@ def train(
     labels: NDArray[np.int64],
     *,
     epochs: int = 1,
+    steps: int | None = None,
     batch_size: int = 32,
     learning_rate: float = 0.1,
+    perturbation: float = 0.0,
     seed: int,
     loss: Loss = functional.cross_entropy,
     device: str | None = None,
@@ -119,14 +124,22 @@ def train(
     labels : (n,) int64
         Their classes.
     epochs : int, default 1
-        Passes over the records, each in a new order.
+        Passes over the records, each in a new order. With `steps` it is not used.
+    steps : int, optional
+        Steps in place of whole passes, at least 1: as many passes as they need, the last of which
+        may be left unfinished.
     batch_size : int, default 32
         Records per step; the last step of a pass may have fewer.
     learning_rate : float, default 0.1
         Step size, >= 0.
+    perturbation : float, default 0.0
+        Standard deviation, >= 0, of the regulariser of PEDPFL: where it is above 0, each step adds
+        the gradient of the loss of the same batch at weights whose last layer (in the order in
+        which the model names them) is off by normal noise, drawn once per step. The noise makes the
+        model bear noise; it protects nobody.
     seed : int
-        Seed of the orders. A model whose layers draw numbers themselves (dropout) takes those
-        from torch's global generator.
+        Seed of the orders and of the perturbation. A model whose layers draw numbers themselves
+        (dropout) takes those from torch's global generator.
     loss : callable, default cross entropy of logits
         From the model's output for a batch and its labels to their mean loss.
     device : str, optional
@@ -135,7 +148,8 @@ def train(
     Returns
     -------
     float
-        Mean loss per record over all passes, each measured before the step it leads to.
+        Mean loss per record over all steps, each measured before the step it leads to and without
+        the perturbation.
 
     Raises
     ------
@@ -145,30 +159,22 @@ def train(
         If a setting is out of range.
     """
     check_integer("epochs", epochs, minimum=1)
+    if steps is not None:
+        check_integer("steps", steps, minimum=1)
     check_integer("batch_size", batch_size, minimum=1)
-    check_number("learning_rate", learning_rate, minimum=0)
     _check_records(features, labels)
-    device = device or allotted_device()
-    model.to(device).train()
-    # By hand, because the first torch.optim.SGD of a process takes over a second to import.
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    inputs = torch.tensor(features, device=device)
-    targets = torch.tensor(labels, device=device)
-    generator = torch.Generator().manual_seed(seed)
-    total = torch.zeros((), device=device)
-    with _one_thread():
-        for _ in range(epochs):
-            order = torch.randperm(len(labels), generator=generator).to(device)
-            for batch in torch.split(order, batch_size):
-                value = loss(model(inputs[batch]), targets[batch])
-                value.backward()  # type: ignore[no-untyped-call]
-                with torch.no_grad():
-                    for parameter in parameters:
-                        if parameter.grad is not None:
-                            parameter.add_(parameter.grad, alpha=-learning_rate)
-                            parameter.grad = None
-                total += value.detach() * len(batch)
-    return float(total) / (epochs * len(labels))
+    batches = _shuffled(len(labels), batch_size, None if steps else epochs, seed)
+    return _descend(
+        model,
+        features,
+        labels,
+        islice(batches, steps),
+        learning_rate=learning_rate,
+        perturbation=perturbation,
+        seed=seed,
+        loss=loss,
+        device=device,
+    )
 
 
 def evaluate(
@@ -215,6 +221,77 @@ def evaluate(
             total += float(loss(logits, targets)) * len(targets)
             hits += int((logits.argmax(dim=1) == targets).sum())
     return {"loss": total / len(labels), "accuracy": hits / len(labels)}
+
+
+def _shuffled(records: int, batch_size: int, epochs: int | None, seed: int) -> Iterator[Tensor]:
+    """Yield the places of the records of each step, for some passes or without end."""
+    generator = torch.Generator().manual_seed(seed)
+    while epochs is None or epochs > 0:
+        yield from torch.split(torch.randperm(records, generator=generator), batch_size)
+        epochs = None if epochs is None else epochs - 1
+
+
+def _descend(
+    model: nn.Module,
+    features: NDArray[Any],
+    labels: NDArray[Any],
+    batches: Iterable[Tensor],
+    *,
+    learning_rate: float,
+    perturbation: float,
+    seed: int,
+    loss: Loss,
+    device: str | None,
+) -> float:
+    """Do a step on each batch, and return the mean loss per record; an empty batch moves nothing.
+
+    The parameters are those of `train`; the batches are places of records.
+    """
+    check_number("learning_rate", learning_rate, minimum=0)
+    check_number("perturbation", perturbation, minimum=0)
+    device = device or allotted_device()
+    model.to(device).train()
+    # By hand, because the first torch.optim.SGD of a process takes over a second to import.
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.grad = None  # of other work on the model
+    inputs = torch.tensor(features, device=device)
+    targets = torch.tensor(labels, device=device)
+    last_layer = _last_layer(model) if perturbation else {}
+    noise = torch.Generator().manual_seed(derive_seed(seed, "perturbation"))
+    total, seen = torch.zeros((), device=device), 0
+    with _one_thread():
+        for places in batches:
+            if len(places) == 0:
+                continue
+            batch = places.to(device)
+            value = loss(model(inputs[batch]), targets[batch])
+            objective = value
+            if perturbation:
+                moved = {
+                    name: p + perturbation * torch.randn(p.shape, generator=noise).to(p)
+                    for name, p in last_layer.items()
+                }
+                outputs = functional_call(model, moved, (inputs[batch],))
+                objective = value + loss(outputs, targets[batch])
+            objective.backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        parameter.add_(parameter.grad, alpha=-learning_rate)
+                        parameter.grad = None
+            total += value.detach() * len(batch)
+            seen += len(batch)
+    return float(total) / seen if seen else 0.0
+
+
+def _last_layer(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters to train of the last module that has some of its own."""
+    layers = [
+        {name: p for name, p in module.named_parameters(prefix, recurse=False) if p.requires_grad}
+        for prefix, module in model.named_modules()
+    ]
+    return next((layer for layer in reversed(layers) if layer), {})
 
 
 def _check_records(features: NDArray[np.float32], labels: NDArray[np.int64]) -> None:

@@ -18,6 +18,7 @@ from flwr_privacy.clients.torch import (
     train,
 )
 from flwr_privacy.errors import DataError, InvalidParameterError
+from flwr_privacy.identity import derive_seed
 
 
 def records(n=100, features=6, classes=3):
@@ -136,6 +137,106 @@ def test_training_learns():
     assert evaluate(model, features, labels)["accuracy"] > 0.95
 
 
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_steps_of_whole_passes_are_the_passes(epochs):
+    features, labels = records()
+    model, oracle = (initialise(lambda: mlp([6, 8, 3]), 0) for _ in range(2))
+    settings = {"batch_size": 16, "learning_rate": 0.2, "seed": 9}
+    found = train(model, features, labels, steps=7 * epochs, **settings)
+    assert found == train(oracle, features, labels, epochs=epochs, **settings)
+    expected = get_arrays(oracle)
+    assert all(np.array_equal(array, expected[name]) for name, array in get_arrays(model).items())
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes"), [(1, [16]), (7, [16] * 6 + [4]), (9, [16] * 6 + [4] + [16] * 2)]
+)
+def test_steps_end_in_the_middle_of_a_pass(steps, sizes):
+    features, labels = records()
+    places = np.arange(100)
+    seen = []
+
+    def loss(outputs, batch):
+        seen.append(batch.tolist())
+        return nn.functional.cross_entropy(outputs, torch.tensor(labels)[batch])
+
+    train(linear(6, 3), features, places, steps=steps, batch_size=16, epochs=5, seed=9, loss=loss)
+    assert [len(batch) for batch in seen] == sizes
+    first_pass = [place for batch in seen[:7] for place in batch]
+    assert len(set(first_pass)) == len(first_pass)  # none comes twice before all have come
+    generator = torch.Generator().manual_seed(9)
+    order = torch.cat([torch.randperm(100, generator=generator) for _ in range(2)]).tolist()
+    assert [place for batch in seen for place in batch] == order[: sum(sizes)]
+
+
+def test_perturbation_adds_the_gradient_at_a_moved_last_layer():
+    features, labels = records()
+    model, oracle = (initialise(lambda: mlp([6, 8, 3]), 0) for _ in range(2))
+    settings = {"batch_size": 25, "learning_rate": 0.2, "seed": 9}
+    train(model, features, labels, steps=5, perturbation=0.3, **settings)
+    order = torch.Generator().manual_seed(9)
+    noise = torch.Generator().manual_seed(derive_seed(9, "perturbation"))
+    x, y = torch.tensor(features), torch.tensor(labels)
+    batches = [b for _ in range(2) for b in torch.randperm(100, generator=order).split(25)][:5]
+    last = [oracle[3].weight, oracle[3].bias]
+    moves = []
+    for batch in batches:
+        at_place = torch.autograd.grad(
+            nn.functional.cross_entropy(oracle(x[batch]), y[batch]), oracle.parameters()
+        )
+        moves.append([0.3 * torch.randn(p.shape, generator=noise) for p in last])
+        with torch.no_grad():
+            kept = [p.clone() for p in last]
+            for p, move in zip(last, moves[-1], strict=True):
+                p.add_(move)
+        moved = torch.autograd.grad(
+            nn.functional.cross_entropy(oracle(x[batch]), y[batch]), oracle.parameters()
+        )
+        with torch.no_grad():
+            for p, value in zip(last, kept, strict=True):
+                p.copy_(value)
+            for p, first, second in zip(oracle.parameters(), at_place, moved, strict=True):
+                p.sub_(0.2 * (first + second))
+    assert not torch.equal(moves[0][0], moves[1][0])  # a sample for each step
+    expected = get_arrays(oracle)
+    for name, array in get_arrays(model).items():
+        np.testing.assert_allclose(array, expected[name], atol=2e-6)
+
+
+def test_perturbation_is_seeded_and_leaves_the_order_and_the_loss_that_is_told():
+    def trained(seed=4, **more):
+        model = initialise(lambda: mlp([6, 8, 3]), 0)
+        told = train(model, *records(), learning_rate=more.pop("rate", 0.1), seed=seed, **more)
+        return get_arrays(model)["1.weight"], told
+
+    first, _ = trained(perturbation=0.5)
+    assert np.array_equal(first, trained(perturbation=0.5)[0])
+    assert not np.array_equal(first, trained()[0])
+    # Where nothing moves, the loss is that of the weights as they are.
+    assert trained(rate=0.0, perturbation=0.5)[1] == trained(rate=0.0)[1]
+
+
+def test_perturbation_is_of_the_last_layer_that_is_trained():
+    model = mlp([6, 8, 3])
+    model[3].requires_grad_(False)
+    seen = []
+    model[1].register_forward_hook(lambda layer, inputs, output: seen.append(layer.weight.detach()))
+    train(model, *records(), steps=1, batch_size=100, perturbation=2.0, learning_rate=0.0, seed=0)
+    plain, moved = seen
+    # 48 weights: the estimate of the deviation of 2 has a standard error of 2 / sqrt(96).
+    assert abs(float((moved - plain).square().mean().sqrt()) - 2) < 4 * 2 / 96**0.5
+    assert torch.equal(model[1].weight, plain)
+
+
+def test_gradients_of_other_work_on_the_model_have_no_part():
+    features, labels = records()
+    model, oracle = (initialise(lambda: linear(6, 3), 0) for _ in range(2))
+    nn.functional.cross_entropy(model(torch.tensor(features)), torch.tensor(labels)).backward()
+    for one in (model, oracle):
+        train(one, features, labels, seed=0)
+    assert torch.equal(model[1].weight, oracle[1].weight)
+
+
 def test_one_record_of_one_class():
     features, labels = records(n=1)
     assert np.isfinite(train(linear(6, 3), features, labels, seed=0))
@@ -204,7 +305,14 @@ def test_records_without_labels():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("epochs", 0), ("batch_size", 0), ("learning_rate", -0.1)]
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("steps", 0),
+        ("batch_size", 0),
+        ("learning_rate", -0.1),
+        ("perturbation", -0.1),
+    ],
 )
 def test_bad_settings(name, value):
     with pytest.raises(InvalidParameterError, match=f"{name} = {value}"):

@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr_privacy.clients import (
     CentralDPClient,
     FedAvgClient,
+    M2FDPClient,
     MSPDQClient,
     SchemeClient,
     SecureSumClient,
@@ -22,6 +23,7 @@ CLIENTS: dict[str, type[SchemeClient]] = {
     "mspdq": MSPDQClient,
     "udp": UDPClient,
     "central-dp": CentralDPClient,
+    "m2fdp": M2FDPClient,
 }
 
 

@@ -1,16 +1,29 @@
 """The server half: trains the initial numbers and writes what happened as JSON."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import MSPDQ, UDP, CentralDP, FedAvg, SchemeStrategy
+from flwr_privacy.strategies import M2FDP, MSPDQ, UDP, CentralDP, FedAvg, SchemeStrategy
+
+TIERS: dict[str, Any] = {
+    "fanouts": (2, 2),
+    "p": 0.5,
+    "steps": 2,
+    "events": 1,
+    "clean_events": True,
+    "clipping_norm": 4.0,
+    "epsilon": 200.0,
+    "experiment_id": "tiers",
+    "seed": 1,
+}
 
 STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
     "fedavg": FedAvg,
@@ -25,9 +38,23 @@ STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
     ),
     "udp": partial(UDP, epsilon=8.0, delta=1e-5),
     "central-dp": partial(CentralDP, epsilon=8.0, delta=1e-5),
+    "m2fdp": partial(M2FDP, **TIERS, relay=True),
 }
 
 app = ServerApp()
+
+
+def everything_in(message: Message) -> bytes:
+    """Return all bytes of arrays and fields that the server can read in a message."""
+    arrays = [a.data for record in message.content.array_records.values() for a in record.values()]
+    fields = [
+        part
+        for record in message.content.config_records.values()
+        for value in record.values()
+        for part in (value if isinstance(value, list) else [value])
+        if isinstance(part, bytes)
+    ]
+    return b"".join([*arrays, *fields])
 
 
 @app.main()
@@ -41,9 +68,21 @@ def main(grid: Grid, context: Context) -> None:
         min_evaluate_nodes=0,
     )
     initial = [np.array([[0.0, 1.0], [2.0, 3.0]], np.float32), np.full(3, 0.5, np.float32)]
+    seen: list[bytes] = []
+    if config["scheme"] == "m2fdp":
+        pull = grid.pull_messages
+
+        def overheard(ids: Iterable[str]) -> list[Message]:
+            replies = list(pull(ids))
+            seen.extend(everything_in(reply) for reply in replies if reply.has_content())
+            return replies
+
+        grid.pull_messages = overheard  # type: ignore[method-assign]
     result = strategy.start(
         grid, ArrayRecord(initial), num_rounds=int(config["rounds"]), timeout=240
     )
+    if seen:
+        Path(f"{config['out']}.seen").write_bytes(b"".join(seen))
     out = {
         "history": result.history,
         "arrays": [array.tolist() for array in result.arrays.to_numpy_ndarrays()],

@@ -24,6 +24,8 @@ SHAPES = {
     "adult-linear": (108,),
     "cifar10-udp-cnn": (3, 32, 32),
     "adult-svm": (14,),
+    "digits-svm": (64,),
+    "fashion-svm": (1, 28, 28),
     "digits-rff": (200,),
     "digits-frozen": (200,),
     "mnist-rff": (2000,),
@@ -307,6 +309,58 @@ def test_the_penalty_of_the_svm_is_clipped_with_its_record(any_data):
     assert scores["accuracy"] == (test_margins > 0).mean()
 
 
+def squared_hinge_of(weights, features, labels):
+    """Loss and gradient of one-vs-rest support vectors, one class after the other."""
+    total, slopes = 0.0, []
+    for own, vector in enumerate(weights):
+        signs = np.where(labels == own, 1.0, -1.0)
+        short = np.maximum(0, 1 - signs * (features @ vector))
+        total += np.square(short).mean()
+        slopes.append(-2 * (short * signs) @ features / len(labels))
+    return total, np.array(slopes)
+
+
+def test_the_svm_of_ten_classes_is_ten_support_vectors_without_bias():
+    task = tasks.task("digits-svm")
+    arrays = tasks.initial_arrays(task, 0)
+    assert {name: array.shape for name, array in arrays.items()} == {"1.weight": (10, 64)}
+    weights = arrays["1.weight"].astype(float) * 4
+    data = load("digits")
+    settings = Settings().with_values(
+        {"training.batch_size": 1437, "training.learning_rate": 0.01, "clients": 1}
+    )
+    start = {"1.weight": weights}
+    trained, _, metrics = tasks.train_client(task, settings, start, 0, 1, seed=0)
+    loss, slopes = squared_hinge_of(weights, data.features, data.labels)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(trained["1.weight"], weights - 0.01 * slopes, atol=1e-6)
+    scores = tasks.evaluate_server(task, settings, start)
+    expected, _ = squared_hinge_of(weights, data.test_features, data.test_labels)
+    assert scores["loss"] == pytest.approx(expected, rel=1e-5)
+    hits = (data.test_features @ weights.T).argmax(axis=1) == data.test_labels
+    assert scores["accuracy"] == hits.mean()
+
+
+def test_the_loss_of_the_svm_is_as_smooth_and_convex_as_it_says():
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        record = rng.normal(size=(1, 5))
+        label = rng.integers(0, 4, 1)
+        one, two = rng.normal(size=(2, 4, 5)) * 2
+        (first, slope), (second, other) = (
+            squared_hinge_of(point, record, label) for point in (one, two)
+        )
+        apart = np.linalg.norm(one - two)
+        smoothness = 2 * np.square(record).sum()
+        assert np.linalg.norm(slope - other) <= smoothness * apart * (1 + 1e-9)
+        assert second >= first + (slope * (two - one)).sum() - 1e-9
+
+
+def test_the_svm_learns_digits():
+    settings = Settings(training=tasks.task("digits-svm").training)
+    assert federated(settings, rounds=12, task=tasks.task("digits-svm")) > 0.9
+
+
 def test_public_records_are_taken_from_the_training_before_the_split():
     some = SETTINGS.with_values({"validation_records": 100, "clients": 7})
     arrays = tasks.initial_arrays(DIGITS, 0)
@@ -347,12 +401,12 @@ def test_more_public_records_than_there_are(more, text):
         tasks.check_data(SETTINGS.with_values(more))
 
 
-def federated(settings, *, rounds, clients=10):
-    arrays = tasks.initial_arrays(DIGITS, settings.seed)
+def federated(settings, *, rounds, clients=10, task=DIGITS):
+    arrays = tasks.initial_arrays(task, settings.seed)
     for server_round in range(rounds):
         replies = [
             tasks.train_client(
-                DIGITS,
+                task,
                 settings,
                 arrays,
                 index,
@@ -368,4 +422,4 @@ def federated(settings, *, rounds, clients=10):
             ).astype(np.float32)
             for name in arrays
         }
-    return tasks.evaluate_server(DIGITS, settings, arrays)["accuracy"]
+    return tasks.evaluate_server(task, settings, arrays)["accuracy"]

@@ -1,0 +1,117 @@
+"""Differentially private federated learning over a tree of aggregators (M2FDP).
+
+Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation".
+Devices train, a tree of aggregators averages their models at several time scales, and noise enters
+each path to the cloud once, where trust ends. The modules, from the tree upwards: `tree` and
+`schedule` say who is where and when what is averaged; `sensitivity`, `noise`, `privacy` how much
+noise that takes; `bounds` the paper's theorems; `resources` and `control` what a round costs and
+how long it should be; `zone`, `sums` and `models` do what the nodes do, `plan` and `terms` what the
+server settles and asks.
+"""
+
+from .bounds import abc_terms, corollary_gap, stationarity_gap, step_size, theorem1_bound
+from .control import AdaptiveController, Decision
+from .counts import TierCounts
+from .models import Place, TreeModels, moved
+from .noise import noise_multiplier, one_shot_sigma, sigma, tree_noise_var, variance_by_tier
+from .plan import Asked, Exchange, RoundPlan, Wish, boundary_tier, exchanges
+from .privacy import (
+    BoundaryClass,
+    boundary_classes,
+    multiplier,
+    paper_figures,
+    record_multiplier,
+    true_epsilon,
+)
+from .promise import promise
+from .resources import Cost, Link, ResourceModel
+from .schedule import EventSchedule, Segment
+from .sensitivity import (
+    Drift,
+    Reach,
+    sensitivity,
+    sensitivity_node,
+    sensitivity_smooth,
+    sensitivity_worst_case,
+    smooth_factor,
+)
+from .sums import TierSums
+from .terms import (
+    AGGREGATE,
+    CODES,
+    DELIVER,
+    DOWN,
+    EVENT,
+    NOISED,
+    UP,
+    VALUE_RANGE,
+    Delivery,
+    Duty,
+    Terms,
+    any_batch,
+)
+from .tree import CLOUD, TierTree
+from .zone import Upload, averaged, noised, trained
+
+__all__ = [
+    "AGGREGATE",
+    "CLOUD",
+    "CODES",
+    "DELIVER",
+    "DOWN",
+    "EVENT",
+    "NOISED",
+    "UP",
+    "VALUE_RANGE",
+    "AdaptiveController",
+    "Asked",
+    "BoundaryClass",
+    "Cost",
+    "Decision",
+    "Delivery",
+    "Drift",
+    "Duty",
+    "EventSchedule",
+    "Exchange",
+    "Link",
+    "Place",
+    "Reach",
+    "ResourceModel",
+    "RoundPlan",
+    "Segment",
+    "Terms",
+    "TierCounts",
+    "TierSums",
+    "TierTree",
+    "TreeModels",
+    "Upload",
+    "Wish",
+    "abc_terms",
+    "any_batch",
+    "averaged",
+    "boundary_classes",
+    "boundary_tier",
+    "corollary_gap",
+    "exchanges",
+    "moved",
+    "multiplier",
+    "noise_multiplier",
+    "noised",
+    "one_shot_sigma",
+    "paper_figures",
+    "promise",
+    "record_multiplier",
+    "sensitivity",
+    "sensitivity_node",
+    "sensitivity_smooth",
+    "sensitivity_worst_case",
+    "sigma",
+    "smooth_factor",
+    "stationarity_gap",
+    "step_size",
+    "theorem1_bound",
+    "trained",
+    "tree_noise_var",
+    "true_epsilon",
+    "variance_by_tier",
+]

@@ -1,0 +1,459 @@
+"""What the server settles before a round: who is asked when, and with which noise.
+
+Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
+sections III and IV; what is ours is said where it is.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from flwr_privacy.accounting import Charge, fitting, spent
+from flwr_privacy.accounting.gaussian import check_delta
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    check_choice,
+    check_flag,
+    check_number,
+)
+from flwr_privacy.grid import Grid
+
+from .noise import sigma
+from .privacy import CALIBRATIONS, multiplier, record_multiplier
+from .schedule import EventSchedule, Segment
+from .sensitivity import DRIFTS, Drift, Reach
+from .terms import VALUE_RANGE, any_batch
+from .tree import TierTree
+from .zone import GAP, NOISE_REACH
+
+__all__ = ["Asked", "Exchange", "RoundPlan", "Wish", "exchanges"]
+
+CONSTANT, INV_SQRT = "constant", "inv_sqrt"
+SEGMENT, ROUND = "segment", "round"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the user wants of a training, checked.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Budget of a device.
+    calibration : {"device", "record", "paper", "none"}
+        How the noise follows from it.
+    drift : {"worst", "smooth", "lemma"}
+        How models of one zone drift apart after a clean event.
+    smoothness : float, optional
+        Smoothness of the losses times the step size of the training, for ``smooth``.
+    convex : bool
+        Whether the losses are convex and smooth, which ``lemma`` takes for granted.
+    clean_events : bool
+        Whether secure subtrees average inside at local events.
+    clipping_norm : float, optional
+        Largest L2 norm of the update of one local step (``eta G``); None only without noise.
+    step_rule : {"constant", "inv_sqrt"}
+        How step and clipping go on from round to round.
+    sampling_rate : float, optional
+        Share of a device's records in a batch.
+    alpha : float or sequence of float, optional
+        The constants of the paper's noise, one for all tiers or one for each.
+    release_steps : {"segment", "round"}
+        Whose steps the paper's sensitivity counts.
+    keep_back : sequence of str
+        Arrays that are not sent.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or one is missing.
+    """
+
+    epsilon: float
+    delta: float
+    calibration: str
+    drift: str
+    smoothness: float | None
+    convex: bool
+    clean_events: bool
+    clipping_norm: float | None
+    step_rule: str
+    sampling_rate: float | None
+    alpha: float | Sequence[float] | None
+    release_steps: str
+    keep_back: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if check_number("epsilon", self.epsilon) <= 0:
+            raise InvalidParameterError("epsilon", self.epsilon, "a number above 0")
+        check_delta(self.delta)
+        check_choice("calibration", self.calibration, CALIBRATIONS)
+        check_choice("drift", self.drift, DRIFTS)
+        check_flag("convex", self.convex)
+        check_flag("clean_events", self.clean_events)
+        check_choice("step_rule", self.step_rule, (CONSTANT, INV_SQRT))
+        check_choice("release_steps", self.release_steps, (SEGMENT, ROUND))
+        paper, record = self.calibration == "paper", self.calibration == "record"
+        if self.clipping_norm is None:
+            if self.noised:
+                raise InvalidParameterError("clipping_norm", None, "a number where there is noise")
+        elif check_number("clipping_norm", self.clipping_norm) <= 0:
+            raise InvalidParameterError("clipping_norm", self.clipping_norm, "a number above 0")
+        if (paper or record) != (self.sampling_rate is not None):
+            wanted = "the share of the records in a batch" if paper or record else "nothing"
+            allowed = f"{wanted} with calibration '{self.calibration}'"
+            raise InvalidParameterError("sampling_rate", self.sampling_rate, allowed)
+        if (
+            self.sampling_rate is not None
+            and not 0 < check_number("sampling_rate", self.sampling_rate) <= 1
+        ):
+            raise InvalidParameterError("sampling_rate", self.sampling_rate, "above 0, at most 1")
+        if paper != (self.alpha is not None):
+            wanted = "the constant of the noise, which the paper does not give" if paper else "None"
+            allowed = f"{wanted} with calibration '{self.calibration}'"
+            raise InvalidParameterError("alpha", self.alpha, allowed)
+        if record and self.clean_events:
+            raise InvalidParameterError(
+                "clean_events", True, "false with calibration 'record', which counts batches"
+            )
+        if paper or not self.noised or not self.clean_events:
+            return
+        if self.drift == "smooth" and self.smoothness is None:
+            allowed = "'worst', or the smoothness of the losses times the step as `smoothness`"
+            raise InvalidParameterError("drift", self.drift, allowed)
+        if self.drift == "lemma" and not self.convex:
+            allowed = "'worst', or losses that are declared convex and smooth (`convex`)"
+            raise InvalidParameterError("drift", self.drift, allowed)
+
+    @property
+    def noised(self) -> bool:
+        """Whether there is noise at all."""
+        return self.calibration != "none"
+
+    @property
+    def unit(self) -> str:
+        """What is protected."""
+        return "record" if self.calibration == "record" else "user"
+
+    @property
+    def law(self) -> Drift:
+        """How models drift apart: what the noise is for, and what is charged."""
+        if self.calibration == "paper":
+            return Drift()  # the noise is for the Lemma; what it costs is not
+        if self.drift == "smooth":
+            return Drift(law="smooth", growth=1 + (self.smoothness or 0.0))
+        return Drift(law=self.drift)
+
+    def scale(self, server_round: int) -> float:
+        """Return the factor of step and clipping in a round."""
+        return 1.0 if self.step_rule == CONSTANT else 1 / math.sqrt(server_round + 1)
+
+    def alpha_of(self, tier: int, depth: int) -> float:
+        """Return the constant of a tier's noise.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is missing or not above 0.
+        """
+        alpha = self.alpha
+        if isinstance(alpha, Sequence):
+            if len(alpha) != depth:
+                raise InvalidParameterError("alpha", alpha, f"a number, or {depth}, one per tier")
+            alpha = alpha[tier - 1]
+        if check_number("alpha", alpha) <= 0:
+            raise InvalidParameterError("alpha", alpha, "above 0")
+        return float(alpha or 0)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the devices of one lowest aggregator are asked in an exchange.
+
+    Parameters
+    ----------
+    steps : int
+        Local steps.
+    period : int
+        Number of the exchange that began the period: the release is known by it.
+    period_steps : int
+        Local steps of the whole period.
+    released : bool
+        Whether the event that follows ends the period.
+    """
+
+    steps: int
+    period: int
+    period_steps: int
+    released: bool
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a round: questions to devices, then an event.
+
+    Parameters
+    ----------
+    index : int
+        Number of the exchange in its round, from 0.
+    tier : int
+        Tier up to which the event goes.
+    leaves : dict
+        What the devices of each lowest aggregator are asked; those of the others are not.
+    """
+
+    index: int
+    tier: int
+    leaves: Mapping[str, Asked]
+
+
+def exchanges(
+    tree: TierTree, schedule: EventSchedule, *, clean_events: bool
+) -> tuple[Exchange, ...]:
+    """Return the exchanges of a round, one for each segment of the schedule.
+
+    Without clean events a secure subtree is asked once per period, with all steps of it: nothing
+    would happen between its segments.
+
+    Examples
+    --------
+    >>> tree = TierTree.of_fanouts((2, 3), p=0.5)
+    >>> schedule = EventSchedule(steps=20, events={1: 10})
+    >>> for exchange in exchanges(tree, schedule, clean_events=False):
+    ...     print(exchange.tier, {leaf: asked.steps for leaf, asked in exchange.leaves.items()})
+    1 {'t1-1': 10}
+    0 {'t1-0': 20, 't1-1': 10}
+    """
+    schedule.check_depth(tree.depth)
+    segments = schedule.segments()
+    periods = {b: schedule.periods(b) for b in range(1, tree.depth + 1)}
+    asked: list[dict[str, Asked]] = [{} for _ in segments]
+    for leaf in tree.tiers[tree.depth - 1]:
+        boundary = boundary_tier(tree, leaf)
+        for period in periods[boundary]:
+            steps = sum(segment.steps for segment in period)
+            first, last = period[0].index, period[-1].index
+            if clean_events:
+                for segment in period:
+                    ends = segment.index == last
+                    asked[segment.index][leaf] = Asked(segment.steps, first, steps, ends)
+            else:
+                asked[last][leaf] = Asked(steps, last, steps, released=True)
+    return tuple(
+        Exchange(segment.index, segment.tier, asked[segment.index]) for segment in segments
+    )
+
+
+def boundary_tier(tree: TierTree, leaf: str) -> int:
+    """Return the tier at which the noise of a lowest aggregator's devices enters."""
+    return tree.tier(tree.boundary(tree.children(leaf)[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """A round with its noise.
+
+    Parameters
+    ----------
+    tree : TierTree
+        Who there is.
+    schedule : EventSchedule
+        Local steps and events of the round.
+    wish : Wish
+        What the user wants.
+    server_round : int
+        Number of the round.
+    total_steps : int
+        Local steps of the whole training.
+    rounds : int
+        Most rounds of the training.
+    """
+
+    tree: TierTree = field(repr=False)
+    schedule: EventSchedule
+    wish: Wish
+    server_round: int
+    total_steps: int
+    rounds: int
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The exchanges of the round."""
+        return exchanges(self.tree, self.schedule, clean_events=self.wish.clean_events)
+
+    @property
+    def scale(self) -> float:
+        """Factor of step and clipping in this round."""
+        return self.wish.scale(self.server_round)
+
+    @property
+    def gap(self) -> float:
+        """Epsilon set aside per release for the grid."""
+        return GAP if self.wish.noised else 0.0
+
+    def bound(self, steps: int) -> float:
+        """Return the largest norm of an update of so many steps; 0 where nothing is clipped."""
+        return (self.wish.clipping_norm or 0.0) * self.scale * steps
+
+    def multiplier(self, boundary: int, period_steps: int) -> float:
+        """Return noise over sensitivity of a release; 0 without noise.
+
+        Parameters
+        ----------
+        boundary : int
+            Tier of the node that adds the noise.
+        period_steps : int
+            Local steps that the release is about.
+        """
+        wish = self.wish
+        if wish.calibration == "none":
+            return 0.0
+        if wish.calibration == "paper":
+            return self._paper_multiplier(boundary, period_steps)
+        budget, delta = self._without_gap()
+        if wish.calibration == "record":
+            steps = [sum(s.steps for s in period) for period in self.schedule.periods(boundary)]
+            return record_multiplier(
+                epsilon=budget,
+                delta=delta,
+                rate=wish.sampling_rate or 1.0,
+                periods=steps,
+                rounds=self.rounds,
+            )
+        return multiplier(
+            epsilon=budget, delta=delta, steps=period_steps, total_steps=self.total_steps
+        )
+
+    def sampling(self, period_steps: int) -> float:
+        """Return the probability that a record is in a batch of a period; 1 counts none."""
+        if self.wish.calibration != "record":
+            return 1.0
+        return any_batch(self.wish.sampling_rate or 1.0, period_steps)
+
+    def charge(self, boundary: int, period_steps: int) -> Charge | None:
+        """Return what a release costs a device; None without noise."""
+        noise = self.multiplier(boundary, period_steps)
+        if noise == 0:
+            return None
+        return Charge(noise_multiplier=noise, sampling=self.sampling(period_steps), gap=GAP)
+
+    def epsilon(self, boundary: int) -> float:
+        """Return the budget of the devices whose noise enters at a tier: in paper mode the truth.
+
+        The paper's noise does not keep the budget that it is named after; what it costs by the
+        sensitivity that holds is known beforehand, and is the budget of the devices then.
+        """
+        if self.wish.calibration != "paper":
+            return self.wish.epsilon
+        charges = [
+            Charge(noise_multiplier=single.noise_multiplier, gap=single.gap, count=self.rounds)
+            for period in self.schedule.periods(boundary)
+            if (single := self.charge(boundary, sum(s.steps for s in period))) is not None
+        ]
+        return spent(charges, delta=self.wish.delta, accountant=fitting(charges)) * (1 + 1e-6)
+
+    @cached_property
+    def boundaries(self) -> tuple[int, ...]:
+        """The tiers at which noise enters."""
+        leaves = self.tree.tiers[self.tree.depth - 1]
+        return tuple(sorted({boundary_tier(self.tree, leaf) for leaf in leaves}))
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The grid of the round: the finest one that holds all codes and their noise."""
+        steps = self.schedule.steps
+        if self.wish.clipping_norm is None:
+            return Grid.holding(VALUE_RANGE * len(self.exchanges))
+        bound = self.bound(steps)
+        spread = (
+            2
+            * bound
+            * max(
+                (
+                    self.multiplier(tier, sum(s.steps for s in period))
+                    for tier in self.boundaries
+                    for period in self.schedule.periods(tier)
+                ),
+                default=0.0,
+            )
+        )
+        # A trusted node has a smaller sensitivity, but for drift it is at most a device's.
+        return Grid.holding(bound + NOISE_REACH * spread)
+
+    def planned_sensitivity(self, boundary: int, period: Sequence[Segment]) -> float:
+        """Return the sensitivity of a release when everybody takes part, without rounding.
+
+        Parameters
+        ----------
+        boundary : int
+            Tier of the node that adds the noise.
+        period : sequence of Segment
+            What it is about.
+        """
+        drift, depth = self.wish.law, self.tree.depth
+        if boundary == depth:
+            return 2 * self.bound(sum(segment.steps for segment in period))
+        weights = self._largest_weights(boundary)
+        reach = Reach(anchor=depth)
+        segments = period if self.wish.clean_events else _joined(period)
+        for segment in segments:
+            reach = drift.trained(reach, bound=self.bound(segment.steps), steps=segment.steps)
+            top = max(segment.tier, boundary)
+            for tier in range(depth - 1, top - 1, -1):
+                share = weights[tier]
+                still = Reach(anchor=reach.anchor, shared=reach.shared, nearer=reach.nearer)
+                others = [(still, 1 - share)] if share < 1 else []
+                reach = drift.averaged([(reach, share), *others], tier=tier)
+            if segment.tier >= boundary:
+                reach = drift.broadcast(reach, tier=segment.tier)
+        return reach.total
+
+    def _largest_weights(self, boundary: int) -> dict[int, float]:
+        """Return by tier the largest weight of a child in a trusted zone below that boundary."""
+        fewest: dict[int, int] = {}
+        for top in self.tree.tiers[boundary]:
+            if not self.tree.secure(top) or self.tree.secure(self.tree.parent(top)):
+                continue
+            nodes = [top]
+            for tier in range(boundary, self.tree.depth):
+                children = [self.tree.children(node) for node in nodes]
+                fewest[tier] = min(map(len, children), default=1)
+                nodes = [child for group in children for child in group]
+        return {tier: 1 / count for tier, count in fewest.items()}
+
+    def _paper_multiplier(self, boundary: int, period_steps: int) -> float:
+        """Return the paper's noise over the sensitivity that holds (Proposition 1, Lemma 1)."""
+        wish, depth = self.wish, self.tree.depth
+        period = next(
+            period
+            for period in self.schedule.periods(boundary)
+            if sum(segment.steps for segment in period) == period_steps
+        )
+        counted = self.schedule.steps if wish.release_steps == ROUND else period_steps
+        weight = math.prod(self._largest_weights(boundary).values()) if boundary < depth else 1.0
+        lemma = 2 * self.bound(counted) * weight
+        printed = sigma(
+            lemma,
+            q=wish.sampling_rate or 1.0,
+            n_comp=self.total_steps,
+            eps=wish.epsilon,
+            delta=wish.delta,
+            alpha=wish.alpha_of(boundary, depth),
+        )
+        return printed / self.planned_sensitivity(boundary, period)
+
+    def _without_gap(self) -> tuple[float, float]:
+        """Return the budget that is left for the noise beside what the grid takes."""
+        most = max(len(self.schedule.periods(tier)) for tier in self.boundaries)
+        gap = GAP * most * self.rounds
+        budget = self.wish.epsilon - gap
+        if budget <= 0:
+            raise InvalidParameterError("epsilon", self.wish.epsilon, f"above {gap:g}")
+        return budget, self.wish.delta * math.exp(-gap)
+
+
+def _joined(period: Sequence[Segment]) -> list[Segment]:
+    last = period[-1]
+    steps = sum(segment.steps for segment in period)
+    return [Segment(index=last.index, start=period[0].start, steps=steps, tier=last.tier)]

@@ -1,0 +1,168 @@
+"""Sums of codes, one per group of clients: what the clients of each lowest aggregator sent."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
+from flwr_privacy.grid import EvenMean, Grid
+
+__all__ = ["TierSums"]
+
+_SEPARATOR = "/"  # between group and array in a state; no group's name has one
+
+
+class TierSums(WeightedMean):
+    """One sum of updates given as codes for each group, in which every client weighs 1.
+
+    Parameters
+    ----------
+    start : Mapping of str to ndarray
+        A model: names and shapes of the arrays.
+    grid : Grid
+        What the codes mean.
+    names : list of str
+        Which of the arrays the updates are of.
+    groups : mapping of str to str
+        The group of each client.
+
+    Notes
+    -----
+    A group has no sum before the first of its clients answers, so memory follows the groups that
+    answered, and not the clients. Codes are summed in int64: the same in any order.
+
+    Examples
+    --------
+    >>> groups = {"0": "left", "1": "left", "2": "right"}
+    >>> sums = TierSums({"w": np.zeros(2)}, Grid(-1), ["w"], groups)
+    >>> for client, code in (("0", 1), ("1", 2), ("2", 4)):
+    ...     sums.fold(client, {"w": np.full(2, code, np.int32)}, weight=1)
+    >>> sums.of("left")["w"], sums.answered("left")
+    (array([3, 3]), ['0', '1'])
+    """
+
+    def __init__(
+        self, start: Arrays, grid: Grid, names: list[str], groups: Mapping[str, str]
+    ) -> None:
+        self._empty = EvenMean(start, grid, names)
+        super().__init__({})
+        self.template = self._empty.template
+        self._groups = dict(groups)
+        self._means: dict[str, WeightedMean] = {}
+
+    def of(self, group: str) -> dict[str, NDArray[Any]]:
+        """Return the sums of a group's codes, by name; empty if nobody of it answered."""
+        return self._means[group].sums if group in self._means else {}
+
+    def answered(self, group: str) -> list[str]:
+        """Return the clients in the sum of a group."""
+        return sorted(self._means[group].clients) if group in self._means else []
+
+    def count(self, client_id: str) -> None:
+        """Note a client whose answer is not summed here: nobody but its group may see it.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If it has answered already.
+        """
+        if client_id in self.clients:
+            raise ReplyRefusedError("duplicate", f"client {client_id} has answered already")
+        self.weight += 1
+        self.clients.add(client_id)
+
+    def fold(
+        self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
+    ) -> None:
+        """Add one client's codes to the sum of its group.
+
+        Raises
+        ------
+        ReplyRefusedError
+            As `EvenMean.fold`, and if the client has no group.
+        """
+        if client_id in self.clients:
+            raise ReplyRefusedError("duplicate", f"client {client_id} is already in a sum")
+        self._mean_of(self._group_of(client_id)).fold(client_id, arrays, weight=weight)
+        self.weight += weight
+        self.clients.add(client_id)
+        for key, value in (metrics or {}).items():
+            self._add_metric(key, np.asarray(value, dtype=np.float64) * weight, weight)
+
+    def merge(self, other: WeightedMean) -> None:
+        """Add everything that another accumulator holds.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If a client is in both, or the other one has other arrays.
+        """
+        if not isinstance(other, TierSums) or other.template != self.template:
+            raise ReplyRefusedError("shape", "the two sums have different templates")
+        if common := self.clients & other.clients:
+            raise ReplyRefusedError("duplicate", f"clients {sorted(common)} are in both sums")
+        for group, mean in other._means.items():
+            self._mean_of(group).merge(mean)
+        self.weight += other.weight
+        self.clients |= other.clients
+        self.merge_metrics(other)
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return the sums as arrays ``group/name``, and the rest as plain values."""
+        _, fields = super().state()
+        arrays = {
+            f"{group}{_SEPARATOR}{name}": sums
+            for group, mean in self._means.items()
+            for name, sums in mean.sums.items()
+        }
+        return arrays, fields
+
+    def from_state(self, arrays: Arrays, fields: Mapping[str, Any]) -> "TierSums":
+        """Return the sums of which `state` made the values; they may come from an adversary.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If they are not the state of such sums over these groups.
+        """
+        sums = copy.copy(self)
+        entries = StateFields.read(fields)
+        sums._means = {}
+        sums._begin_from(entries)
+        parts: dict[str, dict[str, Any]] = {}
+        for name, array in arrays.items():
+            group, _, own = name.partition(_SEPARATOR)
+            parts.setdefault(group, {})[own] = array
+        members: dict[str, list[str]] = {group: [] for group in parts}
+        for client in sorted(sums.clients):
+            group = self._group_of(client)
+            if group not in members:
+                raise ReplyRefusedError("names", f"client {client} is in no sum")
+            members[group].append(client)
+        for group, clients in members.items():
+            own_fields = {"weight": float(len(clients)), "clients": clients}
+            sums._means[group] = self._empty.from_state(parts[group], own_fields)
+        if entries.weight != len(sums.clients):
+            raise ReplyRefusedError(
+                "weight", f"{entries.weight} of {len(sums.clients)} replies that weigh 1"
+            )
+        sums.weight = entries.weight
+        return sums
+
+    def finish(self) -> dict[str, NDArray[np.generic]]:
+        """Refuse: what the groups' sums come to is for the tree to say."""
+        raise TypeError("sums of several groups have no mean of their own")
+
+    def _group_of(self, client_id: str) -> str:
+        if client_id not in self._groups:
+            raise ReplyRefusedError("unknown client", f"client {client_id} has no group")
+        return self._groups[client_id]
+
+    def _mean_of(self, group: str) -> WeightedMean:
+        if group not in self._means:
+            self._means[group] = self._empty.from_state({}, {"weight": 0.0, "clients": []})
+        return self._means[group]

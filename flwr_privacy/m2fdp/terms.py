@@ -1,0 +1,280 @@
+"""What the server asks of a device and of an aggregator: the fields of M2FDP on the wire."""
+
+from dataclasses import dataclass, field
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.identity import check_client_id
+from flwr_privacy.policy import UNITS
+
+from .sensitivity import DRIFTS, Drift
+
+__all__ = [
+    "AGGREGATE",
+    "CODES",
+    "DELIVER",
+    "DOWN",
+    "EVENT",
+    "NOISED",
+    "UP",
+    "VALUE_RANGE",
+    "Delivery",
+    "Duty",
+    "Terms",
+    "any_batch",
+]
+
+AGGREGATE, DELIVER = "aggregate", "deliver"
+"""Phases in which an aggregator averages what its children sealed, and passes a model on."""
+
+EVENT = "event"
+"""Under this name the noise of an aggregator is drawn and its releases are charged."""
+
+UP, NOISED, DOWN = "up", "noised", "down"
+WAYS = (UP, NOISED, DOWN)
+"""Where an average goes: sealed to the parent, noised to everybody, sealed to the children."""
+
+CODES = "codes"
+"""Name of the array in which an aggregator hands out its noised codes."""
+
+VALUE_RANGE = 2.0**6
+"""Largest entry of an update that is not clipped, in units of the weights."""
+
+
+_RECORD = "record"
+
+
+def any_batch(rate: float, steps: int) -> float:
+    """Return the probability that a record is in one of so many Poisson batches.
+
+    Examples
+    --------
+    >>> round(any_batch(0.05, 20), 3)
+    0.642
+    """
+    return 1 - (1 - rate) ** steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Released:
+    """What both kinds of node must know of a noised release.
+
+    Parameters
+    ----------
+    unit : {"user", "record"}
+        What is protected: all data of a device, or one record.
+    noise_multiplier : float
+        Standard deviation of the noise over the sensitivity; 0 for none, which protects nothing.
+    epsilon, delta : float
+        Budget of a device in this experiment; it declines what would exceed it.
+    gap : float
+        Epsilon set aside per release for the grid.
+    grid : int
+        Exponent of the grid's step.
+    period : int
+        Number of the exchange with which the release's period begins: with the round its name.
+    law : {"worst", "smooth", "lemma"}
+        How models drift apart, see `Drift`.
+    growth : float
+        Of the law ``smooth``.
+    sampling : float, default 1.0
+        Probability that a record is in any batch of the period; 1 counts no sampling.
+    keep_back : list of str
+        Arrays of which nothing is released, beyond those that a device keeps back anyway.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    unit: str
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    gap: float
+    grid: int
+    period: int
+    law: str
+    growth: float
+    sampling: float = 1.0
+    keep_back: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_choice("unit", self.unit, UNITS)
+        check_number("noise_multiplier", self.noise_multiplier, minimum=0)
+        check_number("epsilon", self.epsilon, minimum=0)
+        if not 0 < check_number("delta", self.delta) < 1:
+            raise InvalidParameterError("delta", self.delta, "a number between 0 and 1")
+        check_number("gap", self.gap, minimum=0)
+        check_integer("period", self.period, minimum=0)
+        check_choice("law", self.law, DRIFTS)
+        if not 0 < check_number("sampling", self.sampling) <= 1:
+            raise InvalidParameterError("sampling", self.sampling, "above 0 and at most 1")
+        _ = self.drift
+
+    @property
+    def drift(self) -> Drift:
+        """How models drift apart."""
+        return Drift(law=self.law, growth=self.growth)
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing is assumed of the losses."""
+        return self.law == "worst"
+
+    def charge(self) -> Charge | None:
+        """Return what the release costs a device; None where there is no noise and no account."""
+        if self.noise_multiplier == 0:
+            return None
+        return Charge(noise_multiplier=self.noise_multiplier, sampling=self.sampling, gap=self.gap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms(_Released):
+    """What the server asks of a device's training.
+
+    Parameters
+    ----------
+    unit, noise_multiplier, epsilon, delta, gap, grid, period, law, growth, sampling, keep_back
+        Of the noised release that this training goes into.
+    clipping_norm : float
+        Largest L2 norm of the update; 0 does not clip, which protects nothing.
+    steps : int
+        Local steps of this training.
+    parent : str
+        To whom the answer goes.
+    noised : bool
+        Whether the device adds the noise itself: its parent is not trusted.
+    sealed : bool
+        Whether the answer is sealed to the parent, which is a node of its own; else the server
+        plays the aggregators, in a simulation.
+    event, tier : int
+        Number of the event that follows in this round, and the tier up to which it goes.
+    depth : int
+        Tier of the devices.
+    siblings : list of str
+        All children of the parent that were asked, this one among them, where answers are sealed.
+    sampling_rate : float, default 1.0
+        Rate of the Poisson sample of every local step, for the unit ``record``.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    clipping_norm: float
+    steps: int
+    parent: str
+    noised: bool
+    sealed: bool
+    event: int
+    tier: int
+    depth: int
+    siblings: list[str] = field(default_factory=list)
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("clipping_norm", self.clipping_norm, minimum=0)
+        check_integer("steps", self.steps, minimum=1)
+        check_client_id(self.parent, parameter="parent")
+        check_integer("event", self.event, minimum=self.period)
+        check_integer("depth", self.depth, minimum=1)
+        check_integer("tier", self.tier, minimum=0, maximum=self.depth - 1)
+        if not 0 < check_number("sampling_rate", self.sampling_rate) <= 1:
+            raise InvalidParameterError("sampling_rate", self.sampling_rate, "above 0, at most 1")
+        if self.noise_multiplier and not self.clipping_norm:
+            raise InvalidParameterError("clipping_norm", 0, "a number above 0 where there is noise")
+        if self.unit == _RECORD and self.event != self.period:
+            raise InvalidParameterError(
+                "period", self.period, "the exchange itself, where batches are counted"
+            )
+        if self.unit == _RECORD and self.sampling < any_batch(self.sampling_rate, self.steps):
+            raise InvalidParameterError("sampling", self.sampling, "that of all its steps")
+        if self.unit != _RECORD and (self.sampling, self.sampling_rate) != (1.0, 1.0):
+            raise InvalidParameterError("sampling", self.sampling, "1 where devices are protected")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duty(_Released):
+    """What the server asks of an aggregator: to average what its children sealed.
+
+    Parameters
+    ----------
+    unit, noise_multiplier, epsilon, delta, gap, grid, period, law, growth, sampling, keep_back
+        Of the noised release that the average goes into.
+    event, tier : int
+        Number of the event in this round, and the tier up to which it goes.
+    own_tier : int
+        Tier of the aggregator.
+    way : {"up", "noised", "down"}
+        Where the average goes.
+    parent : str
+        To whom it goes, if it goes up.
+    siblings : list of str
+        All children of that parent that were asked.
+    children : list of str
+        All children that were asked.
+    senders : list of str
+        Those of them whose answers are here.
+    sealed : list of bytes
+        Their answers.
+    min_children : int
+        Fewer answers than that are not averaged.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    event: int
+    tier: int
+    own_tier: int
+    way: str
+    parent: str
+    children: list[str]
+    senders: list[str]
+    sealed: list[bytes]
+    siblings: list[str] = field(default_factory=list)
+    min_children: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("way", self.way, WAYS)
+        check_client_id(self.parent, parameter="parent")
+        check_integer("event", self.event, minimum=self.period)
+        check_integer("own_tier", self.own_tier, minimum=1)
+        check_integer("tier", self.tier, minimum=0, maximum=self.own_tier)
+        check_integer("min_children", self.min_children, minimum=1)
+        if (self.way == DOWN) != (self.tier == self.own_tier):
+            raise InvalidParameterError("way", self.way, "'down' where the event ends, only there")
+        if len(set(self.senders)) != len(self.senders) or len(self.senders) != len(self.sealed):
+            raise InvalidParameterError("senders", self.senders, "one name for each answer")
+        if len(set(self.children)) != len(self.children) or not set(self.senders) <= set(
+            self.children
+        ):
+            raise InvalidParameterError("senders", self.senders, f"some of {self.children}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What the server asks of an aggregator after a clean event above it: to pass it on.
+
+    Parameters
+    ----------
+    event : int
+        Number of the event in this round.
+    children : list of str
+        All children that were asked.
+    """
+
+    event: int
+    children: list[str]

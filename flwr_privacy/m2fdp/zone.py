@@ -1,0 +1,142 @@
+"""What the nodes of a trusted zone do with codes: average them, and noise what leaves the zone.
+
+A zone is all that lies under one boundary node. Its models are ``public start + step * codes``: all
+of its devices had the start at the last noised release, and everything since then is in the codes,
+which only members see. The same functions serve the server that plays the aggregators of a
+simulation, and an aggregator that is a node of its own.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.grid import Grid, saturated
+from flwr_privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.randomness import SecureRandom
+
+from .sensitivity import Drift, Reach
+
+__all__ = ["GAP", "NOISE_REACH", "Upload", "averaged", "noised", "trained"]
+
+GAP = 1e-9
+"""Epsilon set aside per release for noise that lives on a grid."""
+
+NOISE_REACH = 12
+"""Standard deviations of noise for which codes have room; what is beyond saturates."""
+
+Codes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a member of a zone hands to its parent: codes, and how far one device can move them.
+
+    Parameters
+    ----------
+    codes : (d,) int64
+        Distance from the public start of the zone, in steps of the grid.
+    reach : Reach
+        Bound on what the data of one device can change in them, in units of the weights.
+    """
+
+    codes: Codes
+    reach: Reach
+
+
+def averaged(
+    uploads: list[Upload] | tuple[Codes, int, Reach], drift: Drift, *, tier: int, grid: Grid
+) -> Upload:
+    """Return the mean of the children's codes, rounded to the grid (to the nearest, half up).
+
+    Parameters
+    ----------
+    uploads : list of Upload, or tuple
+        Those of the children that took part; or their sum, their number and the reach that each of
+        them has.
+    drift : Drift
+        How the bound goes on.
+    tier : int
+        Of the node that averages.
+    grid : Grid
+        What a code means.
+
+    Notes
+    -----
+    Rounding may move two neighbouring means apart by up to a step in every entry, which the bound
+    has: ``step * sqrt(d)``.
+
+    Examples
+    --------
+    >>> drift, own = Drift(), Reach(anchor=2, own=2.0)
+    >>> mean = averaged((np.array([7, -4]), 4, own), drift, tier=1, grid=Grid(-10))
+    >>> mean.codes.tolist(), round(mean.reach.total, 3)
+    ([2, -1], 0.501)
+    """
+    if isinstance(uploads, tuple):
+        total, count, reach = uploads
+        children = [(reach, 1 / count)] * count
+    else:
+        count = len(uploads)
+        total = np.zeros_like(uploads[0].codes)
+        for upload in uploads:
+            total += upload.codes
+        children = [(upload.reach, 1 / count) for upload in uploads]
+    mean = total * 2
+    mean += count
+    mean //= 2 * count
+    slack = grid.step * math.sqrt(total.size)
+    return Upload(mean, drift.averaged(children, tier=tier, slack=slack))
+
+
+def trained(drift: Drift, reach: Reach, bound: float, steps: int, grid: Grid, size: int) -> Reach:
+    """Return how far the data of one device can move a device's codes after its training.
+
+    Parameters
+    ----------
+    drift : Drift
+        How models drift apart.
+    reach : Reach
+        Of the model that the device started from.
+    bound : float
+        Largest L2 norm of its update; 0 where nothing is clipped, and nothing protected.
+    steps : int
+        Local steps.
+    grid : Grid
+        To which the update is truncated.
+    size : int
+        Number of codes.
+    """
+    slack = grid.step * math.sqrt(size)
+    return drift.trained(reach, bound=bound, steps=steps, slack=slack)
+
+
+def noised(codes: Codes, *, sigma: float, grid: Grid, random: SecureRandom) -> NDArray[np.int32]:
+    """Return codes with exact discrete Gaussian noise, as they travel.
+
+    Parameters
+    ----------
+    codes : (d,) int64
+        Codes; they are changed.
+    sigma : float
+        Standard deviation in units of the weights.
+    grid : Grid
+        What a code means.
+    random : SecureRandom
+        Source of the noise.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the grid is too coarse for the noise to be worth what is charged for it.
+    """
+    steps = sigma / grid.step
+    gap = discretisation_gap(codes.size, steps)
+    if gap > GAP:
+        raise InvalidParameterError(
+            "grid", grid.exponent, f"a finer one: the noise is {steps:.3g} steps"
+        )
+    codes += discrete_gaussian(codes.size, steps, random)
+    return saturated(codes)

@@ -1,0 +1,755 @@
+"""M2FDP on the server: a tree of aggregators, noise where trust ends.
+
+"Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation". The
+devices of a round are asked once per segment of its schedule; after each answer the models of the
+tree meet in an event. The server plays the aggregators, or passes sealed messages on between
+aggregators that are nodes of their own (`relay`).
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.card import PrivacyCard
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    ProtocolError,
+    check_flag,
+    check_integer,
+)
+from flwr_privacy.fields import write
+from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.identity import derive_seed
+from flwr_privacy.layout import Layout
+from flwr_privacy.m2fdp import (
+    EVENT,
+    AdaptiveController,
+    Asked,
+    EventSchedule,
+    Exchange,
+    ResourceModel,
+    RoundPlan,
+    Terms,
+    TierSums,
+    TierTree,
+    TreeModels,
+    Upload,
+    Wish,
+    boundary_tier,
+    noised,
+    promise,
+)
+from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.updates import released_names
+from flwr_privacy.wire import RECORD, TRAIN, Fields
+
+from .base import SchemeStrategy
+from .conversation import Assigned, only
+from .experiment import to_record
+from .relay import Relay
+from .round import ClientReply, Round
+from .tiers import TierLog
+
+__all__ = ["M2FDP"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_WEIGHT = "num-examples"
+
+
+class M2FDP(SchemeStrategy):
+    """Multi-tier federated learning with noise at the trust boundary (M2FDP).
+
+    Devices train, a tree of aggregators averages, at several time scales. Noise enters each path
+    from a device to the cloud once: at the highest node that everybody below it trusts, or at the
+    device. The higher that is, the more has been averaged before, and the less noise it takes.
+
+    The clients' app is wrapped in `flwr_privacy.clients.M2FDPClient`.
+
+    Parameters
+    ----------
+    *arguments, **options
+        FedAvg's and those of `flwr_privacy.strategies.base.SchemeStrategy`. `fraction_train` (or
+        `min_train_nodes`, as a share of the devices) is the share of the devices under each lowest
+        aggregator that take part in a round. Clients are not asked to evaluate.
+    fanouts : sequence of int or str, optional
+        Children of the cloud, of each node of tier 1, and so on: ``(10, 5)`` or ``"10,5"``. The
+        clients are the leaves, in the order of their names.
+    tree : TierTree or path, optional
+        The tree itself, or its TOML file, in place of `fanouts`.
+    p : float or sequence of float, optional
+        Share of the children of insecure nodes that are secure, one for all tiers or one for each
+        of tier 1 to L-1; with `fanouts`. By default nobody is trusted.
+    steps : int, default 1
+        Local steps of a round, K.
+    events : int or mapping, optional
+        Local events: a period in steps, at tier 1, or for each tier a period or a list of steps.
+        By default there is only the global one.
+    epsilon, delta : float, defaults 8.0 and 1e-5
+        Budget of a device over the whole training. All devices have the same, wherever their noise
+        enters.
+    calibration : {"device", "record", "paper", "none"}, default "device"
+        ``device``: all data of a device are protected; noise as in `flwr_privacy.m2fdp.multiplier`.
+        ``record``: one record, where the training takes Poisson batches
+        (`flwr_privacy.clients.torch.train_poisson`). ``paper``: Proposition 1 as printed, with
+        `alpha`; the guarantee then has what it really costs. ``none``: no noise, no promise.
+    drift : {"worst", "smooth", "lemma"}, default "worst"
+        What is assumed of models that went apart inside a zone, see `flwr_privacy.m2fdp.Drift`.
+        ``smooth`` takes `smoothness`, ``lemma`` takes ``convex=True``.
+    smoothness : float, optional
+        Smoothness of the losses times the step size of the training.
+    convex : bool, default False
+        Whether the losses are convex and smooth.
+    clean_events : bool, default False
+        Whether secure subtrees average inside, without noise, at local events. Without them, what
+        a zone hands out depends on a device by its own update alone (Lemma 1 holds as printed), and
+        its devices are asked once between two noised releases. With `paper` they do.
+    clipping_norm : float, default 1.0
+        Largest L2 norm of the update of one local step, ``eta G`` in the paper; k steps may have k
+        times that. None, only without noise: no clipping.
+    step_rule : {"constant", "inv_sqrt"}, default "constant"
+        Whether step and clipping fall as ``1 / sqrt(t + 1)``; the training is told by
+        ``learning-rate-scale`` in its configuration.
+    sampling_rate : float, optional
+        Share of a device's records in a batch, with ``record`` and ``paper``.
+    alpha : float or sequence of float, optional
+        Constant of the paper's noise, for all tiers or for each of tier 1 to L; with ``paper``,
+        where it has no default: the paper gives none.
+    release_steps : {"round", "segment"}, default "round"
+        Whose local steps the paper's sensitivity counts at a release.
+    min_children : int, default 2
+        A secure node with fewer answers hands nothing on.
+    control : mapping, optional
+        Adaptive control of K and of who takes part, before every round: the parameters of
+        `flwr_privacy.m2fdp.AdaptiveController` beyond tree, model, schedule and budget;
+        ``total_steps`` and ``max_steps`` at least. The training ends when the steps are used up.
+    relay : bool, default False
+        Whether secure aggregators are nodes of their own (``m2fdp-role`` in their configuration),
+        named as in the tree. The server passes sealed messages on then.
+    edge_noise : bool, default False
+        Whether insecure nodes of tier 1 add noise too, as in a baseline of the paper.
+    perturb_reg : bool, default False
+        Whether the training is told a noise for its last layer (``classifier-noise``), as in
+        another one.
+    resources : ResourceModel, optional
+        What a step and an upload cost; by default the paper's figures.
+    keep_back : sequence of str, default ()
+        Arrays that are not sent, beside integers and the statistics of normalisation layers.
+    insecure_seed : int, optional
+        Seed of the noise of aggregators that the server plays, for tests: protects nobody.
+    paper : bool, default False
+        The scheme as printed: ``calibration="paper"``, ``drift="lemma"``, ``clean_events=True``.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Guarantee
+    ---------
+    Adversary: everybody beyond the boundary of a device's trusted zone, the cloud first of all; it
+    sees noised models. With `relay` the server is beyond it, and what it passes on is sealed
+    (`flwr_privacy.channel`); without, the server plays the secure aggregators and is trusted: for
+    simulations. Against a server that does not follow the protocol: see
+    `flwr_privacy.clients.M2FDPClient`.
+    Neighbours: all data of one device replaced, or with ``record`` one record more.
+    Covered: everything that leaves the zone in the whole training, (epsilon, delta) per device, by
+    Gaussian differential privacy (by a Renyi filter with ``record``) over the releases that each
+    device charges to its own ledger.
+    Not covered: members of one zone from each other; who takes part; with ``paper`` the budget that
+    was asked for; with ``drift="smooth"`` or ``"lemma"`` losses that are not what was declared.
+
+    Examples
+    --------
+    >>> from flwr_privacy.strategies import M2FDP
+    >>> strategy = M2FDP(fanouts=(10, 5), p=0.5, steps=20, events=5, clipping_norm=0.05)
+    """
+
+    scheme: ClassVar[str] = "m2fdp"
+    weight_key = _WEIGHT
+    relay: Relay | None
+    _devices: list[str] | None
+    _steps_left: int | None
+    _plan: RoundPlan | None
+
+    def __init__(
+        self,
+        *arguments: Any,
+        fanouts: Sequence[int] | str | None = None,
+        tree: TierTree | str | Path | None = None,
+        p: float | Sequence[float] | None = None,
+        steps: int = 1,
+        events: int | Mapping[Any, Any] | None = None,
+        epsilon: float = 8.0,
+        delta: float = 1e-5,
+        calibration: str | None = None,
+        drift: str | None = None,
+        smoothness: float | None = None,
+        convex: bool = False,
+        clean_events: bool | None = None,
+        clipping_norm: float | None = 1.0,
+        step_rule: str = "constant",
+        sampling_rate: float | None = None,
+        alpha: float | Sequence[float] | None = None,
+        release_steps: str | None = None,
+        min_children: int = 2,
+        control: Mapping[str, Any] | None = None,
+        relay: bool = False,
+        edge_noise: bool = False,
+        perturb_reg: bool = False,
+        resources: ResourceModel | None = None,
+        keep_back: Sequence[str] = (),
+        insecure_seed: int | None = None,
+        paper: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.fraction_evaluate = 0.0  # what devices say of their data has no noise
+        if (fanouts is None) == (tree is None):
+            raise InvalidParameterError(
+                "fanouts", fanouts, "the tree of aggregators: either `fanouts` or `tree`"
+            )
+        if p is not None and fanouts is None:
+            raise InvalidParameterError("p", p, "nothing beside `tree`, which says who is trusted")
+        for name, value in (("relay", relay), ("edge_noise", edge_noise), ("paper", paper)):
+            check_flag(name, value)
+        self._given_tree = None if tree is None else _read(tree)
+        self._fanouts, self._p = fanouts, p
+        self._schedule = EventSchedule(steps=steps, events=_events(events))
+        self._wish = Wish(
+            epsilon=epsilon,
+            delta=delta,
+            calibration=calibration or ("paper" if paper else "device"),
+            drift=drift or ("lemma" if paper else "worst"),
+            smoothness=smoothness,
+            convex=convex,
+            clean_events=paper if clean_events is None else clean_events,
+            clipping_norm=clipping_norm,
+            step_rule=step_rule,
+            sampling_rate=sampling_rate,
+            alpha=alpha,
+            release_steps=release_steps or "round",
+            keep_back=list(keep_back),
+        )
+        self._least = check_integer("min_children", min_children, minimum=1)
+        self._control = dict(control) if control else None
+        self._relayed = relay
+        self._edge_noise = edge_noise
+        self._perturbed = check_flag("perturb_reg", perturb_reg)
+        self._resources = resources or ResourceModel()
+        if insecure_seed is not None:
+            check_integer("insecure_seed", insecure_seed, minimum=0)
+        self._insecure_seed = insecure_seed
+        # Whatever can be refused before there are clients is refused here.
+        self.tree = self._given_tree or TierTree.of_fanouts(fanouts or (), p=p)
+        self._schedule.check_depth(self.tree.depth)
+        if relay and self._virtual_clients is not None:
+            raise InvalidParameterError("clients", self._virtual_clients, "None with `relay`")
+        self._check_alpha()
+
+    def _check_alpha(self) -> None:
+        if self._wish.calibration == "paper":
+            for tier in range(1, self.tree.depth + 1):
+                self._wish.alpha_of(tier, self.tree.depth)
+
+    # -- Before the first round --------------------------------------------------------------
+
+    def setup(self, grid: Grid) -> None:
+        """Settle who is which leaf, and check that the aggregators that are nodes are there.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the clients are not the leaves of the tree.
+        ProtocolError
+            If an aggregator is missing, or a node has no key.
+        """
+        introductions = self.federation.introductions
+        devices = [
+            client
+            for client in self.federation.clients()
+            if introductions.get(client, {}).get("role", "device") == "device"
+        ]
+        if self._given_tree is None and self._devices is None:
+            ordered = sorted(devices, key=lambda name: (len(name), name))
+            self.tree = TierTree.of_fanouts(self._fanouts or (), p=self._p, devices=ordered)
+        elif self._devices is not None:
+            self.tree = self.tree.with_devices(self._devices)
+        self._devices = list(self.tree.devices)
+        if missing := sorted(set(self._devices) - set(devices)):
+            logger.warning("devices of the tree that are not there: %s", missing[:10])
+            if len(missing) == len(self._devices):
+                raise InvalidParameterError("tree", missing[:5], f"leaves among {devices[:5]}")
+        if strange := sorted(set(devices) - set(self._devices)):
+            logger.warning("clients that are no leaf of the tree are not asked: %s", strange[:10])
+        if self.tree.withdrawn:
+            logger.warning(
+                "not trusted, because a child of theirs is not: %s", ", ".join(self.tree.withdrawn)
+            )
+        names = released_names(self._template, self._wish.keep_back)
+        self._layout = Layout.of(self._template, names)
+        self._controller = self._controlled()
+        if self._steps_left is None:
+            self._steps_left = self._total_steps()
+        self._tiers = TierLog(self.tree, self._resources, self._layout.size)
+        self.relay = Relay(self.conversation, self.tree, introductions) if self._relayed else None
+        self._plan = self._planned(1)
+        self._write_tree()
+
+    def _controlled(self) -> AdaptiveController | None:
+        if self._control is None:
+            return None
+        wish = self._wish
+        given = {
+            "parameters": self._layout.size,
+            "events": self._schedule,
+            "resources": self._resources,
+            "min_children": self._least,
+            "epsilon": wish.epsilon,
+            "delta": wish.delta,
+            "sampling_rate": wish.sampling_rate or 1.0,
+            "alphas": 1.0 if wish.alpha is None else wish.alpha,
+        }
+        if wish.calibration == "record":
+            raise InvalidParameterError(
+                "control", self._control, "nothing with calibration 'record', which needs a plan"
+            )
+        try:
+            return AdaptiveController.of(self.tree, **{**given, **self._control})
+        except TypeError as error:
+            raise InvalidParameterError("control", self._control, f"known keys ({error})") from None
+
+    def _total_steps(self) -> int:
+        if self._controller is not None:
+            return self._controller.total_steps
+        return self._schedule.steps * (self.planned_rounds or 1)
+
+    def stop(self) -> str:
+        """Return why the training ends: all local steps that were planned are used up."""
+        if self._controller is not None and self._steps_left == 0:
+            return f"the {self._controller.total_steps} local steps are used up"
+        return ""
+
+    @property
+    def plan(self) -> RoundPlan:
+        """The round at hand, with its noise.
+
+        Raises
+        ------
+        ProtocolError
+            Before there is one.
+        """
+        if self._plan is None:
+            raise ProtocolError("m2fdp: the training has not begun")
+        return self._plan
+
+    # -- A learning round --------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Refuse: who is asked what depends on where it is in the tree.
+
+        Raises
+        ------
+        ProtocolError
+            Always.
+        """
+        raise ProtocolError(
+            "m2fdp: what a client is asked depends on its place in the tree, so this works only "
+            "where this strategy's own start runs the rounds"
+        )
+
+    def train_round(
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Train a round: for each segment an exchange with the devices, then an event."""
+        self._plan = self._planned(server_round)
+        self._paid: dict[str, int] = {}
+        self._assigned = self._drawn(grid, server_round)
+        start = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
+        self._template = start
+        models = TreeModels(
+            self.tree,
+            start,
+            self._layout,
+            grid=self.plan.grid,
+            drift=self._wish.law,
+            min_children=self._least,
+            bound=self.plan.bound,
+            edge_noise=partial(self._at_the_edge, server_round) if self._edge_noise else None,
+        )
+        self._tiers.begin(self.plan, self._chosen)
+        if self.relay is not None:
+            self.relay.begin()
+        model: NDArray[np.float64] | None = None
+        metrics: MetricRecord | None = None
+        answered = 0
+        for exchange in self.plan.exchanges:
+            if not exchange.leaves:
+                continue
+            mean, said = self._asked(grid, server_round, exchange, models, config)
+            metrics = said or metrics
+            answered = max(answered, 0 if mean is None else int(mean.weight))
+            released = self._released(grid, server_round, exchange)
+            answers = {} if mean is None else self._answers(mean, exchange)
+            self._tiers.answered(self.plan, exchange, answers)
+            model = models.event(
+                exchange, answers, partial(self._noised, server_round, exchange), released
+            )
+        if self._controller is not None:
+            self._steps_left = (self._steps_left or 0) - self.plan.schedule.steps
+        self._write_tree()
+        if model is None:
+            return None, None
+        whole = {**start, **self._layout.arrays(model)}
+        metrics = metrics if metrics is not None else MetricRecord()
+        return self.renewed(server_round, whole, metrics, float(answered)), metrics
+
+    def _released(
+        self, grid: Grid, server_round: int, exchange: Exchange
+    ) -> dict[str, NDArray[np.int32]]:
+        """Have aggregators that are nodes of their own take an event; return what they noised."""
+        if self.relay is None:
+            return {}
+        released = self.relay.event(
+            grid,
+            server_round,
+            exchange,
+            self.plan,
+            self._taking_part(exchange),
+            least=self._least,
+            size=self._layout.size,
+        )
+        for node in released:
+            self._tiers.noised(node, self.relay.sigmas[node])
+        return released
+
+    def _planned(self, server_round: int) -> RoundPlan:
+        schedule = self._schedule
+        self._decision = None
+        if self._controller is not None and self._steps_left:
+            self._decision = self._controller.decide(self._steps_left)
+            schedule = schedule.with_steps(self._decision.steps)
+        return RoundPlan(
+            tree=self.tree,
+            schedule=schedule,
+            wish=self._wish,
+            server_round=server_round,
+            total_steps=self._total_steps(),
+            rounds=self.planned_rounds or 1,
+        )
+
+    def _drawn(self, grid: Grid, server_round: int) -> Assigned:
+        """Draw devices under each lowest aggregator, without replacement, anew in every round."""
+        everybody = self.conversation.sample(grid, server_round, TRAIN, fraction=1.0, minimum=0)
+        there = {client for clients in everybody.values() for client in clients}
+        share = max(self.fraction_train, self.min_train_nodes / len(self.tree.devices))
+        chosen: dict[str, list[str]] = {}
+        seed = self.experiment.seed
+        for leaf in self.tree.tiers[self.tree.depth - 1]:
+            children = self.tree.children(leaf)
+            wanted = max(1, int(share * len(children) + 0.5))
+            if self._decision is not None:
+                first = self.tree.ancestor(leaf, 1) if self.tree.depth > 1 else leaf
+                secure = self.tree.secure(first)
+                wanted = self._decision.secure if secure else self._decision.insecure
+            if self.tree.secure(leaf):
+                wanted = max(wanted, min(self._least, len(children)))
+            present = [child for child in children if child in there]
+            if wanted < len(present):
+                present.sort(key=lambda c: derive_seed(seed, "tiers", server_round, c))
+            if present:
+                chosen[leaf] = sorted(present[:wanted])
+        self._chosen = chosen
+        return only(everybody, {device for devices in chosen.values() for device in devices})
+
+    def _taking_part(self, exchange: Exchange) -> dict[str, list[str]]:
+        """Return the devices that are asked in an exchange, by their parent."""
+        return {leaf: devices for leaf, devices in self._chosen.items() if leaf in exchange.leaves}
+
+    def _asked(
+        self,
+        grid: Grid,
+        server_round: int,
+        exchange: Exchange,
+        models: TreeModels,
+        config: ConfigRecord,
+    ) -> tuple[TierSums | None, MetricRecord | None]:
+        """Put the question of an exchange; return the sums of what was answered."""
+        self._current = exchange
+        drawn = self._taking_part(exchange)
+        devices = {device for clients in drawn.values() for device in clients}
+        self._groups = {device: leaf for leaf, clients in drawn.items() for device in clients}
+        shared = ConfigRecord({**config, "server-round": server_round})
+        arrays = to_record(dict(models.start))
+        if self.inner is not None:
+            arrays, shared = self.inner.configure(server_round, arrays, shared)
+        records: dict[int, ArrayRecord] = {}
+        of_group = {
+            leaf: self._question(leaf, exchange, models, records, clients)
+            for leaf, clients in drawn.items()
+        }
+        own = {} if self.relay is None else self.relay.starts(devices)
+        # What a node that plays several devices must know to add their codes up.
+        shared_terms: Fields = {"grid": self.plan.grid.exponent}
+        if self._wish.keep_back:
+            shared_terms["keep-back"] = list(self._wish.keep_back)
+        messages = self.conversation.ask(
+            server_round,
+            TRAIN,
+            RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: shared}),
+            only(self._assigned, devices),
+            fields=shared_terms,
+            own={device: RecordDict({RECORD: ConfigRecord(f)}) for device, f in own.items()},
+            groups=self._groups,
+            of_group=of_group,
+            summed=self.summed(TRAIN),
+            quorum=self.quorum,
+        )
+        self.announce()
+        self.note_asked(TRAIN)
+        replies = self.conversation.exchange(grid, messages, phase=TRAIN)
+        mean, metrics = self.collect(TRAIN, replies)
+        for device in self.conversation.book(TRAIN).released():
+            if device in self._groups:
+                self._paid[device] = exchange.leaves[self._groups[device]].period
+        return (mean if isinstance(mean, TierSums) else None), metrics
+
+    def _question(
+        self,
+        leaf: str,
+        exchange: Exchange,
+        models: TreeModels,
+        records: dict[int, ArrayRecord],
+        siblings: list[str],
+    ) -> RecordDict:
+        """Return what goes to the devices of one lowest aggregator alone."""
+        asked, plan = exchange.leaves[leaf], self.plan
+        sealed = self.relay is not None and self.tree.secure(leaf)
+        terms = self._terms(leaf, exchange, siblings if sealed else [])
+        fields = write(terms)
+        if sealed and self.relay is not None:
+            fields |= self.relay.keys_for(leaf)
+        told: dict[str, Any] = {
+            "local-steps": asked.steps,
+            "learning-rate-scale": plan.scale,
+            "segment": exchange.index,
+        }
+        if self._perturbed:
+            told["classifier-noise"] = self._tiers.planned_deviation(plan)
+        content = RecordDict(
+            {RECORD: ConfigRecord(fields), self.configrecord_key: ConfigRecord(told)}
+        )
+        place = models.places[leaf]
+        # Whoever has a zone of its own knows how far it has come since its public start.
+        if place.start is not models.start or (place.offset is not None and not sealed):
+            if id(place) not in records:
+                model = place.start if sealed else models.model(leaf)
+                records[id(place)] = to_record(dict(model))
+            content[self.arrayrecord_key] = records[id(place)]
+        return content
+
+    def _terms(self, leaf: str, exchange: Exchange, siblings: list[str]) -> Terms:
+        asked, plan, wish = exchange.leaves[leaf], self.plan, self._wish
+        boundary = boundary_tier(self.tree, leaf)
+        sampling = plan.sampling(asked.period_steps)
+        return Terms(
+            unit=wish.unit,
+            noise_multiplier=plan.multiplier(boundary, asked.period_steps),
+            epsilon=float(plan.epsilon(boundary)),
+            delta=float(wish.delta),
+            gap=plan.gap,
+            grid=plan.grid.exponent,
+            period=asked.period,
+            law=wish.law.law,
+            growth=wish.law.growth,
+            sampling=sampling,
+            keep_back=list(wish.keep_back),
+            clipping_norm=plan.bound(asked.steps),
+            steps=asked.steps,
+            parent=leaf,
+            noised=wish.noised and not self.tree.secure(leaf),
+            sealed=bool(siblings),
+            event=exchange.index,
+            tier=exchange.tier,
+            depth=self.tree.depth,
+            siblings=siblings,
+            sampling_rate=float(wish.sampling_rate or 1.0) if wish.unit == "record" else 1.0,
+        )
+
+    # -- Answers -----------------------------------------------------------------------------
+
+    def summed(self, phase: str) -> bool:
+        """Tell whether a node that plays several clients answers with its sums."""
+        return phase == TRAIN and not self._relayed and not self._metrics_fns[phase]
+
+    def accumulator(self, phase: str) -> WeightedMean:
+        """Return empty sums, one for each lowest aggregator."""
+        return TierSums(self._template, self.plan.grid, list(self._layout.parts), self._groups)
+
+    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
+        """Take a device's codes, or what it sealed for its parent.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If the reply is malformed.
+        """
+        leaf = self._groups.get(reply.client_id, "")
+        if self.relay is not None and leaf and self.tree.secure(leaf):
+            if not isinstance(mean, TierSums) or reply.arrays():
+                raise ReplyRefusedError("malformed", "arrays beside a sealed answer")
+            mean.count(reply.client_id)
+            self.relay.take(reply.client_id, reply.fields.get("sealed"))
+            return
+        mean.take(reply.client_id, reply.arrays(), reply.metrics(), _WEIGHT)
+
+    def _answers(
+        self, mean: TierSums, exchange: Exchange
+    ) -> dict[str, tuple[NDArray[np.int64], int]]:
+        """Return the sum of the codes of each lowest aggregator's devices, as one vector."""
+        answers = {}
+        for leaf in exchange.leaves:
+            sums = mean.of(leaf)
+            if sums:
+                parts = [sums[name].reshape(-1) for name in self._layout.parts]
+                answers[leaf] = (np.concatenate(parts), len(mean.answered(leaf)))
+        return answers
+
+    def _noised(
+        self, server_round: int, exchange: Exchange, node: str, upload: Upload, asked: Asked
+    ) -> NDArray[np.int32]:
+        """Noise what an aggregator that the server plays hands out."""
+        multiplier = self.plan.multiplier(self.tree.tier(node), asked.period_steps)
+        if multiplier == 0:
+            return upload.codes.astype(np.int32)
+        sigma = multiplier * upload.reach.total
+        self._tiers.noised(node, sigma)
+        random = self._random("noise", node, server_round, asked.period)
+        return noised(upload.codes, sigma=sigma, grid=self.plan.grid, random=random)
+
+    def _at_the_edge(self, server_round: int, node: str, model: NDArray[np.float64]) -> None:
+        """Add the noise of an insecure node of tier 1, which a baseline has beside the devices'."""
+        grid, plan = self.plan.grid, self.plan
+        leaves = len(self.tree.leaves(node))
+        multiplier = plan.multiplier(self.tree.depth, plan.schedule.steps)
+        sigma = multiplier * 2 * plan.bound(plan.schedule.steps) / leaves
+        random = self._random("edge noise", node, server_round, 0)
+        codes = noised(np.zeros(model.size, np.int64), sigma=sigma, grid=grid, random=random)
+        model += codes * grid.step
+        self._tiers.noised(node, sigma)
+
+    def _random(self, purpose: str, node: str, server_round: int, period: int) -> SecureRandom:
+        if self._insecure_seed is None:
+            return SecureRandom()
+        self._insecure = True
+        # As the node itself would draw it, see `flwr_privacy.clients.custody.Custody.random`.
+        return SecureRandom.insecure(
+            self._insecure_seed,
+            purpose,
+            node,
+            self.experiment.id,
+            EVENT,
+            server_round,
+            period,
+        )
+
+    # -- What it costs -----------------------------------------------------------------------
+
+    def charge(self, phase: str) -> Charge | None:
+        """Return what an answer costs some device; None without noise."""
+        if phase != TRAIN or not self._wish.noised:
+            return None
+        leaf = next(iter(self._current.leaves))
+        return self._charge_of_leaf(leaf)
+
+    def charge_of(self, phase: str, client: str) -> Charge | None:
+        """Return what an answer costs a device: that of the release that it goes into."""
+        return self._charge_of_leaf(self._groups[client]) if client in self._groups else None
+
+    def charged(self, phase: str, book: Round) -> set[str]:
+        """Return the devices that pay: each once for every release that its answers go into."""
+        released = set(book.released())
+        return {
+            device
+            for device in released
+            if self._paid.get(device) != self._current.leaves[self._groups[device]].period
+        }
+
+    def _charge_of_leaf(self, leaf: str) -> Charge | None:
+        asked = self._current.leaves[leaf]
+        return self.plan.charge(boundary_tier(self.tree, leaf), asked.period_steps)
+
+    def guarantee(self) -> Guarantee:
+        """Return the promise of this training."""
+        wish = self._wish
+        epsilon, kept = wish.epsilon, []
+        if self._plan is not None:
+            kept = [name for name in self._template if name not in self._layout.parts]
+            if wish.noised:
+                epsilon = max(self.plan.epsilon(tier) for tier in self.plan.boundaries)
+        return promise(
+            calibration=wish.calibration,
+            unit=wish.unit,
+            epsilon=epsilon,
+            delta=wish.delta,
+            nominal=wish.epsilon,
+            secure=sum(self.tree.secure(n) for tier in self.tree.tiers[1:-1] for n in tier),
+            relay=self._relayed,
+            law=wish.law.law,
+            clean_events=wish.clean_events and bool(self._schedule.events),
+            kept_back=kept,
+            insecure=self._insecure,
+        )
+
+    def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
+        """Return steps, noise, energy and delay of the last round."""
+        return self._tiers.metrics()
+
+    def _write_tree(self) -> None:
+        if self.experiment.run_dir is not None:
+            self._tiers.write(self.experiment.run_dir, self.plan)
+
+    def _build(self) -> None:
+        super()._build()
+        self._devices, self._steps_left, self._plan, self.relay = None, None, None, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return who is which leaf, and the local steps that are left."""
+        return {
+            "devices": self._devices,
+            "steps_left": self._steps_left,
+            "insecure": self._insecure,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        self._devices = list(state["devices"])
+        self._steps_left = state["steps_left"]
+        self._insecure = state["insecure"]
+
+
+def _read(tree: TierTree | str | Path) -> TierTree:
+    return tree if isinstance(tree, TierTree) else TierTree.read(tree)
+
+
+def _events(events: int | Mapping[Any, Any] | None) -> dict[int, Any]:
+    """Return local events by tier; a table of settings has its tiers as text."""
+    if events is None:
+        return {}
+    if isinstance(events, Mapping):
+        try:
+            return {int(tier): steps for tier, steps in events.items()}
+        except ValueError:
+            raise InvalidParameterError("events", dict(events), "numbers of tiers") from None
+    return {1: check_integer("events", events, minimum=1)}

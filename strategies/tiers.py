@@ -1,0 +1,163 @@
+"""What a run tells of its tree: noise, energy and delay of a round, and the tree as a file."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.files import write_text
+from flwr_privacy.m2fdp import (
+    Exchange,
+    ResourceModel,
+    RoundPlan,
+    TierCounts,
+    TierTree,
+    boundary_tier,
+)
+
+__all__ = ["TREE", "TierLog"]
+
+TREE = "tree.json"
+"""Name of the file in a run's folder."""
+
+_MOST_NAMED = 500  # devices; beyond, those of one aggregator are one entry
+
+
+class TierLog:
+    """The numbers of the rounds of one tree.
+
+    Parameters
+    ----------
+    tree : TierTree
+        Who there is.
+    resources : ResourceModel
+        What a step and an upload cost.
+    parameters : int
+        Entries of what is uploaded.
+    """
+
+    def __init__(self, tree: TierTree, resources: ResourceModel, parameters: int) -> None:
+        self._tree = tree
+        self._resources = resources
+        self._counts = TierCounts.of(tree)
+        self._parameters = parameters
+        self._metrics: dict[str, float] = {}
+        self._variance = 0.0
+        self._sigmas: dict[str, float] = {}  # of aggregators, and of the devices of insecure leaves
+
+    def begin(self, plan: RoundPlan, drawn: dict[str, list[str]]) -> None:
+        """Begin a round with the devices that were drawn, by their parent."""
+        self._variance, self._sigmas = 0.0, {}
+        steps, tree = plan.schedule.steps, self._tree
+        leaves = tree.tiers[tree.depth - 1]
+        taking = [len(drawn.get(leaf, ())) for leaf in leaves]
+        events = {
+            tier: number for tier in range(1, tree.depth) if (number := len(plan.schedule.at(tier)))
+        }
+        cost = self._resources.round(
+            self._counts,
+            steps=steps,
+            parameters=self._parameters,
+            events=events,
+            participants=taking,
+        )
+        shares: dict[bool, list[float]] = {True: [], False: []}
+        for leaf, count in zip(leaves, taking, strict=True):
+            shares[tree.secure(leaf)].append(count / len(tree.children(leaf)))
+        self._metrics = {"steps": steps, "energy_j": cost.energy, "delay_s": cost.seconds}
+        for secure, name in ((True, "secure"), (False, "insecure")):
+            if shares[secure]:
+                self._metrics[f"participation_{name}"] = float(np.mean(shares[secure]))
+
+    def answered(
+        self, plan: RoundPlan, exchange: Exchange, answers: dict[str, tuple[NDArray[Any], int]]
+    ) -> None:
+        """Note the noise that the devices of insecure aggregators added."""
+        for leaf, (_, count) in answers.items():
+            if self._tree.secure(leaf):
+                continue
+            sigma = device_sigma(plan, exchange, leaf)
+            self._sigmas[leaf] = sigma
+            self._variance += (self._tree.weight(leaf) * sigma) ** 2 / count
+
+    def noised(self, node: str, sigma: float) -> None:
+        """Note the noise that an aggregator added."""
+        self._sigmas[node] = sigma
+        self._variance += (self._tree.weight(node) * sigma) ** 2
+
+    def planned_deviation(self, plan: RoundPlan) -> float:
+        """Return the noise of the next global model if all devices add theirs, per entry."""
+        exchange = plan.exchanges[-1]
+        total = 0.0
+        for leaf in exchange.leaves:
+            if not self._tree.secure(leaf):
+                share = self._tree.weight(leaf) * device_sigma(plan, exchange, leaf)
+                total += share**2 / len(self._tree.children(leaf))
+        return math.sqrt(total)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers of the last round; none before there was one.
+
+        ``noise_var`` is the variance that the round's noise has in an entry of the global model,
+        noise of local events included; ``noise_sigma_t2`` that of a node of tier 2, the mean over
+        those that added some.
+        """
+        if not self._metrics:
+            return {}
+        by_tier: dict[int, list[float]] = {}
+        for node, sigma in self._sigmas.items():
+            secure = self._tree.secure(node)
+            by_tier.setdefault(self._tree.tier(node) if secure else self._tree.depth, []).append(
+                sigma
+            )
+        sigmas = {f"noise_sigma_t{t}": float(np.mean(s)) for t, s in sorted(by_tier.items())}
+        return {**self._metrics, "noise_var": self._variance, **sigmas}
+
+    def write(self, run_dir: Path, plan: RoundPlan) -> None:
+        """Write the tree, with trust, noise and epsilon of each node, for the report."""
+        nodes = [self._node(name, plan) for tier in self._tree.tiers[:-1] for name in tier]
+        for leaf in self._tree.tiers[self._tree.depth - 1]:
+            nodes += self._devices(leaf, plan)
+        write_text(run_dir / TREE, json.dumps({"nodes": nodes}))
+
+    def _node(self, name: str, plan: RoundPlan) -> dict[str, Any]:
+        tree = self._tree
+        tier = tree.tier(name)
+        noise = tier > 0 and tree.secure(name) and not tree.secure(tree.parent(name))
+        return {
+            "name": name,
+            "parent": tree.parent(name) if tier else None,
+            "tier": tier,
+            "secure": tree.secure(name),
+            "noise": noise and plan.wish.noised,
+            "sigma": self._sigmas.get(name) if noise else None,
+            "epsilon": plan.epsilon(tier) if noise and plan.wish.noised else None,
+            "devices": len(tree.leaves(name)),
+        }
+
+    def _devices(self, leaf: str, plan: RoundPlan) -> list[dict[str, Any]]:
+        tree = self._tree
+        noise = plan.wish.noised and not tree.secure(leaf)
+        entry = {
+            "parent": leaf,
+            "tier": tree.depth,
+            "secure": True,
+            "noise": noise,
+            "sigma": self._sigmas.get(leaf) if noise else None,
+            "epsilon": plan.epsilon(tree.depth) if noise else None,
+        }
+        children = tree.children(leaf)
+        if len(tree.devices) > _MOST_NAMED:
+            name = f"{children[0]} ... {children[-1]}"
+            return [{"name": name, "devices": len(children), **entry}]
+        return [{"name": name, "devices": 1, **entry} for name in children]
+
+
+def device_sigma(plan: RoundPlan, exchange: Exchange, leaf: str) -> float:
+    """Return the noise of a device under an insecure aggregator in an exchange."""
+    asked = exchange.leaves[leaf]
+    noise = plan.multiplier(boundary_tier(plan.tree, leaf), asked.period_steps)
+    return noise * 2 * plan.bound(asked.steps)

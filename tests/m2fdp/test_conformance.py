@@ -1,0 +1,40 @@
+"""M2FDP passes what every scheme that wraps an app must pass."""
+
+from typing import Any, ClassVar
+
+import pytest
+from conformance import WrapsConformance
+
+from flwr_privacy.clients import M2FDPClient
+from flwr_privacy.strategies import M2FDP
+
+
+@pytest.fixture(autouse=True)
+def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
+
+
+class TestM2FDP(WrapsConformance):
+    strategy = M2FDP
+    client = M2FDPClient
+    options: ClassVar[dict[str, Any]] = {
+        "fanouts": (2, 2),
+        "p": 0.5,
+        "steps": 4,
+        "events": 2,
+        "min_children": 1,
+        "epsilon": 100.0,
+        "insecure_seed": 5,
+        "experiment_id": "e",
+    }
+    engine: ClassVar[dict[str, Any]] = {"insecure_seed": 5}
+    app_options: ClassVar[dict[str, Any]] = {
+        "fanouts": "2,2",
+        "p": 0.5,
+        "calibration": "none",
+        "clipping_norm": 0.5,
+        "min_children": 1,
+    }
+    exact_cohorts = True
+    codes = True
+    own_start = "only where this strategy's own start runs the rounds"
