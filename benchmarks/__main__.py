@@ -17,9 +17,10 @@ from .private import private
 from .quantize import quantize
 from .rehearsal import rehearsal
 from .report import HEADER, Comparison
-from .rounds import cohorts, echo, fedavg, secure_fedavg, udp
+from .rounds import cohorts, echo, fedavg, m2fdp, secure_fedavg, udp
 from .secure_sum import secure_sum
 from .stragglers import stragglers
+from .tiers import tiers
 
 ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "aggregate": aggregate,
@@ -30,6 +31,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "rehearsal": rehearsal,
     "coded-gradient": coded_gradient,
     "stragglers": stragglers,
+    "tiers": tiers,
     "controller": controller,
     "accounting": accounting,
     "per_record": per_record,
@@ -38,6 +40,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "echo": echo,
     "fedavg": fedavg,
     "udp": udp,
+    "m2fdp": m2fdp,
     "secure-fedavg": secure_fedavg,
     "cohorts": cohorts,
 }

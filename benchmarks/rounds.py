@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from .engines import IMAGES, Engines, Seconds, engines
 from .report import Comparison
 
-__all__ = ["cohorts", "echo", "fedavg", "secure_fedavg", "udp"]
+__all__ = ["cohorts", "echo", "fedavg", "m2fdp", "secure_fedavg", "udp"]
 
 ECHO_NODES, ECHO_EXCHANGES, ECHO_RUNS = 1000, 2, 2
 FEDAVG_NODES, FEDAVG_ROUNDS, FEDAVG_PAIRS = 50, 3, 12
@@ -66,6 +66,20 @@ def udp() -> Iterator[Comparison]:
         rival="UDP at user level: an epoch of SGD in place of a step clipped per record",
         ours=record,
         theirs=user,
+    )
+
+
+def m2fdp() -> Iterator[Comparison]:
+    """Compare M2FDP, one segment a round, with our FedAvg, in turns within one run."""
+    turns = ["m2fdp ours" if turn % 2 else "ours m2fdp" for turn in range(1 + UDP_TURNS)]
+    with engines() as engine:
+        seconds = engine.ray(" ".join(turns), nodes=FEDAVG_NODES, rounds=UDP_ROUNDS)
+    yield Comparison(
+        what=f"M2FDP on Ray, {FEDAVG_NODES} nodes, one segment, per round",
+        rival="our FedAvg, same client app",
+        ours=_rounds(seconds[2:], "m2fdp"),
+        theirs=_rounds(seconds[2:], "ours"),
+        at_most=1.15,
     )
 
 

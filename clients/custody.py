@@ -12,8 +12,8 @@ node configuration    environment              meaning
 ``privacy-identity``  FLWR_PRIVACY_IDENTITY    PEM file with the client's long-term key (Ed25519)
 ``privacy-pins``      FLWR_PRIVACY_PINS        TOML file with the other clients' long-term keys
 ``insecure-seed``                              seed of the noise, for tests: nothing is protected
-``simulated``                                  whether the client is made up, for tests: a server may
-                                               play the aggregators that it trusts
+``privacy-simulated``                          whether the client is made up, for tests: a server
+                                               may play the aggregators that it trusts
 ====================  =======================  ===================================================
 """
 
@@ -53,9 +53,8 @@ IDENTITY_VARIABLE, PINS_VARIABLE = "FLWR_PRIVACY_IDENTITY", "FLWR_PRIVACY_PINS"
 
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
-_OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED, _IDENTITY, _PINS, "simulated", "m2fdp-role")
-SIMULATED = "simulated"
-
+SIMULATED = "privacy-simulated"
+_OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED, _IDENTITY, _PINS, SIMULATED, "m2fdp-role")
 _PATHS = {_POLICY: POLICY_VARIABLE, _IDENTITY: IDENTITY_VARIABLE, _PINS: PINS_VARIABLE}
 
 _Content = TypeVar("_Content")

@@ -25,6 +25,7 @@ def once(
     prepare: Callable[[], Callable[[SecureRandom], Answer]],
     *,
     setups: KeptReplies | None = None,
+    single: bool = False,
 ) -> Answer:
     """Answer a question: with the kept answer, or with a new one that is charged and kept.
 
@@ -40,6 +41,9 @@ def once(
         Where the answer is kept if there may be only one for the whole experiment: a lost one is
         not given again. By default it is kept with those of the rounds, of which the last one
         stays.
+    single : bool, default False
+        Whether a lost answer is not given again, as in `setups`: another one would be a release
+        that somebody else's ledger has no charge for.
 
     Raises
     ------
@@ -49,7 +53,8 @@ def once(
         If the node's files cannot be used.
     """
     custody, question = release.custody, release.question
-    replies, single = (custody.replies, False) if setups is None else (setups, True)
+    replies, durable = (custody.replies, False) if setups is None else (setups, True)
+    single = single or durable
     entries = custody.ledger.entries()
     if (found := _charged_answer(replies, question, asked, entries, single=single)) is not None:
         return found
@@ -64,7 +69,7 @@ def once(
         book.charge(release.entry())
         out, own = noised(custody.random(question, "noise"))
         mark_insecure(custody, own)
-        keep(replies, question, asked, (out, own), durable=single)
+        keep(replies, question, asked, (out, own), durable=durable)
     return out, own
 
 

@@ -5,10 +5,9 @@ own list of trusted parents, it seals the codes for it; otherwise it adds noise.
 server says makes it send codes without noise in the open, but on a node that simulates clients.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -17,27 +16,20 @@ from numpy.typing import NDArray
 from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.channel import Channel, Part
-from flwr_privacy.documents import dumps, loads
+from flwr_privacy.channel import Channel
 from flwr_privacy.errors import DataError, DeclinedError, ProtocolError, check_choice
 from flwr_privacy.grid import Grid, saturated
 from flwr_privacy.layout import Layout
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.m2fdp import (
     AGGREGATE,
-    CODES,
     DELIVER,
-    DOWN,
-    EVENT,
-    UP,
+    SCHEME,
     VALUE_RANGE,
-    Delivery,
-    Duty,
     Reach,
     Terms,
     TierSums,
     Upload,
-    averaged,
     moved,
     noised,
     trained,
@@ -52,7 +44,9 @@ from .kept import Answer, mark_insecure, once
 from .node import may_play_any
 from .poisson import PoissonPlan, asked_steps
 from .release import PlannedRelease, check_unaccounted
-from .zone_keys import channel_to, introduction
+from .zone_aggregator import Aggregator
+from .zone_keys import introduction
+from .zone_messages import going_down, going_up, packed, trusted_channel, unpacked
 
 __all__ = ["M2FDPClient"]
 
@@ -85,7 +79,7 @@ class M2FDPClient(SchemeClient):
     declared by the server: a node with ``max_epsilon`` declines them.
     """
 
-    scheme: ClassVar[str] = "m2fdp"
+    scheme: ClassVar[str] = SCHEME
     phases: ClassVar[frozenset[str]] = frozenset({TRAIN, AGGREGATE, DELIVER})
 
     def introduce(self, experiment_id: str) -> Fields:
@@ -119,39 +113,39 @@ class M2FDPClient(SchemeClient):
                 f"phase '{phase}' is not for this node: its configuration has {_ROLE} = '{role}'"
             )
         if phase == AGGREGATE:
-            return _Aggregator(custody, fields).average()
+            return Aggregator(custody, fields).average()
         if phase == DELIVER:
-            return _Aggregator(custody, fields).deliver()
+            return Aggregator(custody, fields).deliver()
         return self._answer(custody, arrays, fields, train)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return empty sums of codes, one for each group of devices."""
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
-        grid, keep_back = fields.get("grid"), fields.get("keep-back", [])
-        if type(grid) is not int or not isinstance(keep_back, list):
-            raise ProtocolError("the question has no grid that all devices share")
-        names = released_names(arrays, keep_back)
-        return TierSums(arrays, Grid(grid), names, fields["groups"])
+        keep_back = fields.get("keep-back", [])
+        if not isinstance(keep_back, list):
+            raise ProtocolError("the entry 'keep-back' is no list of names")
+        return TierSums(arrays, released_names(arrays, keep_back), fields["groups"])
 
     def _answer(
         self, custody: Custody, arrays: Arrays, fields: Fields, train: Train
     ) -> tuple[Arrays, Fields]:
         terms = records.read(Terms, fields)
         device = _Device(custody, terms, fields, dict(arrays), train)
-        if terms.noise_multiplier == 0:
-            check_unaccounted(custody, scheme=self.scheme)
-            return device.plain()
-        if terms.noised:
-            return device.noised()
-        if terms.sealed:
-            return device.sealed()
+        if terms.noise_multiplier:
+            if terms.noised:
+                return device.noised()
+            if terms.sealed:
+                return device.sealed()
         config = self._context().node_config
         if not (is_simulated() or config.get(SIMULATED) or may_play_any(config)):
             raise DeclinedError(
-                f"the parent '{terms.parent}' is played by the server: this node sends nothing "
-                "without noise in the open (it simulates no clients)"
+                f"an answer without noise in the open was asked for (parent '{terms.parent}' is "
+                "played by the server): this node simulates no clients"
             )
+        if terms.noise_multiplier == 0:
+            check_unaccounted(custody, scheme=self.scheme)
+            return device.plain()
         return device.in_the_open()
 
     def _context(self) -> Context:
@@ -178,12 +172,17 @@ class _Device:
         self._grid = Grid(terms.grid)
         self._names = released_names(start, terms.keep_back)
         self._experiment = str(fields["experiment-id"])
-        # A release has the name of the exchange with which its period began.
-        self._question = Question(
+
+    def _question(self, way: str = TRAIN) -> Question:
+        """Return the name of the release: its period's first exchange, and where the answer goes.
+
+        What goes to two places is in two releases.
+        """
+        return Question(
             experiment_id=self._experiment,
-            phase=TRAIN,
-            server_round=fields["round"],
-            request=terms.period,
+            phase=way,
+            server_round=self._fields["round"],
+            request=self._terms.period,
         )
 
     def plain(self) -> Answer:
@@ -194,7 +193,7 @@ class _Device:
 
     def noised(self) -> Answer:
         """Answer with noise: nobody above is trusted."""
-        release = self._release()
+        release = self._release(self._question())
 
         def prepare() -> Callable[[SecureRandom], Answer]:
             update = self._update(self._start, self._sampler())
@@ -214,7 +213,7 @@ class _Device:
 
     def in_the_open(self) -> Answer:
         """Answer without noise to a server that plays the trusted parent, in a simulation."""
-        release = self._release()
+        release = self._release(self._question("in the open"))
         self._check_paid(release, self._custody.ledger.entries())
         update = self._update(self._start, self._sampler())
         codes = self._grid.encode(update.vector)
@@ -226,10 +225,10 @@ class _Device:
     def sealed(self) -> Answer:
         """Answer with codes that only the trusted parent can read."""
         terms, fields = self._terms, self._fields
-        channel = _trusted_channel(self._custody, terms.parent, self._experiment, fields)
+        channel = trusted_channel(self._custody, terms.parent, self._experiment, fields)
         if self._custody.client_id not in terms.siblings:
             raise ProtocolError("the question does not name this device among the children asked")
-        release = self._release()
+        release = self._release(self._question(f"sealed for {terms.parent}"))
         self._check_paid(release, self._custody.ledger.entries())
         offset, reach = self._offset(channel)
         layout = Layout.of(self._start, self._names)
@@ -244,18 +243,16 @@ class _Device:
         if offset is not None:
             codes += offset
         self._pay(release)
-        sealed = channel.seal(
-            _packed(Upload(codes, reach), terms),
-            *_associated(
-                self._experiment,
-                fields["round"],
-                terms,
-                UP,
-                self._custody.client_id,
-                terms.parent,
-                terms.siblings,
-            ),
+        parts = going_up(
+            self._experiment,
+            fields["round"],
+            terms,
+            sender=self._custody.client_id,
+            tier=terms.depth,
+            receiver=terms.parent,
+            children=terms.siblings,
         )
+        sealed = channel.seal(packed(Upload(codes, reach), terms), *parts)
         own: Fields = {**_weighted(), "sealed": sealed}
         mark_insecure(self._custody, own)
         return {}, own
@@ -265,18 +262,17 @@ class _Device:
         terms, fields = self._terms, self._fields
         if "start-sealed" not in fields:
             return None, Reach(anchor=terms.depth)
-        content = channel.open(
-            fields["start-sealed"],
-            *_down(
-                self._experiment,
-                fields["round"],
-                fields.get("start-event"),
-                terms.parent,
-                self._custody.client_id,
-                terms.siblings,
-            ),
+        parts = going_down(
+            self._experiment,
+            fields["round"],
+            fields.get("start-event"),
+            sender=terms.parent,
+            receiver=self._custody.client_id,
+            tier=terms.depth,
+            children=terms.siblings,
         )
-        upload = _unpacked(content, terms)
+        content = channel.open(fields["start-sealed"], *parts)
+        upload = unpacked(content, terms)
         layout = Layout.of(self._start, self._names)
         if upload.codes.size != layout.size:
             raise ProtocolError("the sealed start has another size than the model")
@@ -299,14 +295,14 @@ class _Device:
             raise DataError(f"the update has values beyond {VALUE_RANGE:g}: clip it")
         return update
 
-    def _release(self) -> PlannedRelease:
+    def _release(self, question: Question) -> PlannedRelease:
         terms, charge = self._terms, self._terms.charge()
         if charge is None:
             raise ProtocolError("there is no noise to charge")
         release = PlannedRelease(
             custody=self._custody,
-            question=self._question,
-            scheme=M2FDPClient.scheme,
+            question=question,
+            scheme=SCHEME,
             unit=terms.unit,
             charge=charge,
             epsilon=terms.epsilon,
@@ -342,246 +338,7 @@ class _Device:
         return False
 
     def _sampler(self) -> SecureRandom:
-        return self._custody.random(self._question, "sample")
-
-
-class _Aggregator:
-    """An aggregator's answer to one question."""
-
-    def __init__(self, custody: Custody, fields: Fields) -> None:
-        self._custody = custody
-        self._fields = fields
-        self._me = custody.client_id
-        self._experiment = str(fields["experiment-id"])
-        self._round: int = fields["round"]
-
-    def average(self) -> Answer:
-        """Open what the children sealed, average it, and hand it on as the event has it."""
-        duty, custody = records.read(Duty, self._fields), self._custody
-        least = max(duty.min_children, custody.policy.min_children)
-        if len(duty.senders) < least:
-            raise DeclinedError(
-                f"{len(duty.senders)} of {len(duty.children)} children answered: this node "
-                f"averages at least {least}"
-            )
-        grid = Grid(duty.grid)
-        members = duty.children if duty.way == DOWN else duty.senders
-        channels = self._channels(members)
-        uploads = [
-            _unpacked(
-                channels[sender].open(
-                    sealed,
-                    *_associated(
-                        self._experiment, self._round, duty, UP, sender, self._me, duty.children
-                    ),
-                ),
-                duty,
-            )
-            for sender, sealed in zip(duty.senders, duty.sealed, strict=True)
-        ]
-        if len({upload.codes.size for upload in uploads}) != 1:
-            raise ProtocolError("the children's answers have different sizes")
-        if duty.noise_multiplier == 0:
-            raise ProtocolError(
-                "an aggregator of its own has nothing to do where there is no noise"
-            )
-        mean = averaged(uploads, duty.drift, tier=duty.own_tier, grid=grid)
-        if duty.way == DOWN:
-            reach = duty.drift.broadcast(mean.reach, tier=duty.own_tier)
-            return {}, {"sealed": self._handed(Upload(mean.codes, reach), duty, channels)}
-        if duty.way == UP:
-            channel = _trusted_channel(custody, duty.parent, self._experiment, self._fields)
-            parts = _associated(
-                self._experiment, self._round, duty, UP, self._me, duty.parent, duty.siblings
-            )
-            return {}, {"sealed": channel.seal(_packed(mean, duty), *parts)}
-        return self._noised(mean, duty, grid)
-
-    def _noised(self, mean: Upload, duty: Duty, grid: Grid) -> Answer:
-        """Hand out the average with noise, once per period."""
-        custody, charge = self._custody, duty.charge()
-        if charge is None:
-            raise ProtocolError("there is no noise to charge")
-        release = PlannedRelease(
-            custody=custody,
-            question=Question(
-                experiment_id=self._experiment,
-                phase=EVENT,
-                server_round=self._round,
-                request=duty.period,
-            ),
-            scheme=M2FDPClient.scheme,
-            unit=duty.unit,
-            charge=charge,
-            epsilon=duty.epsilon,
-            delta=duty.delta,
-            proven=duty.proven,
-        )
-        sigma = duty.noise_multiplier * mean.reach.total
-        release.check_policy(duty.noise_multiplier, sigma)
-        asked = records.write(duty)
-        # Other answers of the children would be another release: the digest tells them apart.
-        asked["sealed"] = hashlib.sha256(b"".join(duty.sealed)).hexdigest()
-
-        def prepare() -> Callable[[SecureRandom], Answer]:
-            def noise(random: SecureRandom) -> Answer:
-                codes = noised(mean.codes, sigma=sigma, grid=grid, random=random)
-                return {CODES: codes}, {METRICS: {}, "sigma": sigma}
-
-            return noise
-
-        return once(release, asked, prepare)
-
-    def deliver(self) -> Answer:
-        """Open the model of a clean event above, and seal it for each child."""
-        delivery = records.read(Delivery, self._fields)
-        fields = self._fields
-        parent = str(fields.get("parent", ""))
-        channel = _trusted_channel(self._custody, parent, self._experiment, fields)
-        siblings = _names(fields.get("siblings"))
-        content = channel.open(
-            fields.get("start-sealed", b""),
-            *_down(self._experiment, self._round, delivery.event, parent, self._me, siblings),
-        )
-        channels = self._channels(delivery.children)
-        sealed = [
-            channels[child].seal(
-                content,
-                *_down(
-                    self._experiment,
-                    self._round,
-                    delivery.event,
-                    self._me,
-                    child,
-                    delivery.children,
-                ),
-            )
-            for child in delivery.children
-        ]
-        return {}, {"sealed": sealed}
-
-    def _handed(self, upload: Upload, duty: Duty, channels: dict[str, Channel]) -> list[bytes]:
-        content = _packed(upload, duty)
-        return [
-            channels[child].seal(
-                content,
-                *_down(self._experiment, self._round, duty.event, self._me, child, duty.children),
-            )
-            for child in duty.children
-        ]
-
-    def _channels(self, members: Sequence[str]) -> dict[str, Channel]:
-        """Return the channels to children; all of them must be pinned."""
-        fields = self._fields
-        keys, signatures = fields.get("keys"), fields.get("signatures")
-        if not isinstance(keys, list) or not isinstance(signatures, list):
-            raise ProtocolError("the question has no keys of the children")
-        if not len(keys) == len(signatures) == len(members):
-            raise ProtocolError("not one key and one signature for each child")
-        return {
-            member: channel_to(self._custody, self._experiment, member, key, signature)
-            for member, key, signature in zip(members, keys, signatures, strict=True)
-        }
-
-
-def _trusted_channel(custody: Custody, parent: str, experiment_id: str, fields: Fields) -> Channel:
-    """Return the channel to a parent, if the node's own policy trusts it.
-
-    Raises
-    ------
-    DeclinedError
-        If it does not.
-    """
-    if parent not in (custody.policy.trusted_parents or ()):
-        raise DeclinedError(
-            f"the parent '{parent[:64]}' is not trusted: this node's policy has trusted_parents = "
-            f"{list(custody.policy.trusted_parents or ())}"
-        )
-    return channel_to(
-        custody, experiment_id, parent, fields.get("parent-key"), fields.get("parent-signature")
-    )
-
-
-def _associated(
-    experiment_id: str,
-    server_round: int,
-    terms: Terms | Duty,
-    way: str,
-    sender: str,
-    receiver: str,
-    children: Sequence[str],
-) -> tuple[Part, ...]:
-    """Return what an answer that goes up is bound to: the event, and all who were asked."""
-    event = [terms.event, terms.tier, terms.period]
-    return ("m2fdp", experiment_id, server_round, event, way, sender, receiver, list(children))
-
-
-def _down(
-    experiment_id: str,
-    server_round: int,
-    event: Any,
-    sender: str,
-    receiver: str,
-    children: Sequence[str],
-) -> tuple[Part, ...]:
-    """Return what a model that goes down is bound to."""
-    if type(event) is not int:
-        raise ProtocolError("the question does not say which event a sealed model is of")
-    return ("m2fdp", experiment_id, server_round, event, DOWN, sender, receiver, list(children))
-
-
-def _packed(upload: Upload, terms: Terms | Duty) -> bytes:
-    """Return an upload as bytes, with what sender and receiver must agree on."""
-    reach = upload.reach
-    return dumps(
-        {
-            "codes": upload.codes,
-            "anchor": reach.anchor,
-            "shared": reach.shared,
-            "nearer": [list(step) for step in reach.nearer],
-            "own": reach.own,
-            "agreed": _agreed(terms),
-        }
-    )
-
-
-def _unpacked(content: bytes, terms: Terms | Duty) -> Upload:
-    """Return the upload of a member of the zone.
-
-    Raises
-    ------
-    ProtocolError
-        If it was asked for other noise, another grid or another unit than this node.
-    """
-    state = loads(content)
-    if state["agreed"] != _agreed(terms):
-        raise ProtocolError("a member of the zone was asked for another noise, grid or unit")
-    reach = Reach(
-        anchor=state["anchor"],
-        shared=state["shared"],
-        nearer=tuple((tier, length) for tier, length in state["nearer"]),
-        own=state["own"],
-    )
-    return Upload(np.asarray(state["codes"]), reach)
-
-
-def _agreed(terms: Terms | Duty) -> list[Any]:
-    return [
-        terms.unit,
-        terms.noise_multiplier,
-        terms.sampling,
-        terms.grid,
-        terms.period,
-        terms.law,
-        terms.growth,
-        sorted(terms.keep_back),
-    ]
-
-
-def _names(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ProtocolError("the question does not say who was asked")
-    return value
+        return self._custody.random(self._question(), "sample")
 
 
 def _weighted() -> Fields:

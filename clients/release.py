@@ -215,10 +215,10 @@ class PlannedRelease:
         policy = self.custody.policy
         if policy.max_epsilon is None:
             return
-        if any(entry.scheme.endswith(_UNPROVEN) for entry in entries):
+        if not self.proven or any(entry.scheme.endswith(_UNPROVEN) for entry in entries):
             raise DeclinedError(
                 "the node's policy has max_epsilon, and its ledger has releases whose cost is not "
-                "proven"
+                "proven, or would have one"
             )
         everything = [entry.charge for entry in entries]
         after = self._passing(everything, epsilon=policy.max_epsilon, delta=policy.delta)

@@ -20,6 +20,7 @@ from flwr_privacy.simulations.settings import (
     parse_assignments,
     with_scheme_parameters,
 )
+from flwr_privacy.simulations.tree_nodes import read_tree
 
 __all__ = ["main"]
 
@@ -62,14 +63,15 @@ def run(
     scheme: Annotated[
         str | None,
         typer.Option(
-            help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, acfl or a baseline."
+            help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, acfl, m2fdp or a baseline."
         ),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(
             help="Task: digits-mlp (default), digits-linear, mnist-mlp, mnist-cnn, fashion-cnn, "
-            "cifar10-cnn, adult-linear; for acfl digits-rff, mnist-rff or fashion-rff."
+            "cifar10-cnn, adult-linear, digits-svm, fashion-svm; for acfl digits-rff, mnist-rff or "
+            "fashion-rff."
         ),
     ] = None,
     clients: Annotated[
@@ -169,6 +171,11 @@ def run(
         raise
     if plans := planned_rounds(folder.rounds()):
         typer.echo(f"rounds planned: {plans}")
+    if (tree := read_tree(folder.path / "tree.json")) is not None:
+        from flwr_privacy.simulations.tree_picture import write_picture
+
+        write_picture(tree, folder.path / "tree.png")
+        typer.echo(f"tree: {folder.path / 'tree.png'}")
     typer.echo(f"run: {folder.path}")
 
 
@@ -256,17 +263,20 @@ def calibrate(
 
 @app.command(epilog=EXIT_CODES)
 def attack(
-    scheme: Annotated[str, typer.Argument(help="What to attack: secure-sum, mspdq, udp, acfl.")],
+    scheme: Annotated[
+        str, typer.Argument(help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp.")
+    ],
     task: Annotated[
         str | None,
         typer.Option(
-            help="Task of secure-sum: digits-linear (default), digits-mlp, mnist-mlp; of mspdq: "
-            "digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), digits-linear; of "
-            "acfl: digits-pixels, digits-rff (default: both)."
+            help="Task of secure-sum and m2fdp: digits-linear (default), digits-mlp, mnist-mlp; of "
+            "mspdq: digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), "
+            "digits-linear; of acfl: digits-pixels, digits-rff (default: both)."
         ),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Clients; by default 20, of mspdq 6, of udp 2, of acfl 5.")
+        int | None,
+        typer.Option(help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5."),
     ] = None,
     records: Annotated[
         int | None,

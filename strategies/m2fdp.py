@@ -7,7 +7,7 @@ aggregators that are nodes of their own (`relay`).
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ from flwr_privacy.errors import (
     check_integer,
 )
 from flwr_privacy.fields import write
+from flwr_privacy.grid import saturated
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import derive_seed
 from flwr_privacy.layout import Layout
@@ -73,7 +74,9 @@ class M2FDP(SchemeStrategy):
     from a device to the cloud once: at the highest node that everybody below it trusts, or at the
     device. The higher that is, the more has been averaged before, and the less noise it takes.
 
-    The clients' app is wrapped in `flwr_privacy.clients.M2FDPClient`.
+    The clients' app is wrapped in `flwr_privacy.clients.M2FDPClient`. The configuration that the
+    user's training gets has ``local-steps``, ``learning-rate-scale`` and ``segment``, the number of
+    the exchange in its round; a training that ignores them does the same in every exchange.
 
     Parameters
     ----------
@@ -160,7 +163,8 @@ class M2FDP(SchemeStrategy):
     sees noised models. With `relay` the server is beyond it, and what it passes on is sealed
     (`flwr_privacy.channel`); without, the server plays the secure aggregators and is trusted: for
     simulations. Against a server that does not follow the protocol: see
-    `flwr_privacy.clients.M2FDPClient`.
+    `flwr_privacy.clients.M2FDPClient`; what binds it is the policy of each node, of the aggregators
+    too.
     Neighbours: all data of one device replaced, or with ``record`` one record more.
     Covered: everything that leaves the zone in the whole training, (epsilon, delta) per device, by
     Gaussian differential privacy (by a Renyi filter with ``record``) over the releases that each
@@ -179,6 +183,7 @@ class M2FDP(SchemeStrategy):
     relay: Relay | None
     _devices: list[str] | None
     _steps_left: int | None
+    _planned_steps: int | None
     _plan: RoundPlan | None
 
     def __init__(
@@ -254,12 +259,32 @@ class M2FDP(SchemeStrategy):
         self._schedule.check_depth(self.tree.depth)
         if relay and self._virtual_clients is not None:
             raise InvalidParameterError("clients", self._virtual_clients, "None with `relay`")
-        self._check_alpha()
-
-    def _check_alpha(self) -> None:
+        if edge_noise and not self._wish.noised:
+            raise InvalidParameterError("edge_noise", True, "false where there is no noise")
         if self._wish.calibration == "paper":
             for tier in range(1, self.tree.depth + 1):
                 self._wish.alpha_of(tier, self.tree.depth)
+        self._check_min_children()
+        if self._given_tree is None and self._virtual_clients is None:
+            # A tree without names has as many leaves as there are clients: wait for all of them.
+            self.min_available_nodes = max(self.min_available_nodes, self._members())
+            self._build()
+
+    def _members(self) -> int:
+        """Return the number of nodes of the tree that are nodes of Flower's."""
+        aggregators = sum(self.tree.secure(n) for tier in self.tree.tiers[1:-1] for n in tier)
+        return len(self.tree.devices) + (aggregators if self._relayed else 0)
+
+    def _check_min_children(self) -> None:
+        for tier in self.tree.tiers[1:-1]:
+            for node in filter(self.tree.secure, tier):
+                if len(self.tree.children(node)) < self._least:
+                    raise InvalidParameterError(
+                        "min_children",
+                        self._least,
+                        f"at most {len(self.tree.children(node))}, the children of '{node}', which "
+                        "is trusted and would hand nothing on",
+                    )
 
     # -- Before the first round --------------------------------------------------------------
 
@@ -281,7 +306,10 @@ class M2FDP(SchemeStrategy):
         ]
         if self._given_tree is None and self._devices is None:
             ordered = sorted(devices, key=lambda name: (len(name), name))
-            self.tree = TierTree.of_fanouts(self._fanouts or (), p=self._p, devices=ordered)
+            leaves = len(self.tree.devices)  # who is beyond them is no leaf
+            self.tree = TierTree.of_fanouts(
+                self._fanouts or (), p=self._p, devices=ordered[:leaves]
+            )
         elif self._devices is not None:
             self.tree = self.tree.with_devices(self._devices)
         self._devices = list(self.tree.devices)
@@ -302,8 +330,25 @@ class M2FDP(SchemeStrategy):
             self._steps_left = self._total_steps()
         self._tiers = TierLog(self.tree, self._resources, self._layout.size)
         self.relay = Relay(self.conversation, self.tree, introductions) if self._relayed else None
+        self._check_resumed()
         self._plan = self._planned(1)
+        self.plan.check(self._layout.size)
+        if self.min_train_nodes > max(2, len(self.tree.devices)):
+            allowed = f"at most {len(self.tree.devices)}, the devices of the tree"
+            raise InvalidParameterError("min_train_nodes", self.min_train_nodes, allowed)
         self._write_tree()
+
+    def _check_resumed(self) -> None:
+        """Refuse to go on for longer than the noise was planned for."""
+        total = self._total_steps()
+        if self._planned_steps not in (None, total) and self._wish.noised:
+            rounds = (self._planned_steps or 0) // self._schedule.steps
+            raise InvalidParameterError(
+                "num_rounds",
+                self.planned_rounds,
+                f"{rounds}, as before: the noise of the rounds so far was for that many",
+            )
+        self._planned_steps = total
 
     def _controlled(self) -> AdaptiveController | None:
         if self._control is None:
@@ -373,6 +418,8 @@ class M2FDP(SchemeStrategy):
         self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Train a round: for each segment an exchange with the devices, then an event."""
+        if self.fraction_train == 0:
+            return None, None
         self._plan = self._planned(server_round)
         self._paid: dict[str, int] = {}
         self._assigned = self._drawn(grid, server_round)
@@ -382,7 +429,11 @@ class M2FDP(SchemeStrategy):
             self.tree,
             start,
             self._layout,
-            grid=self.plan.grid,
+            grids={
+                leaf: self.plan.release_of(leaf, exchange).grid
+                for exchange in self.plan.exchanges
+                for leaf in exchange.leaves
+            },
             drift=self._wish.law,
             min_children=self._least,
             bound=self.plan.bound,
@@ -401,10 +452,11 @@ class M2FDP(SchemeStrategy):
             metrics = said or metrics
             answered = max(answered, 0 if mean is None else int(mean.weight))
             released = self._released(grid, server_round, exchange)
-            answers = {} if mean is None else self._answers(mean, exchange)
-            self._tiers.answered(self.plan, exchange, answers)
+            if mean is not None:
+                self._tiers.answered(self.plan, exchange, mean)
+            self._warn_of_small_zones(server_round, exchange, mean)
             model = models.event(
-                exchange, answers, partial(self._noised, server_round, exchange), released
+                exchange, _taken(mean), partial(self._noised, server_round, exchange), released
             )
         if self._controller is not None:
             self._steps_left = (self._steps_left or 0) - self.plan.schedule.steps
@@ -414,6 +466,23 @@ class M2FDP(SchemeStrategy):
         whole = {**start, **self._layout.arrays(model)}
         metrics = metrics if metrics is not None else MetricRecord()
         return self.renewed(server_round, whole, metrics, float(answered)), metrics
+
+    def _warn_of_small_zones(
+        self, server_round: int, exchange: Exchange, sums: TierSums | None
+    ) -> None:
+        if self.relay is not None:
+            return  # aggregators that are nodes say so themselves
+        small = [
+            leaf
+            for leaf in exchange.leaves
+            if self.tree.secure(leaf)
+            and (0 if sums is None else len(sums.answered(leaf))) < self._least
+        ]
+        if small:
+            logger.warning(
+                "round %d: fewer than min_children = %d answered under %s: nothing of them is used",
+                *(server_round, self._least, ", ".join(small[:10])),
+            )
 
     def _released(
         self, grid: Grid, server_round: int, exchange: Exchange
@@ -501,9 +570,8 @@ class M2FDP(SchemeStrategy):
         }
         own = {} if self.relay is None else self.relay.starts(devices)
         # What a node that plays several devices must know to add their codes up.
-        shared_terms: Fields = {"grid": self.plan.grid.exponent}
-        if self._wish.keep_back:
-            shared_terms["keep-back"] = list(self._wish.keep_back)
+        kept = list(self._wish.keep_back)
+        shared_terms: Fields = {"keep-back": kept} if kept else {}
         messages = self.conversation.ask(
             server_round,
             TRAIN,
@@ -561,19 +629,18 @@ class M2FDP(SchemeStrategy):
 
     def _terms(self, leaf: str, exchange: Exchange, siblings: list[str]) -> Terms:
         asked, plan, wish = exchange.leaves[leaf], self.plan, self._wish
-        boundary = boundary_tier(self.tree, leaf)
-        sampling = plan.sampling(asked.period_steps)
+        release = plan.release_of(leaf, exchange)
         return Terms(
             unit=wish.unit,
-            noise_multiplier=plan.multiplier(boundary, asked.period_steps),
-            epsilon=float(plan.epsilon(boundary)),
+            noise_multiplier=float(release.multiplier),
+            epsilon=float(plan.epsilon(boundary_tier(self.tree, leaf))),
             delta=float(wish.delta),
-            gap=plan.gap,
-            grid=plan.grid.exponent,
+            grid=release.grid.exponent,
             period=asked.period,
             law=wish.law.law,
             growth=wish.law.growth,
-            sampling=sampling,
+            depth=self.tree.depth,
+            sampling=float(release.sampling),
             keep_back=list(wish.keep_back),
             clipping_norm=plan.bound(asked.steps),
             steps=asked.steps,
@@ -582,7 +649,6 @@ class M2FDP(SchemeStrategy):
             sealed=bool(siblings),
             event=exchange.index,
             tier=exchange.tier,
-            depth=self.tree.depth,
             siblings=siblings,
             sampling_rate=float(wish.sampling_rate or 1.0) if wish.unit == "record" else 1.0,
         )
@@ -595,7 +661,7 @@ class M2FDP(SchemeStrategy):
 
     def accumulator(self, phase: str) -> WeightedMean:
         """Return empty sums, one for each lowest aggregator."""
-        return TierSums(self._template, self.plan.grid, list(self._layout.parts), self._groups)
+        return TierSums(self._template, list(self._layout.parts), self._groups)
 
     def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
         """Take a device's codes, or what it sealed for its parent.
@@ -614,39 +680,26 @@ class M2FDP(SchemeStrategy):
             return
         mean.take(reply.client_id, reply.arrays(), reply.metrics(), _WEIGHT)
 
-    def _answers(
-        self, mean: TierSums, exchange: Exchange
-    ) -> dict[str, tuple[NDArray[np.int64], int]]:
-        """Return the sum of the codes of each lowest aggregator's devices, as one vector."""
-        answers = {}
-        for leaf in exchange.leaves:
-            sums = mean.of(leaf)
-            if sums:
-                parts = [sums[name].reshape(-1) for name in self._layout.parts]
-                answers[leaf] = (np.concatenate(parts), len(mean.answered(leaf)))
-        return answers
-
     def _noised(
         self, server_round: int, exchange: Exchange, node: str, upload: Upload, asked: Asked
     ) -> NDArray[np.int32]:
         """Noise what an aggregator that the server plays hands out."""
-        multiplier = self.plan.multiplier(self.tree.tier(node), asked.period_steps)
-        if multiplier == 0:
-            return upload.codes.astype(np.int32)
-        sigma = multiplier * upload.reach.total
+        release = self.plan.release(self.tree.tier(node), asked.end)
+        if release.multiplier == 0:
+            return saturated(upload.codes)
+        sigma = release.multiplier * upload.reach.total
         self._tiers.noised(node, sigma)
         random = self._random("noise", node, server_round, asked.period)
-        return noised(upload.codes, sigma=sigma, grid=self.plan.grid, random=random)
+        return noised(upload.codes, sigma=sigma, grid=release.grid, random=random)
 
     def _at_the_edge(self, server_round: int, node: str, model: NDArray[np.float64]) -> None:
         """Add the noise of an insecure node of tier 1, which a baseline has beside the devices'."""
-        grid, plan = self.plan.grid, self.plan
-        leaves = len(self.tree.leaves(node))
-        multiplier = plan.multiplier(self.tree.depth, plan.schedule.steps)
-        sigma = multiplier * 2 * plan.bound(plan.schedule.steps) / leaves
+        devices = self.plan.release(self.tree.depth, self.plan.exchanges[-1].index)
+        bound = self.plan.bound(self.plan.schedule.steps)
+        sigma = devices.multiplier * 2 * bound / len(self.tree.leaves(node))
         random = self._random("edge noise", node, server_round, 0)
-        codes = noised(np.zeros(model.size, np.int64), sigma=sigma, grid=grid, random=random)
-        model += codes * grid.step
+        codes = np.zeros(model.size, np.int64)
+        model += devices.grid.step * noised(codes, sigma=sigma, grid=devices.grid, random=random)
         self._tiers.noised(node, sigma)
 
     def _random(self, purpose: str, node: str, server_round: int, period: int) -> SecureRandom:
@@ -671,11 +724,15 @@ class M2FDP(SchemeStrategy):
         if phase != TRAIN or not self._wish.noised:
             return None
         leaf = next(iter(self._current.leaves))
-        return self._charge_of_leaf(leaf)
+        return self.plan.release_of(leaf, self._current).charge()
 
     def charge_of(self, phase: str, client: str) -> Charge | None:
         """Return what an answer costs a device: that of the release that it goes into."""
-        return self._charge_of_leaf(self._groups[client]) if client in self._groups else None
+        # Also one that a server asked before it was resumed, and that is not there any more.
+        leaf = self.tree.parent(client) if client in self.tree.devices else ""
+        if leaf not in self._current.leaves:
+            return None
+        return self.plan.release_of(leaf, self._current).charge()
 
     def charged(self, phase: str, book: Round) -> set[str]:
         """Return the devices that pay: each once for every release that its answers go into."""
@@ -685,10 +742,6 @@ class M2FDP(SchemeStrategy):
             for device in released
             if self._paid.get(device) != self._current.leaves[self._groups[device]].period
         }
-
-    def _charge_of_leaf(self, leaf: str) -> Charge | None:
-        asked = self._current.leaves[leaf]
-        return self.plan.charge(boundary_tier(self.tree, leaf), asked.period_steps)
 
     def guarantee(self) -> Guarantee:
         """Return the promise of this training."""
@@ -723,12 +776,14 @@ class M2FDP(SchemeStrategy):
     def _build(self) -> None:
         super()._build()
         self._devices, self._steps_left, self._plan, self.relay = None, None, None, None
+        self._planned_steps = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return who is which leaf, and the local steps that are left."""
         return {
             "devices": self._devices,
             "steps_left": self._steps_left,
+            "planned_steps": self._planned_steps,
             "insecure": self._insecure,
         }
 
@@ -736,7 +791,13 @@ class M2FDP(SchemeStrategy):
         """Take up what `state_dict` returned."""
         self._devices = list(state["devices"])
         self._steps_left = state["steps_left"]
+        self._planned_steps = state["planned_steps"]
         self._insecure = state["insecure"]
+
+
+def _taken(sums: TierSums | None) -> Callable[[str], tuple[NDArray[Any], int] | None]:
+    """Return what gives the sum of a lowest aggregator away, once."""
+    return (lambda leaf: None) if sums is None else sums.taken
 
 
 def _read(tree: TierTree | str | Path) -> TierTree:

@@ -1,7 +1,7 @@
 """M2FDP with aggregators that are nodes of their own: the server passes sealed messages on.
 
-What crosses here is sealed between neighbours in the tree, or noised; the server can leave messages
-out, and nothing else (`flwr_privacy.clients.M2FDPClient` says why).
+What crosses here is sealed between neighbours in the tree, or noised. What a server that does not
+follow the protocol can do all the same, `flwr_privacy.clients.M2FDPClient` says.
 """
 
 import logging
@@ -23,12 +23,12 @@ from flwr_privacy.m2fdp import (
     DOWN,
     NOISED,
     UP,
-    Asked,
     Delivery,
     Duty,
     Exchange,
     RoundPlan,
     TierTree,
+    boundary_tier,
 )
 from flwr_privacy.wire import RECORD, Fields
 
@@ -160,7 +160,7 @@ class Relay:
         self._starts = {
             member: start
             for member, start in self._starts.items()
-            if not self._about(member, exchange).released
+            if not exchange.ends(self._leaf(member))
         }
         return released
 
@@ -178,19 +178,19 @@ class Relay:
         way = UP if tree.secure(parent) else NOISED
         if tree.tier(node) == exchange.tier:
             way = DOWN
-        about = self._about(node, exchange)
-        boundary = tree.tier(tree.boundary(tree.leaves(node)[0]))
+        leaf = self._leaf(node)
+        release = plan.release_of(leaf, exchange)
         duty = Duty(
             unit=wish.unit,
-            noise_multiplier=plan.multiplier(boundary, about.period_steps),
-            epsilon=float(plan.epsilon(boundary)),
+            noise_multiplier=float(release.multiplier),
+            epsilon=float(plan.epsilon(boundary_tier(tree, leaf))),
             delta=float(wish.delta),
-            gap=plan.gap,
-            grid=plan.grid.exponent,
-            period=about.period,
+            grid=release.grid.exponent,
+            period=exchange.leaves[leaf].period,
             law=wish.law.law,
             growth=wish.law.growth,
-            sampling=plan.sampling(about.period_steps),
+            depth=tree.depth,
+            sampling=float(release.sampling),
             keep_back=list(wish.keep_back),
             event=exchange.index,
             tier=exchange.tier,
@@ -211,10 +211,9 @@ class Relay:
         }
         return duty, {**keys, **(self.keys_for(parent) if way == UP else {})}
 
-    def _about(self, member: str, exchange: Exchange) -> Asked:
-        """Return what the devices of a member's zone were asked: all of them the same."""
-        leaf = self._tree.parent(self._tree.leaves(member)[0])
-        return exchange.leaves[leaf]
+    def _leaf(self, member: str) -> str:
+        """Return a lowest aggregator of a member's zone: all of them are asked the same."""
+        return self._tree.parent(self._tree.leaves(member)[0])
 
     def _aggregate(
         self,
@@ -255,7 +254,7 @@ class Relay:
             own = {}
             for node in nodes:
                 children = sorted(asked[node])
-                delivery = Delivery(event=exchange.index, children=children)
+                delivery = Delivery(event=exchange.index, own_tier=tier, children=children)
                 own[node] = {
                     **write(delivery),
                     **self._starts[node],

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flwr_privacy.files import write_text
 from flwr_privacy.m2fdp import (
@@ -14,8 +13,8 @@ from flwr_privacy.m2fdp import (
     ResourceModel,
     RoundPlan,
     TierCounts,
+    TierSums,
     TierTree,
-    boundary_tier,
 )
 
 __all__ = ["TREE", "TierLog"]
@@ -47,10 +46,11 @@ class TierLog:
         self._metrics: dict[str, float] = {}
         self._variance = 0.0
         self._sigmas: dict[str, float] = {}  # of aggregators, and of the devices of insecure leaves
+        self._edges: dict[str, float] = {}  # of insecure aggregators, in a baseline
 
     def begin(self, plan: RoundPlan, drawn: dict[str, list[str]]) -> None:
         """Begin a round with the devices that were drawn, by their parent."""
-        self._variance, self._sigmas = 0.0, {}
+        self._variance, self._sigmas, self._edges = 0.0, {}, {}
         steps, tree = plan.schedule.steps, self._tree
         leaves = tree.tiers[tree.depth - 1]
         taking = [len(drawn.get(leaf, ())) for leaf in leaves]
@@ -72,20 +72,19 @@ class TierLog:
             if shares[secure]:
                 self._metrics[f"participation_{name}"] = float(np.mean(shares[secure]))
 
-    def answered(
-        self, plan: RoundPlan, exchange: Exchange, answers: dict[str, tuple[NDArray[Any], int]]
-    ) -> None:
+    def answered(self, plan: RoundPlan, exchange: Exchange, sums: TierSums) -> None:
         """Note the noise that the devices of insecure aggregators added."""
-        for leaf, (_, count) in answers.items():
-            if self._tree.secure(leaf):
+        for leaf in exchange.leaves:
+            count = len(sums.answered(leaf))
+            if count == 0 or self._tree.secure(leaf):
                 continue
             sigma = device_sigma(plan, exchange, leaf)
             self._sigmas[leaf] = sigma
             self._variance += (self._tree.weight(leaf) * sigma) ** 2 / count
 
     def noised(self, node: str, sigma: float) -> None:
-        """Note the noise that an aggregator added."""
-        self._sigmas[node] = sigma
+        """Note the noise that an aggregator added, be it a trusted one or one of a baseline."""
+        (self._sigmas if self._tree.secure(node) else self._edges)[node] = sigma
         self._variance += (self._tree.weight(node) * sigma) ** 2
 
     def planned_deviation(self, plan: RoundPlan) -> float:
@@ -114,6 +113,8 @@ class TierLog:
                 sigma
             )
         sigmas = {f"noise_sigma_t{t}": float(np.mean(s)) for t, s in sorted(by_tier.items())}
+        if self._edges:
+            sigmas["edge_noise_sigma"] = float(np.mean(list(self._edges.values())))
         return {**self._metrics, "noise_var": self._variance, **sigmas}
 
     def write(self, run_dir: Path, plan: RoundPlan) -> None:
@@ -159,5 +160,4 @@ class TierLog:
 def device_sigma(plan: RoundPlan, exchange: Exchange, leaf: str) -> float:
     """Return the noise of a device under an insecure aggregator in an exchange."""
     asked = exchange.leaves[leaf]
-    noise = plan.multiplier(boundary_tier(plan.tree, leaf), asked.period_steps)
-    return noise * 2 * plan.bound(asked.steps)
+    return plan.release_of(leaf, exchange).multiplier * 2 * plan.bound(asked.steps)

@@ -100,6 +100,20 @@ def test_the_documented_change_to_mspdq_is_enough(client: str) -> None:
         np.testing.assert_allclose(array, begun + 3.0, atol=2 * 8.0 / 254)
 
 
+@pytest.mark.parametrize("client", ["message_client", "numpy_client"])
+def test_the_documented_change_to_m2fdp_is_enough(client: str, tmp_path: Path) -> None:
+    server = module("server", "server-m2fdp")
+    changed_client = module(client, client.replace("_", "-") + "-m2fdp")
+    for array, expected in zip(
+        trained(server, changed_client, state=tmp_path), EXPECTED, strict=True
+    ):
+        assert (array.shape, array.dtype) == (expected.shape, expected.dtype)
+        assert (array != expected).all()
+    for index in range(4):  # those of the trusted aggregator pay as much as the others
+        entries = Ledger(tmp_path / f"{index}.ledger", data_set=str(index)).entries()
+        assert [entry.question.server_round for entry in entries] == [1, 2]
+
+
 def test_the_stock_apps_work_unchanged_where_flower_lets_them() -> None:
     arrays = trained(module("server", None), module("message_client", None))
     for array, expected in zip(arrays, EXPECTED, strict=True):

@@ -9,12 +9,13 @@ how long it should be; `zone`, `sums` and `models` do what the nodes do, `plan` 
 server settles and asks.
 """
 
+from .aggregation import aggregate_event
 from .bounds import abc_terms, corollary_gap, stationarity_gap, step_size, theorem1_bound
 from .control import AdaptiveController, Decision
 from .counts import TierCounts
 from .models import Place, TreeModels, moved
 from .noise import noise_multiplier, one_shot_sigma, sigma, tree_noise_var, variance_by_tier
-from .plan import Asked, Exchange, RoundPlan, Wish, boundary_tier, exchanges
+from .plan import Asked, Exchange, Release, RoundPlan, Wish, boundary_tier, exchanges
 from .privacy import (
     BoundaryClass,
     boundary_classes,
@@ -43,6 +44,7 @@ from .terms import (
     DOWN,
     EVENT,
     NOISED,
+    SCHEME,
     UP,
     VALUE_RANGE,
     Delivery,
@@ -61,6 +63,7 @@ __all__ = [
     "DOWN",
     "EVENT",
     "NOISED",
+    "SCHEME",
     "UP",
     "VALUE_RANGE",
     "AdaptiveController",
@@ -76,6 +79,7 @@ __all__ = [
     "Link",
     "Place",
     "Reach",
+    "Release",
     "ResourceModel",
     "RoundPlan",
     "Segment",
@@ -87,6 +91,7 @@ __all__ = [
     "Upload",
     "Wish",
     "abc_terms",
+    "aggregate_event",
     "any_batch",
     "averaged",
     "boundary_classes",

@@ -32,8 +32,11 @@ Vector = NDArray[np.float64]
 Noise = Callable[[str, Upload, Asked], NDArray[np.int32]]
 """Noises what a boundary node hands out: its name, its upload, what its devices were asked."""
 
-Answers = Mapping[str, tuple[NDArray[np.int64], int]]
-"""Sum of the codes of the devices of a lowest aggregator, and their number."""
+Answers = Callable[[str], tuple[NDArray[Any], int] | None]
+"""Sum of the codes of the devices of a lowest aggregator, and their number; None if nobody did.
+
+It is asked once for each, so that it may forget what it gave.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ class TreeModels:
         The global model.
     layout : Layout
         Which arrays of it are trained.
-    grid : Grid
-        What a code means.
+    grids : Mapping of str to Grid
+        What a code of the devices of a lowest aggregator means; in a zone all have one.
     drift : Drift
         How models of a zone drift apart.
     min_children : int
@@ -84,7 +87,7 @@ class TreeModels:
         start: Arrays,
         layout: Layout,
         *,
-        grid: Grid,
+        grids: Mapping[str, Grid],
         drift: Drift,
         min_children: int,
         bound: Callable[[int], float],
@@ -92,7 +95,7 @@ class TreeModels:
     ) -> None:
         self._tree = tree
         self._layout = layout
-        self._grid = grid
+        self._grids = grids
         self._drift = drift
         self._least = min_children
         self._bound = bound
@@ -106,7 +109,7 @@ class TreeModels:
         place = self.places[leaf]
         if place.offset is None:
             return place.start
-        return moved(place.start, self._layout, self._grid.step * place.offset)
+        return moved(place.start, self._layout, self._grids[leaf].step * place.offset)
 
     def event(
         self,
@@ -121,7 +124,7 @@ class TreeModels:
         ----------
         exchange : Exchange
             Who was asked what.
-        answers : Mapping
+        answers : callable
             What the devices of each lowest aggregator sent: with noise where it is insecure. Of
             those that are nodes of their own there is nothing.
         noise : callable
@@ -162,6 +165,9 @@ class TreeModels:
         return nodes
 
 
+_NOBODY = (np.zeros(0, np.int64), 0)
+
+
 class _Event:
     """One walk from the devices' answers towards the cloud."""
 
@@ -179,6 +185,7 @@ class _Event:
         self._answers = answers
         self._noise = noise
         self._released = released
+        self._known: tuple[Arrays, Vector] | None = None
 
     def public(self, node: str) -> Vector | None:
         """Return the model of an insecure node: the mean of what its children hand it."""
@@ -200,31 +207,30 @@ class _Event:
     def upload(self, node: str) -> Upload | None:
         """Return what a secure node hands on; None if too few of its children did."""
         models, tree = self._models, self._tree
+        grid = models._grids[models._leaves_below(node)[0]]
         if tree.tier(node) == tree.depth - 1:
-            codes, count = self._answers.get(node, (np.zeros(0, np.int64), 0))
+            codes, count = self._answers(node) or _NOBODY
             if count < models._least:
                 return None
             place, steps = models.places[node], self._exchange.leaves[node].steps
             if place.offset is not None:
-                codes = codes + count * place.offset
+                codes = codes + count * place.offset  # int64, as the offset
             reach = trained(
-                models._drift, place.reach, models._bound(steps), steps, models._grid, codes.size
+                models._drift, place.reach, models._bound(steps), steps, grid, codes.size
             )
-            return averaged(
-                (codes, count, reach), models._drift, tier=tree.tier(node), grid=models._grid
-            )
+            return averaged((codes, count, reach), models._drift, tier=tree.tier(node), grid=grid)
         uploads = [self.upload(child) for child in tree.children(node)]
         there = [upload for upload in uploads if upload is not None]
         if len(there) < models._least:
             return None
-        return averaged(there, models._drift, tier=tree.tier(node), grid=models._grid)
+        return averaged(there, models._drift, tier=tree.tier(node), grid=grid)
 
     def _of_devices(self, leaf: str) -> Vector | None:
-        codes, count = self._answers.get(leaf, (np.zeros(0, np.int64), 0))
+        codes, count = self._answers(leaf) or _NOBODY
         if count == 0:
             return None
         model = codes / count
-        model *= self._models._grid.step  # exact: a power of two
+        model *= self._models._grids[leaf].step  # exact: a power of two
         model += self._start(leaf)
         return model
 
@@ -238,12 +244,16 @@ class _Event:
                 return None
             codes = self._noise(node, upload, self._exchange.leaves[first])
         model = codes.astype(np.float64)
-        model *= self._models._grid.step  # exact: a power of two
+        model *= self._models._grids[first].step  # exact: a power of two
         model += self._start(first)
         return model
 
     def _start(self, leaf: str) -> Vector:
-        return self._models._layout.vector(self._models.places[leaf].start)
+        """Return the public start of a lowest aggregator's devices; many have the same."""
+        start = self._models.places[leaf].start
+        if self._known is None or self._known[0] is not start:
+            self._known = (start, self._models._layout.vector(start))
+        return self._known[1]
 
 
 def moved(start: Arrays, layout: Layout, move: NDArray[np.floating]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ sections III and IV; what is ours is said where it is.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from flwr_privacy.accounting import Charge, fitting, spent
@@ -18,19 +18,28 @@ from flwr_privacy.errors import (
     check_number,
 )
 from flwr_privacy.grid import Grid
+from flwr_privacy.noise import discretisation_gap
 
 from .noise import sigma
-from .privacy import CALIBRATIONS, multiplier, record_multiplier
+from .privacy import (
+    CALIBRATIONS,
+    RELEASE_STEPS,
+    largest_weights,
+    multiplier,
+    record_multiplier,
+)
 from .schedule import EventSchedule, Segment
-from .sensitivity import DRIFTS, Drift, Reach
+from .sensitivity import DRIFTS, Drift, sensitivity_worst_case
 from .terms import VALUE_RANGE, any_batch
 from .tree import TierTree
 from .zone import GAP, NOISE_REACH
 
-__all__ = ["Asked", "Exchange", "RoundPlan", "Wish", "exchanges"]
+__all__ = ["Asked", "Exchange", "Release", "RoundPlan", "Wish", "boundary_tier", "exchanges"]
 
 CONSTANT, INV_SQRT = "constant", "inv_sqrt"
-SEGMENT, ROUND = "segment", "round"
+ROUND = "round"
+
+_ROUNDING = 1 + 1e-6  # what a sum of charges, one by one, may come to beyond all at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +102,7 @@ class Wish:
         check_flag("convex", self.convex)
         check_flag("clean_events", self.clean_events)
         check_choice("step_rule", self.step_rule, (CONSTANT, INV_SQRT))
-        check_choice("release_steps", self.release_steps, (SEGMENT, ROUND))
+        check_choice("release_steps", self.release_steps, RELEASE_STEPS)
         paper, record = self.calibration == "paper", self.calibration == "record"
         if self.clipping_norm is None:
             if self.noised:
@@ -177,16 +186,13 @@ class Asked:
         Local steps.
     period : int
         Number of the exchange that began the period: the release is known by it.
-    period_steps : int
-        Local steps of the whole period.
-    released : bool
-        Whether the event that follows ends the period.
+    end : int
+        Number of the exchange that ends it.
     """
 
     steps: int
     period: int
-    period_steps: int
-    released: bool
+    end: int
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,10 @@ class Exchange:
     index: int
     tier: int
     leaves: Mapping[str, Asked]
+
+    def ends(self, leaf: str) -> bool:
+        """Tell whether the event ends the period of a lowest aggregator's devices."""
+        return self.leaves[leaf].end == self.index
 
 
 def exchanges(
@@ -230,16 +240,13 @@ def exchanges(
     periods = {b: schedule.periods(b) for b in range(1, tree.depth + 1)}
     asked: list[dict[str, Asked]] = [{} for _ in segments]
     for leaf in tree.tiers[tree.depth - 1]:
-        boundary = boundary_tier(tree, leaf)
-        for period in periods[boundary]:
-            steps = sum(segment.steps for segment in period)
+        for period in periods[boundary_tier(tree, leaf)]:
             first, last = period[0].index, period[-1].index
             if clean_events:
                 for segment in period:
-                    ends = segment.index == last
-                    asked[segment.index][leaf] = Asked(segment.steps, first, steps, ends)
+                    asked[segment.index][leaf] = Asked(segment.steps, first, last)
             else:
-                asked[last][leaf] = Asked(steps, last, steps, released=True)
+                asked[last][leaf] = Asked(_steps(period), last, last)
     return tuple(
         Exchange(segment.index, segment.tier, asked[segment.index]) for segment in segments
     )
@@ -248,6 +255,37 @@ def exchanges(
 def boundary_tier(tree: TierTree, leaf: str) -> int:
     """Return the tier at which the noise of a lowest aggregator's devices enters."""
     return tree.tier(tree.boundary(tree.children(leaf)[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A noised release of a round, as it is planned.
+
+    Parameters
+    ----------
+    steps : int
+        Local steps that it is about.
+    multiplier : float
+        Noise over sensitivity; 0 without noise.
+    sampling : float
+        Probability that a record is in any of their batches; 1 counts none.
+    sensitivity : float
+        L2 sensitivity when everybody takes part, without rounding.
+    grid : Grid
+        The finest grid that holds codes and noise.
+    """
+
+    steps: int
+    multiplier: float
+    sampling: float
+    sensitivity: float
+    grid: Grid
+
+    def charge(self) -> Charge | None:
+        """Return what it costs a device; None without noise."""
+        if self.multiplier == 0:
+            return None
+        return Charge(noise_multiplier=self.multiplier, sampling=self.sampling, gap=GAP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,61 +320,28 @@ class RoundPlan:
         """The exchanges of the round."""
         return exchanges(self.tree, self.schedule, clean_events=self.wish.clean_events)
 
+    @cached_property
+    def boundaries(self) -> tuple[int, ...]:
+        """The tiers at which noise enters."""
+        leaves = self.tree.tiers[self.tree.depth - 1]
+        return tuple(sorted({boundary_tier(self.tree, leaf) for leaf in leaves}))
+
     @property
     def scale(self) -> float:
         """Factor of step and clipping in this round."""
         return self.wish.scale(self.server_round)
 
-    @property
-    def gap(self) -> float:
-        """Epsilon set aside per release for the grid."""
-        return GAP if self.wish.noised else 0.0
-
     def bound(self, steps: int) -> float:
         """Return the largest norm of an update of so many steps; 0 where nothing is clipped."""
         return (self.wish.clipping_norm or 0.0) * self.scale * steps
 
-    def multiplier(self, boundary: int, period_steps: int) -> float:
-        """Return noise over sensitivity of a release; 0 without noise.
+    def release(self, boundary: int, end: int) -> Release:
+        """Return the release of nodes at a tier that an exchange ends."""
+        return self._releases[boundary, end]
 
-        Parameters
-        ----------
-        boundary : int
-            Tier of the node that adds the noise.
-        period_steps : int
-            Local steps that the release is about.
-        """
-        wish = self.wish
-        if wish.calibration == "none":
-            return 0.0
-        if wish.calibration == "paper":
-            return self._paper_multiplier(boundary, period_steps)
-        budget, delta = self._without_gap()
-        if wish.calibration == "record":
-            steps = [sum(s.steps for s in period) for period in self.schedule.periods(boundary)]
-            return record_multiplier(
-                epsilon=budget,
-                delta=delta,
-                rate=wish.sampling_rate or 1.0,
-                periods=steps,
-                rounds=self.rounds,
-            )
-        return multiplier(
-            epsilon=budget, delta=delta, steps=period_steps, total_steps=self.total_steps
-        )
-
-    def sampling(self, period_steps: int) -> float:
-        """Return the probability that a record is in a batch of a period; 1 counts none."""
-        if self.wish.calibration != "record":
-            return 1.0
-        return any_batch(self.wish.sampling_rate or 1.0, period_steps)
-
-    def charge(self, boundary: int, period_steps: int) -> Charge | None:
-        """Return what a release costs a device; None without noise."""
-        noise = self.multiplier(boundary, period_steps)
-        if noise == 0:
-            return None
-        return Charge(noise_multiplier=noise, sampling=self.sampling(period_steps), gap=GAP)
+    def release_of(self, leaf: str, exchange: Exchange) -> Release:
+        """Return the release that the answers of a lowest aggregator's devices go into."""
+        return self.release(boundary_tier(self.tree, leaf), exchange.leaves[leaf].end)
 
     def epsilon(self, boundary: int) -> float:
         """Return the budget of the devices whose noise enters at a tier: in paper mode the truth.
@@ -346,102 +351,110 @@ class RoundPlan:
         """
         if self.wish.calibration != "paper":
             return self.wish.epsilon
-        charges = [
-            Charge(noise_multiplier=single.noise_multiplier, gap=single.gap, count=self.rounds)
-            for period in self.schedule.periods(boundary)
-            if (single := self.charge(boundary, sum(s.steps for s in period))) is not None
-        ]
-        return spent(charges, delta=self.wish.delta, accountant=fitting(charges)) * (1 + 1e-6)
+        return self._true[boundary]
 
-    @cached_property
-    def boundaries(self) -> tuple[int, ...]:
-        """The tiers at which noise enters."""
-        leaves = self.tree.tiers[self.tree.depth - 1]
-        return tuple(sorted({boundary_tier(self.tree, leaf) for leaf in leaves}))
-
-    @cached_property
-    def grid(self) -> Grid:
-        """The grid of the round: the finest one that holds all codes and their noise."""
-        steps = self.schedule.steps
-        if self.wish.clipping_norm is None:
-            return Grid.holding(VALUE_RANGE * len(self.exchanges))
-        bound = self.bound(steps)
-        spread = (
-            2
-            * bound
-            * max(
-                (
-                    self.multiplier(tier, sum(s.steps for s in period))
-                    for tier in self.boundaries
-                    for period in self.schedule.periods(tier)
-                ),
-                default=0.0,
-            )
-        )
-        # A trusted node has a smaller sensitivity, but for drift it is at most a device's.
-        return Grid.holding(bound + NOISE_REACH * spread)
-
-    def planned_sensitivity(self, boundary: int, period: Sequence[Segment]) -> float:
-        """Return the sensitivity of a release when everybody takes part, without rounding.
+    def check(self, size: int) -> None:
+        """Refuse noise that its grid does not do justice to, before anybody is asked.
 
         Parameters
         ----------
-        boundary : int
-            Tier of the node that adds the noise.
-        period : sequence of Segment
-            What it is about.
+        size : int
+            Entries of the model.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a release would lose more than `GAP` to the grid.
         """
-        drift, depth = self.wish.law, self.tree.depth
-        if boundary == depth:
-            return 2 * self.bound(sum(segment.steps for segment in period))
-        weights = self._largest_weights(boundary)
-        reach = Reach(anchor=depth)
-        segments = period if self.wish.clean_events else _joined(period)
-        for segment in segments:
-            reach = drift.trained(reach, bound=self.bound(segment.steps), steps=segment.steps)
-            top = max(segment.tier, boundary)
-            for tier in range(depth - 1, top - 1, -1):
-                share = weights[tier]
-                still = Reach(anchor=reach.anchor, shared=reach.shared, nearer=reach.nearer)
-                others = [(still, 1 - share)] if share < 1 else []
-                reach = drift.averaged([(reach, share), *others], tier=tier)
-            if segment.tier >= boundary:
-                reach = drift.broadcast(reach, tier=segment.tier)
-        return reach.total
+        for (boundary, _), release in self._releases.items():
+            steps = release.multiplier * release.sensitivity / release.grid.step
+            if release.multiplier and discretisation_gap(size, steps) > GAP:
+                raise InvalidParameterError(
+                    "clipping_norm",
+                    self.wish.clipping_norm,
+                    f"more noise at tier {boundary}: it would be {steps:.3g} steps of the grid",
+                )
 
-    def _largest_weights(self, boundary: int) -> dict[int, float]:
-        """Return by tier the largest weight of a child in a trusted zone below that boundary."""
-        fewest: dict[int, int] = {}
-        for top in self.tree.tiers[boundary]:
-            if not self.tree.secure(top) or self.tree.secure(self.tree.parent(top)):
-                continue
-            nodes = [top]
-            for tier in range(boundary, self.tree.depth):
-                children = [self.tree.children(node) for node in nodes]
-                fewest[tier] = min(map(len, children), default=1)
-                nodes = [child for group in children for child in group]
-        return {tier: 1 / count for tier, count in fewest.items()}
+    @cached_property
+    def _true(self) -> dict[int, float]:
+        true = {}
+        for boundary in self.boundaries:
+            single = [r.charge() for (tier, _), r in self._releases.items() if tier == boundary]
+            charges = [replace(charge, count=self.rounds) for charge in single if charge]
+            cost = spent(charges, delta=self.wish.delta, accountant=fitting(charges))
+            true[boundary] = cost * _ROUNDING
+        return true
 
-    def _paper_multiplier(self, boundary: int, period_steps: int) -> float:
-        """Return the paper's noise over the sensitivity that holds (Proposition 1, Lemma 1)."""
-        wish, depth = self.wish, self.tree.depth
-        period = next(
-            period
+    @cached_property
+    def _releases(self) -> dict[tuple[int, int], Release]:
+        return {
+            (boundary, period[-1].index): self._release(boundary, period)
+            for boundary in self.boundaries
             for period in self.schedule.periods(boundary)
-            if sum(segment.steps for segment in period) == period_steps
+        }
+
+    def _release(self, boundary: int, period: Sequence[Segment]) -> Release:
+        steps = _steps(period)
+        sensitivity = self._sensitivity(boundary, period)
+        multiplier = self._multiplier(boundary, period, sensitivity)
+        grid = Grid.holding(VALUE_RANGE * len(self.exchanges))
+        if self.wish.clipping_norm is not None:
+            # Twice the room, for zones in which fewer take part than could.
+            grid = Grid.holding(self.bound(steps) + 2 * NOISE_REACH * multiplier * sensitivity)
+        record = self.wish.calibration == "record"
+        rate = self.wish.sampling_rate or 1.0
+        return Release(
+            steps=steps,
+            multiplier=multiplier,
+            sampling=any_batch(rate, steps) if record else 1.0,
+            sensitivity=sensitivity,
+            grid=grid,
         )
-        counted = self.schedule.steps if wish.release_steps == ROUND else period_steps
-        weight = math.prod(self._largest_weights(boundary).values()) if boundary < depth else 1.0
-        lemma = 2 * self.bound(counted) * weight
-        printed = sigma(
-            lemma,
+
+    def _multiplier(self, boundary: int, period: Sequence[Segment], sensitivity: float) -> float:
+        wish, steps = self.wish, _steps(period)
+        if wish.calibration == "none":
+            return 0.0
+        if wish.calibration == "paper":
+            return self._printed_sigma(boundary, steps) / sensitivity
+        budget, delta = self._without_gap()
+        if wish.calibration == "record":
+            return record_multiplier(
+                epsilon=budget,
+                delta=delta,
+                rate=wish.sampling_rate or 1.0,
+                periods=[_steps(other) for other in self.schedule.periods(boundary)],
+                rounds=self.rounds,
+            )
+        return multiplier(epsilon=budget, delta=delta, steps=steps, total_steps=self.total_steps)
+
+    def _sensitivity(self, boundary: int, period: Sequence[Segment]) -> float:
+        """Return the sensitivity of a release by the law of drift, when everybody takes part."""
+        law, weights = self.wish.law, largest_weights(self.tree, boundary)
+        weight = weights[self.tree.depth]
+        if not self.wish.clean_events or law.law == "lemma":
+            return 2 * self.bound(_steps(period)) * weight
+        if law.law == "worst":
+            parts = [(segment.steps, segment.tier) for segment in period]
+            return sensitivity_worst_case(parts, weights=weights, eta=1.0, G=self.bound(1))
+        moved = 0.0
+        for segment in period:
+            moved = moved * law.growth**segment.steps + 2 * self.bound(segment.steps) * weight
+        return moved
+
+    def _printed_sigma(self, boundary: int, steps: int) -> float:
+        """Return the paper's noise (Proposition 1, Lemma 1)."""
+        wish, depth = self.wish, self.tree.depth
+        counted = self.schedule.steps if wish.release_steps == ROUND else steps
+        weight = largest_weights(self.tree, boundary)[depth]
+        return sigma(
+            2 * self.bound(counted) * weight,
             q=wish.sampling_rate or 1.0,
             n_comp=self.total_steps,
             eps=wish.epsilon,
             delta=wish.delta,
             alpha=wish.alpha_of(boundary, depth),
         )
-        return printed / self.planned_sensitivity(boundary, period)
 
     def _without_gap(self) -> tuple[float, float]:
         """Return the budget that is left for the noise beside what the grid takes."""
@@ -453,7 +466,5 @@ class RoundPlan:
         return budget, self.wish.delta * math.exp(-gap)
 
 
-def _joined(period: Sequence[Segment]) -> list[Segment]:
-    last = period[-1]
-    steps = sum(segment.steps for segment in period)
-    return [Segment(index=last.index, start=period[0].start, steps=steps, tier=last.tier)]
+def _steps(period: Sequence[Segment]) -> int:
+    return sum(segment.steps for segment in period)

@@ -51,6 +51,7 @@ __all__ = [
     "BoundaryClass",
     "PaperFigures",
     "boundary_classes",
+    "largest_weights",
     "multiplier",
     "paper_figures",
     "record_multiplier",
@@ -461,7 +462,7 @@ def _drift_ratios(
 ) -> list[float]:
     """Return for each release of a round: the worst sensitivity over the paper's."""
     check_flag("clean_events", clean_events)
-    weights = _largest_weights(tree, found.tier)
+    weights = largest_weights(tree, found.tier)
     fanouts = tree.smallest_fanouts()
     ratios = []
     for period, steps in zip(found.periods, found.steps, strict=True):
@@ -480,8 +481,16 @@ def _counted(steps: int, schedule: EventSchedule, release_steps: str) -> int:
     return schedule.steps if release_steps == "round" else steps
 
 
-def _largest_weights(tree: TierTree, boundary: int) -> dict[int, float]:
-    """Return by tier the largest weight that a node has in the average of a boundary node."""
+def largest_weights(tree: TierTree, boundary: int) -> dict[int, float]:
+    """Return by tier the largest weight that a node has in the average of a boundary node.
+
+    Parameters
+    ----------
+    tree : TierTree
+        The tree.
+    boundary : int
+        Tier of the nodes that add the noise; there are some.
+    """
     nodes = [node for node in tree.injectors() if tree.tier(node) == boundary]
     weights = {boundary: 1.0}
     level = [(node, 1.0) for node in nodes]

@@ -9,9 +9,41 @@ from numpy.typing import NDArray
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
-from flwr_privacy.grid import EvenMean, Grid
+from flwr_privacy.grid import CODE_LIMIT, EvenMean, Grid
 
 __all__ = ["TierSums"]
+
+
+class _NarrowMean(EvenMean):
+    """An `EvenMean` whose sums stay in 32 bits as long as they must fit.
+
+    They take half the memory, and a fraction of the time: an addition casts nothing.
+    """
+
+    def __init__(self, start: Arrays, grid: Grid, names: list[str]) -> None:
+        super().__init__(start, grid, names)
+        self._reached: dict[str, int] = {}  # by name, no entry of the sum is larger
+
+    def _begin_from(self, entries: StateFields) -> None:
+        super()._begin_from(entries)
+        self._reached = {}
+
+    def _add(self, name: str, array: NDArray[np.generic], weight: float) -> None:
+        codes: NDArray[Any] = array
+        total = self._sums.get(name)
+        reached = self._reached.get(name, 0)
+        reached += max(int(codes.max(initial=0)), -int(codes.min(initial=0)))
+        if weight == 1 and reached <= CODE_LIMIT and (total is None or total.dtype == np.int32):
+            narrow = codes.astype(np.int32, copy=total is None)  # the first may be a view
+            self._sums[name] = narrow if total is None else np.add(total, narrow, out=total)
+            self._reached[name] = reached
+            return
+        if total is not None and total.dtype == np.int32:
+            self._sums[name] = total.astype(np.int64)
+        super()._add(name, array, weight)
+
+
+_ANY = Grid(0)  # what a code means, groups may differ in
 
 _SEPARATOR = "/"  # between group and array in a state; no group's name has one
 
@@ -23,8 +55,6 @@ class TierSums(WeightedMean):
     ----------
     start : Mapping of str to ndarray
         A model: names and shapes of the arrays.
-    grid : Grid
-        What the codes mean.
     names : list of str
         Which of the arrays the updates are of.
     groups : mapping of str to str
@@ -33,22 +63,21 @@ class TierSums(WeightedMean):
     Notes
     -----
     A group has no sum before the first of its clients answers, so memory follows the groups that
-    answered, and not the clients. Codes are summed in int64: the same in any order.
+    answered, and not the clients. Sums are int64, or int32 where that holds them: exact, and the
+    same in any order.
 
     Examples
     --------
     >>> groups = {"0": "left", "1": "left", "2": "right"}
-    >>> sums = TierSums({"w": np.zeros(2)}, Grid(-1), ["w"], groups)
+    >>> sums = TierSums({"w": np.zeros(2)}, ["w"], groups)
     >>> for client, code in (("0", 1), ("1", 2), ("2", 4)):
     ...     sums.fold(client, {"w": np.full(2, code, np.int32)}, weight=1)
     >>> sums.of("left")["w"], sums.answered("left")
-    (array([3, 3]), ['0', '1'])
+    (array([3, 3], dtype=int32), ['0', '1'])
     """
 
-    def __init__(
-        self, start: Arrays, grid: Grid, names: list[str], groups: Mapping[str, str]
-    ) -> None:
-        self._empty = EvenMean(start, grid, names)
+    def __init__(self, start: Arrays, names: list[str], groups: Mapping[str, str]) -> None:
+        self._empty = _NarrowMean(start, _ANY, names)
         super().__init__({})
         self.template = self._empty.template
         self._groups = dict(groups)
@@ -57,6 +86,17 @@ class TierSums(WeightedMean):
     def of(self, group: str) -> dict[str, NDArray[Any]]:
         """Return the sums of a group's codes, by name; empty if nobody of it answered."""
         return self._means[group].sums if group in self._means else {}
+
+    def taken(self, group: str) -> tuple[NDArray[Any], int] | None:
+        """Take the sum of a group out, as one vector, with the number of its clients.
+
+        None if nobody of it answered, or it was taken out before.
+        """
+        mean = self._means.pop(group, None)
+        if mean is None:
+            return None
+        parts = [mean.sums[name].reshape(-1) for name in self.template]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts), len(mean.clients)
 
     def answered(self, group: str) -> list[str]:
         """Return the clients in the sum of a group."""

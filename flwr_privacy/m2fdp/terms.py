@@ -9,10 +9,12 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.identity import check_client_id
 from flwr_privacy.policy import UNITS
 
 from .sensitivity import DRIFTS, Drift
+from .zone import GAP
 
 __all__ = [
     "AGGREGATE",
@@ -21,6 +23,7 @@ __all__ = [
     "DOWN",
     "EVENT",
     "NOISED",
+    "SCHEME",
     "UP",
     "VALUE_RANGE",
     "Delivery",
@@ -28,6 +31,9 @@ __all__ = [
     "Terms",
     "any_batch",
 ]
+
+SCHEME = "m2fdp"
+"""Name of the scheme."""
 
 AGGREGATE, DELIVER = "aggregate", "deliver"
 """Phases in which an aggregator averages what its children sealed, and passes a model on."""
@@ -72,8 +78,6 @@ class _Released:
         Standard deviation of the noise over the sensitivity; 0 for none, which protects nothing.
     epsilon, delta : float
         Budget of a device in this experiment; it declines what would exceed it.
-    gap : float
-        Epsilon set aside per release for the grid.
     grid : int
         Exponent of the grid's step.
     period : int
@@ -82,6 +86,8 @@ class _Released:
         How models drift apart, see `Drift`.
     growth : float
         Of the law ``smooth``.
+    depth : int
+        Tier of the devices.
     sampling : float, default 1.0
         Probability that a record is in any batch of the period; 1 counts no sampling.
     keep_back : list of str
@@ -97,11 +103,11 @@ class _Released:
     noise_multiplier: float
     epsilon: float
     delta: float
-    gap: float
     grid: int
     period: int
     law: str
     growth: float
+    depth: int
     sampling: float = 1.0
     keep_back: list[str] = field(default_factory=list)
 
@@ -111,7 +117,8 @@ class _Released:
         check_number("epsilon", self.epsilon, minimum=0)
         if not 0 < check_number("delta", self.delta) < 1:
             raise InvalidParameterError("delta", self.delta, "a number between 0 and 1")
-        check_number("gap", self.gap, minimum=0)
+        check_integer("grid", self.grid, minimum=-500, maximum=500)
+        check_integer("depth", self.depth, minimum=1)
         check_integer("period", self.period, minimum=0)
         check_choice("law", self.law, DRIFTS)
         if not 0 < check_number("sampling", self.sampling) <= 1:
@@ -132,7 +139,7 @@ class _Released:
         """Return what the release costs a device; None where there is no noise and no account."""
         if self.noise_multiplier == 0:
             return None
-        return Charge(noise_multiplier=self.noise_multiplier, sampling=self.sampling, gap=self.gap)
+        return Charge(noise_multiplier=self.noise_multiplier, sampling=self.sampling, gap=GAP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +148,8 @@ class Terms(_Released):
 
     Parameters
     ----------
-    unit, noise_multiplier, epsilon, delta, gap, grid, period, law, growth, sampling, keep_back
+    unit, noise_multiplier, epsilon, delta, grid, period, law, growth, depth, sampling,
+    keep_back
         Of the noised release that this training goes into.
     clipping_norm : float
         Largest L2 norm of the update; 0 does not clip, which protects nothing.
@@ -156,8 +164,6 @@ class Terms(_Released):
         plays the aggregators, in a simulation.
     event, tier : int
         Number of the event that follows in this round, and the tier up to which it goes.
-    depth : int
-        Tier of the devices.
     siblings : list of str
         All children of the parent that were asked, this one among them, where answers are sealed.
     sampling_rate : float, default 1.0
@@ -176,7 +182,6 @@ class Terms(_Released):
     sealed: bool
     event: int
     tier: int
-    depth: int
     siblings: list[str] = field(default_factory=list)
     sampling_rate: float = 1.0
 
@@ -186,8 +191,11 @@ class Terms(_Released):
         check_integer("steps", self.steps, minimum=1)
         check_client_id(self.parent, parameter="parent")
         check_integer("event", self.event, minimum=self.period)
-        check_integer("depth", self.depth, minimum=1)
         check_integer("tier", self.tier, minimum=0, maximum=self.depth - 1)
+        # Whether an update fits into codes must not depend on the update.
+        largest = self.clipping_norm or VALUE_RANGE
+        if largest > Grid(self.grid).step * CODE_LIMIT:
+            raise InvalidParameterError("grid", self.grid, f"one with codes up to {largest:g}")
         if not 0 < check_number("sampling_rate", self.sampling_rate) <= 1:
             raise InvalidParameterError("sampling_rate", self.sampling_rate, "above 0, at most 1")
         if self.noise_multiplier and not self.clipping_norm:
@@ -208,7 +216,8 @@ class Duty(_Released):
 
     Parameters
     ----------
-    unit, noise_multiplier, epsilon, delta, gap, grid, period, law, growth, sampling, keep_back
+    unit, noise_multiplier, epsilon, delta, grid, period, law, growth, depth, sampling,
+    keep_back
         Of the noised release that the average goes into.
     event, tier : int
         Number of the event in this round, and the tier up to which it goes.
@@ -251,7 +260,7 @@ class Duty(_Released):
         check_choice("way", self.way, WAYS)
         check_client_id(self.parent, parameter="parent")
         check_integer("event", self.event, minimum=self.period)
-        check_integer("own_tier", self.own_tier, minimum=1)
+        check_integer("own_tier", self.own_tier, minimum=1, maximum=self.depth - 1)
         check_integer("tier", self.tier, minimum=0, maximum=self.own_tier)
         check_integer("min_children", self.min_children, minimum=1)
         if (self.way == DOWN) != (self.tier == self.own_tier):
@@ -272,9 +281,12 @@ class Delivery:
     ----------
     event : int
         Number of the event in this round.
+    own_tier : int
+        Tier of the aggregator.
     children : list of str
         All children that were asked.
     """
 
     event: int
+    own_tier: int
     children: list[str]

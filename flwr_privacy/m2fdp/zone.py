@@ -8,6 +8,7 @@ simulation, and an aggregator that is a node of its own.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class Upload:
 
 
 def averaged(
-    uploads: list[Upload] | tuple[Codes, int, Reach], drift: Drift, *, tier: int, grid: Grid
+    uploads: list[Upload] | tuple[NDArray[Any], int, Reach], drift: Drift, *, tier: int, grid: Grid
 ) -> Upload:
     """Return the mean of the children's codes, rounded to the grid (to the nearest, half up).
 
@@ -76,7 +77,8 @@ def averaged(
     ([2, -1], 0.501)
     """
     if isinstance(uploads, tuple):
-        total, count, reach = uploads
+        codes, count, reach = uploads
+        total = codes.astype(np.int64)
         children = [(reach, 1 / count)] * count
     else:
         count = len(uploads)
@@ -84,7 +86,8 @@ def averaged(
         for upload in uploads:
             total += upload.codes
         children = [(upload.reach, 1 / count) for upload in uploads]
-    mean = total * 2
+    mean = total
+    mean *= 2
     mean += count
     mean //= 2 * count
     slack = grid.step * math.sqrt(total.size)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .acfl import report as report_acfl
+from .m2fdp import report as report_m2fdp
 from .mspdq import report as report_mspdq
 from .scene import Report
 from .secure_sum import report as report_secure_sum
@@ -33,5 +34,6 @@ ATTACKS: dict[str, Attack] = {
     "mspdq": report_mspdq,
     "udp": report_udp,
     "acfl": report_acfl,
+    "m2fdp": report_m2fdp,
 }
 """Attacks by the name of what they attack."""

@@ -9,7 +9,13 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from flwr_privacy.clients import FedAvgClient, SecureSumClient, UDPClient, as_mod
+from flwr_privacy.clients import (
+    FedAvgClient,
+    M2FDPClient,
+    SecureSumClient,
+    UDPClient,
+    as_mod,
+)
 from flwr_privacy.clients.per_record import current_plan
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire import RECORD
@@ -19,7 +25,7 @@ __all__ = ["SIZES", "app"]
 SIZES = (784, 256, 10)
 CLASSES = 10
 
-MODS = {client.scheme: as_mod(client) for client in (FedAvgClient, UDPClient)}
+MODS = {client.scheme: as_mod(client) for client in (FedAvgClient, UDPClient, M2FDPClient)}
 SUMMED = as_mod(SecureSumClient)
 
 

@@ -6,6 +6,7 @@ ours        this library's FedAvg; the seconds of each round
 secure      the same under a secure sum, which has two exchanges a round
 udp-user    UDP at user level around the same training; the seconds of each round
 udp-record  UDP at record level, one step per round; the seconds of each round
+m2fdp       M2FDP over a tree of ten aggregators, half of them trusted; the same
 """
 
 import json
@@ -20,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import UDP, FedAvg
+from flwr_privacy.strategies import M2FDP, UDP, FedAvg
 
 from .client_app import SIZES
 
@@ -92,6 +93,8 @@ def _strategy(part: str, nodes: int, clients: int) -> FlowerFedAvg:
         return UDP(unit="user", epsilon=8.0, clipping_norm=1.0, **asked)
     if part == "udp-record":
         return UDP(unit="record", epsilon=8.0, clipping_norm=1.0, learning_rate=1.0, **asked)
+    if part == "m2fdp":
+        return M2FDP(fanouts=(10, (clients or nodes) // 10), p=0.5, **asked)
     raise ValueError(f"unknown part {part!r}")
 
 
