@@ -29,11 +29,9 @@ from flwr_privacy.errors import (
 from flwr_privacy.fields import write
 from flwr_privacy.grid import saturated
 from flwr_privacy.guarantee import Guarantee
-from flwr_privacy.identity import derive_seed
 from flwr_privacy.layout import Layout
 from flwr_privacy.m2fdp import (
     EVENT,
-    AdaptiveController,
     Asked,
     EventSchedule,
     Exchange,
@@ -58,7 +56,9 @@ from .conversation import Assigned, only
 from .experiment import to_record
 from .relay import Relay
 from .round import ClientReply, Round
+from .tier_course import TierCourse
 from .tiers import TierLog
+from .tree_members import check_min_children, drawn, members, settled
 
 __all__ = ["M2FDP"]
 
@@ -182,8 +182,7 @@ class M2FDP(SchemeStrategy):
     weight_key = _WEIGHT
     relay: Relay | None
     _devices: list[str] | None
-    _steps_left: int | None
-    _planned_steps: int | None
+    _resumed: dict[str, int] | None
     _plan: RoundPlan | None
 
     def __init__(
@@ -259,32 +258,20 @@ class M2FDP(SchemeStrategy):
         self._schedule.check_depth(self.tree.depth)
         if relay and self._virtual_clients is not None:
             raise InvalidParameterError("clients", self._virtual_clients, "None with `relay`")
+        if relay and not self._wish.noised:
+            allowed = "false without noise: an aggregator of its own has nothing to add"
+            raise InvalidParameterError("relay", True, allowed)
         if edge_noise and not self._wish.noised:
             raise InvalidParameterError("edge_noise", True, "false where there is no noise")
         if self._wish.calibration == "paper":
             for tier in range(1, self.tree.depth + 1):
                 self._wish.alpha_of(tier, self.tree.depth)
-        self._check_min_children()
+        check_min_children(self.tree, self._least)
         if self._given_tree is None and self._virtual_clients is None:
             # A tree without names has as many leaves as there are clients: wait for all of them.
-            self.min_available_nodes = max(self.min_available_nodes, self._members())
+            needed = members(self.tree, relayed=relay)
+            self.min_available_nodes = max(self.min_available_nodes, needed)
             self._build()
-
-    def _members(self) -> int:
-        """Return the number of nodes of the tree that are nodes of Flower's."""
-        aggregators = sum(self.tree.secure(n) for tier in self.tree.tiers[1:-1] for n in tier)
-        return len(self.tree.devices) + (aggregators if self._relayed else 0)
-
-    def _check_min_children(self) -> None:
-        for tier in self.tree.tiers[1:-1]:
-            for node in filter(self.tree.secure, tier):
-                if len(self.tree.children(node)) < self._least:
-                    raise InvalidParameterError(
-                        "min_children",
-                        self._least,
-                        f"at most {len(self.tree.children(node))}, the children of '{node}', which "
-                        "is trusted and would hand nothing on",
-                    )
 
     # -- Before the first round --------------------------------------------------------------
 
@@ -304,84 +291,36 @@ class M2FDP(SchemeStrategy):
             for client in self.federation.clients()
             if introductions.get(client, {}).get("role", "device") == "device"
         ]
-        if self._given_tree is None and self._devices is None:
-            ordered = sorted(devices, key=lambda name: (len(name), name))
-            leaves = len(self.tree.devices)  # who is beyond them is no leaf
-            self.tree = TierTree.of_fanouts(
-                self._fanouts or (), p=self._p, devices=ordered[:leaves]
-            )
-        elif self._devices is not None:
-            self.tree = self.tree.with_devices(self._devices)
+        named = self._given_tree is not None
+        self.tree = settled(self.tree, devices, named=named, devices=self._devices)
         self._devices = list(self.tree.devices)
-        if missing := sorted(set(self._devices) - set(devices)):
-            logger.warning("devices of the tree that are not there: %s", missing[:10])
-            if len(missing) == len(self._devices):
-                raise InvalidParameterError("tree", missing[:5], f"leaves among {devices[:5]}")
-        if strange := sorted(set(devices) - set(self._devices)):
-            logger.warning("clients that are no leaf of the tree are not asked: %s", strange[:10])
-        if self.tree.withdrawn:
-            logger.warning(
-                "not trusted, because a child of theirs is not: %s", ", ".join(self.tree.withdrawn)
-            )
+        if self.min_train_nodes > max(2, len(self._devices)):
+            allowed = f"at most {len(self._devices)}, the devices of the tree"
+            raise InvalidParameterError("min_train_nodes", self.min_train_nodes, allowed)
         names = released_names(self._template, self._wish.keep_back)
         self._layout = Layout.of(self._template, names)
-        self._controller = self._controlled()
-        if self._steps_left is None:
-            self._steps_left = self._total_steps()
+        self._course = TierCourse(
+            self.tree,
+            self._schedule,
+            self._wish,
+            control=self._control,
+            parameters=self._layout.size,
+            min_children=self._least,
+            resources=self._resources,
+            rounds=self.planned_rounds or 1,
+        )
+        if self._resumed is not None:
+            self._course.resume(**self._resumed)
         self._tiers = TierLog(self.tree, self._resources, self._layout.size)
         self.relay = Relay(self.conversation, self.tree, introductions) if self._relayed else None
-        self._check_resumed()
-        self._plan = self._planned(1)
+        self._plan = self._course.plan(1)
         self.plan.check(self._layout.size)
-        if self.min_train_nodes > max(2, len(self.tree.devices)):
-            allowed = f"at most {len(self.tree.devices)}, the devices of the tree"
-            raise InvalidParameterError("min_train_nodes", self.min_train_nodes, allowed)
         self._write_tree()
-
-    def _check_resumed(self) -> None:
-        """Refuse to go on for longer than the noise was planned for."""
-        total = self._total_steps()
-        if self._planned_steps not in (None, total) and self._wish.noised:
-            rounds = (self._planned_steps or 0) // self._schedule.steps
-            raise InvalidParameterError(
-                "num_rounds",
-                self.planned_rounds,
-                f"{rounds}, as before: the noise of the rounds so far was for that many",
-            )
-        self._planned_steps = total
-
-    def _controlled(self) -> AdaptiveController | None:
-        if self._control is None:
-            return None
-        wish = self._wish
-        given = {
-            "parameters": self._layout.size,
-            "events": self._schedule,
-            "resources": self._resources,
-            "min_children": self._least,
-            "epsilon": wish.epsilon,
-            "delta": wish.delta,
-            "sampling_rate": wish.sampling_rate or 1.0,
-            "alphas": 1.0 if wish.alpha is None else wish.alpha,
-        }
-        if wish.calibration == "record":
-            raise InvalidParameterError(
-                "control", self._control, "nothing with calibration 'record', which needs a plan"
-            )
-        try:
-            return AdaptiveController.of(self.tree, **{**given, **self._control})
-        except TypeError as error:
-            raise InvalidParameterError("control", self._control, f"known keys ({error})") from None
-
-    def _total_steps(self) -> int:
-        if self._controller is not None:
-            return self._controller.total_steps
-        return self._schedule.steps * (self.planned_rounds or 1)
 
     def stop(self) -> str:
         """Return why the training ends: all local steps that were planned are used up."""
-        if self._controller is not None and self._steps_left == 0:
-            return f"the {self._controller.total_steps} local steps are used up"
+        if self._course.over:
+            return f"the {self._course.total_steps} local steps are used up"
         return ""
 
     @property
@@ -420,7 +359,7 @@ class M2FDP(SchemeStrategy):
         """Train a round: for each segment an exchange with the devices, then an event."""
         if self.fraction_train == 0:
             return None, None
-        self._plan = self._planned(server_round)
+        self._plan = self._course.plan(server_round)
         self._paid: dict[str, int] = {}
         self._assigned = self._drawn(grid, server_round)
         start = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
@@ -429,11 +368,7 @@ class M2FDP(SchemeStrategy):
             self.tree,
             start,
             self._layout,
-            grids={
-                leaf: self.plan.release_of(leaf, exchange).grid
-                for exchange in self.plan.exchanges
-                for leaf in exchange.leaves
-            },
+            grids=self.plan.grids,
             drift=self._wish.law,
             min_children=self._least,
             bound=self.plan.bound,
@@ -448,6 +383,7 @@ class M2FDP(SchemeStrategy):
         for exchange in self.plan.exchanges:
             if not exchange.leaves:
                 continue
+            self._tiers.next_event()
             mean, said = self._asked(grid, server_round, exchange, models, config)
             metrics = said or metrics
             answered = max(answered, 0 if mean is None else int(mean.weight))
@@ -458,8 +394,7 @@ class M2FDP(SchemeStrategy):
             model = models.event(
                 exchange, _taken(mean), partial(self._noised, server_round, exchange), released
             )
-        if self._controller is not None:
-            self._steps_left = (self._steps_left or 0) - self.plan.schedule.steps
+        self._course.take(self.plan)
         self._write_tree()
         if model is None:
             return None, None
@@ -503,44 +438,19 @@ class M2FDP(SchemeStrategy):
             self._tiers.noised(node, self.relay.sigmas[node])
         return released
 
-    def _planned(self, server_round: int) -> RoundPlan:
-        schedule = self._schedule
-        self._decision = None
-        if self._controller is not None and self._steps_left:
-            self._decision = self._controller.decide(self._steps_left)
-            schedule = schedule.with_steps(self._decision.steps)
-        return RoundPlan(
-            tree=self.tree,
-            schedule=schedule,
-            wish=self._wish,
-            server_round=server_round,
-            total_steps=self._total_steps(),
-            rounds=self.planned_rounds or 1,
-        )
-
     def _drawn(self, grid: Grid, server_round: int) -> Assigned:
-        """Draw devices under each lowest aggregator, without replacement, anew in every round."""
+        """Draw the devices of a round; note them by their parent."""
         everybody = self.conversation.sample(grid, server_round, TRAIN, fraction=1.0, minimum=0)
-        there = {client for clients in everybody.values() for client in clients}
-        share = max(self.fraction_train, self.min_train_nodes / len(self.tree.devices))
-        chosen: dict[str, list[str]] = {}
-        seed = self.experiment.seed
-        for leaf in self.tree.tiers[self.tree.depth - 1]:
-            children = self.tree.children(leaf)
-            wanted = max(1, int(share * len(children) + 0.5))
-            if self._decision is not None:
-                first = self.tree.ancestor(leaf, 1) if self.tree.depth > 1 else leaf
-                secure = self.tree.secure(first)
-                wanted = self._decision.secure if secure else self._decision.insecure
-            if self.tree.secure(leaf):
-                wanted = max(wanted, min(self._least, len(children)))
-            present = [child for child in children if child in there]
-            if wanted < len(present):
-                present.sort(key=lambda c: derive_seed(seed, "tiers", server_round, c))
-            if present:
-                chosen[leaf] = sorted(present[:wanted])
-        self._chosen = chosen
-        return only(everybody, {device for devices in chosen.values() for device in devices})
+        self._chosen = drawn(
+            self.tree,
+            {client for clients in everybody.values() for client in clients},
+            share=max(self.fraction_train, self.min_train_nodes / len(self.tree.devices)),
+            decision=self._course.decision,
+            least=self._least,
+            seed=self.experiment.seed,
+            server_round=server_round,
+        )
+        return only(everybody, {device for devices in self._chosen.values() for device in devices})
 
     def _taking_part(self, exchange: Exchange) -> dict[str, list[str]]:
         """Return the devices that are asked in an exchange, by their parent."""
@@ -695,8 +605,8 @@ class M2FDP(SchemeStrategy):
     def _at_the_edge(self, server_round: int, node: str, model: NDArray[np.float64]) -> None:
         """Add the noise of an insecure node of tier 1, which a baseline has beside the devices'."""
         devices = self.plan.release(self.tree.depth, self.plan.exchanges[-1].index)
-        bound = self.plan.bound(self.plan.schedule.steps)
-        sigma = devices.multiplier * 2 * bound / len(self.tree.leaves(node))
+        sigma = devices.multiplier * 2 * self.plan.bound(devices.steps)
+        sigma /= len(self.tree.leaves(node))
         random = self._random("edge noise", node, server_round, 0)
         codes = np.zeros(model.size, np.int64)
         model += devices.grid.step * noised(codes, sigma=sigma, grid=devices.grid, random=random)
@@ -775,23 +685,21 @@ class M2FDP(SchemeStrategy):
 
     def _build(self) -> None:
         super()._build()
-        self._devices, self._steps_left, self._plan, self.relay = None, None, None, None
-        self._planned_steps = None
+        self._devices, self._resumed, self._plan, self.relay = None, None, None, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return who is which leaf, and the local steps that are left."""
         return {
             "devices": self._devices,
-            "steps_left": self._steps_left,
-            "planned_steps": self._planned_steps,
+            "total_steps": self._course.total_steps,
+            "steps_left": self._course.steps_left,
             "insecure": self._insecure,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` returned."""
         self._devices = list(state["devices"])
-        self._steps_left = state["steps_left"]
-        self._planned_steps = state["planned_steps"]
+        self._resumed = {key: int(state[key]) for key in ("total_steps", "steps_left")}
         self._insecure = state["insecure"]
 
 

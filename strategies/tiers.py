@@ -9,6 +9,7 @@ import numpy as np
 
 from flwr_privacy.files import write_text
 from flwr_privacy.m2fdp import (
+    CLOUD,
     Exchange,
     ResourceModel,
     RoundPlan,
@@ -44,13 +45,14 @@ class TierLog:
         self._counts = TierCounts.of(tree)
         self._parameters = parameters
         self._metrics: dict[str, float] = {}
-        self._variance = 0.0
+        self._noise: list[tuple[str, float]] = []  # what entered the round, node and variance
+        self._heard: set[str] = set()  # insecure leaves and boundary nodes of the last event
         self._sigmas: dict[str, float] = {}  # of aggregators, and of the devices of insecure leaves
         self._edges: dict[str, float] = {}  # of insecure aggregators, in a baseline
 
     def begin(self, plan: RoundPlan, drawn: dict[str, list[str]]) -> None:
         """Begin a round with the devices that were drawn, by their parent."""
-        self._variance, self._sigmas, self._edges = 0.0, {}, {}
+        self._noise, self._heard, self._sigmas, self._edges = [], set(), {}, {}
         steps, tree = plan.schedule.steps, self._tree
         leaves = tree.tiers[tree.depth - 1]
         taking = [len(drawn.get(leaf, ())) for leaf in leaves]
@@ -72,20 +74,26 @@ class TierLog:
             if shares[secure]:
                 self._metrics[f"participation_{name}"] = float(np.mean(shares[secure]))
 
+    def next_event(self) -> None:
+        """Forget who was heard at the event before."""
+        self._heard = set()
+
     def answered(self, plan: RoundPlan, exchange: Exchange, sums: TierSums) -> None:
         """Note the noise that the devices of insecure aggregators added."""
         for leaf in exchange.leaves:
             count = len(sums.answered(leaf))
             if count == 0 or self._tree.secure(leaf):
                 continue
+            self._heard.add(leaf)
             sigma = device_sigma(plan, exchange, leaf)
             self._sigmas[leaf] = sigma
-            self._variance += (self._tree.weight(leaf) * sigma) ** 2 / count
+            self._noise.append((leaf, sigma**2 / count))
 
     def noised(self, node: str, sigma: float) -> None:
         """Note the noise that an aggregator added, be it a trusted one or one of a baseline."""
         (self._sigmas if self._tree.secure(node) else self._edges)[node] = sigma
-        self._variance += (self._tree.weight(node) * sigma) ** 2
+        self._noise.append((node, sigma**2))
+        self._heard.add(node)
 
     def planned_deviation(self, plan: RoundPlan) -> float:
         """Return the noise of the next global model if all devices add theirs, per entry."""
@@ -101,8 +109,8 @@ class TierLog:
         """Return the numbers of the last round; none before there was one.
 
         ``noise_var`` is the variance that the round's noise has in an entry of the global model,
-        noise of local events included; ``noise_sigma_t2`` that of a node of tier 2, the mean over
-        those that added some.
+        noise of local events included, with the weights of the last event; ``noise_sigma_t2``
+        that of a node of tier 2, the mean over those that added some.
         """
         if not self._metrics:
             return {}
@@ -115,7 +123,22 @@ class TierLog:
         sigmas = {f"noise_sigma_t{t}": float(np.mean(s)) for t, s in sorted(by_tier.items())}
         if self._edges:
             sigmas["edge_noise_sigma"] = float(np.mean(list(self._edges.values())))
-        return {**self._metrics, "noise_var": self._variance, **sigmas}
+        variance = sum(self._weight(node) ** 2 * entered for node, entered in self._noise)
+        return {**self._metrics, "noise_var": variance, **sigmas}
+
+    def _weight(self, node: str) -> float:
+        """Return the weight of a node in the global model, among those that were heard last."""
+        weight = float(self._is_heard(node))
+        while node != CLOUD and weight:
+            node = self._tree.parent(node)
+            weight /= sum(map(self._is_heard, self._tree.children(node)))
+        return weight
+
+    def _is_heard(self, node: str) -> bool:
+        if node in self._heard:
+            return True
+        lowest = self._tree.tier(node) >= self._tree.depth - 1
+        return not lowest and any(map(self._is_heard, self._tree.children(node)))
 
     def write(self, run_dir: Path, plan: RoundPlan) -> None:
         """Write the tree, with trust, noise and epsilon of each node, for the report."""

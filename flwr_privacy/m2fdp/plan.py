@@ -39,6 +39,7 @@ __all__ = ["Asked", "Exchange", "Release", "RoundPlan", "Wish", "boundary_tier",
 CONSTANT, INV_SQRT = "constant", "inv_sqrt"
 ROUND = "round"
 
+_MOST_ROOM = 64.0  # for noise, over that of a zone in which everybody takes part
 _ROUNDING = 1 + 1e-6  # what a sum of charges, one by one, may come to beyond all at once
 
 
@@ -272,7 +273,7 @@ class Release:
     sensitivity : float
         L2 sensitivity when everybody takes part, without rounding.
     grid : Grid
-        The finest grid that holds codes and noise.
+        The finest grid that holds the codes and the noise of all releases of a round at this tier.
     """
 
     steps: int
@@ -306,6 +307,8 @@ class RoundPlan:
         Local steps of the whole training.
     rounds : int
         Most rounds of the training.
+    min_children : int, default 1
+        Fewest children that a trusted aggregator averages.
     """
 
     tree: TierTree = field(repr=False)
@@ -314,6 +317,7 @@ class RoundPlan:
     server_round: int
     total_steps: int
     rounds: int
+    min_children: int = 1
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -342,6 +346,12 @@ class RoundPlan:
     def release_of(self, leaf: str, exchange: Exchange) -> Release:
         """Return the release that the answers of a lowest aggregator's devices go into."""
         return self.release(boundary_tier(self.tree, leaf), exchange.leaves[leaf].end)
+
+    @cached_property
+    def grids(self) -> dict[str, Grid]:
+        """The grid of the devices of each lowest aggregator."""
+        last = self.exchanges[-1]
+        return {leaf: self.release_of(leaf, last).grid for leaf in last.leaves}
 
     def epsilon(self, boundary: int) -> float:
         """Return the budget of the devices whose noise enters at a tier: in paper mode the truth.
@@ -387,11 +397,15 @@ class RoundPlan:
 
     @cached_property
     def _releases(self) -> dict[tuple[int, int], Release]:
-        return {
-            (boundary, period[-1].index): self._release(boundary, period)
-            for boundary in self.boundaries
-            for period in self.schedule.periods(boundary)
-        }
+        releases = {}
+        for boundary in self.boundaries:
+            periods = self.schedule.periods(boundary)
+            planned = [self._release(boundary, period) for period in periods]
+            # One grid for all periods of a round: the coarsest.
+            grid = Grid(max(release.grid.exponent for release in planned))
+            for period, release in zip(periods, planned, strict=True):
+                releases[boundary, period[-1].index] = replace(release, grid=grid)
+        return releases
 
     def _release(self, boundary: int, period: Sequence[Segment]) -> Release:
         steps = _steps(period)
@@ -399,8 +413,10 @@ class RoundPlan:
         multiplier = self._multiplier(boundary, period, sensitivity)
         grid = Grid.holding(VALUE_RANGE * len(self.exchanges))
         if self.wish.clipping_norm is not None:
-            # Twice the room, for zones in which fewer take part than could.
-            grid = Grid.holding(self.bound(steps) + 2 * NOISE_REACH * multiplier * sensitivity)
+            # With room for the noise of zones in which few take part. What is beyond saturates,
+            # and more room would leave the noise of large zones few steps of the grid.
+            worst = min(2 * self.bound(steps), sensitivity * self._thinning(boundary))
+            grid = Grid.holding(self.bound(steps) + NOISE_REACH * multiplier * worst)
         record = self.wish.calibration == "record"
         rate = self.wish.sampling_rate or 1.0
         return Release(
@@ -410,6 +426,14 @@ class RoundPlan:
             sensitivity=sensitivity,
             grid=grid,
         )
+
+    def _thinning(self, boundary: int) -> float:
+        """Return how much more a device may weigh in a zone from which others are missing."""
+        factor = 1.0
+        for tier in range(boundary, self.tree.depth):
+            most = max(map(len, map(self.tree.children, self.tree.tiers[tier])))
+            factor *= max(1.0, most / self.min_children)
+        return min(factor, _MOST_ROOM)
 
     def _multiplier(self, boundary: int, period: Sequence[Segment], sensitivity: float) -> float:
         wish, steps = self.wish, _steps(period)
