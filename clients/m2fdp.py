@@ -229,6 +229,10 @@ class _Device:
         if self._custody.client_id not in terms.siblings:
             raise ProtocolError("the question does not name this device among the children asked")
         release = self._release(self._question(f"sealed for {terms.parent}"))
+        # The most that the zone may add for this answer. What it does add, the parent checks.
+        release.check_policy(
+            terms.noise_multiplier, terms.noise_multiplier * 2 * terms.clipping_norm
+        )
         self._check_paid(release, self._custody.ledger.entries())
         offset, reach = self._offset(channel)
         layout = Layout.of(self._start, self._names)
@@ -252,7 +256,8 @@ class _Device:
             receiver=terms.parent,
             children=terms.siblings,
         )
-        sealed = channel.seal(packed(Upload(codes, reach), terms), *parts)
+        floor = self._custody.policy.min_sigma or 0.0
+        sealed = channel.seal(packed(Upload(codes, reach, floor), terms), *parts)
         own: Fields = {**_weighted(), "sealed": sealed}
         mark_insecure(self._custody, own)
         return {}, own

@@ -66,7 +66,7 @@ class Aggregator:
         mean = averaged(uploads, duty.drift, tier=duty.own_tier, grid=grid)
         if duty.way == DOWN:
             reach = duty.drift.broadcast(mean.reach, tier=duty.own_tier)
-            content = packed(Upload(mean.codes, reach), duty)
+            content = packed(Upload(mean.codes, reach, mean.floor), duty)
             return {}, {"sealed": self._for_children(content, duty, channels)}
         if duty.way == UP:
             return {}, {"sealed": self._for_parent(mean, duty)}
@@ -153,6 +153,11 @@ class Aggregator:
         )
         sigma = duty.noise_multiplier * mean.reach.total
         release.check_policy(duty.noise_multiplier, sigma)
+        if sigma < mean.floor:
+            raise DeclinedError(
+                f"the noise would be {sigma:.6g}: a member of the zone has min_sigma = "
+                f"{mean.floor:.6g}"
+            )
         # A round that is resumed brings the same answers sealed anew, and perhaps not all of them:
         # it gets what was handed out before.
         once_only = ("senders", "sealed", "siblings")

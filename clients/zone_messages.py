@@ -101,6 +101,7 @@ def packed(upload: Upload, terms: Terms | Duty) -> bytes:
             "shared": reach.shared,
             "nearer": [list(step) for step in reach.nearer],
             "own": reach.own,
+            "floor": upload.floor,
             "agreed": _agreed(terms),
         }
     )
@@ -123,7 +124,7 @@ def unpacked(content: bytes, terms: Terms | Duty) -> Upload:
         nearer=tuple((tier, length) for tier, length in state["nearer"]),
         own=state["own"],
     )
-    return Upload(np.asarray(state["codes"]).astype(np.int64), reach)
+    return Upload(np.asarray(state["codes"]).astype(np.int64), reach, state["floor"])
 
 
 def _agreed(terms: Terms | Duty) -> list[Any]:

@@ -41,10 +41,13 @@ class Upload:
         Distance from the public start of the zone, in steps of the grid.
     reach : Reach
         Bound on what the data of one device can change in them, in units of the weights.
+    floor : float, default 0.0
+        Least standard deviation of the noise that its members allow, in units of the weights.
     """
 
     codes: Codes
     reach: Reach
+    floor: float = 0.0
 
 
 def averaged(
@@ -80,18 +83,20 @@ def averaged(
         codes, count, reach = uploads
         total = codes.astype(np.int64)
         children = [(reach, 1 / count)] * count
+        floor = 0.0
     else:
         count = len(uploads)
         total = np.zeros_like(uploads[0].codes)
         for upload in uploads:
             total += upload.codes
         children = [(upload.reach, 1 / count) for upload in uploads]
+        floor = max(upload.floor for upload in uploads)
     mean = total
     mean *= 2
     mean += count
     mean //= 2 * count
     slack = grid.step * math.sqrt(total.size)
-    return Upload(mean, drift.averaged(children, tier=tier, slack=slack))
+    return Upload(mean, drift.averaged(children, tier=tier, slack=slack), floor)
 
 
 def trained(drift: Drift, reach: Reach, bound: float, steps: int, grid: Grid, size: int) -> Reach:
