@@ -4,15 +4,23 @@ What starts Ray and what starts a deployment each goes one after the other, besi
 
 Within this process nobody waits: the server's loop and the inline grid look at a clock that only
 their own sleeping moves, so that a deadline of a second takes no time and a busy machine misses
-none. Tests of the loop itself, which are in `tests/strategies`, and whatever asks for `real_time`
-see the real clock. Nor is anything flushed to the disk but in the tests of what flushes, which are
-in `tests/flwr_privacy`: that guards against power cuts alone, which these are the tests of.
+none. Tests that measure a wait ask for `real_time` and see the real clock. Nor is anything flushed
+to the disk but in the tests of what flushes, which are in `tests/flwr_privacy`: that guards against
+power cuts alone, which these are the tests of.
+
+Two tests run at a time, on two cores: where they do, each has one thread for its sums.
 """
 
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before anybody imports NumPy or torch
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
 
 ALONE = ("ray", "deployed")
 TIMED = (
@@ -50,12 +58,41 @@ def real_time() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = request.path.parent.name
-    if folder != "strategies" and "real_time" not in request.fixturenames:
-        clock = VirtualTime()
-        for name in TIMED:
-            if name in sys.modules:  # otherwise the test does without
-                monkeypatch.setattr(sys.modules[name], "time", clock)
-    if "tests/flwr_privacy" not in request.path.as_posix():
-        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+def nobody_waits(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it patched
+        if "real_time" not in request.fixturenames:
+            clock = VirtualTime()
+            for name in TIMED:
+                if name in sys.modules:  # otherwise the test does without
+                    patch.setattr(sys.modules[name], "time", clock)
+        if "tests/flwr_privacy" not in request.path.as_posix():
+            patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+class _Borrowed:
+    """A session that is open before it is entered, and stays open."""
+
+    def __init__(self, session: Any) -> None:
+        self.run = session.run
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def _ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from flwr_privacy.simulations.ray_engine import RaySession
+
+    with RaySession(log_path=tmp_path_factory.mktemp("ray") / "engine.log") as session:
+        yield session
+
+
+@pytest.fixture
+def one_ray_session(_ray_session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Carry out what Ray shall do in one session for all tests: starting one takes seconds."""
+    start = "flwr_privacy.simulations.jobs.RaySession"
+    monkeypatch.setattr(start, lambda **_: _Borrowed(_ray_session))

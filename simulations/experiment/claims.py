@@ -20,7 +20,14 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.simulations.experiment.curves import COSTS, METRICS, Trained, point
+from flwr_privacy.simulations.experiment.curves import (
+    COSTS,
+    END,
+    MEASURES,
+    METRICS,
+    Trained,
+    point,
+)
 
 __all__ = ["KINDS", "SEEDS", "VERDICTS", "Claim", "Comparison", "Finding", "Target", "judge"]
 
@@ -31,9 +38,9 @@ SEEDS = 3
 """Fewest seeds for a verdict."""
 
 _PLACES = ("last", "best", "mean_last_5")
-_LARGER = ("accuracy", "value")  # of these, more is better
+_LARGER = ("accuracy", "value", "steps", "secure", "insecure")  # of these, more is better
 _ALONE = ("trains", "collapses", "dips")  # of one side
-_OTHERS = ("distance", "best_x", "value")
+_OTHERS = ("distance", "best_x")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +88,13 @@ class Claim:
         is better than both ends.
     sides : tuple of tuples of str
         Labels of the curves. Over a sweep a label stands for the points of its curve, which are
-        compared each with the other curve's at the same value; ``label @ 4`` is one point.
+        compared each with the other curve's at the same value; ``label @ 4`` is one point, and
+        ``label @ end`` the last one.
     metric : str, default "accuracy"
         ``accuracy``, ``loss``; ``rounds``, ``bits``, ``uploads`` until `target`, or in all;
         ``distance`` of the final model from the one of the curve `reference`, relative to its norm;
-        over a sweep also ``best_x``, where a curve has the least loss (the less, the better); the
-        ``value`` of a function (the more, the better).
+        over a sweep also ``best_x``, where a curve has the least loss (the less, the better); of
+        a function what it has, as its ``value`` (the more, the better).
     at : str or int, default "last"
         Which value of accuracy or loss: ``last``, ``best``, ``mean_last_5`` or that of a round.
     target : Target, optional
@@ -126,7 +134,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         name = f"claim {self.id}"
-        check_choice(f"{name}: metric", self.metric, (*METRICS, *COSTS, *_OTHERS))
+        check_choice(f"{name}: metric", self.metric, (*METRICS, *COSTS, *_OTHERS, *MEASURES))
         if isinstance(self.at, str):
             check_choice(f"{name}: at", self.at, _PLACES)
         else:
@@ -194,7 +202,7 @@ class Claim:
             return f"distance from {self.reference}"
         if self.metric == "best_x":
             return "where the loss is least"
-        if self.metric in (*COSTS, "value"):
+        if self.metric in (*COSTS, *MEASURES):
             return self.metric
         return f"{self.metric}, {f'round {self.at}' if isinstance(self.at, int) else self.at}"
 
@@ -277,12 +285,15 @@ class _Table:
     def __init__(self, claim: Claim, runs: Sequence[Trained]) -> None:
         self.claim = claim
         self.seeds = sorted({run.seed for run in runs})
-        self.exact = all("value" in run.values for run in runs)
+        self.exact = all(run.exact for run in runs)
         self.xs: dict[str, list[float]] = {}  # by curve, if there is a sweep
         for run in runs:
             if run.x is not None and run.x not in self.xs.setdefault(run.curve, []):
                 self.xs[run.curve].append(run.x)
         self._runs = {(run.point, run.seed): run for run in runs}
+        for run in runs:
+            if run.x is not None and run.x == max(self.xs[run.curve]):
+                self._runs[f"{run.curve} @ {END}", run.seed] = run
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return the points that are compared, or the curves if those are."""
@@ -339,8 +350,9 @@ def _compared(table: _Table, first: str, second: str) -> Comparison:
         differences = sign * (ours - share * theirs)
         if claim.kind == "collapses":
             differences = -differences
-        if claim.relative:
-            differences = differences / np.abs(theirs)
+        if claim.relative:  # to what was never reached there is no share
+            size = np.abs(theirs)
+            differences = np.where(np.isinf(size), differences, differences / size)
         mean = float(np.mean(differences))
         alone = 0.0 if table.exact else math.nan
         spread = float(np.std(differences, ddof=1)) if len(differences) > 1 else alone

@@ -9,12 +9,26 @@ from typing import Any
 
 from flwr_privacy.simulations.runs import RunFolder, score
 
-__all__ = ["COSTS", "METRICS", "SHOWN", "Searched", "Trained", "diverged", "point"]
+__all__ = [
+    "COSTS",
+    "END",
+    "MEASURES",
+    "METRICS",
+    "SHOWN",
+    "Searched",
+    "Trained",
+    "diverged",
+    "point",
+]
 
 METRICS = ("accuracy", "loss")
 COSTS = ("rounds", "bits", "uploads", "seconds")
-SHOWN = (*METRICS, "rounds", "planned", "value")
-"""What a picture may show."""
+MEASURES = ("value", "jitter", "energy", "delay", "steps", "secure", "insecure")
+"""What functions alone have, beside some of `METRICS`."""
+END = "end"
+"""Names the last point of a curve, whatever its place: ``label @ end``."""
+SHOWN = (*METRICS, "rounds", "planned")
+"""What a picture of trainings may show."""
 NOT_FINITE = {"not finite", "range"}  # reasons with which a server refuses such a reply
 
 
@@ -56,7 +70,7 @@ class Trained:
         costs up to then, ``rounds``, ``bits`` (uplink bits per value of the model and drawn
         client), ``uploads`` (answers of clients in all exchanges) and ``seconds`` (of the virtual
         clock). A run that diverged ends with its last finite loss. A point of a function has one
-        ``value``.
+        number for each of its measures.
     diverged : bool
         Whether the model was not finite at some time.
     model : Path
@@ -67,6 +81,10 @@ class Trained:
         What distinguishes it in a search that is still to be decided.
     searched : Searched, optional
         How it was chosen.
+    exact : bool, default False
+        Whether no draw has a part in it, so that one run is all that there is to know.
+    note : str, default ""
+        What is to be said beside its values.
     """
 
     curve: str
@@ -77,6 +95,8 @@ class Trained:
     x: float | None = None
     candidate: float | None = None
     searched: Searched | None = None
+    exact: bool = False
+    note: str = ""
 
     @property
     def point(self) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
 from flwr_privacy.simulations.experiment.claims import Claim, Target
-from flwr_privacy.simulations.experiment.curves import SHOWN, point
+from flwr_privacy.simulations.experiment.curves import END, MEASURES, SHOWN, point
 from flwr_privacy.simulations.experiment.functions import FUNCTIONS
 from flwr_privacy.simulations.settings import Settings
 
@@ -164,7 +164,7 @@ class Experiment:
         What it shows, where it is from, and what was left open there and chosen here.
     metrics : Sequence of str
         What is drawn: ``accuracy`` and ``loss``; ``planned``, the rounds that a run plans as it
-        goes on; ``rounds``, those that it took; of a function its own, ``value`` or ``loss``.
+        goes on; ``rounds``, those that it took; of a function some of its own.
     axes : Sequence of str
         ``rounds``; ``bits``: cumulative uplink bits per value of the model and drawn client;
         ``seconds`` of the virtual clock, where answers take some. The first two by default.
@@ -206,18 +206,20 @@ class Experiment:
         if self.targets and self.sweep is not None:
             raise InvalidParameterError("target", list(self.targets), "none over a sweep")
         for metric in self.metrics:
-            check_choice("metrics", metric, (self._measured,) if self.function else SHOWN[:-1])
+            check_choice("metrics", metric, self._measured if self.function else SHOWN)
         for axis in self.axes:
             check_choice("axes", axis, AXES)
         slugs = [curve.slug for curve in self.curves]
         if not slugs or "" in slugs or len(set(slugs)) < len(slugs):
             labels = [curve.label for curve in self.curves]
             raise InvalidParameterError("curve.label", labels, "labels that differ, one at least")
-        known = [curve.label for curve in self.curves]
+        labels = [curve.label for curve in self.curves]
+        known = [*labels]
         xs = []  # those of both sizes
         if self.sweep is not None:
             xs = [x for x in self.sweep.of(full=False) if x in self.sweep.of(full=True)]
-        known += [point(label, x) for x in xs for label in tuple(known)]
+            known += [f"{label} @ {END}" for label in labels]
+        known += [point(label, x) for x in xs for label in labels]
         for claim in self.claims:
             for label in claim.labels:
                 check_choice(f"claim {claim.id}", label, known)
@@ -230,10 +232,11 @@ class Experiment:
         name = f"claim {claim.id}"
         if self.sweep is None and claim.kind == "dips":
             raise InvalidParameterError(f"{name}: dips", claim.labels, "curves over a sweep")
-        if self.function and claim.metric != self._measured:
-            raise InvalidParameterError(f"{name}: metric", claim.metric, self._measured)
-        if not self.function and claim.metric == "value":
-            raise InvalidParameterError(f"{name}: metric", "value", "value for a function only")
+        if self.function and claim.metric not in self._measured:
+            allowed = " or ".join(self._measured)
+            raise InvalidParameterError(f"{name}: metric", claim.metric, allowed)
+        if not self.function and claim.metric in MEASURES:
+            raise InvalidParameterError(f"{name}: metric", claim.metric, "it for a function only")
         if self.sweep is None and claim.metric == "best_x":
             raise InvalidParameterError(f"{name}: metric", "best_x", "it over a sweep only")
         if self.sweep is not None and claim.metric == "distance":
@@ -241,9 +244,20 @@ class Experiment:
             raise InvalidParameterError(f"{name}: metric", "distance", allowed)
 
     @property
-    def _measured(self) -> str:
-        """What the values of the function are."""
-        return FUNCTIONS[self.function].metric
+    def _measured(self) -> Sequence[str]:
+        """What the function has for a point."""
+        return list(FUNCTIONS[self.function].measures)
+
+    @property
+    def failed(self) -> str:
+        """What it means that a run has no value, in a word or two."""
+        return FUNCTIONS[self.function].failed if self.function else "diverged"
+
+    @property
+    def smaller(self) -> bool:
+        """Whether the paper's size is another one than the usual."""
+        sweep = self.sweep is not None and bool(self.sweep.full)
+        return bool(self.full) or sweep or any(curve.full for curve in self.curves)
 
     def xs(self, *, full: bool) -> tuple[float | None, ...]:
         """Return the values of the sweep; without one, only None."""

@@ -6,7 +6,7 @@ stragglers depend on a seed, and which are judged over seeds as trainings are.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
 
 from flwr_privacy.acfl.privacy import sigma2_for_eps
 from flwr_privacy.acfl.rehearsal import Course, Setting, rehearse
@@ -19,12 +19,11 @@ from flwr_privacy.acfl.theory import (
     second_moment_bound,
 )
 from flwr_privacy.errors import InvalidParameterError, check_choice
+from flwr_privacy.simulations.experiment import tiers
+from flwr_privacy.simulations.experiment.points import Point, Values
 from flwr_privacy.udp.moments import ln_moment, ln_moment_paper
 
 __all__ = ["FUNCTIONS", "Function"]
-
-Point = Mapping[str, Any]
-"""A curve's settings, with the value of the sweep among them."""
 
 _FORMS = {"exact": ln_moment, "bound": ln_moment_paper}
 
@@ -163,35 +162,82 @@ def _setting(point: Point, scene: Scene) -> Setting:
     return Setting(**own, sigma1_sq=s, sigma2_sq=0.0 if projected else s)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Function:
     """What is drawn.
 
     Parameters
     ----------
-    label : str
-        Its name in the figure.
+    measures : Mapping of str to str
+        What it has for a point, by the names that claims use, with the names in the figure. Of
+        ``value``, ``accuracy``, ``steps``, ``secure`` and ``insecure`` more is better, of the
+        others less.
     of : callable
-        From points and a seed to their values; all points at once, since some share a rehearsal.
-    metric : {"value", "loss"}, default "value"
-        What the values are in claims: of a ``value`` more is better, of a ``loss`` less.
+        From points, a seed and the folder with data sets to their values; all points at once, since
+        some share a rehearsal.
     seeded : bool, default False
         Whether a seed makes a difference. The others are computed once.
+    check : callable, optional
+        Refuses a point whose settings are not allowed, before data is read.
+    note : callable, optional
+        From a point to what is to stand beside its values, as a privacy level that is not that of
+        its settings.
+    failed : str, default "diverged"
+        What it means that a value is not finite.
     """
 
-    label: str
-    of: Callable[[Sequence[Point], int], Sequence[float]]
-    metric: str = "value"
+    measures: Mapping[str, str]
+    of: Callable[[Sequence[Point], int, Path | None], Sequence[Values]]
     seeded: bool = False
+    check: Callable[[Point], object] | None = None
+    note: Callable[[Point], str] | None = None
+    failed: str = "diverged"
 
 
 def _formula(label: str, of: Callable[[Point], float]) -> Function:
-    return Function(label, lambda points, seed: [of(point) for point in points])
+    return Function(
+        measures={"value": label},
+        of=lambda points, seed, data_root: [{"value": of(point)} for point in points],
+    )
+
+
+def _losses(label: str, of: Callable[[Sequence[Point], int], Sequence[float]]) -> Function:
+    return Function(
+        measures={"loss": label},
+        of=lambda points, seed, data_root: [{"loss": value} for value in of(points, seed)],
+        seeded=True,
+    )
 
 
 FUNCTIONS = {
     "udp-moment": _formula("ln D10", moment),
     "acfl-bound": _formula("bound of the squared distance from W*", acfl_bound),
-    "acfl-loss": Function("training loss f(W)", acfl_losses, "loss", seeded=True),
-    "acfl-excess": Function("excess training loss f(W) - f(W*)", acfl_excess, "loss", seeded=True),
+    "acfl-loss": _losses("training loss f(W)", acfl_losses),
+    "acfl-excess": _losses("excess training loss f(W) - f(W*)", acfl_excess),
+    "m2fdp": Function(
+        measures={
+            "accuracy": "accuracy on test records",
+            "jitter": "change of the accuracy per round",
+        },
+        of=tiers.accuracies,
+        seeded=True,
+        check=tiers.check,
+        note=tiers.privacy,
+    ),
+    "m2fdp-cost": Function(
+        measures={"energy": "energy until then, J", "delay": "delay until then, s"},
+        of=tiers.costs,
+        seeded=True,
+        check=tiers.check,
+        note=tiers.privacy,
+        failed="not reached",
+    ),
+    "m2fdp-control": Function(
+        measures={
+            "steps": "local steps K, mean",
+            "secure": "devices of a secure node",
+            "insecure": "devices of an insecure node",
+        },
+        of=lambda points, seed, data_root: [tiers.choices(point) for point in points],
+    ),
 }

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
-from flwr_privacy.simulations.experiment.curves import Trained
+from flwr_privacy.simulations.experiment.curves import MEASURES, Trained
 from flwr_privacy.simulations.experiment.description import Experiment, Sweep
 from flwr_privacy.simulations.experiment.functions import FUNCTIONS
 from flwr_privacy.simulations.figures import LOG_SPAN, Style
@@ -18,6 +18,7 @@ from flwr_privacy.simulations.figures import LOG_SPAN, Style
 __all__ = ["draw"]
 
 _ROOM_FOR_TICKS = 300  # ratio of the ends of a logarithmic axis up to which 1, 2 and 5 have room
+_ROOM_FOR_TEXT = 48  # characters of an axis's ticks that stand side by side
 AXES = {
     "rounds": "learning rounds",
     "bits": "uplink bits per model value and drawn client",
@@ -45,7 +46,8 @@ def draw(chosen: Experiment, runs: Sequence[Trained], *, size: str) -> Figure:
     width, height = 5.2 * columns, 3.4 * len(chosen.metrics) + 0.3
     below = columns == 1  # the legend: beside the title there is no room
     if below:
-        width, height = 6.4, height + 0.2 * math.ceil(len(chosen.curves) / 2)
+        abreast = 1 if any(run.note for run in runs) else 2
+        width, height = 6.4, height + 0.2 * math.ceil(len(chosen.curves) / abreast)
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(len(chosen.metrics), columns, squeeze=False, sharey="row")
     for row, metric in zip(grid, chosen.metrics, strict=True):
@@ -54,16 +56,18 @@ def draw(chosen: Experiment, runs: Sequence[Trained], *, size: str) -> Figure:
                 _over_rounds(axes, chosen, runs, x, metric)
         else:
             _over_setting(row[0], chosen, runs, chosen.sweep, metric)
-        if metric in ("loss", "value"):
+        if metric in ("loss", *MEASURES):
             _log_where_wide(row[0], LOG_SPAN if chosen.sweep is None else WIDE)
         for axes in row:
             axes.grid(visible=True, alpha=0.2)
             axes.autoscale_view()
         label = NAMES.get(metric, f"{metric} on test records")
-        row[0].set_ylabel(FUNCTIONS[chosen.function].label if chosen.function else label)
+        if chosen.function:
+            label = FUNCTIONS[chosen.function].measures[metric]
+        row[0].set_ylabel(label)
     handles, labels = grid[0, 0].get_legend_handles_labels()
     if below:
-        figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=2)
+        figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=abreast)
     else:
         figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     over = f"\n{size}; {seeds} seeds: mean, smallest and largest"
@@ -95,7 +99,7 @@ def _over_setting(
     xs: list[float] = []
     for index, curve in enumerate(chosen.curves):
         own = [run for run in runs if run.curve == curve.label]
-        _points(axes, own, metric, Style(index))
+        _points(axes, own, metric, Style(index), chosen.failed)
         xs += [run.x for run in own if run.x is not None]
     axes.set_xlabel(sweep.label)
     axes.set_xscale(sweep.scale)
@@ -103,9 +107,11 @@ def _over_setting(
         axes.set_xticks(sorted(set(xs)))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
+        if sum(len(f"{x:g}") for x in set(xs)) > _ROOM_FOR_TEXT:
+            axes.tick_params(axis="x", labelrotation=35)
 
 
-def _points(axes: Axes, runs: Sequence[Trained], metric: str, style: Style) -> None:
+def _points(axes: Axes, runs: Sequence[Trained], metric: str, style: Style, failed: str) -> None:
     """Draw the last values of a curve's runs, where they did not diverge, over the setting."""
     last: dict[float, list[float]] = {}
     for run in sorted(runs, key=lambda run: run.x or 0.0):
@@ -115,7 +121,10 @@ def _points(axes: Axes, runs: Sequence[Trained], metric: str, style: Style) -> N
     xs = list(last)
     line = style.line(xs, [float(np.mean(values)) for values in last.values()])
     line.set_markevery(1 if len(xs) <= TICKS else 10)
-    line.set_label(runs[0].curve + (f" (diverged: {diverged} of {len(runs)})" if diverged else ""))
+    label = runs[0].curve + (f" ({failed}: {diverged} of {len(runs)})" if diverged else "")
+    if len({run.note for run in runs}) == 1 and runs[0].note:
+        label += f": {runs[0].note}"
+    line.set_label(label)
     line.set_in_layout(bool(xs))
     axes.add_line(line)
     low, high = ([of(values) for values in last.values()] for of in (min, max))

@@ -26,6 +26,7 @@ __all__ = ["Results", "replication", "save", "tables"]
 
 RESULTS = "experiment.json"
 FULL = "paper's size"
+SCALED = "scaled down"
 _MANY = 30  # comparisons, or points of a curve, that a table has room for
 
 
@@ -55,9 +56,16 @@ class Results:
     @property
     def size(self) -> str:
         """The size in words."""
-        if self.experiment.function:
-            return "rehearsed" if FUNCTIONS[self.experiment.function].seeded else "computed"
-        return FULL if self.full else "scaled down"
+        function = self.experiment.function
+        if function and not FUNCTIONS[function].seeded:
+            return "computed"
+        if function:
+            return f"rehearsed, {SCALED}" if self._smaller else "rehearsed"
+        return FULL if self.full else SCALED
+
+    @property
+    def _smaller(self) -> bool:
+        return self.experiment.smaller and not self.full
 
     def findings(self) -> list[Finding]:
         """Judge all claims."""
@@ -76,6 +84,8 @@ class Results:
             "source": f'"{chosen.paper}", {chosen.figure}',
             "about": chosen.about.strip(),
             "size": self.size,
+            "full": self.full and chosen.smaller,
+            "failed": chosen.failed,
             "version": __version__,
             "seeds": self.seeds,
             "metrics": chosen.metrics,
@@ -140,6 +150,7 @@ class Results:
                     "x": x,
                     "diverged": sum(run.diverged for run in runs),
                     "last": _last(runs),
+                    "note": runs[0].note,
                     "search": _search(searched) if searched else None,
                 }
             )
@@ -234,7 +245,8 @@ reproduced**: the mean difference is more than two standard errors on that side 
 three seeds, a rough rule). **Undecided**: it is not. The advantage is of the first curve over the
 second, with its standard error; a run that diverged is worse than any that did not. Scaled down
 means fewer clients, records and rounds than the paper's; what differs is in the file of the
-experiment in `simulations/papers/`. Rehearsed means by the mathematics alone, at the paper's size.
+experiment in `simulations/papers/`. Rehearsed means by the mathematics alone, at the paper's size
+if it does not say otherwise.
 """
 
 
@@ -243,7 +255,7 @@ def _section(table: Mapping[str, Any]) -> str:
     parts = [
         f"\n## {table['title']}\n",
         f"`flwr-privacy experiment {table['experiment']}"
-        f"{' --full' * (table['size'] == FULL)}`. "
+        f"{' --full' * table.get('full', table['size'] == FULL)}`. "
         f"{table['source']}, {table['size']}{seeds}.\n",
         *([f"{table['about']}\n"] if table["about"] else []),
         _markdown(*_claim_rows(table)),
@@ -277,20 +289,26 @@ def _curve_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _point_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return a row for each point of each curve; of many points only the ends."""
+    """Return a row for each point of each curve; of many points, or of rounds, only the ends."""
     names = [*table["metrics"]]
-    if not {"rounds", "value"} & {*names} and table["sweep"]["key"] != "round":
+    if "rounds" not in names and table["sweep"]["key"] != "round":
         names.append("rounds")
-    searches = any(point["search"] for curve in table["curves"] for point in curve["points"])
+    everything = [point for curve in table["curves"] for point in curve["points"]]
+    names = [name for name in names if all(name in point["last"] for point in everything)]
+    notes = any(point.get("note") for point in everything)
+    searches = any(point["search"] for point in everything)
+    failed = table.get("failed", "diverged")
+    rounds = table["sweep"]["key"] == "round"
     head = ["curve", table["sweep"]["label"], *(f"last {name}" for name in names)]
-    head += ["chosen by seed; cost of a search"] * searches
+    head += ["chosen by seed; cost of a search"] * searches + ["note"] * notes
     rows = []
     for curve in table["curves"]:
         points = curve["points"]
-        for point in points if len(points) <= _MANY else (points[0], points[-1]):
-            cells = [_number(*map(float, point["last"][name])) for name in names]
-            mark = f" (diverged: {point['diverged']})" if point["diverged"] else ""
-            cells += [_search_text(point["search"])] * searches
+        few = len(points) <= _MANY and not rounds
+        for point in points if few else (points[0], points[-1]):
+            cells = [_number(*map(float, point["last"][name]), failed=failed) for name in names]
+            mark = f" ({failed}: {point['diverged']})" if point["diverged"] else ""
+            cells += [_search_text(point["search"])] * searches + [point.get("note", "")] * notes
             rows.append([curve["label"] + mark, f"{float(point['x']):g}", *cells])
     return head, rows
 
@@ -376,9 +394,9 @@ def _comparison(claim: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     return f"{pair}: by seed {seeds}{percent}"
 
 
-def _number(mean: float, error: float, *, sign: str = "") -> str:
+def _number(mean: float, error: float, *, sign: str = "", failed: str = "diverged") -> str:
     if math.isnan(mean):
-        return "diverged"
+        return failed
     return f"{mean:{sign}.4g}" + (f" ± {error:.2g}" if math.isfinite(error) else "")
 
 

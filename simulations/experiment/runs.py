@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from flwr_privacy.errors import (
     EngineError,
@@ -31,7 +32,9 @@ from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.schemes import scheme
 from flwr_privacy.simulations.settings import Settings
 
-__all__ = ["train"]
+__all__ = ["function_points", "train"]
+
+_SPAWN = multiprocessing.get_context("spawn")  # torch and threads do not survive a fork
 
 
 def train(
@@ -77,7 +80,7 @@ def train(
     """
     check_integer("--jobs", jobs, minimum=1, maximum=1 if engine.name == "ray" else None)
     if chosen.function:
-        return _values(chosen, seeds=seeds, full=full)
+        return _values(chosen, seeds=seeds, jobs=jobs, full=full, data_root=data_root)
     planned = [
         (
             plan,
@@ -119,32 +122,63 @@ def train(
     return sorted(runs, key=lambda run: list(seeds).index(run.seed))
 
 
-def _values(chosen: Experiment, *, seeds: Sequence[int], full: bool) -> list[Trained]:
+def _values(
+    chosen: Experiment, *, seeds: Sequence[int], jobs: int, full: bool, data_root: Path | None
+) -> list[Trained]:
     """Return the points of a function's curves, for each seed if it depends on one."""
-    function, sweep = FUNCTIONS[chosen.function], chosen.sweep
+    function = FUNCTIONS[chosen.function]
+    seeds = seeds if function.seeded else [0]
+    if function.check is not None:
+        for *_, point in function_points(chosen, full=full):
+            function.check(point)
+    work = [(chosen, seed, full, data_root) for seed in seeds]
+    if jobs == 1 or len(seeds) == 1:
+        return [run for one in work for run in _points(*one)]
+    with ProcessPoolExecutor(jobs, mp_context=_SPAWN, initializer=_quiet) as pool:
+        return [run for runs in pool.map(_alone_points, work) for run in runs]
+
+
+def _alone_points(work: tuple[Experiment, int, bool, Path | None]) -> list[Trained]:
+    try:
+        with threadpool_limits(1):  # as many as processes would stand in each other's way
+            return _points(*work)
+    except InvalidParameterError as error:  # it cannot be sent to another process
+        raise EngineError(str(error)) from None
+
+
+def function_points(chosen: Experiment, *, full: bool) -> list[tuple[Curve, float, dict[str, Any]]]:
+    """Return what a function is to draw: for each curve and place the settings of the point."""
+    sweep = chosen.sweep
     assert sweep is not None  # checked when the file was read
+    found = []
+    for curve in chosen.curves:
+        settings = {**chosen.base, **curve.settings}
+        if full:
+            settings = {**chosen.base, **chosen.full, **curve.settings, **curve.full}
+        found += [(curve, x, {**settings, sweep.key: x}) for x in sweep.of(full=full)]
+    return found
 
-    def settings(curve: Curve) -> dict[str, Any]:
-        own = {**chosen.base, **curve.settings}
-        return {**chosen.base, **chosen.full, **curve.settings, **curve.full} if full else own
 
-    places = [(curve, x) for curve in chosen.curves for x in sweep.of(full=full)]
-    points = [{**settings(curve), sweep.key: x} for curve, x in places]
+def _points(chosen: Experiment, seed: int, full: bool, data_root: Path | None) -> list[Trained]:
+    """Return all points of a function's curves for one seed."""
+    function = FUNCTIONS[chosen.function]
+    places = function_points(chosen, full=full)
+    found = function.of([point for *_, point in places], seed, data_root)
     runs = []
-    for seed in seeds if function.seeded else [0]:
-        values = function.of(points, seed)
-        for (curve, x), point, value in zip(places, points, values, strict=True):
-            rounds = {"rounds": [point["round"]]} if "round" in point else {}
-            runs.append(
-                Trained(
-                    curve=curve.label,
-                    seed=seed,
-                    values={function.metric: [value], **rounds},
-                    diverged=not math.isfinite(value),
-                    model=Path(),
-                    x=x,
-                )
+    for (curve, x, point), values in zip(places, found, strict=True):
+        rounds = {"rounds": [point["round"]]} if "round" in point else {}
+        runs.append(
+            Trained(
+                curve=curve.label,
+                seed=seed,
+                values={**{name: [value] for name, value in values.items()}, **rounds},
+                diverged=not all(math.isfinite(value) for value in values.values()),
+                model=Path(),
+                x=x,
+                exact=not function.seeded,
+                note=function.note(point) if function.note else "",
             )
+        )
     return runs
 
 
@@ -192,8 +226,7 @@ def _carry_out(runs: list[RunFolder], engine: Engine) -> None:
 
 def _side_by_side(runs: list[RunFolder], engine: Engine, jobs: int) -> None:
     console = Console()
-    spawn = multiprocessing.get_context("spawn")  # torch and threads do not survive a fork
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_quiet) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=_SPAWN, initializer=_quiet) as pool:
         futures = [pool.submit(_alone, run.path, engine) for run in runs]
         try:
             for done, future in enumerate(as_completed(futures), start=1):

@@ -54,6 +54,7 @@ class TestExact(_Conformance):
 
     options: ClassVar[dict[str, Any]] = {"noise": "none", "alpha": 0.5}
     on_ray = True
+    alone_on_ray = True
     app_options: ClassVar[dict[str, Any]] = {"noise": "none", "alpha": 0.5}
 
 

@@ -29,11 +29,6 @@ from flwr_privacy.strategies import ACFL
 LOST = [Fault(kind="drop", client="1", phase="setup", server_round=0)]
 
 
-@pytest.fixture(autouse=True)
-def _no_wait_for_late_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
-
-
 def charges_of(client: str, state: Path) -> list[Any]:
     ledger = Ledger(state / f"{client}.ledger", data_set=client)
     return [entry.charge for entry in ledger.entries()]

@@ -44,11 +44,6 @@ RESCALED = {"noise": "none", **NO_SETUP}
 ZEROS = np.zeros((FEATURES, LABELS))
 
 
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
-
-
 def moments_of(clients: Any) -> tuple[Array, Array]:
     data = [data_of(client) for client in clients]
     return sum(X.T @ X for X, _ in data), sum(X.T @ Y for X, Y in data)

@@ -40,11 +40,6 @@ NOISY = {"noise": "paper", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20
 NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
 
 
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
-
-
 # -- A grid that has no codes for all values -----------------------------------------------------
 
 CODED: dict[str, SetupTerms | GradientTerms] = {

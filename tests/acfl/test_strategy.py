@@ -40,11 +40,6 @@ NOISY = {"noise": "paper", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20
 GOLDEN_APP = acfl_client_app(lambda context: GOLDEN[name_of(context)])
 
 
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
-
-
 def gradients(W: Array) -> list[Array]:
     return [X.T @ (X @ W - Y) for X, Y in DEVICES]
 

@@ -41,11 +41,6 @@ DEVICES = [data_of(i) for i in range(5)]
 SLOW = late({1: "0", 2: "13", 4: "2"})
 
 
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
-
-
 def five(strategy: ACFL, **options: Any) -> Any:
     return run(strategy, **{"nodes": 5, **options})
 

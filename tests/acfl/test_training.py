@@ -49,11 +49,6 @@ NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
 SHAPE = (FEATURES, LABELS)
 
 
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
-
-
 def moments_of(clients: Any) -> tuple[Array, Array]:
     data = [data_of(client) for client in clients]
     return sum(X.T @ X for X, _ in data), sum(X.T @ Y for X, Y in data)

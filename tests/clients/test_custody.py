@@ -176,20 +176,17 @@ except LedgerError:
 """
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import flwr.clientapp, flwr.serverapp, flwr.client, flwr.server",
-        "from flwr.simulation import run_simulation",
-        "import ray, flwr.simulation.ray_transport.ray_actor",
-    ],
-)
-def test_what_an_app_imports_does_not_make_a_deployed_node_a_simulated_one(
-    imports: str, tmp_path: Path
-) -> None:
+IMPORTS = """
+import flwr.clientapp, flwr.serverapp, flwr.client, flwr.server
+from flwr.simulation import run_simulation
+import ray, flwr.simulation.ray_transport.ray_actor
+"""
+
+
+def test_what_an_app_imports_does_not_make_a_deployed_node_a_simulated_one(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != STATE_VARIABLE}
     done = subprocess.run(
-        [sys.executable, "-c", f"{imports}\n{LOOK}"],
+        [sys.executable, "-c", f"{IMPORTS}{LOOK}"],
         env={**environment, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 from itertools import combinations
+from typing import Any
 
-import galois
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.shamir import MOST_HOLDERS, _evaluate, deal, recover
 
-FIELD = galois.GF(2**8, irreducible_poly="x^8 + x^4 + x^3 + x + 1")
 SECRET = bytes(range(256))
+
+
+@pytest.fixture(scope="module")
+def field() -> Any:
+    """Return the field as galois has it, which takes seconds to import."""
+    import galois
+
+    return galois.GF(2**8, irreducible_poly="x^8 + x^4 + x^3 + x + 1")
 
 
 def test_every_three_of_five_shares_open():
@@ -43,25 +50,29 @@ def test_exactly_the_threshold_opens_and_one_share_less_reveals_nothing():
 
 
 @pytest.mark.parametrize("threshold", [1, 2, 3, 7, 255])
-def test_shares_are_values_of_the_polynomial_as_galois_evaluates_it(threshold):
+def test_shares_are_values_of_the_polynomial_as_galois_evaluates_it(threshold, field):
+    import galois
+
     coefficients = np.random.default_rng(threshold).integers(256, size=(threshold, 40))
     coefficients[:, 0] = 0
     shares = _evaluate(coefficients.astype(np.uint8), MOST_HOLDERS)
-    points = FIELD(np.arange(1, MOST_HOLDERS + 1))
+    points = field(np.arange(1, MOST_HOLDERS + 1))
     for column in range(40):
-        polynomial = galois.Poly(FIELD(coefficients[:, column]), order="asc")
+        polynomial = galois.Poly(field(coefficients[:, column]), order="asc")
         assert np.array_equal(shares[:, column], np.array(polynomial(points)))
 
 
 @pytest.mark.parametrize("holders", [(0,), (4, 2), (0, 1, 2), (7, 254, 31, 100, 3)])
-def test_recovery_is_interpolation_as_galois_does_it(holders):
+def test_recovery_is_interpolation_as_galois_does_it(holders, field):
+    import galois
+
     shares = np.random.default_rng(len(holders)).integers(256, size=(len(holders), 30))
     given_shares = {
         holder: share.astype(np.uint8).tobytes()
         for holder, share in zip(holders, shares, strict=True)
     }
-    points = FIELD([holder + 1 for holder in holders])
-    expected = [int(galois.lagrange_poly(points, FIELD(column))(0)) for column in shares.T]
+    points = field([holder + 1 for holder in holders])
+    expected = [int(galois.lagrange_poly(points, field(column))(0)) for column in shares.T]
     assert list(recover(given_shares, threshold=len(holders))) == expected
 
 
@@ -86,11 +97,11 @@ def test_two_deals_of_one_secret_differ():
     assert all(a != b for a, b in zip(one, other, strict=True))  # equal with probability 2**-256
 
 
-def test_every_byte_and_degree_has_a_random_coefficient_of_its_own():
+def test_every_byte_and_degree_has_a_random_coefficient_of_its_own(field):
     # Secrets of zeros: the coefficients of the polynomials are those of the shares' interpolation.
     shares = deal(bytes(64), holders=4, threshold=4)
-    values = FIELD([list(share) for share in shares])
-    vandermonde = FIELD([[int(FIELD(x) ** k) for k in range(4)] for x in range(1, 5)])
+    values = field([list(share) for share in shares])
+    vandermonde = field([[int(field(x) ** k) for k in range(4)] for x in range(1, 5)])
     coefficients = np.array(np.linalg.inv(vandermonde) @ values)
     assert not coefficients[0].any()
     for row in coefficients[1:]:

@@ -334,8 +334,13 @@ def test_aggregators_with_few_devices_take_all(least: int) -> None:
                     value += weights[2] * nu
                     if value < best * (1 - 1e-12):
                         best, point = value, (steps, s_sec, s_ins)
-        assert decided(control, 400) == point
+        decision = control.decide(400)
+        assert (decision.steps, decision.secure, decision.insecure) == point
         assert min(point[1:]) >= min(least, 4)
+        taking = [min(point[1], 2), point[1], min(point[2], 3), point[2]]
+        cost = model.round(counts, steps=point[0], parameters=100, participants=taking)
+        assert decision.energy == pytest.approx(cost.energy, rel=1e-12)
+        assert decision.delay == pytest.approx(cost.seconds, rel=1e-12)
         found.add(point)
     assert len(found) > 2
 

@@ -30,11 +30,6 @@ EXACT = {name: array.astype(np.float64) for name, array in MODEL.items()}
 CLIENTS = {MSP: MSPClient, MSPDQ: MSPDQClient, FedAvg: FedAvgClient}
 
 
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
-
-
 class Wire:
     """Sees all messages; swallows what clients say after some mixing steps of round 1."""
 

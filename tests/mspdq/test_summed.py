@@ -29,11 +29,6 @@ SLOW = {"gamma": 0.3, "mixing_rounds": 3}
 SEED = 6  # with which the first drawing of two rounds is one that a secure sum takes
 
 
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
-
-
 class Wire:
     """Sees all messages; swallows what clients say in some later exchanges of round 1."""
 

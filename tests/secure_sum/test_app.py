@@ -52,6 +52,7 @@ def plain_sum(settings: Settings, survivors: list[str], secure_sum: SecureSum) -
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("one_ray_session")
 def test_a_fifth_drops_out_and_the_sum_is_that_of_the_others_on_both_engines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_fifth_drops_out_and_the_sum_is_that_of_the_others_on_both_engines(
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("one_ray_session")
 def test_central_dp_runs_in_cohorts_on_ray_with_a_fifth_dropping_out(tmp_path: Path) -> None:
     settings = Settings.from_toml(SETTINGS.to_toml()).with_values(
         {"scheme": "central-dp", "secure_sum": True}

@@ -48,7 +48,10 @@ class SchemeConformance:
     registered : bool
         Whether the scheme is one of `flwr_privacy.simulations.schemes` and trains the app's tasks.
     on_ray : bool
-        Whether the app's training is tried on Ray, where it is registered.
+        Whether the app's training is tried on Ray, where it is registered: two nodes play its four
+        clients.
+    alone_on_ray : bool
+        Whether it is tried on Ray with a node for each client too.
     exact_cohorts : bool
         Whether a run with cohorts equals the one without bit for bit. False for float64 sums,
         which may differ in the last bit of a float32.
@@ -70,6 +73,7 @@ class SchemeConformance:
     options: ClassVar[dict[str, Any]] = {}
     registered: ClassVar[bool] = True
     on_ray: ClassVar[bool] = True
+    alone_on_ray: ClassVar[bool] = False
     exact_cohorts: ClassVar[bool] = False
     engine: ClassVar[dict[str, Any]] = {}
     app_options: ClassVar[dict[str, Any]] = {}
@@ -158,7 +162,6 @@ class SchemeConformance:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_fault_is_survived_and_counted(self, kind: str) -> None:
         fault = Fault(kind=kind, client="2", server_round=2, seconds=0.05)
-        plain = self.run()
         result = self.run(faults=[fault], deadline=1.0)
         line = result.history[2]
         assert np.isfinite(
@@ -166,7 +169,7 @@ class SchemeConformance:
         ).all()
         assert not line["skipped"]
         if kind in HARMLESS:
-            assert same(plain.arrays, result.arrays, exact=False)
+            assert same(self.run().arrays, result.arrays, exact=False)
             assert line["folded"] == 4
         else:
             assert line["folded"] == 3
@@ -204,9 +207,12 @@ class SchemeConformance:
         assert sum(line["bytes_up"] for line in history) == sum(received)
 
     @pytest.mark.ray
-    def test_the_app_trains_alike_on_ray_inline_and_in_cohorts(self, tmp_path: Path) -> None:
+    def test_the_app_trains_alike_on_ray_inline_and_in_cohorts(
+        self, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
         if not (self.registered and self.on_ray):
             return
+        request.getfixturevalue("one_ray_session")
         settings = Settings(
             scheme=self.strategy.scheme,
             task=self.app_task,
@@ -215,25 +221,22 @@ class SchemeConformance:
             per_round=3,
             strategy=self.app_options,
         )
-        runs = {
-            name: RunFolder.create(tmp_path / name, settings, engine=engine, nodes=nodes)
-            for name, engine, nodes in (
-                ("inline", "inline", 4),
-                ("ray", "ray", 4),
-                ("cohorts", "ray", 2),
-            )
-        }
-        carry_out([runs["inline"]], Engine(name="inline"))
-        carry_out([runs["ray"], runs["cohorts"]], Engine(name="ray"))
-        models = {}
-        for name, run in runs.items():
+        inline = RunFolder.create(tmp_path / "inline", settings, engine="inline", nodes=4)
+        on_ray = [
+            RunFolder.create(tmp_path / f"ray-{nodes}", settings, engine="ray", nodes=nodes)
+            for nodes in ((2, 4) if self.alone_on_ray else (2,))
+        ]
+        carry_out([inline], Engine(name="inline"))
+        carry_out(on_ray, Engine(name="ray"))
+        models = []
+        for run in (inline, *on_ray):
             with np.load(run.model_path) as archive:
-                models[name] = dict(archive)
+                models.append(dict(archive))
             assert [line["folded"] for line in run.rounds()[1:]] == [3, 3, 3]
-        for name, array in models["inline"].items():
+        for name, array in models[0].items():
             near = {"rtol": 1e-5, "atol": 1e-6 + self.noise}
-            np.testing.assert_allclose(models["ray"][name], array, **near)
-            np.testing.assert_allclose(models["cohorts"][name], array, **near)
+            for other in models[1:]:
+                np.testing.assert_allclose(other[name], array, **near)
 
     def test_no_answer_skips_the_round(self) -> None:
         fault = Fault(kind="drop", server_round=2)

@@ -108,9 +108,10 @@ def test_a_run_leaves_its_folder_and_two_can_be_compared(command: Command, tmp_p
 def test_killed_in_the_middle_it_resumes_to_the_same_model(
     command: Command, tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
-    arguments = (*INLINE, "--rounds", "40", *workers)
+    arguments = (*INLINE, "--rounds", "40")
     assert command(*arguments, "--out", "whole").returncode == 0
-    kill_after_rounds([*arguments, "--out", "broken"], tmp_path / "broken", 5, tmp_path)
+    arguments = (*arguments, *workers, "--out", "broken")
+    kill_after_rounds(arguments, tmp_path / "broken", 5, tmp_path)
     assert not (tmp_path / "broken" / "model.npz").exists()
     resumed = command("run", "--resume", "broken")
     assert resumed.returncode == 0, resumed.stderr

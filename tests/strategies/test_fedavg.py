@@ -21,6 +21,7 @@ from flwr_privacy.strategies import FedAvg
 class TestFedAvg(WrapsConformance):
     strategy = FedAvg
     client = FedAvgClient
+    alone_on_ray = True
 
 
 FLOATS = {

@@ -237,6 +237,7 @@ def test_a_restarted_node_may_come_back_under_its_identity() -> None:
     assert [line["folded"] for line in result.history[1:]][-1] == 3
 
 
+@pytest.mark.usefixtures("real_time")
 def test_a_silent_node_does_not_stop_the_rounds() -> None:
     began = time.monotonic()
     silent = Fault(kind="drop", client="3", phase="hello")
@@ -246,6 +247,7 @@ def test_a_silent_node_does_not_stop_the_rounds() -> None:
     assert time.monotonic() - began < 4.5  # the first hello, and at most two more tries
 
 
+@pytest.mark.usefixtures("real_time")
 def test_a_client_that_owes_an_answer_is_not_asked_again() -> None:
     slow = Fault(kind="delay", client="3", server_round=1, seconds=0.7)
 
@@ -288,6 +290,7 @@ def test_a_message_that_cannot_be_sent_is_a_missing_answer(answer: Any) -> None:
     assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
 
 
+@pytest.mark.usefixtures("real_time")
 def test_a_deadline_holds_while_replies_trickle_in() -> None:
     app = ClientApp(mods=[as_mod(FedAvgClient)])
 

@@ -99,6 +99,7 @@ def _by_round(seen: list[Any]) -> list[set[Any]]:
     return [{who for number, who in entries if number == r} for r in (1, 2, 3)]
 
 
+@pytest.mark.usefixtures("real_time")
 def test_a_quorum_ends_the_wait() -> None:
     slow = Fault(kind="delay", client="3", seconds=30)
     began = time.monotonic()
@@ -109,6 +110,7 @@ def test_a_quorum_ends_the_wait() -> None:
     assert result.history[1]["folded"] == 3
 
 
+@pytest.mark.usefixtures("real_time")
 def test_a_deadline_ends_the_wait() -> None:
     slow = Fault(kind="delay", client="3", seconds=30)
     began = time.monotonic()
@@ -117,6 +119,7 @@ def test_a_deadline_ends_the_wait() -> None:
     assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
 
 
+@pytest.mark.usefixtures("real_time")
 @pytest.mark.parametrize(("nodes", "clients"), [(10, None), (2, 10), (1, 10)])
 def test_stragglers_compute_and_are_counted_but_not_folded(nodes: int, clients: int | None) -> None:
     model = StragglerModel(seconds=2.0, slow_fraction=0.5, slowdown=10)

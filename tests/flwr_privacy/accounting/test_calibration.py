@@ -56,7 +56,7 @@ def test_the_noise_is_enough_and_a_millionth_less_is_not(accountant, sampling, r
 
 
 def test_what_was_searched_for_once_is_kept(monkeypatch):
-    budget = {"epsilon": 1, "delta": 1e-5, "releases": 9, "sampling": 0.1, "accountant": "pld"}
+    budget = {"epsilon": 1, "delta": 1e-5, "releases": 9, "sampling": 0.1, "accountant": "rdp"}
     first = noise_multiplier(**budget)
     monkeypatch.setattr(calibration, "spent", None)  # who searches would fail
     assert noise_multiplier(**budget) == noise_multiplier(**budget | {"epsilon": 1.0}) == first
