@@ -172,6 +172,11 @@ class Conversation:
             busy=self._busy(grid),
         )
 
+    def free(self, grid: Grid, assigned: Assigned) -> dict[int, list[str]]:
+        """Return those of the assigned nodes that owe no answer to an earlier question."""
+        busy = self._busy(grid)
+        return {node: clients for node, clients in assigned.items() if node not in busy}
+
     def ask(
         self,
         server_round: int,

@@ -486,7 +486,7 @@ class M2FDP(SchemeStrategy):
             server_round,
             TRAIN,
             RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: shared}),
-            only(self._assigned, devices),
+            self.conversation.free(grid, only(self._assigned, devices)),
             fields=shared_terms,
             own={device: RecordDict({RECORD: ConfigRecord(f)}) for device, f in own.items()},
             groups=self._groups,

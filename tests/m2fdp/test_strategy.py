@@ -1397,3 +1397,14 @@ def test_a_fault_of_one_device_is_no_fault_of_its_siblings() -> None:
     train = to({"1": 1.0, "3": 3.0, "5": 5.0, "7": 7.0})
     result, _ = run(MIXED, train, engine={"faults": [fault]}, **options)
     assert w_of(result) == pytest.approx((2 + 7) / 2, abs=1e-6)
+
+
+def test_a_device_that_owes_an_answer_is_not_asked_again_in_the_round() -> None:
+    """Two messages to one node at once lose state on Ray: who is late sits the next event out."""
+    tree = TierTree.of_fanouts((2, 2))
+    late = Fault(kind="delay", client="0", server_round=1, seconds=5.0)
+    options = {"steps": 4, "events": 2, "quorum": 3, "deadline": 60.0}
+    result, strategy = run(tree, stay, engine={"faults": [late]}, **options)
+    assert (result.history[1]["asked"], result.history[1]["folded"]) == (3, 3)
+    paid = {name: len(charges) for name, charges in charges_of(strategy).items()}
+    assert paid == {"0": 1, "1": 2, "2": 2, "3": 2}
