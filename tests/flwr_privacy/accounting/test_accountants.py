@@ -380,7 +380,7 @@ def replaced(q, z):
 @pytest.mark.parametrize(("q", "z"), [(0.01, 0.5), (0.5, 0.5), (0.1, 1.0), (0.01, 4), (0.5, 4)])
 def test_half_the_noise_multiplier_covers_a_replaced_element(q, z):
     """Elements of norm 1 and noise 2z; we charge z, the noise over twice the norm."""
-    for count in (1, 10, 100):
+    for count in (1, 10, 100) if z >= 1 else (1, 10):  # 100 with little noise take seconds
         ours = new_accountant("pld", [gaussian(z, count, sampling=q)])
         truth = replaced(q, z).self_compose(count)
         for delta in (1e-2, 1e-5):

@@ -38,8 +38,8 @@ def test_the_noise_of_200_sampled_rounds_is_that_of_udp(sampling, epsilon, z):
         ("rdp", 1.0, 200, 8.0),
         ("rdp", 0.05, 100, 2.0),
         ("rdp", 0.9, 10, 0.5),
-        ("pld", 1.0, 50, 4.0),
-        ("pld", 0.2, 50, 4.0),
+        ("pld", 1.0, 50, 1.0),
+        ("pld", 0.2, 50, 1.0),
         ("pld", 0.3, 1, 1.0),
     ],
 )
