@@ -4,10 +4,10 @@ The boundary node noises what leaves its zone, and the noise is for the *sensiti
 data of one device can move the release. After a clean event all members of the zone train on from a
 model that these data have moved, and what they do then is theirs. The crafted members here
 (`crafted_release`) wait until the model that they receive has moved, and then jump to the full
-clipping norm in the direction of the move. They attain the worst case of the specification,
-section 8.4, and `audit_path` reads the coin of the device from what such a zone releases. It
-refutes a ledger that charges Lemma 1 of the paper where there are clean events in the zone, and
-none that charges ``drift="worst"``.
+clipping norm in the direction of the move. They attain the worst case of
+`flwr_privacy.m2fdp.Drift`, and `audit_path` reads the coin of the device from what such a zone
+releases. It refutes a ledger that charges Lemma 1 of the paper where there are clean events in the
+zone, and none that charges ``drift="worst"``.
 
 Audits are lower bounds, which need not agree between paths: each path is audited against its own
 ledger. That secure and insecure paths have equal privacy is a matter of the ledgers, which say it

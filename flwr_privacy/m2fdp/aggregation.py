@@ -1,7 +1,8 @@
 """One aggregation event on models as they are: the reference that the halves are compared with.
 
-This is the algorithm of section 3.3 of the specification in float64. It draws no noise of its own:
-whoever calls it says what noise is, so a test can hand it a stub.
+This is an aggregation of Algorithm 1 of "Differentially-Private Multi-Tier Federated Learning: A
+Formal Analysis and Evaluation" in float64. It draws no noise of its own: whoever calls it says what
+noise is, so a test can hand it a stub.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -1,4 +1,4 @@
-"""Labels of trust from the shares that the paper's experiments give (section 3.1)."""
+"""Labels of trust from the shares that the paper's experiments give."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Multi-tier trainings in one process, without a network: to compare systems round by round.
 
 The scheme of "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and
-Evaluation", section 3.2 of the specification, and what it is compared with (section 5), on the data
-of one `Scene`. The model is the linear one-vs-rest machine with squared hinge loss of section 7.1.
+Evaluation", Algorithm 1, and what it is compared with, on the data of one `Scene`. The model is a
+linear one-vs-rest machine with squared hinge loss, our reading of the paper's "SVM".
 
 All settings of a call meet the same batches, the same draws of participants and the same noise, up
 to its scale, so their difference is that of the settings. Noise is drawn for averages only: the sum

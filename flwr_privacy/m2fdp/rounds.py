@@ -1,8 +1,8 @@
 """What a rehearsed training does in each round: its averages, its noise, who takes part.
 
 The scheme is that of "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and
-Evaluation", section 3.2 of the specification. Everything here is known before any data is looked
-at: `Rounds` turns a `Setting` into numbers that `flwr_privacy.m2fdp.rehearsal` applies to models.
+Evaluation", Algorithm 1. Everything here is known before any data is looked at: `Rounds` turns a
+`Setting` into numbers that `flwr_privacy.m2fdp.rehearsal` applies to models.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ Choice = tuple[int, int, int]
 class Setting:
     """One training: a tree, a schedule, and what is noised how.
 
-    The systems of the specification's section 5 are: M2FDP as it is by default, with a tree that
+    The paper's systems are: M2FDP as it is by default, with a tree that
     has secure aggregators; hierarchical averaging without noise ``calibration="none"``; HFL-DP a
     tree in which nobody is trusted; PEDPFL a star; central noise a tree with one secure aggregator.
 

@@ -1,8 +1,8 @@
 """Data on which M2FDP is rehearsed: labelled records, split over devices that have few labels each.
 
 The paper ("Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation")
-says of its split only that it is not i.i.d.; here every device has a few of the labels, as section
-7.1 of the specification has it, and equally many records of each. Its images are not in here: a
+says of its split only that it is not i.i.d.; here every device has a few of the labels, and equally
+many records of each. Its images are not in here: a
 `Scene` is made from any labelled records, or from the synthetic ones of `synthetic_scene`.
 
 Everything here comes from ordinary seeded generators: it is data, and protects nobody.

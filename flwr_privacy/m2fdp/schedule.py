@@ -1,7 +1,7 @@
 """When the tiers aggregate: the local steps of a round, cut by events into segments.
 
 A round has K local steps. After the steps in K_l there is an event up to tier l, after step K the
-global one, up to tier 0 (sections 3.2 and 3.3 of the specification).
+global one, up to tier 0 (Algorithm 1 of the paper).
 """
 
 from collections.abc import Mapping, Sequence
@@ -182,7 +182,7 @@ class EventSchedule:
     def releases(self, boundary: int, depth: int) -> int:
         """Return the number of noised releases of a path in a round, R.
 
-        ``R = 1 + sum over l < boundary of |K_l|`` (section 3.4 of the specification).
+        ``R = 1 + sum over l < boundary of |K_l|``.
 
         Parameters
         ----------

@@ -3,7 +3,7 @@
 Tier 0 is the cloud, tier 1 what stands right below it, and tier L, the depth, are the devices. A
 secure node is one that all its children trust with what they hold. Noise enters a path from a
 device to the cloud once, at the highest secure node of the path, or at the device where no node is
-secure (sections 2 and 3.1 of the specification).
+secure.
 """
 
 import math
