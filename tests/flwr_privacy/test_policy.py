@@ -18,6 +18,7 @@ schemes = ["udp", "m2fdp"]
 units = ["user"]
 trusted_parents = ["ward-7"]
 min_summed = 3
+min_children = 4
 """
 
 
@@ -41,6 +42,7 @@ def test_every_key_of_a_file_is_read(read):
         "units": ("user",),
         "trusted_parents": ("ward-7",),
         "min_summed": 3,
+        "min_children": 4,
     }
 
 
