@@ -11,6 +11,8 @@ __all__ = ["check_min_children", "drawn", "members", "settled"]
 
 logger = logging.getLogger("flwr.privacy")
 
+_ROUNDING = 1e-9
+
 
 def members(tree: TierTree, *, relayed: bool) -> int:
     """Return how many nodes of a tree are nodes of Flower's: devices, and trusted aggregators."""
@@ -98,7 +100,7 @@ def drawn(
     there : collection of str
         Who can be asked.
     share : float
-        Share of the devices under an aggregator, rounded half up; one at least.
+        Share of the devices, the same under each aggregator but for rounding; one at least.
     decision : Decision, optional
         How many the controller wants, in place of the share.
     least : int
@@ -109,9 +111,10 @@ def drawn(
         The round.
     """
     chosen = {}
+    planned = _shared_out(tree, share, seed, server_round)
     for leaf in tree.tiers[tree.depth - 1]:
         children = tree.children(leaf)
-        wanted = max(1, int(share * len(children) + 0.5))
+        wanted = max(1, planned[leaf])
         if decision is not None:
             first = tree.ancestor(leaf, 1) if tree.depth > 1 else leaf
             wanted = decision.secure if tree.secure(first) else decision.insecure
@@ -123,3 +126,17 @@ def drawn(
         if present:
             chosen[leaf] = sorted(present[:wanted])
     return chosen
+
+
+def _shared_out(tree: TierTree, share: float, seed: int | str, server_round: int) -> dict[str, int]:
+    """Return how many devices of each lowest aggregator make up a share of all, rounded down.
+
+    What rounding leaves over goes to some of them, others in every round.
+    """
+    leaves = tree.tiers[tree.depth - 1]
+    planned = {leaf: int(share * len(tree.children(leaf)) + _ROUNDING) for leaf in leaves}
+    left = int(share * len(tree.devices) + _ROUNDING) - sum(planned.values())
+    order = sorted(leaves, key=lambda leaf: derive_seed(seed, "left over", server_round, leaf))
+    for leaf in order[:left]:
+        planned[leaf] += 1
+    return planned
