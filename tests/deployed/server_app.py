@@ -62,7 +62,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes = int(config["nodes"])
     strategy = STRATEGIES[str(config["scheme"])](
-        min_train_nodes=nodes,
+        min_train_nodes=0 if config["scheme"] == "m2fdp" else nodes,  # not all of its nodes train
         min_available_nodes=nodes,
         fraction_evaluate=0.0,
         min_evaluate_nodes=0,
