@@ -123,14 +123,14 @@ class _Stream:
 
 def _ours(stream: _Stream) -> NDArray[np.floating]:
     groups = {device: TREE.parent(device) for device in TREE.devices}
-    sums = TierSums(START, GRID, ["layer"], groups)
+    sums = TierSums(START, ["layer"], groups)
     for index, device in enumerate(TREE.devices):
         sums.fold(device, arrays_of(stream.codes(index)), weight=1)
     models = TreeModels(
         TREE,
         START,
         Layout.of(START, ["layer"]),
-        grid=GRID,
+        grids=dict.fromkeys(TREE.tiers[TREE.depth - 1], GRID),
         drift=Drift(),
         min_children=1,
         bound=lambda steps: 1.0,
