@@ -10,6 +10,8 @@ from .aggregate import aggregate
 from .calibration import calibration
 from .coded_gradient import coded_gradient
 from .controller import controller
+from .fedvs import fedvs
+from .field import field
 from .mixing import mixing
 from .noise import noise
 from .per_record import per_record
@@ -33,6 +35,8 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "stragglers": stragglers,
     "tiers": tiers,
     "controller": controller,
+    "field": field,
+    "fedvs": fedvs,
     "accounting": accounting,
     "per_record": per_record,
     "calibration": calibration,

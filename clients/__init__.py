@@ -1,10 +1,13 @@
 """The client half of each scheme, and the adapters that put it into a Flower app."""
 
+from flwr_privacy.fedvs.data import VerticalData
+
 from .acfl import ACFLClient, DataLimits, acfl_client_app
 from .adapters import as_mod, numpy_client_app, own_client_app
 from .base import SchemeClient, Train, Trained
 from .central_dp import CentralDPClient
 from .fedavg import FedAvgClient
+from .fedvs import FedVSClient, fedvs_client_app
 from .m2fdp import M2FDPClient
 from .mspdq import MSPClient, MSPDQClient
 from .mspdq_baselines import (
@@ -14,6 +17,7 @@ from .mspdq_baselines import (
     QuantizedFedAvgClient,
 )
 from .secure_sum import SecureSumClient
+from .split_vfl import SplitVFLClient, split_vfl_client_app
 from .udp import UDPClient
 
 __all__ = [
@@ -22,6 +26,7 @@ __all__ = [
     "DataLimits",
     "DrawnFedAvgClient",
     "FedAvgClient",
+    "FedVSClient",
     "JoPEQFedAvgClient",
     "M2FDPClient",
     "MSPClient",
@@ -30,11 +35,15 @@ __all__ = [
     "QuantizedFedAvgClient",
     "SchemeClient",
     "SecureSumClient",
+    "SplitVFLClient",
     "Train",
     "Trained",
     "UDPClient",
+    "VerticalData",
     "acfl_client_app",
     "as_mod",
+    "fedvs_client_app",
     "numpy_client_app",
     "own_client_app",
+    "split_vfl_client_app",
 ]

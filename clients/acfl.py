@@ -75,7 +75,7 @@ EXCESS = ("refuse", "clip")
 Data = tuple[ArrayLike, ArrayLike]
 """A feature matrix, or raw data for a feature map, and a label matrix; as many rows."""
 
-_prepared = Prepared()
+_prepared: Prepared[PreparedData] = Prepared()
 
 _PROJECTION_STEPS = 2**16  # of the grid in a standard normal deviate of a projection
 

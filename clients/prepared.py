@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +68,19 @@ class PreparedData:
         return self.features.nbytes + self.labels.nbytes + own
 
 
-class Prepared:
+class Sized(Protocol):
+    """Something that says how many bytes it takes."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+
+_Data = TypeVar("_Data", bound=Sized)
+
+
+class Prepared(Generic[_Data]):
     """What the clients of a process have prepared; what was not used for longest goes first.
 
     It only saves work: deployed, every message has a process of its own and finds it empty.
@@ -76,9 +89,9 @@ class Prepared:
     def __init__(self, room: int = _ROOM) -> None:
         self._room = room
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, PreparedData] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _Data] = OrderedDict()
 
-    def get(self, key: Hashable, prepare: Callable[[], PreparedData]) -> PreparedData:
+    def get(self, key: Hashable, prepare: Callable[[], _Data]) -> _Data:
         """Return the data under a key; prepare them if they are not there (any more)."""
         with self._lock:
             if key in self._kept:

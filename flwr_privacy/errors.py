@@ -5,7 +5,7 @@ defect of the library.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
@@ -14,9 +14,11 @@ __all__ = [
     "DataError",
     "DeclinedError",
     "EngineError",
+    "FieldRangeError",
     "FlwrPrivacyError",
     "InvalidParameterError",
     "LedgerError",
+    "NotEnoughSharesError",
     "ProtocolError",
     "check_choice",
     "check_flag",
@@ -78,6 +80,27 @@ class ProtocolError(FlwrPrivacyError):
     """The two ends of the wire do not agree (scheme, version, phase, round, identity)."""
 
     exit_code = 6
+
+
+class NotEnoughSharesError(ProtocolError):
+    """Too few answers to decode a coded value: nothing is interpolated from fewer.
+
+    Parameters
+    ----------
+    needed, got : int
+        Number of answers that decoding takes, and that there are.
+    missing : sequence of str, optional
+        Who has not answered.
+    """
+
+    def __init__(self, needed: int, got: int, missing: Sequence[str] = ()) -> None:
+        self.needed, self.got, self.missing = needed, got, tuple(missing)
+        text = f"{got} of at least {needed} answers are there"
+        super().__init__(text + (f"; missing: {', '.join(missing)}" if missing else ""))
+
+
+class FieldRangeError(DataError):
+    """A value is too large for its field: a sum with it could wrap around and be wrong."""
 
 
 class LedgerError(FlwrPrivacyError):

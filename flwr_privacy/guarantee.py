@@ -91,6 +91,8 @@ class Guarantee:
                 f" against {self.adversary}: ({self.epsilon:.4g}, {self.delta:g})-differential "
                 f"privacy over the whole training, for data sets where {self.neighbours}"
             )
+        elif self.adversary != "nobody":
+            first += f", against {self.adversary}"
         sentences.append(first)
         if self.secure_sum:
             sentences.append(f"Secure sum: {self.secure_sum}")

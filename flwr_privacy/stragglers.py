@@ -7,13 +7,32 @@ the same on every engine and after a resume.
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from .errors import check_choice, check_number
 from .identity import stream
 
-__all__ = ["StragglerModel"]
+__all__ = ["StragglerModel", "Stragglers"]
 
 KINDS = ("constant", "exponential", "lognormal")
+
+
+class Stragglers(Protocol):
+    """What says who is late: a `StragglerModel`, or another law of delays."""
+
+    def race(
+        self,
+        clients: Collection[str],
+        *,
+        seed: int | str,
+        server_round: int,
+        phase: str,
+        request: int = 0,
+        quorum: int | None = None,
+        deadline: float | None = None,
+    ) -> tuple[set[str], float]:
+        """Return which clients are late, and when the exchange ends."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,12 @@ from .base import SchemeStrategy
 from .central_dp import CentralDP
 from .experiment import SchemeResult
 from .fedavg import FedAvg
+from .fedvs import FedVS
 from .m2fdp import M2FDP
 from .msp import MSP
 from .mspdq import MSPDQ
 from .mspdq_baselines import DrawnFedAvg, JoPEQFedAvg, NbAFL, QuantizedFedAvg
+from .split_vfl import SplitVFL
 from .udp import UDP
 
 __all__ = [
@@ -21,10 +23,12 @@ __all__ = [
     "CentralDP",
     "DrawnFedAvg",
     "FedAvg",
+    "FedVS",
     "FlowerAccountant",
     "JoPEQFedAvg",
     "NbAFL",
     "QuantizedFedAvg",
     "SchemeResult",
     "SchemeStrategy",
+    "SplitVFL",
 ]

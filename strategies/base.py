@@ -99,6 +99,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     scheme: ClassVar[str]
     summable: ClassVar[bool] = False  # whether answers are codes that a secure sum can take
     sum_phases: ClassVar[frozenset[str]] = frozenset({TRAIN})  # whose answers it takes
+    untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE})  # phases without virtual time
     weight_key: str | None = None  # of a scheme whose replies are not weighted by weighted_by_key
     planned_rounds: int | None = None
     _announced = False
@@ -163,6 +164,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "stragglers": stragglers,
             "deadline": deadline,
             "weighted_by": self.weight_key or weighted_by_key,
+            "untimed": self.untimed,
         }
         self._virtual_clients = clients
         self.secure_sum = self._checked_secure_sum(secure_sum, train_metrics_aggr_fn)

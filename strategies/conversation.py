@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.secure_sum.messages import JOIN
-from flwr_privacy.stragglers import StragglerModel
+from flwr_privacy.stragglers import Stragglers
 from flwr_privacy.wire import (
     COHORT,
     EACH,
@@ -40,6 +40,8 @@ __all__ = ["Assigned", "Conversation", "only"]
 
 _FOREVER = 3600.0  # Flower's default timeout, where a user's own start gives none
 
+_LOOK = 0.05  # seconds between two looks at who still owes an answer
+
 Assigned = Mapping[int, list[str]]
 """The clients that take part, by the node that plays them."""
 
@@ -55,13 +57,15 @@ class Conversation:
         Gives identity and seed.
     federation : Federation
         Who there is.
-    stragglers : StragglerModel, optional
+    stragglers : Stragglers, optional
         Simulated answer times.
     deadline : float, optional
         Seconds after which missing replies are given up: virtual ones where stragglers are
         simulated. By default `timeout`.
     weighted_by : str
         Name of the metric that is a reply's weight.
+    untimed : collection of str, optional
+        Phases that take no virtual time; by default the evaluation.
 
     Attributes
     ----------
@@ -71,6 +75,8 @@ class Conversation:
         Whether `counts` will be called, so that what is exchanged is kept for it.
     virtual_seconds : float
         The virtual clock.
+    stragglers : Stragglers, optional
+        Simulated answer times; a scheme that has to know the clients sets it after the hello.
     """
 
     def __init__(
@@ -79,9 +85,10 @@ class Conversation:
         scheme: str,
         experiment: Experiment,
         federation: Federation,
-        stragglers: StragglerModel | None,
+        stragglers: Stragglers | None,
         deadline: float | None,
         weighted_by: str,
+        untimed: Collection[str] = (EVALUATE,),
     ) -> None:
         self.federation = federation
         self.timeout = _FOREVER
@@ -89,9 +96,10 @@ class Conversation:
         self.virtual_seconds = 0.0
         self._scheme = scheme
         self._experiment = experiment
-        self._stragglers = stragglers
+        self.stragglers = stragglers
         self._deadline = deadline
         self._weighted_by = weighted_by
+        self._untimed = frozenset(untimed)
         self._books: dict[str, Round] = {}
         self._exchanges: list[Round] = []  # since the last call of `counts`
         self._open: dict[str, tuple[Round, int, float]] = {}  # unanswered: book, node, expiry
@@ -171,6 +179,12 @@ class Conversation:
             shares=shares,
             busy=self._busy(grid),
         )
+
+    def settle(self, grid: Grid) -> None:
+        """Wait until nobody owes an answer, or the deadline is over."""
+        end = time.monotonic() + self._real_deadline()
+        while self._busy(grid) and time.monotonic() < end:
+            time.sleep(_LOOK)
 
     def free(self, grid: Grid, assigned: Assigned) -> dict[int, list[str]]:
         """Return those of the assigned nodes that owe no answer to an earlier question."""
@@ -266,7 +280,7 @@ class Conversation:
         messages = list(messages)
         if messages and JOIN in messages[0].content:
             book.question = messages[0].content
-        quorum = None if self._stragglers else book.quorum
+        quorum = None if self.stragglers else book.quorum
         left_open: dict[str, int] = {}
         expires = time.monotonic() + book.seconds
         try:
@@ -340,9 +354,9 @@ class Conversation:
     ) -> tuple[set[str], float]:
         """Return who is late and how long the exchange takes on the virtual clock."""
         clients = [client for clients in assigned.values() for client in clients]
-        if self._stragglers is None or not clients or header.phase == EVALUATE:
+        if self.stragglers is None or not clients or header.phase in self._untimed:
             return set(), 0.0  # an evaluation is for the report: it takes no virtual time
-        return self._stragglers.race(
+        return self.stragglers.race(
             clients,
             seed=self._experiment.seed,
             server_round=header.server_round,
@@ -376,7 +390,7 @@ class Conversation:
         )
 
     def _real_deadline(self) -> float:
-        if self._deadline is None or self._patient or self._stragglers is not None:
+        if self._deadline is None or self._patient or self.stragglers is not None:
             return self.timeout
         return self._deadline
 

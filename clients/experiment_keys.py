@@ -1,0 +1,65 @@
+"""A client's key pair of an experiment, which lies in a file of its node and never leaves it."""
+
+import hashlib
+from typing import Any
+
+from flwr_privacy.channel import KeyPair
+from flwr_privacy.errors import LedgerError, ProtocolError
+from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+
+from .custody import Custody, is_simulated
+
+__all__ = ["check_signature", "own_pair", "signature_of"]
+
+_MAGIC = b"flwr-privacy experiment key\n"
+_LOCK_TIMEOUT = 10.0  # seconds
+
+
+def own_pair(custody: Custody, scheme: str, experiment_id: str) -> KeyPair:
+    """Return the client's key pair of an experiment; a new one the first time.
+
+    Raises
+    ------
+    LedgerError
+        If its file cannot be used.
+    """
+    name = hashlib.sha256(f"{scheme} {experiment_id}".encode()).hexdigest()[:32]
+    path = custody.sessions / f"{name}.key"
+    try:
+        custody.sessions.mkdir(mode=0o700, exist_ok=True)
+        with exclusive_lock(path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT):
+            if path.exists():
+                return KeyPair.of(read_sealed(path, _MAGIC))
+            pair = KeyPair()
+            write_sealed(path, _MAGIC, pair.private, durable=not is_simulated())
+            return pair
+    except DamagedFileError as error:
+        raise LedgerError(f"the node's key of the experiment, {path}, {error}") from error
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
+
+
+def signature_of(custody: Custody, scheme: str, experiment_id: str, public: bytes) -> bytes:
+    """Return the signature of a key by the client's long-term identity; b"" without one."""
+    if custody.identity is None:
+        return b""
+    return custody.identity.sign(f"{scheme} key", experiment_id, custody.client_id, public)
+
+
+def check_signature(
+    custody: Custody, scheme: str, experiment_id: str, peer: str, public: Any, signature: Any
+) -> None:
+    """Check that a key is that of a peer whose identity this node has pinned.
+
+    Raises
+    ------
+    ProtocolError
+        If the node pins nobody, or not this peer, or the signature is not the peer's.
+    """
+    if custody.pins is None:
+        raise ProtocolError(
+            f"'{peer}' may be anybody: this node pins no keys (privacy-pins in its configuration)"
+        )
+    if not isinstance(public, bytes):
+        raise ProtocolError(f"no public key of '{peer}'")
+    custody.pins.verify(peer, signature, f"{scheme} key", experiment_id, peer, public)

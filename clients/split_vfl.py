@@ -1,0 +1,164 @@
+"""Plain vertical split learning on the client: the half of FedVS's rivals."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+
+from flwr_privacy import fields as records
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.errors import DataError, ProtocolError
+from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
+from flwr_privacy.fedvs.network import initial_weights
+from flwr_privacy.grid import GridMean
+from flwr_privacy.ledger import Question
+from flwr_privacy.secure_sum.federated import Terms
+from flwr_privacy.split_vfl import Step, noisy
+from flwr_privacy.wire import METRICS, TRAIN, Fields
+
+from .adapters import own_client_app
+from .base import SchemeClient, Train
+from .coded_files import Memory
+from .custody import Custody, refuse_node_keys
+from .kept import Answer, mark_insecure
+from .release import check_unaccounted, question_of
+from .vertical import GivenData, Owned, Update, gradient_in, told_of
+
+__all__ = ["SplitVFLClient", "split_vfl_client_app"]
+
+ENROL, EMBED, SETTLE = "enrol", "embed", "settle"
+EMBEDDING, GRADIENT = "embedding", "gradient"
+
+
+class SplitVFLClient(SchemeClient):
+    """Client half of `flwr_privacy.strategies.SplitVFL`.
+
+    Parameters
+    ----------
+    data : VerticalData or callable
+        The client's columns, or a function without arguments that returns them.
+    context : Context
+        Flower's context of this client.
+
+    Guarantee
+    ---------
+    None but, in a training under a secure sum, that of `flwr_privacy.secure_sum.Participant`: the
+    server sees the embeddings of each client, noise of the method ``wait-dp`` included. A node
+    whose policy has ``max_epsilon`` or ``units`` declines.
+    """
+
+    scheme: ClassVar[str] = "split-vfl"
+    phases: ClassVar[frozenset[str]] = frozenset({ENROL, TRAIN, EMBED, SETTLE})
+    sums: ClassVar[str] = "may"
+
+    def __init__(self, data: GivenData, context: Context | None = None) -> None:
+        super().__init__(None, context)
+        self._data = data
+
+    def handle(
+        self, phase: str, arrays: Arrays, fields: Fields, train: Train
+    ) -> tuple[Arrays, Fields]:
+        """Answer with the embeddings of some rows, after the step that the gradient asks for.
+
+        Raises
+        ------
+        DeclinedError
+            If the policy does not allow it.
+        LedgerError
+            If the node's files cannot be used.
+        InvalidParameterError, DataError, ProtocolError
+            If the question is malformed, or the data do not fit it.
+        """
+        if self.context is None:
+            raise TypeError("SplitVFLClient needs the context: SplitVFLClient(data, context)")
+        refuse_node_keys("message", fields)
+        custody, question = Custody.of(self.context), question_of(phase, fields)
+        check_unaccounted(custody, scheme=self.scheme)
+        owned = Owned(self._data, custody, question.experiment_id)
+        if phase == ENROL:
+            return {}, told_of(owned)
+        step = records.read(Step, fields)
+        step.check()
+        return self._embed(custody, question, owned, step, arrays, fields)
+
+    def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
+        """Return an empty sum of embeddings as codes, for a secure sum."""
+        if phase != TRAIN or "grid" not in fields:
+            return WeightedMean({})
+        step = records.read(Step, fields)
+        zeros = np.zeros((len(step.rows), step.embedding))
+        return GridMean({EMBEDDING: zeros}, Terms.read(fields).grid, [EMBEDDING])
+
+    def _embed(
+        self,
+        custody: Custody,
+        question: Question,
+        owned: Owned,
+        step: Step,
+        arrays: Arrays,
+        fields: Fields,
+    ) -> Answer:
+        expanded = owned.expanded(order=step.order, bias=step.bias, x_max=step.x_max)
+        own: Fields = {METRICS: {"num-examples": 1}}
+        mark_insecure(custody, own)
+        with Memory(custody, self.scheme, question.experiment_id).state() as state:
+            shape = expanded.parts[TRAIN_PART].shape[1], step.embedding
+            if np.shape(state.get("weights", 0)) != shape:
+                drawn = initial_weights(*shape, custody.random(question, "initial weights"))
+                state |= {"weights": drawn, "update": 0}
+            if step.update > state["update"]:
+                places = np.array(step.trained_rows, np.int64)
+                if len(places):
+                    gradient = gradient_in(arrays, len(places), step.embedding, name=GRADIENT)
+                    state["weights"] = Update(
+                        rows=expanded.rows(TRAIN_PART, places),
+                        gradient=gradient.astype(np.float64),
+                        divisor=step.divisor,
+                        learning_rate=step.learning_rate,
+                        w_max=None,
+                    ).of(state["weights"])
+                state["update"] = step.update
+            if question.phase == SETTLE:
+                return {}, own
+            rows = expanded.parts.get(step.part)
+            if rows is None:
+                raise ProtocolError(f"the client has no part '{step.part[:64]}'")
+            places = np.array(step.rows or range(len(rows)), np.int64)
+            embedding = rows[places] @ state["weights"]
+        if step.epsilon > 0:
+            embedding = noisy(
+                embedding,
+                epsilon=step.epsilon,
+                clip=step.clip,
+                random=custody.random(question, "noise"),
+            )
+        if fields["summed"]:
+            return {EMBEDDING: _codes(Terms.read(fields), embedding)}, own
+        return {EMBEDDING: embedding.astype(np.float32)}, own
+
+
+def split_vfl_client_app(data_fn: Callable[[Context], VerticalData]) -> ClientApp:
+    """Return the ClientApp of a client that has columns of the data, under plain split learning.
+
+    Parameters
+    ----------
+    data_fn : callable
+        Takes the context and returns the client's columns; called only when they are needed.
+
+    Examples
+    --------
+    >>> app = split_vfl_client_app(lambda context: VerticalData(train=[[0.5, 1.0], [0.0, -1.0]]))
+    """
+    return own_client_app(SplitVFLClient, lambda context: partial(data_fn, context))
+
+
+def _codes(terms: Terms, embedding: Any) -> Any:
+    if np.abs(embedding).max() > terms.value_range:
+        raise DataError(
+            f"an embedding is beyond value_range = {terms.value_range:g}: raise it in the SecureSum"
+        )
+    return np.rint(embedding / terms.grid.step).astype(np.int32)

@@ -1,0 +1,122 @@
+"""FedVS: vertical split learning on Lagrange-coded shares, which stragglers do not hold up.
+
+Source: "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for Split
+Models" (ICML 2023). Clients hold columns of the same rows, the server the labels. Every client
+shares its data once, and its weights in every round; what any ``2 (K + T - 1) + 1`` clients compute
+on the shares gives the server the exact mean of all clients' embeddings. The paper protects
+against T clients, or one client's answer at the server; `flwr_privacy.strategies.FedVS` adds masks
+that leave the server nothing but the sums.
+"""
+
+from flwr_privacy.lagrange import max_partitions, max_stragglers, recovery_threshold
+
+from .central import Central
+from .costs import Costs, cost_model
+from .network import (
+    embed,
+    expand,
+    expanded_width,
+    gradient_of,
+    initial_weights,
+    project,
+)
+from .privacy import (
+    SLACK_BITS,
+    batch_rank,
+    check_rank,
+    privacy_matrix_rank,
+    server_view_is_tight,
+    server_view_warning,
+    slack,
+)
+from .quantisation import (
+    Scales,
+    check_partial_sum,
+    dequantise,
+    equal_share,
+    max_scale_bits,
+    quantise,
+    quantise_stochastic,
+    round_half_up,
+    round_stochastic,
+)
+from .rows import Segments, batch_of, batches, order
+from .sharing import (
+    data_shares,
+    decode_rows,
+    evaluate,
+    pad_rows,
+    pad_rows_paper,
+    weight_shares,
+    weight_shares_paper,
+    zero_masks,
+)
+from .theory import (
+    batch_gradient_variance,
+    convergence_bound_corrected,
+    convergence_bound_paper,
+    embedding_error_bound,
+    embedding_error_rms,
+    lemma_b2_corrected,
+    lemma_b2_paper,
+    lemma_b2_paper_inner,
+    rounding_variance,
+    rounding_variance_bound,
+    step_size_paper,
+    whole_smoothness,
+)
+
+__all__ = [
+    "SLACK_BITS",
+    "Central",
+    "Costs",
+    "Scales",
+    "Segments",
+    "batch_gradient_variance",
+    "batch_of",
+    "batch_rank",
+    "batches",
+    "check_partial_sum",
+    "check_rank",
+    "convergence_bound_corrected",
+    "convergence_bound_paper",
+    "cost_model",
+    "data_shares",
+    "decode_rows",
+    "dequantise",
+    "embed",
+    "embedding_error_bound",
+    "embedding_error_rms",
+    "equal_share",
+    "evaluate",
+    "expand",
+    "expanded_width",
+    "gradient_of",
+    "initial_weights",
+    "lemma_b2_corrected",
+    "lemma_b2_paper",
+    "lemma_b2_paper_inner",
+    "max_partitions",
+    "max_scale_bits",
+    "max_stragglers",
+    "order",
+    "pad_rows",
+    "pad_rows_paper",
+    "privacy_matrix_rank",
+    "project",
+    "quantise",
+    "quantise_stochastic",
+    "recovery_threshold",
+    "round_half_up",
+    "round_stochastic",
+    "rounding_variance",
+    "rounding_variance_bound",
+    "server_view_is_tight",
+    "server_view_warning",
+    "slack",
+    "step_size_paper",
+    "weight_shares",
+    "weight_shares_paper",
+    "whole_smoothness",
+    "zero_masks",
+]

@@ -1,0 +1,63 @@
+"""The model of the server, which goes on from the clients' embeddings, as schemes see it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Central"]
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Central(Protocol):
+    """A central model W_0: its weights are given and returned, it keeps none itself.
+
+    `flwr_privacy.clients.torch.TorchCentral` makes one of a torch module.
+    """
+
+    def initial(self) -> dict[str, NDArray[Any]]:
+        """Return the weights to start from, by name."""
+        ...
+
+    def step(
+        self,
+        arrays: Arrays,
+        embedding: NDArray[np.float32],
+        labels: NDArray[Any],
+        learning_rate: float,
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32], float]:
+        """Make one step of gradient descent on the mean loss of some rows.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            The weights.
+        embedding : (m, h) float32
+            The embeddings of m rows.
+        labels : (m,) ndarray
+            Their labels.
+        learning_rate : float
+            Step size.
+
+        Returns
+        -------
+        arrays : dict of str to ndarray
+            The new weights.
+        gradient : (m, h) float32
+            Gradient of the mean loss with respect to the embeddings, before the step.
+        loss : float
+            The mean loss before the step.
+        """
+        ...
+
+    def scores(self, arrays: Arrays, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the scores of the classes, (m, classes); one column where there are two."""
+        ...
+
+    def metrics(
+        self, arrays: Arrays, embedding: NDArray[np.float32], labels: NDArray[Any]
+    ) -> dict[str, float]:
+        """Return ``loss`` and ``accuracy``; of two classes also ``auc`` and ``f1``."""
+        ...

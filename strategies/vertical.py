@@ -1,0 +1,616 @@
+"""Vertical split learning on the server: what schemes have in common whose clients own columns.
+
+The clients turn their columns of a batch into embeddings, the server aggregates them, goes on with
+a central model and its labels, and returns the gradient with respect to the aggregate. A round is
+one step on one mini-batch. The strategy's arrays are the central model; the clients' weights stay
+with them.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import ArrayLike, NDArray
+
+from flwr_privacy import fields as records
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    ProtocolError,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.fedvs.central import Central
+from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
+from flwr_privacy.fedvs.delays import HalfSlow
+from flwr_privacy.fedvs.rows import Segments, batch_of, order
+from flwr_privacy.identity import check_client_id, derive_seed
+from flwr_privacy.secure_sum import MaskedSum
+from flwr_privacy.wire import EVALUATE, Fields
+
+from .base import SchemeStrategy
+from .conversation import Assigned
+from .experiment import SchemeResult, to_record
+from .round import ClientReply, arrays_of
+
+__all__ = ["Enrolled", "Pending", "VerticalStrategy"]
+
+logger = logging.getLogger("flwr.privacy")
+
+ENROL = "enrol"
+AGGREGATIONS = ("mean", "sum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What every client says in the setup, as it travels."""
+
+    columns: int
+    parts: list[str]
+    rows: list[int]
+    ids: list[bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolled:
+    """What a client said of itself and its data.
+
+    Parameters
+    ----------
+    columns : int
+        Raw features.
+    rows : dict of str to int
+        Rows of each part.
+    ids : dict of str to bytes
+        Hash of the rows' identities of each part; b"" where none are given.
+    key, signature : bytes
+        Its public key, if the scheme has any.
+    """
+
+    columns: int
+    rows: dict[str, int]
+    ids: dict[str, bytes]
+    key: bytes = b""
+    signature: bytes = b""
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> "Enrolled":
+        """Read it from a reply, which may come from an adversary.
+
+        Raises
+        ------
+        ProtocolError
+            If an entry is missing or of another kind.
+        """
+        told = records.read(_Told, fields)
+        parts, rows, ids = told.parts, told.rows, told.ids
+        if not len(parts) == len(rows) == len(ids) or TRAIN_PART not in parts:
+            raise ProtocolError("it does not say which rows it has")
+        for name in parts:
+            check_client_id(name, parameter="parts")
+        for count in rows:
+            check_integer("rows", count, minimum=1)
+        key, signature = fields.get("key", b""), fields.get("signature", b"")
+        if type(key) is not bytes or type(signature) is not bytes:
+            raise ProtocolError("its key is no bytes")
+        return cls(
+            columns=check_integer("columns", told.columns, minimum=1),
+            rows=dict(zip(parts, rows, strict=True)),
+            ids=dict(zip(parts, ids, strict=True)),
+            key=key,
+            signature=signature,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pending:
+    """A gradient that the clients have not got yet.
+
+    Parameters
+    ----------
+    rows : list of int
+        Coded rows of its batch.
+    clients : list of str
+        Whose embeddings were in the aggregate.
+    gradient : (K b, h) float32
+        Gradient with respect to the aggregate; zero at pads.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)
+    gradient: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Aggregate:
+    """The embeddings of some rows, aggregated.
+
+    Parameters
+    ----------
+    values : (m, h) float32
+        One row for each place of the rows, in the order of `Segments.real_rows`; pads are noise.
+    clients : list of str
+        Over whom.
+    """
+
+    values: NDArray[np.float32]
+    clients: list[str]
+
+
+class VerticalStrategy(SchemeStrategy):
+    """Base of the strategies whose clients own columns.
+
+    Parameters
+    ----------
+    *arguments, **options
+        FedAvg's and those of `SchemeStrategy`. All clients take part in every round.
+    labels : (M,) array
+        Labels of the training rows, in the order of the clients' rows.
+    central : Central
+        The central model, e.g. `flwr_privacy.clients.torch.TorchCentral`.
+    test_labels : (m,) array, optional
+        Labels of the clients' part ``test``; without them nothing is evaluated.
+    embedding : int, default 64
+        h, the width of the embeddings.
+    order : int or dict, default 2
+        D, the highest power of the features, of all clients or of each by its name.
+    bias : bool, default False
+        Whether the clients append a column of ones.
+    x_max : float, default 1.0
+        Bound of the absolute value of a feature.
+    batch_size : int, default 32
+        Rows of a mini-batch.
+    learning_rate : float, default 0.05
+        Step size of the central model.
+    client_learning_rate : float, optional
+        Step size of the clients' weights; by default `learning_rate`.
+    aggregation : {"mean", "sum"}, default "mean"
+        How embeddings are aggregated. With the mean the clients' gradients are divided by their
+        number too.
+    evaluate_every : int, optional
+        Rounds from one evaluation to the next; by default those of an epoch. The last round is
+        always evaluated.
+    delays : bool or dict, default False
+        Whether the clients' delays are simulated as in the paper: parameters of
+        `flwr_privacy.fedvs.delays.HalfSlow`. Other laws are `stragglers`.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a parameter is out of range.
+    """
+
+    weight_key = "num-examples"  # the clients' own: 1
+    untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE})
+
+    def __init__(
+        self,
+        *arguments: Any,
+        labels: ArrayLike,
+        central: Central,
+        test_labels: ArrayLike | None = None,
+        embedding: int = 64,
+        order: int | Mapping[str, int] = 2,
+        bias: bool = False,
+        x_max: float = 1.0,
+        batch_size: int = 32,
+        learning_rate: float = 0.05,
+        client_learning_rate: float | None = None,
+        aggregation: str = "mean",
+        evaluate_every: int | None = None,
+        delays: bool | Mapping[str, Any] = False,
+        **options: Any,
+    ) -> None:
+        self._labels = {TRAIN_PART: _labels("labels", labels)}
+        if test_labels is not None:
+            self._labels[TEST_PART] = _labels("test_labels", test_labels)
+        self.central = central
+        self._embedding = check_integer("embedding", embedding, minimum=1)
+        self._order = dict(order) if isinstance(order, Mapping) else order
+        for degree in self._order.values() if isinstance(self._order, dict) else [self._order]:
+            check_integer("order", degree, minimum=1, maximum=64)
+        self._bias = check_flag("bias", bias)
+        self._x_max = check_number("x_max", x_max, minimum=1e-12)
+        self._batch_size = check_integer("batch_size", batch_size, minimum=1)
+        self._rate = check_number("learning_rate", learning_rate, minimum=0)
+        own = learning_rate if client_learning_rate is None else client_learning_rate
+        self._client_rate = check_number("client_learning_rate", own, minimum=0)
+        self._mean = check_choice("aggregation", aggregation, AGGREGATIONS) == "mean"
+        if evaluate_every is not None:
+            check_integer("evaluate_every", evaluate_every, minimum=1)
+        self._evaluate_every = evaluate_every
+        table = {} if isinstance(delays, bool) else dict(delays)
+        if delays is not False:
+            if options.get("stragglers") is not None:
+                raise InvalidParameterError("delays", delays, "false with other stragglers")
+            HalfSlow(clients=("0", "1"), **table)  # which checks the table
+        self._delays = None if delays is False else table
+        super().__init__(*arguments, **options)
+        self.fraction_evaluate = 0.0  # the strategy evaluates by itself
+
+    def _build(self) -> None:
+        super()._build()
+        self.members: list[str] = []
+        self._enrolled: dict[str, Enrolled] = {}
+        self._pending: Pending | None = None
+        self._updates = 0  # gradients so far
+        self._answers: dict[str, Any] = {}
+        self._numbers: dict[str, float] = {}
+
+    # -- What a scheme fills in --------------------------------------------------------------
+
+    def aggregated(
+        self, grid: Grid, server_round: int, part: str, coded: NDArray[np.int64]
+    ) -> Aggregate:
+        """Return the aggregate of the clients' embeddings of some coded rows of a part.
+
+        Raises
+        ------
+        ProtocolError
+            If it cannot be had in this round.
+        """
+        raise NotImplementedError
+
+    def deliver(self, grid: Grid, server_round: int) -> None:
+        """Give the clients the pending gradient, if there is one, and ask them nothing."""
+        raise NotImplementedError
+
+    def taken(self, phase: str, reply: ClientReply) -> Any:
+        """Return what of a reply is kept.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If it cannot be used.
+        """
+        raise NotImplementedError
+
+    def segments(self, part: str) -> Segments:
+        """Return how the rows of a part lie in its coded rows; by default one by one."""
+        return Segments(rows=self._rows(part), K=1)
+
+    def batch(self, server_round: int) -> NDArray[np.int64]:
+        """Return the coded rows of a round's mini-batch: every epoch has all of them once."""
+        seed = derive_seed(self.experiment.seed, "vertical batches")
+        length = self.segments(TRAIN_PART).length
+        return batch_of(length, self.batch_rows(), seed, server_round)
+
+    def batch_rows(self) -> int:
+        """Return the coded rows of a mini-batch."""
+        return math.ceil(self._batch_size / self.segments(TRAIN_PART).K)
+
+    # -- The loop ----------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> SchemeResult:
+        """Train; see `SchemeStrategy.start`.
+
+        What the strategy finds on the part ``test`` stands beside what `evaluate_fn` returns, which
+        sees the central model.
+        """
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+            found = dict(evaluate_fn(server_round, arrays) or {}) if evaluate_fn else {}
+            last = server_round == self.planned_rounds
+            return MetricRecord({**self._judged(grid, server_round, arrays, last=last), **found})
+
+        return super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate
+        )
+
+    def train_round(
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Make one step on one mini-batch; skip the round if the embeddings cannot be had."""
+        self._template = arrays_of(arrays)
+        self._numbers = {}
+        segments = self.segments(TRAIN_PART)
+        coded = self.batch(server_round)
+        try:
+            aggregate = self.aggregated(grid, server_round, TRAIN_PART, coded)
+        except ProtocolError as error:
+            logger.warning("round %d: %s", server_round, error)
+            return None, None
+        places, counted = segments.real_rows(coded), segments.counted(coded)
+        labels = self._ordered_labels(TRAIN_PART)[places[counted]]
+        embedding = aggregate.values[counted]
+        renewed, gradient, loss = self.central.step(self._template, embedding, labels, self._rate)
+        whole = np.zeros(aggregate.values.shape, np.float32)
+        whole[counted] = gradient
+        self._updates += 1
+        self._pending = Pending(rows=coded.tolist(), clients=aggregate.clients, gradient=whole)
+        self._numbers["epoch"] = server_round * self.batch_rows() / segments.length
+        metrics = MetricRecord({"loss": float(loss)})
+        weight = float(len(aggregate.clients))
+        like = {name: np.asarray(renewed[name]) for name in self._template}
+        return self.renewed(server_round, like, metrics, weight), metrics
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Refuse a `start` of the user's own: a round takes more than one exchange.
+
+        Raises
+        ------
+        ProtocolError
+            Always.
+        """
+        raise ProtocolError(
+            f"'{self.scheme}' works only where this strategy's own start runs the rounds: it has a "
+            "setup, and its clients wait for gradients"
+        )
+
+    def predict(
+        self, grid: Grid, arrays: ArrayRecord, part: str = TEST_PART
+    ) -> NDArray[np.float32]:
+        """Return the scores of the rows of a part, after a training.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        arrays : ArrayRecord
+            The central model, e.g. that of the result.
+        part : str, default "test"
+            Which of the clients' rows.
+
+        Returns
+        -------
+        (m, classes) float32
+            Scores in the order of the clients' rows.
+
+        Raises
+        ------
+        ProtocolError
+            If the clients' embeddings cannot be had.
+        """
+        server_round = self.planned_rounds or 1
+        values = self._all_embeddings(grid, server_round, part)
+        scores = self.central.scores(arrays_of(arrays), values)
+        ordered = np.empty_like(scores)
+        ordered[self._common_order(part)] = scores
+        return ordered
+
+    def accumulator(self, phase: str) -> WeightedMean:
+        """Return what counts who was heard; the replies are kept one by one."""
+        return WeightedMean({})
+
+    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
+        """Take a client's reply.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If it cannot be used.
+        """
+        if isinstance(mean, MaskedSum):
+            return super().fold(phase, mean, reply)
+        kept = self.taken(phase, reply)
+        mean.take(reply.client_id, {}, reply.metrics(), self.weight_key or self.weighted_by_key)
+        self._answers[reply.client_id] = kept
+
+    # -- What the books and the history say --------------------------------------------------
+
+    def round_metrics(self, card: Any) -> dict[str, float]:
+        """Return the numbers of the round."""
+        return dict(self._numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return who takes part, and the gradient that they have not got yet."""
+        pending = self._pending
+        return {
+            "members": self.members,
+            "enrolled": {
+                name: {**vars(told), "rows": dict(told.rows), "ids": dict(told.ids)}
+                for name, told in self._enrolled.items()
+            },
+            "updates": self._updates,
+            "pending": None if pending is None else dict(vars(pending)),
+            "insecure": self._insecure,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        self.members = list(state["members"])
+        self._enrolled = {name: Enrolled(**told) for name, told in state["enrolled"].items()}
+        self._updates = state["updates"]
+        self._pending = None if state["pending"] is None else Pending(**state["pending"])
+        self._insecure = state["insecure"]
+
+    # -- Parts -------------------------------------------------------------------------------
+
+    def enrol(self, grid: Grid, server_round: int) -> dict[str, Enrolled]:
+        """Ask everybody, or all members of a running experiment, who they are and what they have.
+
+        Raises
+        ------
+        ProtocolError
+            If somebody does not answer, or the clients' rows do not belong together.
+        InvalidParameterError
+            If the labels are not those of the rows.
+        """
+        assigned = self.conversation.sample(grid, server_round, ENROL, fraction=1.0, minimum=1)
+        if self.members:
+            assigned = self._assigned(grid, server_round, ENROL)
+        with self.conversation.patiently():
+            told: dict[str, Enrolled] = self.ask_all(
+                grid, server_round, ENROL, RecordDict(), assigned, fields={}
+            )
+        asked = {client for clients in assigned.values() for client in clients}
+        if missing := sorted((asked | set(self.members)) - set(told)):
+            details = "; ".join(self.conversation.book(ENROL).details)
+            raise ProtocolError(
+                f"the setup failed: clients {missing} did not say what data they have"
+                + (f" ({details})" if details else "")
+            )
+        _check_aligned(told)
+        (rows, *_) = (entry.rows for entry in told.values())
+        for part, labels in self._labels.items():
+            name = "labels" if part == TRAIN_PART else f"{part}_labels"
+            if part not in rows:
+                raise InvalidParameterError(name, len(labels), f"nothing: no rows '{part}'")
+            if len(labels) != rows[part]:
+                allowed = f"a label for each of the {rows[part]} rows '{part}' of the clients"
+                raise InvalidParameterError(name, f"{len(labels)} labels", allowed)
+        return told
+
+    def simulate_delays(self, partitions: int = 1) -> None:
+        """Begin to simulate the delays of the members, if they are to be."""
+        if self._delays is not None:
+            batch: dict[str, Any] = {"batch_size": self._batch_size, "K": partitions}
+            self.conversation.stragglers = HalfSlow(
+                clients=tuple(self.members), **{**batch, **self._delays}
+            )
+
+    def ask_all(
+        self,
+        grid: Grid,
+        server_round: int,
+        phase: str,
+        content: RecordDict,
+        assigned: Assigned,
+        *,
+        fields: Fields,
+        own: Mapping[str, RecordDict] | None = None,
+        quorum: int | None = None,
+    ) -> dict[str, Any]:
+        """Put a question to some clients; return what `taken` keeps of the replies, by client."""
+        messages = self.conversation.ask(
+            server_round, phase, content, assigned, fields=fields, own=own, quorum=quorum
+        )
+        self._answers = {}
+        self.collect(phase, self.conversation.exchange(grid, messages, phase=phase))
+        answers, self._answers = self._answers, {}
+        return answers
+
+    def _assigned(self, grid: Grid, server_round: int, phase: str) -> Assigned:
+        """Return the members that are there, by their nodes, once they owe no answer."""
+        self.conversation.settle(grid)
+        others = set(self.federation.clients()).difference(self.members)
+        return self.conversation.sample(
+            grid, server_round, phase, fraction=1.0, minimum=0, without=others
+        )
+
+    def _judged(
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, *, last: bool
+    ) -> dict[str, float]:
+        """Return what the model does on the test rows, if it is time to see."""
+        found: dict[str, float] = {}
+        every = self._evaluate_every or math.ceil(
+            self.segments(TRAIN_PART).length / self.batch_rows()
+        )
+        due = server_round > 0 and (last or server_round % every == 0)
+        if due and TEST_PART in self._labels:
+            try:
+                values = self._all_embeddings(grid, server_round, TEST_PART)
+                labels = self._ordered_labels(TEST_PART)
+                found = dict(self.central.metrics(arrays_of(arrays), values, labels))
+            except ProtocolError as error:
+                logger.warning("round %d is not evaluated: %s", server_round, error)
+        if last:  # the clients' weights are to be those that go with the model
+            self.deliver(grid, server_round)
+        return found
+
+    def _all_embeddings(self, grid: Grid, server_round: int, part: str) -> NDArray[np.float32]:
+        """Return the aggregated embeddings of all rows of a part, in the common order."""
+        segments = self.segments(part)
+        found = np.empty((segments.rows, self._embedding), np.float32)
+        coded = np.arange(segments.length)
+        for start in range(0, segments.length, self.rows_at_a_time(part)):
+            chunk = coded[start : start + self.rows_at_a_time(part)]
+            values = self.aggregated(grid, server_round, part, chunk).values
+            counted = segments.counted(chunk)
+            found[segments.real_rows(chunk)[counted]] = values[counted]
+        return found
+
+    def rows_at_a_time(self, part: str) -> int:
+        """Return how many coded rows are evaluated at a time; by default all."""
+        return self.segments(part).length
+
+    def _rows(self, part: str) -> int:
+        for told in self._enrolled.values():
+            if part in told.rows:
+                return told.rows[part]
+        raise ProtocolError(f"the clients have no rows '{part}'")
+
+    def _common_order(self, part: str) -> NDArray[np.int64]:
+        seed = derive_seed(self.experiment.id, "vertical rows", part)
+        return order(self._rows(part), seed)
+
+    def _ordered_labels(self, part: str) -> NDArray[Any]:
+        return self._labels[part][self._common_order(part)]
+
+    def _order_of(self, client: str) -> int:
+        if not isinstance(self._order, dict):
+            return self._order
+        if client not in self._order:
+            allowed = f"an order for every client, '{client}' among them"
+            raise InvalidParameterError("order", self._order, allowed)
+        return self._order[client]
+
+
+def natural(names: Any) -> list[str]:
+    """Return names in an order in which numbers follow one another.
+
+    Examples
+    --------
+    >>> natural(["10", "9", "1"])
+    ['1', '9', '10']
+    """
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def arrays_message(arrays: Mapping[str, NDArray[Any]]) -> RecordDict:
+    """Return arrays as the content of a question."""
+    return RecordDict({"arrays": to_record(dict(arrays))})
+
+
+def _labels(name: str, given: ArrayLike) -> NDArray[Any]:
+    labels = np.asarray(given)
+    if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iufb":
+        raise InvalidParameterError(
+            name, f"{type(given).__name__} of shape {labels.shape}", "a vector of numbers"
+        )
+    if not np.isfinite(labels.astype(np.float64)).all():
+        raise InvalidParameterError(name, "NaN or infinity", "a label for every row")
+    return labels
+
+
+def _check_aligned(told: Mapping[str, Enrolled]) -> None:
+    """Refuse clients whose rows are not the same ones.
+
+    Raises
+    ------
+    ProtocolError
+        If numbers of rows or identities differ; it names the clients.
+    """
+    names = natural(told)
+    first = told[names[0]]
+    for name in names[1:]:
+        if told[name].rows != first.rows:
+            raise ProtocolError(
+                f"client {name} has rows {told[name].rows}, client {names[0]} has {first.rows}: "
+                "all clients must have the same rows"
+            )
+    for part in first.rows:
+        given = {told[name].ids[part] for name in names if told[name].ids[part]}
+        if len(given) > 1:
+            raise ProtocolError(
+                f"the clients' rows '{part}' have other identities, or another order: align them "
+                "before the training"
+            )
