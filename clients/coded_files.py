@@ -82,10 +82,15 @@ class Memory:
         What the node keeps for the client.
     scheme, experiment_id : str
         The experiment.
+    simulated : bool, default False
+        Whether the client is made up: it has no power cut to fear that would set it back.
     """
 
-    def __init__(self, custody: Custody, scheme: str, experiment_id: str) -> None:
+    def __init__(
+        self, custody: Custody, scheme: str, experiment_id: str, *, simulated: bool = False
+    ) -> None:
         name = hashlib.sha256(experiment_id.encode()).hexdigest()[:32]
+        self._durable = not (simulated or is_simulated())
         self.folder = custody.sessions.with_name(f"{custody.client_id}.{scheme}") / name
 
     @contextmanager
@@ -104,12 +109,24 @@ class Memory:
             with exclusive_lock(self.folder / "lock", timeout=_LOCK_TIMEOUT):
                 state = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
                 yield state
-                # A simulated client has no power cut to fear that would set it back.
-                write_sealed(path, _MAGIC, dumps(state), durable=not is_simulated())
+                write_sealed(path, _MAGIC, dumps(state), durable=self._durable)
         except DamagedFileError as error:
             raise LedgerError(f"what the client remembers of the run, {path}, {error}") from error
         except OSError as error:
             raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
+
+    def keep_dealt(self, name: str, asked: dict[str, Any], sealed: NDArray[np.uint8]) -> None:
+        """Keep the shares that were dealt last; call it while the state is lent."""
+        content = dumps({"name": name, "asked": asked, "sealed": sealed})
+        write_sealed(self.folder / "dealt", _MAGIC, content, durable=False)
+
+    def dealt(self, name: str) -> dict[str, Any]:
+        """Return what was asked and dealt under a name, if it was the last; else nothing."""
+        try:
+            kept = loads(read_sealed(self.folder / "dealt", _MAGIC))
+        except (FileNotFoundError, DamagedFileError):  # after a power cut
+            return {}
+        return kept if kept["name"] == name else {}
 
     def coded(self, generation: str, part: str, shape: tuple[int, int]) -> CodedRows:
         """Return the file with the shares of a part's rows, which may not be there yet."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.channel import Channel, Part, canonical
+from flwr_privacy.documents import dumps, loads
 from flwr_privacy.errors import (
     DeclinedError,
     FieldRangeError,
@@ -135,7 +136,9 @@ class FedVSClient(SchemeClient):
         refuse_node_keys("message", fields)
         custody, question = Custody.of(self.context), question_of(phase, fields)
         check_unaccounted(custody, scheme=self.scheme)
-        session = _Session(custody, question, self._data)
+        config = self.context.node_config
+        simulated = is_simulated() or bool(config.get(SIMULATED))
+        session = _Session(custody, question, self._data, simulated=simulated)
         if phase == ENROL:
             return session.enrol()
         if phase == CODE:
@@ -145,8 +148,7 @@ class FedVSClient(SchemeClient):
         if phase in (DEAL, DEAL_EVALUATION):
             return session.deal(records.read(Dealing, fields), arrays)
         if phase == ORACLE:
-            config = self.context.node_config
-            if not (is_simulated() or config.get(SIMULATED)):
+            if not simulated:
                 raise DeclinedError("plain embeddings leave a client in simulations only")
             return session.embed_plainly(records.read(Chunk, fields))
         return session.answer(records.read(Evaluation, fields), arrays)
@@ -235,12 +237,14 @@ _peers: Prepared[_Peers] = Prepared(room=2**27)
 class _Session:
     """One message to one client: what it remembers, and what it answers."""
 
-    def __init__(self, custody: Custody, question: Question, data: GivenData) -> None:
+    def __init__(
+        self, custody: Custody, question: Question, data: GivenData, *, simulated: bool
+    ) -> None:
         self._custody = custody
         self._question = question
         self._experiment = question.experiment_id
         self._owned = Owned(data, custody, self._experiment)
-        self._memory = Memory(custody, FedVSClient.scheme, self._experiment)
+        self._memory = Memory(custody, FedVSClient.scheme, self._experiment, simulated=simulated)
 
     # -- The setup ---------------------------------------------------------------------------
 
@@ -256,7 +260,7 @@ class _Session:
         with self._memory.state() as state:
             if state.get("generation") != terms.generation:
                 self._begin(state, terms)
-            elif state["terms"] != records.write(terms):
+            elif state["terms"] != dumps(records.write(terms)):
                 raise ProtocolError("the terms are not those with which this coding began")
             if SEALED in arrays:
                 self._store(state, terms, np.asarray(arrays[SEALED]))
@@ -277,12 +281,11 @@ class _Session:
             state["update"] = 0
         state |= {
             "generation": terms.generation,
-            "terms": records.write(terms),
+            "terms": dumps(records.write(terms)),
             "coded": dict.fromkeys(terms.parts, 0),
             "pending": [],
             "complete": False,
             "set": {},
-            "reply": {},
         }
         files = [self._file(terms, part) for part in terms.parts]
         self._memory.forget_coded({file.path for file in files})
@@ -342,13 +345,14 @@ class _Session:
             self._move(state, terms, dealing, arrays)
             if not dealing.deals:
                 return {}, self._own()
-            kept, asked = state["reply"], records.write(dealing)
-            if kept and kept["asked"]["share-set"] == dealing.share_set:
-                if kept["asked"] != asked:
+            name, asked = dealing.share_set, records.write(dealing)
+            if state["set"].get("name") == name:
+                kept = self._memory.dealt(name)
+                if not kept or kept["asked"] != asked:
                     raise DeclinedError("shares of this set were dealt before, for another purpose")
                 return {SEALED: kept["sealed"]}, self._own()
             sealed = self._deal_weights(state, terms, dealing)
-            state["reply"] = {"asked": asked, "sealed": sealed}
+            self._memory.keep_dealt(name, asked, sealed)
             return {SEALED: sealed}, self._own()
 
     def _move(
@@ -510,7 +514,7 @@ class _Session:
         if "terms" not in state:
             raise ProtocolError("there was no coding of the data")
         key = (str(self._memory.folder), state["generation"])
-        return _kept_terms.get(key, lambda: _KeptTerms(_read_terms(state["terms"]))).terms
+        return _kept_terms.get(key, lambda: _KeptTerms(_read_terms(loads(state["terms"])))).terms
 
     def _file(self, terms: CodeTerms, part: str) -> CodedRows:
         shape = (terms.segments(part).length, terms.offsets[-1])

@@ -23,7 +23,7 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 from .adapters import own_client_app
 from .base import SchemeClient, Train
 from .coded_files import Memory
-from .custody import Custody, refuse_node_keys
+from .custody import SIMULATED, Custody, refuse_node_keys
 from .kept import Answer, mark_insecure
 from .release import check_unaccounted, question_of
 from .vertical import GivenData, Owned, Update, gradient_in, told_of
@@ -105,7 +105,9 @@ class SplitVFLClient(SchemeClient):
         expanded = owned.expanded(order=step.order, bias=step.bias, x_max=step.x_max)
         own: Fields = {METRICS: {"num-examples": 1}}
         mark_insecure(custody, own)
-        with Memory(custody, self.scheme, question.experiment_id).state() as state:
+        simulated = self.context is not None and bool(self.context.node_config.get(SIMULATED))
+        memory = Memory(custody, self.scheme, question.experiment_id, simulated=simulated)
+        with memory.state() as state:
             shape = expanded.parts[TRAIN_PART].shape[1], step.embedding
             if np.shape(state.get("weights", 0)) != shape:
                 drawn = initial_weights(*shape, custody.random(question, "initial weights"))

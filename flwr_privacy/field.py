@@ -338,11 +338,14 @@ class PrimeField:
             raise ProtocolError(
                 f"{len(data)} bytes: expected {expected} for {size} elements of {self.bits} bits"
             )
-        try:
-            words = unpack(np.frombuffer(data, np.uint8), self.bits, size)
-        except ValueError as error:
-            raise ProtocolError(str(error)) from error
-        elements = words.view(np.int64)
+        if self.bits == 32:
+            elements = np.frombuffer(data, "<u4").astype(np.int64)
+        else:
+            try:
+                words = unpack(np.frombuffer(data, np.uint8), self.bits, size)
+            except ValueError as error:
+                raise ProtocolError(str(error)) from error
+            elements = words.view(np.int64)
         if elements.max(initial=0) >= self.p:
             raise ProtocolError(
                 f"a value that is no element of the field: expected 0 to {self.p - 1}"

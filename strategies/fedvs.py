@@ -32,7 +32,7 @@ from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
 from flwr_privacy.fedvs.promise import promise
 from flwr_privacy.fedvs.quantisation import dequantise
 from flwr_privacy.fedvs.rows import Segments
-from flwr_privacy.fedvs.sharing import decode_rows
+from flwr_privacy.fedvs.sharing import decode_rows, maskers
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
 from flwr_privacy.field import MERSENNE_31
 from flwr_privacy.guarantee import Guarantee
@@ -53,7 +53,6 @@ EVALUATIONS = ("secure", "oracle", "none")
 
 SEALED, GRADIENT, ANSWER = "sealed", "gradient", "answer"
 _TAG = 28  # bytes by which a sealed message is longer
-_SPARE_MASKERS = 1  # of those who add zero masks, how many may be missing
 
 
 class FedVS(VerticalStrategy):
@@ -569,7 +568,8 @@ class FedVS(VerticalStrategy):
         if self._evaluation == "oracle":
             return terms.segments(part).length
         if terms.zero_mask:
-            per_row = terms.bytes_of(terms.embedding) * len(terms.members) * (terms.privacy + 2)
+            dealers = maskers(len(terms.members), terms.privacy)
+            per_row = terms.bytes_of(terms.embedding) * len(terms.members) * dealers
             return max(1, self._relay_limit // per_row)
         # As large as a batch whose answers can be independent (FedVS has no rule).
         return max(1, terms.offsets[-1] // (terms.partitions + terms.privacy) // 2)
@@ -578,7 +578,7 @@ class FedVS(VerticalStrategy):
         """Return who adds zero masks, in turns: one of them more than needed."""
         if not self._zero_mask:
             return []
-        count = min(len(self.members), self._T + 1 + _SPARE_MASKERS)
+        count = maskers(len(self.members), self._T)
         first = server_round * count
         chosen = {(first + step) % len(self.members) for step in range(count)}
         return [self.members[place] for place in sorted(chosen)]

@@ -189,7 +189,6 @@ class SplitVFL(VerticalStrategy):
             self._content(self._pending),
             assigned,
             fields=self._fields(part, rows, self._pending, update=self._updates),
-            quorum=self.quorum if training else None,
         )
         waited = {client for clients in assigned.values() for client in clients}
         partly = self._method == IGNORE and self._known_fast() is None
@@ -216,7 +215,7 @@ class SplitVFL(VerticalStrategy):
             self._content(self._pending),
             self._sums.assigned,
             fields=self._fields(TRAIN_PART, rows, self._pending, update=self._updates),
-            quorum=self._sums.quorum(self.quorum),
+            quorum=self._sums.quorum(None),
         )
         mean, _ = self.collect(TRAIN, self.conversation.exchange(grid, messages, phase=TRAIN))
         if mean is None:

@@ -208,6 +208,13 @@ class VerticalStrategy(SchemeStrategy):
         delays: bool | Mapping[str, Any] = False,
         **options: Any,
     ) -> None:
+        if options.get("quorum") is not None:
+            allowed = "nothing: the scheme itself says for how many answers a round waits"
+            raise InvalidParameterError("quorum", options["quorum"], allowed)
+        if not isinstance(central, Central):
+            raise InvalidParameterError(
+                "central", type(central).__name__, "a Central: initial, step, scores and metrics"
+            )
         self._labels = {TRAIN_PART: _labels("labels", labels)}
         if test_labels is not None:
             self._labels[TEST_PART] = _labels("test_labels", test_labels)
@@ -608,9 +615,10 @@ def _check_aligned(told: Mapping[str, Enrolled]) -> None:
                 "all clients must have the same rows"
             )
     for part in first.rows:
-        given = {told[name].ids[part] for name in names if told[name].ids[part]}
-        if len(given) > 1:
+        given = [name for name in names if told[name].ids[part]]
+        others = [name for name in given if told[name].ids[part] != told[given[0]].ids[part]]
+        if others:
             raise ProtocolError(
-                f"the clients' rows '{part}' have other identities, or another order: align them "
-                "before the training"
+                f"the rows '{part}' of clients {others} have other identities than those of client "
+                f"{given[0]}, or another order: align them before the training"
             )

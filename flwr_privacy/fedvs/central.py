@@ -1,7 +1,7 @@
 """The model of the server, which goes on from the clients' embeddings, as schemes see it."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ __all__ = ["Central"]
 Arrays = Mapping[str, NDArray[Any]]
 
 
+@runtime_checkable
 class Central(Protocol):
     """A central model W_0: its weights are given and returned, it keeps none itself.
 

@@ -18,6 +18,7 @@ from flwr_privacy.lagrange import recovery_threshold
 from flwr_privacy.packing import packed_bytes
 
 from .rows import Segments
+from .sharing import maskers
 
 __all__ = ["Costs", "cost_model"]
 
@@ -128,7 +129,7 @@ def cost_model(
     bits : int, default 32
         Bits of an element in a message, `PrimeField.bits`, 2 to 32.
     zero_mask : bool, default True
-        Whether T + 1 owners deal masks in every round.
+        Whether some owners, `maskers` of them, deal masks in every round.
     chunk_rows : int, optional
         Coded rows of data in one sealed message, at least 1. Default: all.
 
@@ -161,7 +162,7 @@ def cost_model(
     chunks = [min(chunk, length - first) for first in range(0, length, chunk)]
     data = tuple(sum(sealed(count * width) for count in chunks) for width in widths)
     weights = tuple(sealed(width * h) for width in widths)
-    maskers = T + 1 if zero_mask else 0
+    dealers = maskers(N, T) if zero_mask else 0
     mask = packed_bytes(b * h, bits) if zero_mask else 0
     return Costs(
         data_bytes=data,
@@ -169,7 +170,7 @@ def cost_model(
         stored_bytes=packed_bytes(length * sum(widths), bits),
         weights_bytes=weights,
         mask_bytes=mask,
-        weights_relay_bytes=(N - 1) * (sum(weights) + maskers * mask),
+        weights_relay_bytes=(N - 1) * (sum(weights) + dealers * mask),
         answer_bytes=packed_bytes(b * h, bits),
         gradient_bytes=K * b * h * _FLOAT_BYTES,
         key_bytes=KEY_BYTES,

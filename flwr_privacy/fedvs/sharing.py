@@ -30,6 +30,7 @@ __all__ = [
     "data_shares",
     "decode_rows",
     "evaluate",
+    "maskers",
     "pad_rows",
     "pad_rows_paper",
     "weight_shares",
@@ -187,7 +188,8 @@ def zero_masks(code: LagrangeCode, b: int, h: int, random: SecureRandom) -> Elem
     """Deal shares of a random polynomial that is zero at the data nodes. Not in the paper.
 
     Holders add them to their answers. What is decoded stays the same, and all else that the answers
-    say is hidden. T + 1 owners deal them in every round, so that one of them at least is honest.
+    say is hidden. At least T + 1 owners deal them in every round (`maskers`), so that one of them
+    is honest.
 
     Parameters
     ----------
@@ -218,6 +220,17 @@ def zero_masks(code: LagrangeCode, b: int, h: int, random: SecureRandom) -> Elem
     check_integer("b", b, minimum=1)
     check_integer("h", h, minimum=1)
     return code.vanishing(code.field.uniform((code.vanishing_terms, b, h), random))
+
+
+def maskers(N: int, T: int) -> int:
+    """Return how many of N owners deal zero masks in a round: T + 2, so that one may be missing.
+
+    Examples
+    --------
+    >>> maskers(28, 1), maskers(3, 2)
+    (3, 3)
+    """
+    return min(N, T + 2)
 
 
 # Evaluation

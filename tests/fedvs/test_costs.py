@@ -83,12 +83,12 @@ def test_F21_fashion_mnist_byte_for_byte() -> None:
     assert costs.key_bytes == 32
 
 
-def test_masks_of_T_plus_one_clients_go_with_their_shares() -> None:
+def test_masks_of_T_plus_two_clients_go_with_their_shares() -> None:
     sizes = {"N": 9, "K": 2, "T": 2, "rows": 40, "widths": [3] * 9, "h": 5, "b": 4}
     bare, masked = (cost_model(**sizes, zero_mask=flag) for flag in (False, True))  # type: ignore[arg-type]
     assert (bare.mask_bytes, bare.mask_macs) == (0, 0)
     assert masked.mask_bytes == 4 * 5 * 4
-    assert masked.weights_relay_bytes - bare.weights_relay_bytes == 8 * 3 * masked.mask_bytes
+    assert masked.weights_relay_bytes - bare.weights_relay_bytes == 8 * 4 * masked.mask_bytes
     assert masked.upload_elements == bare.upload_elements
 
 

@@ -6,7 +6,7 @@ import galois
 import numpy as np
 import pytest
 
-from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs import (
     batch_rank,
     check_rank,
