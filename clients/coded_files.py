@@ -7,7 +7,7 @@ eyes only. A state is written when a message was answered, never when it was ref
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,20 @@ class CodedRows:
         """Tell whether the file is there, with the size that it should have."""
         return self.path.is_file() and self.path.stat().st_size == self._size
 
-    def write(self, first: int, offset: int, elements: NDArray[np.integer[Any]]) -> None:
-        """Write some rows of the columns of one client."""
-        rows, columns = elements.shape
+    def write(self, first: int, blocks: Iterable[tuple[int, NDArray[np.integer[Any]]]]) -> None:
+        """Write some rows of the columns of some clients, each from the column where it begins."""
         mapped = np.memmap(self.path, _STORED, mode="r+", shape=self.shape)
-        mapped[first : first + rows, offset : offset + columns] = elements
-        mapped.flush()
+        for offset, elements in blocks:
+            rows, columns = elements.shape
+            mapped[first : first + rows, offset : offset + columns] = elements
+
+    def sync(self) -> None:
+        """Have what was written outlive a power cut: lost pages would be zeros."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return some rows, in full."""
@@ -90,7 +98,7 @@ class Memory:
         self, custody: Custody, scheme: str, experiment_id: str, *, simulated: bool = False
     ) -> None:
         name = hashlib.sha256(experiment_id.encode()).hexdigest()[:32]
-        self._durable = not (simulated or is_simulated())
+        self.durable = not (simulated or is_simulated())
         self.folder = custody.sessions.with_name(f"{custody.client_id}.{scheme}") / name
 
     @contextmanager
@@ -109,7 +117,7 @@ class Memory:
             with exclusive_lock(self.folder / "lock", timeout=_LOCK_TIMEOUT):
                 state = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
                 yield state
-                write_sealed(path, _MAGIC, dumps(state), durable=self._durable)
+                write_sealed(path, _MAGIC, dumps(state), durable=self.durable)
         except DamagedFileError as error:
             raise LedgerError(f"what the client remembers of the run, {path}, {error}") from error
         except OSError as error:

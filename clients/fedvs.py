@@ -75,7 +75,7 @@ class FedVSClient(SchemeClient):
     context : Context
         Flower's context of this client.
     paper : bool, default False
-        Whether the client takes part in runs as the paper prints them, without zero masks.
+        Whether the client takes part in runs without zero masks, as the paper prints them.
     min_privacy : int, default 1
         Least T, the number of colluding clients that learn nothing from shares.
 
@@ -144,7 +144,7 @@ class FedVSClient(SchemeClient):
         if phase == CODE:
             terms = records.read(CodeTerms, fields)
             self._check_terms(custody, question, terms)
-            return session.code(terms, records.read(Chunk, fields), arrays)
+            return session.code(terms, records.read(Chunk, fields), arrays, fields)
         if phase in (DEAL, DEAL_EVALUATION):
             return session.deal(records.read(Dealing, fields), arrays)
         if phase == ORACLE:
@@ -156,10 +156,10 @@ class FedVSClient(SchemeClient):
     def _check_terms(self, custody: Custody, question: Question, terms: CodeTerms) -> None:
         """Decline terms that this client or its node does not allow; all keys are those pinned."""
         terms.check()
-        if terms.paper and not self._paper:
+        if not self._paper and (terms.paper or not terms.zero_mask):
             raise DeclinedError(
-                "the paper's version was asked for, whose answers are not hardened: this client "
-                "allows it only if it is made with paper=True"
+                "answers without zero masks were asked for, as the paper has them: this client "
+                "allows them only if it is made with paper=True"
             )
         if terms.privacy < self._min_privacy:
             raise DeclinedError(
@@ -255,11 +255,14 @@ class _Session:
         signature = signature_of(self._custody, FedVSClient.scheme, self._experiment, public)
         return {}, {**told, "key": public, "signature": signature}
 
-    def code(self, terms: CodeTerms, chunk: Chunk, arrays: Arrays) -> Answer:
+    def code(self, terms: CodeTerms, chunk: Chunk, arrays: Arrays, fields: Fields) -> Answer:
         """Take in the shares of the chunk before, and deal those of the next one (FedVS, (2))."""
+        training, update = fields.get("training"), fields.get("update")
+        if type(training) is not str or type(update) is not int or update < 0:
+            raise ProtocolError("the question does not say of which training it is")
         with self._memory.state() as state:
             if state.get("generation") != terms.generation:
-                self._begin(state, terms)
+                self._begin(state, terms, training, update)
             elif state["terms"] != dumps(records.write(terms)):
                 raise ProtocolError("the terms are not those with which this coding began")
             if SEALED in arrays:
@@ -268,29 +271,44 @@ class _Session:
                 raise ProtocolError("the shares of the rows that were dealt last are missing")
             if not chunk.count:
                 self._check_complete(state, terms)
-                return {}, self._own()
+                return {}, self._own(fresh=state["fresh"])
             return self._deal_rows(state, terms, chunk)
 
-    def _begin(self, state: dict[str, Any], terms: CodeTerms) -> None:
-        """Begin a coding; weights that fit are kept."""
+    def _begin(self, state: dict[str, Any], terms: CodeTerms, training: str, update: int) -> None:
+        """Begin a coding; weights are kept if they are of this training."""
         width = terms.widths[terms.place(self._custody.client_id)]
         shape = (width, terms.embedding)
-        if np.shape(state.get("weights", 0)) != shape:
+        self._check_columns(terms)
+        fresh = state.get("training") != training or np.shape(state["weights"]) != shape
+        if fresh:
             drawn = initial_weights(*shape, self._random("initial weights"))
-            state["weights"] = project(drawn, terms.w_max)
-            state["update"] = 0
+            state |= {"training": training, "weights": project(drawn, terms.w_max)}
+            state |= {"update": update, "before": [], "summed": []}
         state |= {
             "generation": terms.generation,
             "terms": dumps(records.write(terms)),
             "coded": dict.fromkeys(terms.parts, 0),
             "pending": [],
             "complete": False,
+            "fresh": fresh,
             "set": {},
+            "names": [],
         }
         files = [self._file(terms, part) for part in terms.parts]
         self._memory.forget_coded({file.path for file in files})
         for file in files:
             file.create()
+
+    def _check_columns(self, terms: CodeTerms) -> None:
+        """Refuse terms that are about other data than the client's."""
+        me, data = terms.place(self._custody.client_id), self._owned.raw()
+        said = terms.columns[me], dict(zip(terms.parts, terms.rows, strict=True))
+        own = data.columns, {name: len(rows) for name, rows in data.parts.items()}
+        if said != own:
+            raise ProtocolError(
+                f"the terms have {said[0]} columns and rows {said[1]} of this client: it has "
+                f"{own[0]} and {own[1]}"
+            )
 
     def _deal_rows(self, state: dict[str, Any], terms: CodeTerms, chunk: Chunk) -> Answer:
         segments, me = terms.segments(chunk.part), terms.place(self._custody.client_id)
@@ -309,7 +327,7 @@ class _Session:
         pads = terms.field.uniform((int((~counted).sum()), terms.widths[me]), random)
         elements[~counted] = 0 if terms.paper else pads
         shares = data_shares(terms.code, elements, random)
-        self._file(terms, chunk.part).write(chunk.first, terms.offsets[me], shares[me])
+        self._file(terms, chunk.part).write(chunk.first, [(terms.offsets[me], shares[me])])
         state["coded"][chunk.part] += chunk.count
         state["pending"] = [chunk.part, chunk.first, chunk.count]
         sealed = self._sealed(
@@ -322,17 +340,22 @@ class _Session:
             raise ProtocolError("shares of rows that were not dealt, or were stored before")
         part, first, count = state["pending"]
         sizes = [count * width for width in terms.widths]
-        file = self._file(terms, part)
         purpose: list[Part] = [terms.generation, part, first, count]
-        for sender, elements in self._opened(terms, terms.members, sealed, sizes, CODE, purpose):
-            place = terms.place(sender)
-            file.write(first, terms.offsets[place], elements.reshape(count, -1))
+        opened = self._opened(terms, terms.members, sealed, sizes, CODE, purpose)
+        blocks = (
+            (terms.offsets[terms.place(sender)], elements.reshape(count, -1))
+            for sender, elements in opened
+        )
+        self._file(terms, part).write(first, blocks)
         state["pending"] = []
 
     def _check_complete(self, state: dict[str, Any], terms: CodeTerms) -> None:
         lengths = {part: terms.segments(part).length for part in terms.parts}
         if state["coded"] != lengths:
             raise ProtocolError(f"coded rows are missing: {state['coded']} of {lengths}")
+        if self._memory.durable:
+            for part in terms.parts:
+                self._file(terms, part).sync()
         state["complete"] = True
 
     # -- A round -----------------------------------------------------------------------------
@@ -351,16 +374,33 @@ class _Session:
                 if not kept or kept["asked"] != asked:
                     raise DeclinedError("shares of this set were dealt before, for another purpose")
                 return {SEALED: kept["sealed"]}, self._own()
+            round_names = [self._question.server_round, name]
+            if round_names in state["names"]:
+                raise DeclinedError("shares of this set were dealt before in this round")
             sealed = self._deal_weights(state, terms, dealing)
+            # Those of other rounds cannot be opened in this one.
+            names = [kept for kept in state["names"] if kept[0] == round_names[0]]
+            state["names"] = [*names, round_names]
             self._memory.keep_dealt(name, asked, sealed)
             return {SEALED: sealed}, self._own()
 
     def _move(
         self, state: dict[str, Any], terms: CodeTerms, dealing: Dealing, arrays: Arrays
     ) -> None:
-        """Apply a gradient once; who was not in the sum that it is of leaves it out."""
-        if dealing.update <= state["update"]:
+        """Apply a gradient once; who was not in the sum that it is of leaves it out.
+
+        A server that was killed may ask again from where its checkpoint is, one gradient back.
+        """
+        if dealing.update == state["update"] - 1 and len(state["before"]):
+            state |= {"weights": state["before"], "before": [], "update": dealing.update}
+        if dealing.update < state["update"]:
+            raise ProtocolError(
+                f"the server has gone back to gradient {dealing.update}, the client has "
+                f"{state['update']}: a training that begins anew needs another experiment_id"
+            )
+        if dealing.update == state["update"]:
             return
+        before = state["before"] = state["weights"]
         if self._custody.client_id in dealing.trained_dealers and dealing.trained_rows:
             segments = terms.segments("train")
             coded = np.array(dealing.trained_rows, np.int64)
@@ -373,9 +413,10 @@ class _Session:
                 learning_rate=dealing.learning_rate,
                 w_max=terms.w_max if terms.project else None,
             )
-            state["weights"] = update.of(state["weights"])
+            state["weights"] = update.of(before)
         state["update"] = dealing.update
-        state["summed"] = []
+        known = {_digest(before), _digest(state["weights"])}
+        state["summed"] = [entry for entry in state["summed"] if entry[0] in known]
 
     def _deal_weights(
         self, state: dict[str, Any], terms: CodeTerms, dealing: Dealing
@@ -413,7 +454,7 @@ class _Session:
             "own": shares[me],
             "answered": {},
         }
-        return self._sealed(terms, shares, DEAL, [terms.generation, dealing.share_set])
+        return self._sealed(terms, shares, DEAL, _purpose(terms, state["set"]))
 
     def answer(self, evaluation: Evaluation, arrays: Arrays) -> Answer:
         """Return the coded embeddings of a batch, for all dealers together (FedVS, (5))."""
@@ -455,14 +496,15 @@ class _Session:
         _check_maskers(terms, held["maskers"], dealers)
         # The difference of two sums over other dealers, of the same weights and rows, would be the
         # embeddings of those who are in one of them only.
-        rows = set(held["rows"])
-        for part, earlier, others in state.setdefault("summed", []):
-            if part == held["part"] and others != dealers and rows.intersection(earlier):
+        rows, weights = set(held["rows"]), _digest(state["weights"])
+        for of, part, earlier, others in state["summed"]:
+            same = of == weights and part == held["part"]
+            if same and others != dealers and rows.intersection(earlier):
                 raise DeclinedError(
                     "these rows were summed with these weights before, over other dealers: the two "
                     "sums together would show single embeddings"
                 )
-        state["summed"].append([held["part"], held["rows"], dealers])
+        state["summed"].append([weights, held["part"], held["rows"], dealers])
 
     def _evaluated(
         self, terms: CodeTerms, held: dict[str, Any], dealers: list[str], sealed: NDArray[Any]
@@ -472,7 +514,7 @@ class _Session:
             width * h + (b * h if member in held["maskers"] else 0)
             for member, width in zip(terms.members, terms.widths, strict=True)
         ]
-        purpose: list[Part] = [terms.generation, held["name"]]
+        purpose = _purpose(terms, held)
         opened = dict(self._opened(terms, dealers, sealed, sizes, DEAL, purpose))
         opened[self._custody.client_id] = np.asarray(held["own"])
         places = [terms.place(dealer) for dealer in dealers]
@@ -619,6 +661,15 @@ def _read_terms(record: Mapping[str, Any]) -> CodeTerms:
     terms = records.read(CodeTerms, record)
     terms.check()
     return terms
+
+
+def _purpose(terms: CodeTerms, held: Mapping[str, Any]) -> list[Part]:
+    """Return what shares of weights are for: who was told of other rows cannot open them."""
+    return [terms.generation, held["name"], held["part"], held["rows"], held["maskers"]]
+
+
+def _digest(weights: NDArray[np.float64]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(weights).tobytes()).hexdigest()
 
 
 def _check_maskers(terms: CodeTerms, maskers: list[str], dealers: list[str]) -> None:

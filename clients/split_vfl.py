@@ -114,7 +114,7 @@ class SplitVFLClient(SchemeClient):
                 state |= {"weights": drawn, "update": 0}
             if step.update > state["update"]:
                 places = np.array(step.trained_rows, np.int64)
-                if len(places):
+                if len(places) and custody.client_id in step.trained_clients:
                     gradient = gradient_in(arrays, len(places), step.embedding, name=GRADIENT)
                     state["weights"] = Update(
                         rows=expanded.rows(TRAIN_PART, places),

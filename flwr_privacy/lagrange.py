@@ -30,6 +30,7 @@ __all__ = [
     "max_stragglers",
     "rank_mod_p",
     "recovery_threshold",
+    "usual_partitions",
 ]
 
 
@@ -95,6 +96,24 @@ def max_partitions(N: int, S: int, T: int) -> int:
             "N", N, f"at least S + 2 T + 1 = {S + 2 * T + 1} for S = {S} stragglers and T = {T}"
         )
     return K
+
+
+def usual_partitions(N: int, T: int) -> int:
+    """Return the most segments with which half of the clients may straggle; 1 if there are none.
+
+    Parameters
+    ----------
+    N, T : int
+        Clients, and how many of them may collude; at least 1.
+
+    Examples
+    --------
+    >>> [usual_partitions(N, 1) for N in (28, 10, 6, 3)]
+    [6, 2, 1, 1]
+    """
+    check_integer("N", N, minimum=1)
+    check_integer("T", T, minimum=1)
+    return max(1, (N - N // 2 - 1) // 2 + 1 - T)
 
 
 def lagrange_basis(nodes: Sequence[int], points: Sequence[int], p: int) -> NDArray[np.int64]:

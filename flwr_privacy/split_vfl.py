@@ -34,6 +34,8 @@ class Step:
         Step size of that gradient.
     trained_rows : list of int
         Its rows, as places in the common order; empty if none comes.
+    trained_clients : list of str
+        Whose embeddings it is of: others leave it out.
     divisor : int
         Over how many clients its aggregate is a mean; 1 for a sum.
     part : str
@@ -51,6 +53,7 @@ class Step:
     update: int
     learning_rate: float
     trained_rows: list[int]
+    trained_clients: list[str]
     divisor: int
     part: str
     rows: list[int]

@@ -63,7 +63,8 @@ def run(
     scheme: Annotated[
         str | None,
         typer.Option(
-            help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, acfl, m2fdp or a baseline."
+            help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, acfl, m2fdp, fedvs or a "
+            "baseline."
         ),
     ] = None,
     task: Annotated[
@@ -71,11 +72,15 @@ def run(
         typer.Option(
             help="Task: digits-mlp (default), digits-linear, mnist-mlp, mnist-cnn, fashion-cnn, "
             "cifar10-cnn, adult-linear, digits-svm, fashion-svm; for acfl digits-rff, mnist-rff or "
-            "fashion-rff."
+            "fashion-rff; for fedvs digits-rows, fashion-rows, mfeat-views, credit, parkinsons or "
+            "breast-cancer."
         ),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Clients of the federation; by default 20.")
+        int | None,
+        typer.Option(
+            help="Clients of the federation; by default 20, for fedvs as many as suit the task."
+        ),
     ] = None,
     per_round: Annotated[
         int | None, typer.Option(help="Clients asked in each round; by default all.")
@@ -264,23 +269,28 @@ def calibrate(
 @app.command(epilog=EXIT_CODES)
 def attack(
     scheme: Annotated[
-        str, typer.Argument(help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp.")
+        str, typer.Argument(help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp, fedvs.")
     ],
     task: Annotated[
         str | None,
         typer.Option(
             help="Task of secure-sum and m2fdp: digits-linear (default), digits-mlp, mnist-mlp; of "
             "mspdq: digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), "
-            "digits-linear; of acfl: digits-pixels, digits-rff (default: both)."
+            "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits."
         ),
     ] = None,
     clients: Annotated[
         int | None,
-        typer.Option(help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5."),
+        typer.Option(
+            help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5, of fedvs 16."
+        ),
     ] = None,
     records: Annotated[
         int | None,
-        typer.Option(help="Records of each client; by default 1, of udp 50, of acfl 20."),
+        typer.Option(
+            help="Records of each client; by default 1, of udp 50, of acfl 20; of fedvs 32 rows "
+            "that all share."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Root of the draws, the schemes' own excepted.")] = 0,
     data_root: Annotated[
@@ -433,17 +443,21 @@ def _settings(values: dict[str, Any], *, download: bool) -> Settings:
     from flwr_privacy.simulations import schemes
     from flwr_privacy.simulations.data import load
     from flwr_privacy.simulations.server_app import build_strategy
-    from flwr_privacy.simulations.tasks import check_data, task
+    from flwr_privacy.simulations.tasks import check_data, task_of
+    from flwr_privacy.simulations.vertical_tasks import VerticalTask
 
     strategy = schemes.scheme(values.get("scheme", Settings.scheme)).strategy
     values = with_scheme_parameters(values, _own_parameters(strategy))
     settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
-    chosen = task(settings.task)
-    usual = schemes.scheme(settings.scheme).usual(settings.strategy)
-    settings = replace(settings, training=chosen.training, strategy=usual).with_values(values)
-    build_strategy(settings, None)
-    if download:
+    chosen = task_of(settings)
+    if isinstance(chosen, VerticalTask):
+        usual = {"clients": chosen.clients, "rounds": chosen.rounds}
+        settings = settings.with_values({k: v for k, v in usual.items() if k not in values})
+    own = schemes.scheme(settings.scheme).usual(settings.strategy)
+    settings = replace(settings, training=chosen.training, strategy=own).with_values(values)
+    if download:  # first: some strategies are made from the data
         load(chosen.dataset, data_root=settings.data_root, download=True)
+    build_strategy(settings, None)
     typer.echo(f"data: {check_data(settings)}")
     return settings
 

@@ -13,13 +13,14 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from flwr_privacy.clients import SchemeClient, as_mod
+from flwr_privacy.clients import FedVSClient, SchemeClient, as_mod
 from flwr_privacy.clients.adapters import OwnClient
 from flwr_privacy.clients.custody import STATE_VARIABLE, is_simulated
 from flwr_privacy.identity import client_id_from, derive_seed
 from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.schemes import client_of, scheme
 from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.vertical_tasks import vertical_data, vertical_task
 
 __all__ = ["app"]
 
@@ -45,6 +46,8 @@ def scheme_mod(
         context.node_config.setdefault("privacy-state", str(folder))
     if scheme(settings.scheme).own_client:
         return _own_client(settings, client)(message, context)
+    if scheme(settings.scheme).vertical:
+        return _column_client(settings, client)(message, context)
     return as_mod(client)(message, context, call_next)
 
 
@@ -56,6 +59,18 @@ def _own_client(settings: Settings, client: Callable[..., SchemeClient]) -> OwnC
         return partial(tasks.regression_data, task, settings, *_place(context))
 
     return OwnClient(partial(client, features=tasks.feature_map(task), excess="clip"), data_of)
+
+
+def _column_client(settings: Settings, client: Callable[..., SchemeClient]) -> OwnClient:
+    """Return what answers with the client's columns of the task's data."""
+    task = vertical_task(settings.task)
+
+    def data_of(context: Context) -> Callable[[], Any]:
+        return partial(vertical_data, task, settings, *_place(context))
+
+    if client is FedVSClient:  # in a simulation the clients agree to what the server is told
+        client = partial(client, paper=bool(settings.strategy.get("paper", False)))
+    return OwnClient(client, data_of)
 
 
 app = ClientApp(mods=[scheme_mod])

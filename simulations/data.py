@@ -1,7 +1,7 @@
 """The data sets of the tasks, read from files whose checksums are known.
 
-``digits`` comes with scikit-learn. The others are files in a folder that the user names
-(``--data-root``), in a folder of their own there or in torchvision's layout.
+``digits`` and ``breast-cancer`` come with scikit-learn. The others are files in a folder that the
+user names (``--data-root``), in a folder of their own there or in torchvision's layout.
 """
 
 import gzip
@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 from flwr_privacy.errors import DataError, check_choice
 
+from . import vertical_data
+from .records import Dataset
+
 __all__ = ["DATASETS", "Dataset", "available", "load"]
 
 Contents = Mapping[str, bytes]
@@ -28,41 +31,13 @@ FloatArray = NDArray[np.float32]
 LabelArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Dataset:
-    """Training and test records with their labels.
-
-    Parameters
-    ----------
-    features : (n, ...) float32
-        Training records. All arrays are made read-only: they are shared within the process.
-    labels : (n,) int64
-        Their classes, 0 to ``classes - 1``.
-    test_features : (m, ...) float32
-        Test records.
-    test_labels : (m,) int64
-        Their classes.
-    classes : int
-        Number of classes.
-    """
-
-    features: FloatArray
-    labels: LabelArray
-    test_features: FloatArray
-    test_labels: LabelArray
-    classes: int
-
-    def __post_init__(self) -> None:
-        for array in (self.features, self.labels, self.test_features, self.test_labels):
-            array.flags.writeable = False
-
-
 def load(name: str, *, data_root: str | Path | None = None, download: bool = False) -> Dataset:
     """Return a data set; a process reads each one once.
 
     Parameters
     ----------
-    name : {"adult", "adult-integers", "cifar10-jpeg", "digits", "fashion-mnist", "mnist"}
+    name : {"adult", "adult-integers", "breast-cancer", "cifar10-jpeg", "credit", "digits", \
+"fashion-mnist", "mfeat", "mnist", "parkinsons"}
         Name of the data set. ``digits``: 64 features in [0, 1]; ``mnist``, ``fashion-mnist``:
         (1, 28, 28) images, normalised with the published mean and standard deviation;
         ``cifar10-jpeg``: (3, 32, 32) images, normalised likewise, that were stored with loss, so
@@ -71,9 +46,9 @@ def load(name: str, *, data_root: str | Path | None = None, download: bool = Fal
         a category like any other; a category which the training file lacks is all zeros);
         ``adult-integers``: the same 14 columns in the order of the file, a category as its position
         among those of the training file (one that is not there: -1), all standardised with the
-        training file's statistics.
+        training file's statistics; for the others see `flwr_privacy.simulations.vertical_data`.
     data_root : str or Path, optional
-        Folder with the files; ``digits`` needs none.
+        Folder with the files; ``digits`` and ``breast-cancer`` need none.
     download : bool, default False
         Let torchvision fetch missing files of ``mnist`` and ``fashion-mnist`` into `data_root`.
 
@@ -91,8 +66,8 @@ def load(name: str, *, data_root: str | Path | None = None, download: bool = Fal
     ((1437, 64), (360, 64), 10)
     """
     check_choice("dataset", name, DATASETS)
-    if name == "digits":
-        return _digits()
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()
     source = _SOURCES[name]
     root = _absolute(data_root)
     if download and root is not None and _complete_folder(source, root) is None:
@@ -113,7 +88,7 @@ def available(data_root: str | Path | None = None) -> dict[str, str]:
     >>> available()["digits"]
     'found'
     """
-    state = {"digits": "found"}
+    state = dict.fromkeys(_BUILT_IN, "found")
     for name, source in _SOURCES.items():
         try:
             _read(source, _absolute(data_root))
@@ -389,6 +364,11 @@ _ADULT = _Source(
     parse=_parse_adult,
 )
 
+_BUILT_IN: Mapping[str, Callable[[], Dataset]] = {
+    "breast-cancer": vertical_data.breast_cancer,
+    "digits": _digits,
+}
+
 _SOURCES: dict[str, _Source] = {
     "adult": _ADULT,
     "adult-integers": replace(_ADULT, parse=_parse_adult_integers),
@@ -397,6 +377,12 @@ _SOURCES: dict[str, _Source] = {
         folders=("cifar10", "."),
         md5={"cifar10_jpeg.npz": "4d1823968bd315052eb2ec8d3d6452ed"},
         parse=_parse_cifar10,
+    ),
+    "credit": _Source(
+        title="Default of credit card clients",
+        folders=("credit_default", "."),
+        md5={"UCI_Credit_Card.csv": "940b416bb13a9b24bb5c9e1589284005"},
+        parse=vertical_data.parse_credit,
     ),
     "fashion-mnist": _Source(
         title="Fashion-MNIST",
@@ -410,6 +396,12 @@ _SOURCES: dict[str, _Source] = {
         parse=_parse_images(0.2860, 0.3530),
         torchvision="FashionMNIST",
     ),
+    "mfeat": _Source(
+        title="Multiple features",
+        folders=("multiview", "."),
+        md5={"handwritten.mat": "da4db5add0c187d76ff6017555082205"},
+        parse=vertical_data.parse_mfeat,
+    ),
     "mnist": _Source(
         title="MNIST",
         folders=("mnist", "MNIST/raw", "."),
@@ -422,6 +414,12 @@ _SOURCES: dict[str, _Source] = {
         parse=_parse_images(0.1307, 0.3081),
         torchvision="MNIST",
     ),
+    "parkinsons": _Source(
+        title="Parkinsons",
+        folders=("parkinsons", "."),
+        md5={"parkinsons.data": "d39150ece93cc717703cfa072d3219b2"},
+        parse=vertical_data.parse_parkinsons,
+    ),
 }
 
-DATASETS = ("digits", *_SOURCES)
+DATASETS = (*_BUILT_IN, *_SOURCES)

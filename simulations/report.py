@@ -14,6 +14,7 @@ from typing import Any
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.files import write_text
 from flwr_privacy.simulations.page import Html, html, joined, page
+from flwr_privacy.simulations.report_columns import columns
 from flwr_privacy.simulations.report_privacy import privacy, void_guarantees
 from flwr_privacy.simulations.report_sections import (
     answers,
@@ -40,6 +41,7 @@ SECTIONS: tuple[Section, ...] = (
     problems,
     privacy,
     tiers,
+    columns,
     curves,
     answers,
     configurations,

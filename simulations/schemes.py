@@ -9,6 +9,7 @@ from flwr_privacy.clients import (
     CentralDPClient,
     DrawnFedAvgClient,
     FedAvgClient,
+    FedVSClient,
     JoPEQFedAvgClient,
     M2FDPClient,
     MSPClient,
@@ -17,9 +18,11 @@ from flwr_privacy.clients import (
     QuantizedFedAvgClient,
     SchemeClient,
     SecureSumClient,
+    SplitVFLClient,
     UDPClient,
 )
 from flwr_privacy.errors import check_choice
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.strategies import (
     ACFL,
@@ -30,10 +33,12 @@ from flwr_privacy.strategies import (
     CentralDP,
     DrawnFedAvg,
     FedAvg,
+    FedVS,
     JoPEQFedAvg,
     NbAFL,
     QuantizedFedAvg,
     SchemeStrategy,
+    SplitVFL,
 )
 
 __all__ = ["SCHEMES", "Scheme", "client_of", "scheme"]
@@ -55,6 +60,12 @@ class Scheme:
         The client half under a secure sum, if it is another.
     validated : bool, default False
         Whether the strategy takes a ``validation_fn``.
+    vertical : bool, default False
+        Whether the clients have columns of the same rows, and the server the labels and a central
+        model: the client half gets a `flwr_privacy.clients.VerticalData`, the strategy the labels.
+    fixed : callable
+        Parameters of the strategy that tell the scheme from others with the same halves, from the
+        settings; nobody chooses them.
     own_client : bool, default False
         Whether the client half computes on the task's data itself, in place of the app's training:
         a linear regression, from a function that returns the records and their label rows, and with
@@ -71,6 +82,8 @@ class Scheme:
     summed: type[SchemeClient] | None = None
     validated: bool = False
     own_client: bool = False
+    vertical: bool = False
+    fixed: Callable[[Settings], dict[str, Any]] = field(default=lambda settings: {})
 
 
 def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,6 +117,23 @@ def _acfl(chosen: Mapping[str, Any]) -> dict[str, Any]:
         # record has a norm of one at first on the tasks' features, and half of it later.
         usual = {"alpha": "horizon", "clipping_norm": 0.7, **usual}
     return usual
+
+
+def _split(method: str, difference: str) -> Scheme:
+    """Return a baseline of FedVS."""
+    return Scheme(
+        SplitVFL,
+        SplitVFLClient,
+        f"baseline of fedvs: {difference}",
+        vertical=True,
+        fixed=lambda settings: {"method": method},
+    )
+
+
+def _masked(settings: Settings) -> dict[str, Any]:
+    # A sum of everybody or none: those of others would differ by single clients' embeddings.
+    usual = SecureSum(threshold=settings.clients, value_range=16.0, largest_weight=1)
+    return {"method": "wait", "secure_sum": settings.secure_sum or usual}
 
 
 SCHEMES = {
@@ -157,6 +187,23 @@ SCHEMES = {
         "linear regression with coded data in place of the gradients of stragglers",
         _acfl,
         own_client=True,
+    ),
+    "fedvs": Scheme(
+        FedVS,
+        FedVSClient,
+        "split learning of columns on coded shares: no wait for stragglers, no embedding seen",
+        vertical=True,
+    ),
+    "split-wait": _split("wait", "a server that sees and waits for all embeddings"),
+    "split-ignore": _split("ignore", "the same without the stragglers' columns"),
+    "split-vafl": _split("vafl", "no wait, old embeddings of those who are slow (VAFL)"),
+    "split-wait-dp": _split("wait-dp", "all embeddings, with noise that proves nothing"),
+    "split-masked": Scheme(
+        SplitVFL,
+        SplitVFLClient,
+        "baseline of fedvs: a secure sum of all embeddings",
+        vertical=True,
+        fixed=_masked,
     ),
 }
 

@@ -13,6 +13,12 @@ from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.schemes import scheme
 from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.vertical_tasks import (
+    VerticalTask,
+    central_of,
+    vertical_labels,
+    vertical_task,
+)
 from flwr_privacy.strategies import SchemeResult, SchemeStrategy
 
 __all__ = ["app", "build_strategy"]
@@ -26,19 +32,13 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.from_toml(str(context.run_config["settings"]))
     run_dir = str(context.run_config["run-dir"])
     run = RunFolder.open(run_dir) if run_dir else None
-    task = tasks.task(settings.task)
     strategy = build_strategy(settings, run, resume=bool(context.run_config["resume"]))
-
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model = {name: array.numpy() for name, array in arrays.items()}
-        return MetricRecord(dict(tasks.evaluate_server(task, settings, model)))
-
     result = strategy.start(
         grid,
-        _initial(task, settings),
+        _initial(settings),
         num_rounds=settings.rounds,
         train_config=ConfigRecord({"seed": settings.seed}),
-        evaluate_fn=evaluate,
+        evaluate_fn=_evaluate_fn(settings),
     )
     _check_trained(result)
     if run is not None:
@@ -55,6 +55,8 @@ def build_strategy(
     InvalidParameterError
         If a setting of the scheme is unknown or out of range.
     """
+    chosen = scheme(settings.scheme)
+    tasks.task_of(settings)  # one that the scheme can train
     nodes = None if run is None else int(run.summary["nodes"])
     # Exactly so many clients: a fraction that is too small to count, and a minimum that does.
     fraction, minimum = (1.0, 1) if settings.per_round is None else (1e-9, settings.per_round)
@@ -74,26 +76,65 @@ def build_strategy(
         "experiment_id": None if run is None else run.summary["experiment_id"],
         "resume": resume,
     }
-    if scheme(settings.scheme).validated:
+    if chosen.validated:
         parameters["validation_fn"] = _validation_fn(settings)
+    parameters |= chosen.fixed(settings)
     if clashing := sorted(set(settings.strategy) & set(parameters)):
         raise InvalidParameterError("strategy", clashing, "the scheme's own parameters only")
-    if scheme(settings.scheme).own_client:
+    if chosen.own_client:
         parameters |= _of_the_task(settings)
+    if chosen.vertical:
+        parameters |= _of_the_columns(settings)
     try:
-        return scheme(settings.scheme).strategy(**parameters, **settings.strategy)
+        return chosen.strategy(**parameters, **settings.strategy)
     except TypeError as error:  # an unknown keyword
         raise InvalidParameterError(
             "strategy", settings.strategy, f"parameters of '{settings.scheme}' ({error})"
         ) from error
 
 
-def _initial(task: tasks.Task, settings: Settings) -> ArrayRecord:
+def _initial(settings: Settings) -> ArrayRecord:
     """Return the model to start from: in float64 where clients compute gradients themselves."""
-    initial = tasks.initial_arrays(task, settings.seed)
+    task = tasks.task_of(settings)
+    if isinstance(task, VerticalTask):
+        initial = central_of(task, settings).initial()
+    else:
+        initial = tasks.initial_arrays(task, settings.seed)
     if scheme(settings.scheme).own_client:
         initial = {name: array.astype(np.float64) for name, array in initial.items()}
     return ArrayRecord({name: Array(array) for name, array in initial.items()})
+
+
+def _evaluate_fn(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord] | None:
+    """Return what evaluates a model on the test records; None where the strategy does it."""
+    task = tasks.task_of(settings)
+    if isinstance(task, VerticalTask):
+        return None
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = {name: array.numpy() for name, array in arrays.items()}
+        return MetricRecord(dict(tasks.evaluate_server(task, settings, model)))
+
+    return evaluate
+
+
+def _of_the_columns(settings: Settings) -> dict[str, Any]:
+    """Return what the server has where clients have columns, and the task's usual parameters."""
+    task = vertical_task(settings.task)
+    labels, test_labels = vertical_labels(task, settings)
+    own = {"labels": labels, "test_labels": test_labels, "central": central_of(task, settings)}
+    if clashing := sorted(set(settings.strategy) & set(own)):
+        allowed = f"nothing: they follow from the task '{settings.task}'"
+        raise InvalidParameterError("strategy", clashing, allowed)
+    step = float(settings.strategy.get("learning_rate", settings.training.learning_rate))
+    usual = {
+        "embedding": task.embedding,
+        "order": task.order,
+        "learning_rate": step,
+        "client_learning_rate": step * task.client_rate,
+        "batch_size": settings.training.batch_size,
+    }
+    return own | {name: usual[name] for name in usual if name not in settings.strategy}
 
 
 def _of_the_task(settings: Settings) -> dict[str, Any]:

@@ -25,11 +25,14 @@ from flwr_privacy.clients.torch import (
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.identity import derive_seed
 
-from .data import Dataset, load
+from .data import load
 from .linear_tasks import FEATURE_NORM, BoundedMap
 from .partition import Description, describe, partition
+from .records import Dataset, drawn, order_of
+from .schemes import scheme
 from .settings import PartitionSettings, Settings
 from .task_list import TASKS, Task, task
+from .vertical_tasks import VERTICAL_TASKS, VerticalTask, check_vertical, vertical_task
 
 __all__ = [
     "TASKS",
@@ -44,6 +47,7 @@ __all__ = [
     "regression_data",
     "regression_parameters",
     "task",
+    "task_of",
     "train_client",
     "validation_loss",
 ]
@@ -59,7 +63,7 @@ def dataset(task: Task, settings: Settings) -> Dataset:
     InvalidParameterError
         If the settings ask for more records than there are.
     """
-    return _drawn(
+    return drawn(
         load(task.dataset, data_root=settings.data_root),
         settings.train_records,
         settings.test_records,
@@ -68,25 +72,46 @@ def dataset(task: Task, settings: Settings) -> Dataset:
     )
 
 
-def check_data(settings: Settings) -> Description | None:
+def task_of(settings: Settings) -> Task | VerticalTask:
+    """Return what some settings train.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is no such task or scheme, or one is about the columns of clients and the other
+        about their records; the message has the tasks that fit.
+    """
+    name, vertical = settings.task, scheme(settings.scheme).vertical
+    others, fitting = (TASKS, VERTICAL_TASKS) if vertical else (VERTICAL_TASKS, TASKS)
+    if name in others:
+        have = "columns of the same records" if vertical else "records of their own"
+        allowed = f"a task for '{settings.scheme}', whose clients have {have}: {', '.join(fitting)}"
+        raise InvalidParameterError("task", name, allowed)
+    return vertical_task(name) if vertical else task(name)
+
+
+def check_data(settings: Settings) -> Description | str | None:
     """Read the data set and split it, so that a run is refused before anything is started.
 
     Returns
     -------
-    Description or None
+    Description or str or None
         What the clients hold; None where ``settings.clients`` is left to the number of nodes.
 
     Raises
     ------
     DataError, InvalidParameterError
-        As `task` and `client_data`.
+        As `task_of`, `client_data` and `flwr_privacy.simulations.vertical_tasks.check_vertical`.
 
     Examples
     --------
     >>> print(check_data(Settings(clients=10)))
     10 clients, 143 to 144 records of 10 to 10 classes each
     """
-    data = dataset(task(settings.task), settings)
+    chosen = task_of(settings)
+    if isinstance(chosen, VerticalTask):
+        return check_vertical(settings)
+    data = dataset(chosen, settings)
     if settings.clients is None:
         return None
     return describe(data.labels, _parts(data, settings.clients, settings.partition, settings.seed))
@@ -308,7 +333,7 @@ def validation_loss(task: Task, settings: Settings, arrays: Mapping[str, NDArray
     if count is None:
         return evaluate_server(task, settings, arrays)["loss"]
     whole = load(task.dataset, data_root=settings.data_root)
-    held = _order("train_records", len(whole.labels), settings.seed)[-count:]
+    held = order_of("train_records", len(whole.labels), settings.seed)[-count:]
     inputs = _inputs(task, whole.features[held])
     return _evaluated(task, arrays, inputs, whole.labels[held])["loss"]
 
@@ -338,39 +363,6 @@ def _evaluated(
     labels: NDArray[np.int64],
 ) -> dict[str, float]:
     return evaluate(_model(task, arrays), features, labels, loss=task.loss)
-
-
-def _order(name: str, records: int, seed: int) -> NDArray[np.int64]:
-    return np.random.default_rng(derive_seed(seed, name)).permutation(records)
-
-
-@lru_cache(maxsize=4)
-def _drawn(
-    data: Dataset, train: int | None, test: int | None, validation: int | None, seed: int
-) -> Dataset:
-    """Return some of the records, drawn at random; the last ones drawn are for the validation."""
-    if train is None and test is None and validation is None:
-        return data
-    held = validation or 0
-    if validation is not None:
-        check_integer("validation_records", held, maximum=len(data.labels) - 1)
-    kept = {}
-    for name, count, records in (
-        ("train_records", train, len(data.labels) - held),
-        ("test_records", test, len(data.test_labels)),
-    ):
-        if count is not None:
-            check_integer(name, count, maximum=records)
-        whole = len(data.labels) if name == "train_records" else records
-        kept[name] = _order(name, whole, seed)[: records if count is None else count]
-    train_kept, test_kept = kept["train_records"], kept["test_records"]
-    return Dataset(
-        features=data.features[train_kept],
-        labels=data.labels[train_kept],
-        test_features=data.test_features[test_kept],
-        test_labels=data.test_labels[test_kept],
-        classes=data.classes,
-    )
 
 
 @lru_cache(maxsize=8)

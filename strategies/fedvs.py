@@ -36,7 +36,7 @@ from flwr_privacy.fedvs.sharing import decode_rows, maskers
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
 from flwr_privacy.field import MERSENNE_31
 from flwr_privacy.guarantee import Guarantee
-from flwr_privacy.lagrange import max_partitions, recovery_threshold
+from flwr_privacy.lagrange import recovery_threshold, usual_partitions
 from flwr_privacy.wire import EVALUATE, TRAIN
 
 from .conversation import only
@@ -64,7 +64,7 @@ class FedVS(VerticalStrategy):
         Those of `VerticalStrategy`.
     K : int, optional
         Segments of the rows: the more, the less a client computes, and the more answers it takes.
-        By default the most with which half of the clients may straggle.
+        By default the most with which half of the clients may straggle, or 1.
     T : int, default 1
         How many colluding clients learn nothing from shares.
     prime : int, default 2**31 - 1
@@ -79,8 +79,10 @@ class FedVS(VerticalStrategy):
     spare : int, default 0
         Answers beyond the R that are needed for which a round waits, to find wrong ones.
     least_dealers : int, optional
-        Least number of clients over which embeddings are summed; by default more than half of them,
-        and R at least. Clients that deal no weights in time are left out of the round.
+        Least number of clients over which embeddings are summed, R or more; by default all. With
+        fewer, who deals no weights in time is left out of the round and misses its gradient. That
+        shows the server the embeddings of single clients: sums of two rounds with and without one
+        differ by little else.
     evaluation : {"secure", "oracle", "none"}, default "secure"
         How test rows are evaluated: coded as the others; from plain embeddings, in simulations
         only; not at all.
@@ -103,15 +105,16 @@ class FedVS(VerticalStrategy):
     A round has two exchanges: all clients take in the last gradient and deal shares of their
     weights; they evaluate, and the first R = 2 (K + T - 1) + 1 answers are decoded. The first
     exchange waits for everybody up to the `deadline` (the paper's resilience is for the second
-    one). A round that lacks answers is skipped, and the next one asks anew. The setup passes the
-    coded data on in pieces; a client that has lost its shares has everything coded anew.
+    one). A round that lacks dealers or answers is skipped, and the next one asks anew. The setup
+    passes the coded data on in pieces; a client that has lost its shares has everything coded anew.
 
     Guarantee
     ---------
     Adversary: clients that collude, and an honest-but-curious server, of any computing power but
     for the sealing of shares on their way (X25519, AES-GCM).
     T clients learn nothing of the others' features and weights from their shares. T + 1 learn
-    everybody's weights, K + T all features. The server learns the sums of the clients' embeddings
+    everybody's weights, K + T all features, and fewer do where features have few values: binary
+    ones are open to T + 1. The server learns the sums of the clients' embeddings
     and nothing else from the answers, also together with T clients; without zero masks (`paper`)
     that holds neither with a client nor in general. Over many rounds those sums give the server the
     inner products of all pairs of rows. All clients see the gradients of single rows, and with them
@@ -177,7 +180,8 @@ class FedVS(VerticalStrategy):
     def _build(self) -> None:
         super()._build()
         self.terms: CodeTerms | None = None
-        self._lost = False  # whether somebody has said that its shares are gone
+        self._stale = False  # whether the data are to be coded anew: shares are gone, or old
+        self._training = secrets.token_hex(16)  # two trainings of one name have other weights
 
     # -- The setup ---------------------------------------------------------------------------
 
@@ -226,30 +230,41 @@ class FedVS(VerticalStrategy):
         for chunk in [*self._chunks(terms), Chunk(part=TRAIN_PART, first=0, count=0)]:
             own = self._passed_on(terms, passing, self.members)
             assigned = self._assigned(grid, server_round, CODE)
-            with self.conversation.patiently():
+            with self.waiting(server_round):
                 passing = self.ask_all(
                     grid,
                     server_round,
                     CODE,
                     RecordDict(),
                     assigned,
-                    fields={**record, **records.write(chunk)},
+                    fields={
+                        **record,
+                        **records.write(chunk),
+                        "training": self._training,
+                        "update": self._updates,
+                    },
                     own=own,
                 )
+                if chunk.count:
+                    self._check_sealed(
+                        terms, CODE, passing, [chunk.count * w for w in terms.widths]
+                    )
             if missing := natural(set(self.members).difference(passing)):
                 details = "; ".join(self.conversation.book(CODE).details)
                 raise ProtocolError(
                     f"the data could not be coded: clients {missing} did not answer"
                     + (f" ({details})" if details else "")
                 )
-            if chunk.count:
-                self._check_sealed(terms, passing, [chunk.count * w for w in terms.widths])
-        self.terms, self._lost = terms, False
+        if self._updates and (fresh := natural_in(self.members, _fresh(passing))):
+            for client in fresh:
+                logger.warning("client %s has lost its weights and begins with new ones", client)
+            self._numbers["restarted"] = len(fresh)
+        self.terms, self._stale = terms, False
 
     def _new_terms(self) -> CodeTerms:
         told = [self._enrolled[name] for name in self.members]
         N, T = len(told), self._T
-        K = max_partitions(N, N // 2, T) if self._K is None else self._K
+        K = usual_partitions(N, T) if self._K is None else self._K
         needed = recovery_threshold(K, T)
         for name, entry in zip(self.members, told, strict=True):
             try:
@@ -259,7 +274,7 @@ class FedVS(VerticalStrategy):
         if self._spare > max(0, N - needed):
             allowed = f"at most {N - needed}: {needed} of {N} answers are needed"
             raise InvalidParameterError("spare", self._spare, allowed)
-        least = max(needed, N // 2 + 1, 2) if self._least is None else self._least
+        least = N if self._least is None else self._least
         if needed <= N and not needed <= least <= N:
             allowed = f"from {needed}, the answers that are needed, to the {N} clients"
             raise InvalidParameterError("least_dealers", least, allowed)
@@ -315,13 +330,15 @@ class FedVS(VerticalStrategy):
         """
         training = part == TRAIN_PART
         every = self._refresh_every
-        if self._lost or (training and every and server_round > 1 and server_round % every == 1):
+        due = every is not None and server_round > 1 and (server_round - 1) % every == 0
+        self._stale |= training and due
+        if self._stale:
             self._code(grid, server_round)
         if not training and self._evaluation == "oracle":
             return self._plain(grid, server_round, part)
         phases = (DEAL, TRAIN) if training else (DEAL_EVALUATION, EMBED_EVALUATION)
         dealing, shares = self._dealt(grid, server_round, phases[0], part, coded)
-        if self._lost:
+        if self._stale:
             self._code(grid, server_round)
             dealing, shares = self._dealt(grid, server_round, phases[0], part, coded)
         terms, dealers = self._agreed(), natural_in(self.members, shares)
@@ -339,6 +356,7 @@ class FedVS(VerticalStrategy):
                 "dealers": len(dealers),
                 "answers": len(answers),
                 "threshold": terms.code.threshold,
+                "refused_shares": sum(self.conversation.book(DEAL).refused.values()),
                 "seconds_share": self.conversation.book(DEAL).virtual_seconds,
                 "seconds_upload": self.conversation.book(TRAIN).virtual_seconds,
             }
@@ -364,14 +382,14 @@ class FedVS(VerticalStrategy):
             found = self.ask_all(
                 grid, server_round, phase, content, assigned, fields=records.write(dealing)
             )
-        self._lost = any(shares is None for shares in found.values())
+        self._stale = any(shares is None for shares in found.values())
         shares = {client: sealed for client, sealed in found.items() if sealed is not None}
         extra = len(coded) * terms.embedding
         sizes = [
             width * terms.embedding + (extra if member in dealing.maskers else 0)
             for member, width in zip(terms.members, terms.widths, strict=True)
         ]
-        self._check_sealed(terms, shares, sizes)
+        self._check_sealed(terms, phase, shares, sizes)
         return dealing, shares
 
     def _embedded(
@@ -446,7 +464,7 @@ class FedVS(VerticalStrategy):
         if self._pending is None:
             return
         dealing = self._dealing(None, part=TRAIN_PART, rows=[], maskers=[])
-        self.ask_all(
+        found = self.ask_all(
             grid,
             server_round,
             DEAL_EVALUATION,
@@ -454,7 +472,7 @@ class FedVS(VerticalStrategy):
             self._assigned(grid, server_round, DEAL_EVALUATION),
             fields=records.write(dealing),
         )
-        self._pending = None
+        self._told(server_round, found)
 
     # -- Replies -----------------------------------------------------------------------------
 
@@ -472,6 +490,8 @@ class FedVS(VerticalStrategy):
             return None
         if phase in (CODE, DEAL, DEAL_EVALUATION):
             arrays = reply.arrays()
+            if phase == CODE and SEALED not in arrays:
+                return bool(reply.fields.get("fresh"))
             return np.asarray(arrays[SEALED]) if SEALED in arrays else np.zeros((0, 0), np.uint8)
         answer = reply.arrays().get(ANSWER)
         if answer is None:
@@ -498,7 +518,11 @@ class FedVS(VerticalStrategy):
         return answer
 
     def _check_sealed(
-        self, terms: CodeTerms, shares: dict[str, NDArray[np.uint8]], sizes: list[int]
+        self,
+        terms: CodeTerms,
+        phase: str,
+        shares: dict[str, NDArray[np.uint8]],
+        sizes: list[int],
     ) -> None:
         """Drop sealed shares of another form than was asked for."""
         others = len(terms.members) - 1
@@ -506,10 +530,9 @@ class FedVS(VerticalStrategy):
             length = terms.bytes_of(sizes[terms.place(client)]) + _TAG
             sealed = shares[client]
             if sealed.dtype != np.uint8 or sealed.shape != (others, length):
-                logger.warning(
-                    "client %s dealt shares of shape %s, not (%d, %d)",
-                    *(client, sealed.shape, others, length),
-                )
+                reason = "dtype" if sealed.dtype != np.uint8 else "shape"
+                detail = f"client {client} dealt shares of {sealed.dtype}, shape {sealed.shape}"
+                self.conversation.book(phase).refuse(reason, detail)
                 del shares[client]
 
     # -- What the books and the history say --------------------------------------------------
@@ -522,7 +545,8 @@ class FedVS(VerticalStrategy):
     def state_dict(self) -> dict[str, Any]:
         """Return what was agreed on, beside what every vertical scheme keeps."""
         terms = None if self.terms is None else records.write(self.terms)
-        return {**super().state_dict(), "terms": terms}
+        own = {"terms": terms, "training": self._training, "order": self._order}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` returned.
@@ -535,8 +559,14 @@ class FedVS(VerticalStrategy):
         super().load_state_dict(state)
         if state["terms"] is None:
             return
+        self._training = state["training"]
         terms = records.read(CodeTerms, state["terms"])
         mine = {
+            "order": (self._order, state["order"]),
+            "bias": (self._bias, terms.bias),
+            "x_max": (self._x_max, terms.x_max),
+            "paper": (self._paper, terms.paper),
+            "least_dealers": (self._least or len(terms.members), terms.least),
             "K": (self._K or terms.partitions, terms.partitions),
             "T": (self._T, terms.privacy),
             "prime": (self._prime, terms.prime),
@@ -628,6 +658,10 @@ class FedVS(VerticalStrategy):
         if self.terms is None:
             raise ProtocolError("there was no setup: no data are coded")
         return self.terms
+
+
+def _fresh(passing: Mapping[str, Any]) -> dict[str, Any]:
+    return {client: fresh for client, fresh in passing.items() if fresh is True}
 
 
 def natural_in(members: list[str], among: Mapping[str, Any]) -> list[str]:

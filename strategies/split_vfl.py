@@ -252,6 +252,7 @@ class SplitVFL(VerticalStrategy):
             only(self._assigned(grid, server_round, TRAIN), {client}),
             fields=self._fields(TRAIN_PART, rows.tolist(), owed, update=count),
         )
+        self.conversation.book(TRAIN).virtual_seconds = 0.0  # the queue has the clock
         self._counts[client] += client in found
         heapq.heappush(self._queue, (self._now + self._cycle(client), server_round, client))
         if client not in found:
@@ -370,6 +371,7 @@ class SplitVFL(VerticalStrategy):
             update=update,
             learning_rate=self._client_rate,
             trained_rows=[] if owed is None else owed.rows,
+            trained_clients=[] if owed is None else owed.clients,
             divisor=1 if owed is None or not self._mean else len(owed.clients),
             part=part,
             rows=rows,

@@ -8,7 +8,8 @@ with them.
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -211,6 +212,9 @@ class VerticalStrategy(SchemeStrategy):
         if options.get("quorum") is not None:
             allowed = "nothing: the scheme itself says for how many answers a round waits"
             raise InvalidParameterError("quorum", options["quorum"], allowed)
+        if options.get("inner") is not None:
+            allowed = "None: the central model makes the steps"
+            raise InvalidParameterError("inner", options["inner"], allowed)
         if not isinstance(central, Central):
             raise InvalidParameterError(
                 "central", type(central).__name__, "a Central: initial, step, scores and metrics"
@@ -279,6 +283,14 @@ class VerticalStrategy(SchemeStrategy):
         """
         raise NotImplementedError
 
+    def _told(self, server_round: int, clients: Collection[str]) -> None:
+        """Forget the pending gradient; say who has not got it at the end of a training."""
+        self._pending = None
+        if missing := natural(set(self.members).difference(clients)):
+            logger.warning(
+                "round %d: clients %s have not got the last gradient", server_round, missing
+            )
+
     def segments(self, part: str) -> Segments:
         """Return how the rows of a part lie in its coded rows; by default one by one."""
         return Segments(rows=self._rows(part), K=1)
@@ -337,11 +349,15 @@ class VerticalStrategy(SchemeStrategy):
         labels = self._ordered_labels(TRAIN_PART)[places[counted]]
         embedding = aggregate.values[counted]
         renewed, gradient, loss = self.central.step(self._template, embedding, labels, self._rate)
+        results: list[Any] = [*renewed.values(), gradient, loss]
+        if not all(np.isfinite(result).all() for result in results):
+            logger.warning("round %d: the step is not finite, it is too large", server_round)
+            return None, None
         whole = np.zeros(aggregate.values.shape, np.float32)
         whole[counted] = gradient
         self._updates += 1
         self._pending = Pending(rows=coded.tolist(), clients=aggregate.clients, gradient=whole)
-        self._numbers["epoch"] = server_round * self.batch_rows() / segments.length
+        self._numbers["epoch"] = server_round / math.ceil(segments.length / self.batch_rows())
         metrics = MetricRecord({"loss": float(loss)})
         weight = float(len(aggregate.clients))
         like = {name: np.asarray(renewed[name]) for name in self._template}
@@ -454,7 +470,7 @@ class VerticalStrategy(SchemeStrategy):
         assigned = self.conversation.sample(grid, server_round, ENROL, fraction=1.0, minimum=1)
         if self.members:
             assigned = self._assigned(grid, server_round, ENROL)
-        with self.conversation.patiently():
+        with self.waiting(server_round):
             told: dict[str, Enrolled] = self.ask_all(
                 grid, server_round, ENROL, RecordDict(), assigned, fields={}
             )
@@ -475,6 +491,10 @@ class VerticalStrategy(SchemeStrategy):
                 allowed = f"a label for each of the {rows[part]} rows '{part}' of the clients"
                 raise InvalidParameterError(name, f"{len(labels)} labels", allowed)
         return told
+
+    def waiting(self, server_round: int) -> AbstractContextManager[None]:
+        """Return what waits for everybody in the setup, and for the deadline in a round."""
+        return self.conversation.patiently() if server_round == 0 else nullcontext()
 
     def simulate_delays(self, partitions: int = 1) -> None:
         """Begin to simulate the delays of the members, if they are to be."""
@@ -595,7 +615,7 @@ def _labels(name: str, given: ArrayLike) -> NDArray[Any]:
         )
     if not np.isfinite(labels.astype(np.float64)).all():
         raise InvalidParameterError(name, "NaN or infinity", "a label for every row")
-    return labels
+    return labels.astype(np.int64) if labels.dtype.kind == "b" else labels
 
 
 def _check_aligned(told: Mapping[str, Enrolled]) -> None:

@@ -1,5 +1,6 @@
 """The one room for torch: models, and the training and evaluation of a client."""
 
+from .central import TorchCentral
 from .extractor import FrozenExtractor
 from .models import cnn, linear, mlp
 from .per_record import evaluate_per_record, train_per_record
@@ -9,6 +10,7 @@ from .training import Loss, allotted_device, evaluate, get_arrays, initialise, s
 __all__ = [
     "FrozenExtractor",
     "Loss",
+    "TorchCentral",
     "allotted_device",
     "cnn",
     "evaluate",

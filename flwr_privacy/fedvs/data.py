@@ -60,6 +60,10 @@ class VerticalData:
     parts: Mapping[str, NDArray[np.float64]] = field(init=False)
 
     def __post_init__(self) -> None:
+        if taken := {TRAIN_PART, TEST_PART}.intersection(self.more):
+            raise DataError(
+                f"the parts {sorted(taken)} among more: they have parameters of their own"
+            )
         given: dict[str, ArrayLike] = {TRAIN_PART: self.train, **self.more}
         if self.test is not None:
             given[TEST_PART] = self.test

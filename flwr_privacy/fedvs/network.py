@@ -137,9 +137,9 @@ def initial_weights(width: int, h: int, random: SecureRandom) -> Array:
     """Return an owner's weights to start from: independent, normal, of variance ``1 / width``.
 
     They must be secret. The aggregate of the first round is ``sum_n X_n W_n``: who knows all
-    weights has h linear equations on every row of the batch, and with h as large as the number of
-    columns the rows themselves. So they come from a secure source, never from a seed that others
-    know. (The paper gives no rule for them.)
+    weights has h linear equations on every row of the batch, and with h about as large as the
+    number of features, powers not counted, the rows themselves. So they come from a secure source,
+    never from a seed that others know. (The paper gives no rule for them.)
 
     Parameters
     ----------

@@ -10,6 +10,10 @@ _EVIDENCE = (
     "tests/fedvs",
     "tests/flwr_privacy/test_lagrange.py",
     "tests/flwr_privacy/attacks/test_share_enumeration.py",
+    "tests/flwr_privacy/attacks/test_coalition.py",
+    "tests/flwr_privacy/attacks/test_gram_from_sums.py",
+    "tests/flwr_privacy/attacks/test_known_weights.py",
+    "tests/flwr_privacy/attacks/test_label_gradients.py",
     "flwr-privacy attack fedvs",
 )
 
@@ -52,11 +56,13 @@ def promise(terms: CodeTerms | None, *, pinned: bool = False, insecure: bool = F
             "labels: the gradients of single rows go to all clients, and rows of one class have "
             "similar ones",
             f"against {more} colluding clients: the weights of every client in every round, and "
-            "with the gradients linear equations on its features; a part of the entropy of the "
-            f"features; against {breach}, all features of everybody",
+            "with the gradients linear equations on its features; features of few values outright, "
+            "binary ones at once and those of a byte with a few more clients (lattice reduction); "
+            f"against {breach}, all features of everybody",
             f"stored shares: whoever gets those of {breach} nodes later opens all features "
             "(refresh() codes the data anew)",
             *_unhardened(terms),
+            *_left_out(terms),
             "sizes of the clients' data, who is slow or missing, which rows make a batch",
             "that rows of different clients belong together: they are aligned beforehand",
         ),
@@ -74,6 +80,15 @@ def promise(terms: CodeTerms | None, *, pinned: bool = False, insecure: bool = F
         ),
         evidence=_EVIDENCE,
         void="a client draws its masks from a seed" if insecure else "",
+    )
+
+
+def _left_out(terms: CodeTerms | None) -> tuple[str, ...]:
+    if terms is None or terms.least == len(terms.members):
+        return ()
+    return (
+        "the embeddings of a client that misses a round: sums with and without it differ by little "
+        "else",
     )
 
 

@@ -299,7 +299,8 @@ sum of at most 8, such as (4, 4), for 7532 columns with x_max = 1.0 and w_max = 
         for total in range(2 * MOST_BITS, -1, -1):
             splits = range(max(0, total - MOST_BITS), min(total, MOST_BITS) + 1)
             for data in sorted(splits, key=lambda data: abs(2 * data - total - difference)):
-                if width * _largest_product(self, data, total - data) <= (p - 1) // 2:
+                bound = width * _largest_product(self, data, total - data)
+                if math.floor(bound) <= (p - 1) // 2:
                     return data, total - data
         return None
 

@@ -122,8 +122,9 @@ def data_shares(code: LagrangeCode, elements: NDArray[Any], random: SecureRandom
     holders who put their shares together, of any computing power, for any prime (FedVS, Theorem
     5.2). *Covered*: the shares of data and weights, which are uniform and independent of what is
     shared. *Not covered*: what holders see besides shares, such as the gradients that the server
-    sends them, which give away labels and how hard a row is; more holders than T, who learn a part
-    ``(t - T) / K`` of the data's entropy if they are t, and all data from ``K + T`` on; shares that
+    sends them, which give away labels and how hard a row is; more holders than T, who have, if they
+    are t, ``t - T`` linear relations between the K segments: enough to find small numbers by
+    lattice reduction, binary ones from ``T + 1`` holders on; ``K + T``, who have all; shares that
     are kept, as a coalition formed later, or a breach of ``K + T`` machines, opens them; a relay
     that sees shares in the clear, so they travel encrypted; the server's view, for which see
     `zero_masks`.

@@ -109,6 +109,9 @@ class CodeTerms:
             check_integer("rows", rows, minimum=1, maximum=_MOST_ROWS)
         check_integer("embedding", self.embedding, minimum=1, maximum=_MOST_WIDTH)
         check_integer("least", self.least, minimum=2, maximum=count)
+        if self.project == self.paper:
+            allowed = "the opposite of paper: weights without bounds are the paper's"
+            raise InvalidParameterError("project", self.project, allowed)
         if not self.zero_mask and not self.paper:
             allowed = "true: without zero masks answers can say more than their sum (paper=True)"
             if (self.partitions + self.privacy) > sum(self.widths):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .acfl import report as report_acfl
+from .fedvs import report as report_fedvs
 from .m2fdp import report as report_m2fdp
 from .mspdq import report as report_mspdq
 from .scene import Report
@@ -35,5 +36,6 @@ ATTACKS: dict[str, Attack] = {
     "udp": report_udp,
     "acfl": report_acfl,
     "m2fdp": report_m2fdp,
+    "fedvs": report_fedvs,
 }
 """Attacks by the name of what they attack."""

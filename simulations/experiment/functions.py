@@ -19,7 +19,7 @@ from flwr_privacy.acfl.theory import (
     second_moment_bound,
 )
 from flwr_privacy.errors import InvalidParameterError, check_choice
-from flwr_privacy.simulations.experiment import tiers
+from flwr_privacy.simulations.experiment import tiers, vertical
 from flwr_privacy.simulations.experiment.points import Point, Values
 from flwr_privacy.udp.moments import ln_moment, ln_moment_paper
 
@@ -209,6 +209,15 @@ def _losses(label: str, of: Callable[[Sequence[Point], int], Sequence[float]]) -
     )
 
 
+def _kept(
+    of: Callable[[Sequence[Point], int, Path | None], Sequence[Values]], *names: str
+) -> Callable[[Sequence[Point], int, Path | None], Sequence[Values]]:
+    """Return a function that has some of the measures of another."""
+    return lambda points, seed, data_root: [
+        {name: values[name] for name in names} for values in of(points, seed, data_root)
+    ]
+
+
 FUNCTIONS = {
     "udp-moment": _formula("ln D10", moment),
     "acfl-bound": _formula("bound of the squared distance from W*", acfl_bound),
@@ -240,4 +249,25 @@ FUNCTIONS = {
         },
         of=lambda points, seed, data_root: [tiers.choices(point) for point in points],
     ),
+    "fedvs": Function(
+        measures={"accuracy": "accuracy on test rows"},
+        of=_kept(vertical.courses, "accuracy"),
+        seeded=True,
+        check=vertical.check,
+    ),
+    "fedvs-binary": Function(
+        measures={
+            "accuracy": "accuracy on test rows",
+            "value": "area under the ROC curve",
+        },
+        of=_kept(vertical.courses, "accuracy", "value"),
+        seeded=True,
+        check=vertical.check,
+    ),
+    "fedvs-epoch": Function(
+        measures={"delay": "virtual seconds of an epoch, expected"},
+        of=lambda points, seed, data_root: [{"delay": vertical.epochs(p)} for p in points],
+    ),
+    "fedvs-bytes": _formula("bytes of a client", vertical.costs),
+    "fedvs-products": _formula("multiplications of a client", vertical.costs),
 }

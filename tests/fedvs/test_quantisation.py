@@ -184,7 +184,7 @@ def test_a_width_that_is_a_power_of_two_leaves_room_for_zero() -> None:
     assert max_scale_bits(512, 1, 2, FIELD.p) == 19
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     st.integers(0, 12),
     st.integers(0, 12),

@@ -178,7 +178,7 @@ def test_the_command_attacks_mspdq_and_says_in_words_what_it_found(
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("secure-some",), 2, "'secure-some': expected one of 'acfl', 'm2fdp', 'mspdq'"),
+        (("secure-some",), 2, "'secure-some': expected one of 'acfl', 'fedvs', 'm2fdp', 'mspdq'"),
         (("secure-sum", "--task", "fashion-cnn"), 2, "task = 'fashion-cnn': expected one of"),
         (("secure-sum", "--task", "mnist-mlp"), 3, "--data-root DIR"),
         (("secure-sum", "--clients", "1"), 2, "clients = 1: expected an integer from 2 to 1437"),

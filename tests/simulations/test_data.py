@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.io import savemat
 
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.simulations import data
+from flwr_privacy.simulations import data, vertical_data
 
 PUBLISHED = {name: dict(source.md5) for name, source in data._SOURCES.items()}
 RNG = np.random.default_rng(0)
@@ -70,6 +71,46 @@ def cifar10():
     return stream.getvalue()
 
 
+def comma_separated(names, rows):
+    return "\n".join(",".join(map(str, row)) for row in [names, *rows]).encode()
+
+
+# Ten rows; the last column of credit, and one in the middle of parkinsons, has the labels.
+DEFAULTS = [1, 0, 0, 1, 0, 0, 1, 0, 0, 1]
+CREDIT_FILES = {
+    "UCI_Credit_Card.csv": comma_separated(
+        ["ID", *(f"x{i}" for i in range(23)), "default.payment.next.month"],
+        [[1000 + row, *(100 * row + np.arange(23)), DEFAULTS[row]] for row in range(10)],
+    )
+}
+PARKINSONS_FILES = {
+    "parkinsons.data": comma_separated(
+        ["name", *(f"x{i}" for i in range(16)), "status", *(f"x{i}" for i in range(16, 22))],
+        [
+            [
+                f"S{row}",
+                *(100 * row + np.arange(16)),
+                DEFAULTS[row],
+                *(100 * row + np.arange(16, 22)),
+            ]
+            for row in range(10)
+        ],
+    )
+}
+
+
+def mfeat():
+    cells = np.empty((1, 6), dtype=object)
+    first = 0
+    for view, width in enumerate(vertical_data.MFEAT_VIEWS):
+        cells[0, view] = 1000.0 * np.arange(20)[:, None] + first + np.arange(width)
+        first += width
+    stream = io.BytesIO()
+    savemat(stream, {"X": cells, "Y": np.repeat(np.arange(2), 10)[:, None]})
+    return stream.getvalue()
+
+
+MFEAT_FILES = {"handwritten.mat": mfeat()}
 CIFAR_FILES = {"cifar10_jpeg.npz": cifar10()}
 IMAGE_FILES = {file: idx(array) for file, array in IMAGES.items()}
 ADULT_FILES = {file: text.encode() for file, text in ADULT.items()}
@@ -83,6 +124,9 @@ def small_sources(monkeypatch):
         ("adult", ADULT_FILES),
         ("adult-integers", ADULT_FILES),
         ("cifar10-jpeg", CIFAR_FILES),
+        ("credit", CREDIT_FILES),
+        ("mfeat", MFEAT_FILES),
+        ("parkinsons", PARKINSONS_FILES),
     ):
         md5 = {file: hashlib.md5(content).hexdigest() for file, content in files.items()}
         monkeypatch.setitem(data._SOURCES, name, replace(data._SOURCES[name], md5=md5))
@@ -198,6 +242,65 @@ def test_adult_with_categories_as_integers(tmp_path):
     np.testing.assert_allclose(adult.test_features[0], expected, atol=1e-6)
     assert adult.labels.tolist() == [0, 1, 0]
     assert adult.test_labels.tolist() == [1]
+
+
+def places(found, *, rows, step):
+    """Return which row each record is, after a look at all of its columns."""
+    assert found.features.dtype == np.float32
+    columns = np.arange(found.features.shape[1])
+    drawn = []
+    for features in (found.features, found.test_features):
+        where = (features[:, 0] / step).astype(int)
+        np.testing.assert_array_equal(features, step * where[:, None] + columns)
+        drawn.append(where.tolist())
+    assert sorted(drawn[0] + drawn[1]) == list(range(rows))
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "files", "columns", "tests"),
+    [
+        ("credit", "credit_default", CREDIT_FILES, 23, 2),
+        ("parkinsons", "parkinsons", PARKINSONS_FILES, 22, 3),
+    ],
+)
+def test_tables_have_neither_names_nor_labels_in_their_columns(
+    tmp_path, name, folder, files, columns, tests
+):
+    write(tmp_path / folder, files)
+    found = data.load(name, data_root=tmp_path)
+    assert found.features.shape == (10 - tests, columns)
+    assert found.classes == 2
+    train, test = places(found, rows=10, step=100)
+    assert found.labels.tolist() == [DEFAULTS[row] for row in train]
+    assert found.test_labels.tolist() == [DEFAULTS[row] for row in test]
+    assert found.test_labels.sum() == 1  # 40 % of them, rounded
+
+
+def test_the_views_of_mfeat_stand_side_by_side(tmp_path):
+    write(tmp_path / "multiview", MFEAT_FILES)
+    found = data.load("mfeat", data_root=tmp_path)
+    assert found.features.shape == (12, 649)
+    train, test = places(found, rows=20, step=1000)
+    assert found.labels.tolist() == [row // 10 for row in train]
+    assert found.test_labels.tolist() == [row // 10 for row in test]
+    assert np.bincount(found.test_labels).tolist() == [4, 4]
+
+
+def test_views_of_other_sizes_are_refused():
+    stream = io.BytesIO()
+    cells = np.empty((1, 2), dtype=object)
+    cells[0, 0], cells[0, 1] = np.zeros((3, 2)), np.zeros((3, 5))
+    savemat(stream, {"X": cells, "Y": np.zeros((3, 1))})
+    with pytest.raises(DataError, match=r"views of \(2, 5\) columns"):
+        vertical_data.parse_mfeat({"handwritten.mat": stream.getvalue()})
+
+
+def test_breast_cancer_comes_with_scikit_learn():
+    found = data.load("breast-cancer")
+    assert found.features.shape == (455, 30)
+    assert np.bincount(found.labels).tolist() == [170, 285]
+    assert np.bincount(found.test_labels).tolist() == [42, 72]
 
 
 def test_unknown_name():
@@ -317,7 +420,7 @@ def test_available(tmp_path):
 
 def test_available_without_a_data_root():
     state = data.available()
-    assert state.pop("digits") == "found"
+    assert state.pop("digits") == state.pop("breast-cancer") == "found"
     assert all(text.startswith("missing: ") for text in state.values())
 
 
@@ -341,6 +444,9 @@ def test_checksums_are_md5():
         ("cifar10-jpeg", (3, 32, 32), [5000] * 10),
         ("adult", (108,), [24720, 7841]),
         ("adult-integers", (14,), [24720, 7841]),
+        ("mfeat", (649,), [120] * 10),
+        ("credit", (23,), [18691, 5309]),
+        ("parkinsons", (22,), [33, 103]),
     ],
 )
 def test_published_files(monkeypatch, name, shape, counts):
@@ -349,7 +455,7 @@ def test_published_files(monkeypatch, name, shape, counts):
     found = data.load(name, data_root=os.environ["FLWR_PRIVACY_DATA"])
     assert found.features.shape[1:] == found.test_features.shape[1:] == shape
     assert np.bincount(found.labels).tolist() == counts
-    if not name.startswith("adult"):
+    if len(shape) == 3:
         assert found.features.mean() == pytest.approx(0, abs=1e-3)
         # What was lost of the JPEGs is contrast.
         lost = 0.01 if name == "cifar10-jpeg" else 1e-3
