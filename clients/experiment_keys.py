@@ -1,6 +1,7 @@
 """A client's key pair of an experiment, which lies in a file of its node and never leaves it."""
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 from flwr_privacy.channel import KeyPair
@@ -9,7 +10,7 @@ from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, wr
 
 from .custody import Custody, is_simulated
 
-__all__ = ["check_signature", "own_pair", "signature_of"]
+__all__ = ["check_signature", "forget_pair", "own_pair", "signature_of"]
 
 _MAGIC = b"flwr-privacy experiment key\n"
 _LOCK_TIMEOUT = 10.0  # seconds
@@ -23,8 +24,7 @@ def own_pair(custody: Custody, scheme: str, experiment_id: str) -> KeyPair:
     LedgerError
         If its file cannot be used.
     """
-    name = hashlib.sha256(f"{scheme} {experiment_id}".encode()).hexdigest()[:32]
-    path = custody.sessions / f"{name}.key"
+    path = _path(custody, scheme, experiment_id)
     try:
         custody.sessions.mkdir(mode=0o700, exist_ok=True)
         with exclusive_lock(path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT):
@@ -37,6 +37,11 @@ def own_pair(custody: Custody, scheme: str, experiment_id: str) -> KeyPair:
         raise LedgerError(f"the node's key of the experiment, {path}, {error}") from error
     except OSError as error:
         raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
+
+
+def forget_pair(custody: Custody, scheme: str, experiment_id: str) -> None:
+    """Delete the client's key pair of an experiment, if there is one: what it sealed stays so."""
+    _path(custody, scheme, experiment_id).unlink(missing_ok=True)
 
 
 def signature_of(custody: Custody, scheme: str, experiment_id: str, public: bytes) -> bytes:
@@ -63,3 +68,8 @@ def check_signature(
     if not isinstance(public, bytes):
         raise ProtocolError(f"no public key of '{peer}'")
     custody.pins.verify(peer, signature, f"{scheme} key", experiment_id, peer, public)
+
+
+def _path(custody: Custody, scheme: str, experiment_id: str) -> Path:
+    name = hashlib.sha256(f"{scheme} {experiment_id}".encode()).hexdigest()[:32]
+    return custody.sessions / f"{name}.key"

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.channel import Channel, Part, canonical
+from flwr_privacy.channel import Channel, KeyPair, Part, canonical
 from flwr_privacy.documents import dumps, loads
 from flwr_privacy.errors import (
     DeclinedError,
@@ -45,11 +45,20 @@ from .adapters import own_client_app
 from .base import SchemeClient, Train
 from .coded_files import CodedRows, Memory
 from .custody import SIMULATED, Custody, is_simulated, refuse_node_keys
-from .experiment_keys import check_signature, own_pair, signature_of
+from .experiment_keys import check_signature, forget_pair, own_pair, signature_of
 from .kept import Answer, mark_insecure
 from .prepared import Prepared
 from .release import check_unaccounted, question_of
-from .vertical import Expanded, GivenData, Owned, Update, gradient_in, told_of
+from .vertical import (
+    Expanded,
+    GivenData,
+    Owned,
+    Update,
+    begin_weights,
+    gradient_in,
+    move_weights,
+    told_of,
+)
 
 __all__ = ["FedVSClient", "fedvs_client_app"]
 
@@ -78,6 +87,8 @@ class FedVSClient(SchemeClient):
         Whether the client takes part in runs without zero masks, as the paper prints them.
     min_privacy : int, default 1
         Least T, the number of colluding clients that learn nothing from shares.
+    partial_sums : bool, default False
+        Whether embeddings may be summed without those of clients that are missing.
 
     Raises
     ------
@@ -109,9 +120,11 @@ class FedVSClient(SchemeClient):
         *,
         paper: bool = False,
         min_privacy: int = 1,
+        partial_sums: bool = False,
     ) -> None:
         super().__init__(None, context)
         self._data = data
+        self._partial = check_flag("partial_sums", partial_sums)
         self._paper = check_flag("paper", paper)
         self._min_privacy = check_integer("min_privacy", min_privacy, minimum=1)
 
@@ -140,7 +153,7 @@ class FedVSClient(SchemeClient):
         simulated = is_simulated() or bool(config.get(SIMULATED))
         session = _Session(custody, question, self._data, simulated=simulated)
         if phase == ENROL:
-            return session.enrol()
+            return session.enrol(_text(fields, "generation"))
         if phase == CODE:
             terms = records.read(CodeTerms, fields)
             self._check_terms(custody, question, terms)
@@ -166,20 +179,29 @@ class FedVSClient(SchemeClient):
                 f"T = {terms.privacy} was asked for: this client has min_privacy = "
                 f"{self._min_privacy}"
             )
+        if terms.least < len(terms.members) and not self._partial:
+            raise DeclinedError(
+                f"sums over {terms.least} of {len(terms.members)} clients were asked for: this "
+                "client allows them only if it is made with partial_sums=True"
+            )
         custody.policy.check_sum(terms.least)
         place = terms.place(custody.client_id)
-        experiment = question.experiment_id
-        if terms.keys[place] != own_pair(custody, self.scheme, experiment).public:
+        name = _key_name(question.experiment_id, terms.generation)
+        if terms.keys[place] != own_pair(custody, self.scheme, name).public:
             raise ProtocolError("the key that is said to be this client's is not")
         if custody.pins is None:
             return
         for peer, key, signature in zip(terms.members, terms.keys, terms.signatures, strict=True):
             if peer != custody.client_id:
-                check_signature(custody, self.scheme, experiment, peer, key, signature)
+                check_signature(custody, self.scheme, name, peer, key, signature)
 
 
 def fedvs_client_app(
-    data_fn: Callable[[Context], VerticalData], *, paper: bool = False, min_privacy: int = 1
+    data_fn: Callable[[Context], VerticalData],
+    *,
+    paper: bool = False,
+    min_privacy: int = 1,
+    partial_sums: bool = False,
 ) -> ClientApp:
     """Return the ClientApp of a client that has columns of the data, under FedVS.
 
@@ -187,7 +209,7 @@ def fedvs_client_app(
     ----------
     data_fn : callable
         Takes the context and returns the client's columns; called only when they are needed.
-    paper, min_privacy
+    paper, min_privacy, partial_sums
         As of `FedVSClient`.
 
     Raises
@@ -201,8 +223,10 @@ def fedvs_client_app(
     """
     check_flag("paper", paper)
     check_integer("min_privacy", min_privacy, minimum=1)
+    check_flag("partial_sums", partial_sums)
+    own: dict[str, Any] = {"paper": paper, "min_privacy": min_privacy, "partial_sums": partial_sums}
     return own_client_app(
-        partial(FedVSClient, paper=paper, min_privacy=min_privacy),
+        partial(FedVSClient, **own),
         lambda context: partial(data_fn, context),
     )
 
@@ -220,13 +244,17 @@ class _Peers:
     def size(self) -> int:
         return 1000 * len(self.terms.members)
 
+    @cached_property
+    def _pair(self) -> KeyPair:
+        name = _key_name(self.experiment_id, self.terms.generation)
+        return own_pair(self.custody, FedVSClient.scheme, name)
+
     def to(self, peer: str) -> Channel:
         if peer not in self.made:
-            pair = own_pair(self.custody, FedVSClient.scheme, self.experiment_id)
             context: tuple[Part, ...] = ("fedvs", 1, self.experiment_id, self.terms.digest)
             key = self.terms.keys[self.terms.place(peer)]
             self.made[peer] = Channel(
-                pair, key, me=self.custody.client_id, peer=peer, context=context
+                self._pair, key, me=self.custody.client_id, peer=peer, context=context
             )
         return self.made[peer]
 
@@ -248,18 +276,18 @@ class _Session:
 
     # -- The setup ---------------------------------------------------------------------------
 
-    def enrol(self) -> Answer:
-        """Say who one is, with which key, and how large the data are."""
-        public = own_pair(self._custody, FedVSClient.scheme, self._experiment).public
-        told = told_of(self._owned)
-        signature = signature_of(self._custody, FedVSClient.scheme, self._experiment, public)
-        return {}, {**told, "key": public, "signature": signature}
+    def enrol(self, generation: str) -> Answer:
+        """Say who one is, with a key for this coding alone, and how large the data are."""
+        name = _key_name(self._experiment, generation)
+        public = own_pair(self._custody, FedVSClient.scheme, name).public
+        signature = signature_of(self._custody, FedVSClient.scheme, name, public)
+        return {}, {**told_of(self._owned), "key": public, "signature": signature}
 
     def code(self, terms: CodeTerms, chunk: Chunk, arrays: Arrays, fields: Fields) -> Answer:
         """Take in the shares of the chunk before, and deal those of the next one (FedVS, (2))."""
-        training, update = fields.get("training"), fields.get("update")
-        if type(training) is not str or type(update) is not int or update < 0:
-            raise ProtocolError("the question does not say of which training it is")
+        training, update = _text(fields, "training"), fields.get("update")
+        if type(update) is not int or update < 0:
+            raise ProtocolError("the entry 'update' is no count")
         with self._memory.state() as state:
             if state.get("generation") != terms.generation:
                 self._begin(state, terms, training, update)
@@ -279,13 +307,23 @@ class _Session:
         width = terms.widths[terms.place(self._custody.client_id)]
         shape = (width, terms.embedding)
         self._check_columns(terms)
-        fresh = state.get("training") != training or np.shape(state["weights"]) != shape
-        if fresh:
-            drawn = initial_weights(*shape, self._random("initial weights"))
-            state |= {"training": training, "weights": project(drawn, terms.w_max)}
-            state |= {"update": update, "before": [], "summed": []}
+        if terms.generation in state.get("generations", []):
+            raise ProtocolError("a coding of the data that was given up before")
+        fresh = begin_weights(
+            state,
+            training=training,
+            update=update,
+            shape=shape,
+            draw=lambda: project(
+                initial_weights(*shape, self._random("initial weights")), terms.w_max
+            ),
+        )
+        if "generation" in state:
+            name = _key_name(self._experiment, state["generation"])
+            forget_pair(self._custody, FedVSClient.scheme, name)
         state |= {
             "generation": terms.generation,
+            "generations": [*state.get("generations", []), terms.generation],
             "terms": dumps(records.write(terms)),
             "coded": dict.fromkeys(terms.parts, 0),
             "pending": [],
@@ -293,6 +331,7 @@ class _Session:
             "fresh": fresh,
             "set": {},
             "names": [],
+            "summed": state.get("summed", []),
         }
         files = [self._file(terms, part) for part in terms.parts]
         self._memory.forget_coded({file.path for file in files})
@@ -387,35 +426,25 @@ class _Session:
     def _move(
         self, state: dict[str, Any], terms: CodeTerms, dealing: Dealing, arrays: Arrays
     ) -> None:
-        """Apply a gradient once; who was not in the sum that it is of leaves it out.
+        """Apply a gradient once; who was not in the sum that it is of leaves it out."""
 
-        A server that was killed may ask again from where its checkpoint is, one gradient back.
-        """
-        if dealing.update == state["update"] - 1 and len(state["before"]):
-            state |= {"weights": state["before"], "before": [], "update": dealing.update}
-        if dealing.update < state["update"]:
-            raise ProtocolError(
-                f"the server has gone back to gradient {dealing.update}, the client has "
-                f"{state['update']}: a training that begins anew needs another experiment_id"
-            )
-        if dealing.update == state["update"]:
-            return
-        before = state["before"] = state["weights"]
-        if self._custody.client_id in dealing.trained_dealers and dealing.trained_rows:
+        def moved(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+            if self._custody.client_id not in dealing.trained_dealers or not dealing.trained_rows:
+                return weights
             segments = terms.segments("train")
             coded = np.array(dealing.trained_rows, np.int64)
             places, counted = segments.real_rows(coded), segments.counted(coded)
             gradient = gradient_in(arrays, len(places), terms.embedding)
-            update = Update(
+            return Update(
                 rows=self._expanded(terms).rows("train", places[counted]),
                 gradient=gradient[counted].astype(np.float64),
                 divisor=len(dealing.trained_dealers) if terms.mean else 1,
                 learning_rate=dealing.learning_rate,
                 w_max=terms.w_max if terms.project else None,
-            )
-            state["weights"] = update.of(before)
-        state["update"] = dealing.update
-        known = {_digest(before), _digest(state["weights"])}
+            ).of(weights)
+
+        move_weights(state, session=dealing.session, update=dealing.update, moved=moved)
+        known = {_digest(state["weights"]), _digest(state["before"])}
         state["summed"] = [entry for entry in state["summed"] if entry[0] in known]
 
     def _deal_weights(
@@ -449,7 +478,7 @@ class _Session:
         state["set"] = {
             "name": dealing.share_set,
             "part": dealing.part,
-            "rows": dealing.evaluated_rows,
+            "rows": coded,
             "maskers": dealing.maskers,
             "own": shares[me],
             "answered": {},
@@ -496,15 +525,15 @@ class _Session:
         _check_maskers(terms, held["maskers"], dealers)
         # The difference of two sums over other dealers, of the same weights and rows, would be the
         # embeddings of those who are in one of them only.
-        rows, weights = set(held["rows"]), _digest(state["weights"])
+        rows, weights = held["rows"], _digest(state["weights"])
         for of, part, earlier, others in state["summed"]:
             same = of == weights and part == held["part"]
-            if same and others != dealers and rows.intersection(earlier):
+            if same and others != dealers and np.isin(rows, earlier).any():
                 raise DeclinedError(
                     "these rows were summed with these weights before, over other dealers: the two "
                     "sums together would show single embeddings"
                 )
-        state["summed"].append([weights, held["part"], held["rows"], dealers])
+        state["summed"].append([weights, held["part"], rows, dealers])
 
     def _evaluated(
         self, terms: CodeTerms, held: dict[str, Any], dealers: list[str], sealed: NDArray[Any]
@@ -524,7 +553,7 @@ class _Session:
             weights.append(elements[:count].reshape(-1, h))
             if len(elements) > count:
                 masks.append(elements[count:].reshape(b, h))
-        rows = self._file(terms, held["part"]).read(np.array(held["rows"], np.int64))
+        rows = self._file(terms, held["part"]).read(held["rows"])
         if len(dealers) < len(terms.members):
             columns = [np.arange(*terms.offsets[place : place + 2]) for place in places]
             rows = rows[:, np.concatenate(columns)]
@@ -665,11 +694,23 @@ def _read_terms(record: Mapping[str, Any]) -> CodeTerms:
 
 def _purpose(terms: CodeTerms, held: Mapping[str, Any]) -> list[Part]:
     """Return what shares of weights are for: who was told of other rows cannot open them."""
-    return [terms.generation, held["name"], held["part"], held["rows"], held["maskers"]]
+    return [terms.generation, held["name"], held["part"], held["rows"].tobytes(), held["maskers"]]
 
 
-def _digest(weights: NDArray[np.float64]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(weights).tobytes()).hexdigest()
+def _digest(weights: Any) -> str:
+    return hashlib.sha256(np.asarray(weights, np.float64).tobytes()).hexdigest()
+
+
+def _key_name(experiment_id: str, generation: str) -> str:
+    """Return for what a key pair is: a later breach does not open what older ones sealed."""
+    return f"{experiment_id} {generation}"
+
+
+def _text(fields: Fields, name: str) -> str:
+    value = fields.get(name)
+    if type(value) is not str or not value:
+        raise ProtocolError(f"the entry '{name}' is no text")
+    return value
 
 
 def _check_maskers(terms: CodeTerms, maskers: list[str], dealers: list[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import Context
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
@@ -26,7 +27,15 @@ from .coded_files import Memory
 from .custody import SIMULATED, Custody, refuse_node_keys
 from .kept import Answer, mark_insecure
 from .release import check_unaccounted, question_of
-from .vertical import GivenData, Owned, Update, gradient_in, told_of
+from .vertical import (
+    GivenData,
+    Owned,
+    Update,
+    begin_weights,
+    gradient_in,
+    move_weights,
+    told_of,
+)
 
 __all__ = ["SplitVFLClient", "split_vfl_client_app"]
 
@@ -109,21 +118,28 @@ class SplitVFLClient(SchemeClient):
         memory = Memory(custody, self.scheme, question.experiment_id, simulated=simulated)
         with memory.state() as state:
             shape = expanded.parts[TRAIN_PART].shape[1], step.embedding
-            if np.shape(state.get("weights", 0)) != shape:
-                drawn = initial_weights(*shape, custody.random(question, "initial weights"))
-                state |= {"weights": drawn, "update": 0}
-            if step.update > state["update"]:
+            begin_weights(
+                state,
+                training=step.training,
+                update=max(0, step.update - 1),
+                shape=shape,
+                draw=lambda: initial_weights(*shape, custody.random(question, "initial weights")),
+            )
+
+            def moved(weights: NDArray[np.float64]) -> NDArray[np.float64]:
                 places = np.array(step.trained_rows, np.int64)
-                if len(places) and custody.client_id in step.trained_clients:
-                    gradient = gradient_in(arrays, len(places), step.embedding, name=GRADIENT)
-                    state["weights"] = Update(
-                        rows=expanded.rows(TRAIN_PART, places),
-                        gradient=gradient.astype(np.float64),
-                        divisor=step.divisor,
-                        learning_rate=step.learning_rate,
-                        w_max=None,
-                    ).of(state["weights"])
-                state["update"] = step.update
+                if not len(places) or custody.client_id not in step.trained_clients:
+                    return weights
+                gradient = gradient_in(arrays, len(places), step.embedding, name=GRADIENT)
+                return Update(
+                    rows=expanded.rows(TRAIN_PART, places),
+                    gradient=gradient.astype(np.float64),
+                    divisor=step.divisor,
+                    learning_rate=step.learning_rate,
+                    w_max=None,
+                ).of(weights)
+
+            move_weights(state, session=step.session, update=step.update, moved=moved)
             if question.phase == SETTLE:
                 return {}, own
             rows = expanded.parts.get(step.part)

@@ -21,7 +21,17 @@ from .custody import Custody
 from .node import discreet
 from .prepared import Prepared
 
-__all__ = ["Expanded", "GivenData", "Owned", "Update", "common_order", "gradient_in", "told_of"]
+__all__ = [
+    "Expanded",
+    "GivenData",
+    "Owned",
+    "Update",
+    "begin_weights",
+    "common_order",
+    "gradient_in",
+    "move_weights",
+    "told_of",
+]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -166,6 +176,73 @@ class Update:
         """Return the weights after the step."""
         moved = weights - self.learning_rate * gradient_of(self.rows, self.gradient, self.divisor)
         return moved if self.w_max is None else project(moved, self.w_max)
+
+
+def begin_weights(
+    state: dict[str, Any],
+    *,
+    training: str,
+    update: int,
+    shape: tuple[int, int],
+    draw: Callable[[], Array],
+) -> bool:
+    """Draw weights if the state has none of this training; tell whether it was so.
+
+    Parameters
+    ----------
+    state : dict
+        What the client remembers.
+    training : str
+        Name of the training, which is another one whenever one begins.
+    update : int
+        Number of gradients of the training up to now.
+    shape : tuple of int
+        Of the weights.
+    draw : callable
+        Draws them.
+    """
+    if state.get("training") == training and np.shape(state["weights"]) == shape:
+        return False
+    state |= {"training": training, "weights": draw(), "update": update, "before": []}
+    return True
+
+
+def move_weights(
+    state: dict[str, Any], *, session: str, update: int, moved: Callable[[Array], Array]
+) -> None:
+    """Apply a gradient, once.
+
+    A server that was killed may ask again from where its checkpoint is, one gradient back; then the
+    weights before the last one are taken up again.
+
+    Parameters
+    ----------
+    state : dict
+        What the client remembers, as `begin_weights` left it.
+    session : str
+        Name of the server's run: only another one may go back.
+    update : int
+        Number of gradients, the one to apply included.
+    moved : callable
+        Returns the weights after the step.
+
+    Raises
+    ------
+    ProtocolError
+        If the server goes back otherwise: an old question that comes late has no effect.
+    """
+    back = update == state["update"] - 1 and session != state.get("session")
+    if back and len(state["before"]):
+        state |= {"weights": state["before"], "before": [], "update": update}
+    if update < state["update"]:
+        raise ProtocolError(
+            f"a question of gradient {update}, and the client has {state['update']}: it is an old "
+            "one, or a training that begins anew under the same experiment_id"
+        )
+    state["session"] = session
+    if update > state["update"]:
+        before = state["weights"]
+        state |= {"before": before, "weights": moved(before), "update": update}
 
 
 def told_of(owned: Owned) -> Fields:

@@ -28,6 +28,8 @@ class Step:
 
     Parameters
     ----------
+    training, session : str
+        Names of the training, and of the server's run, which is another one after a resume.
     update : int
         Number of gradients for this client up to now, the one that comes along included.
     learning_rate : float
@@ -50,6 +52,8 @@ class Step:
         Bound to which they are cut before; 0 for none.
     """
 
+    training: str
+    session: str
     update: int
     learning_rate: float
     trained_rows: list[int]

@@ -69,7 +69,11 @@ def _column_client(settings: Settings, client: Callable[..., SchemeClient]) -> O
         return partial(vertical_data, task, settings, *_place(context))
 
     if client is FedVSClient:  # in a simulation the clients agree to what the server is told
-        client = partial(client, paper=bool(settings.strategy.get("paper", False)))
+        client = partial(
+            client,
+            paper=not settings.strategy.get("zero_mask", not settings.strategy.get("paper", False)),
+            partial_sums="least_dealers" in settings.strategy,
+        )
     return OwnClient(client, data_of)
 
 

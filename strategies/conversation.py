@@ -340,8 +340,11 @@ class Conversation:
         while found and self._open:
             found = False
             for reply in arrived(grid, list(self._open)):
-                book, _, _ = self._open.pop(reply.metadata.reply_to_message_id)
+                owed = self._open.pop(reply.metadata.reply_to_message_id, None)
                 found = True
+                if owed is None:  # it came twice
+                    continue
+                book, _, _ = owed
                 if not reply.has_error():
                     self._late_bytes += payload_bytes(reply.content)
                     self._late_answers += book.header.phase == TRAIN

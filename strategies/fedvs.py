@@ -104,9 +104,10 @@ class FedVS(VerticalStrategy):
     -----
     A round has two exchanges: all clients take in the last gradient and deal shares of their
     weights; they evaluate, and the first R = 2 (K + T - 1) + 1 answers are decoded. The first
-    exchange waits for everybody up to the `deadline` (the paper's resilience is for the second
-    one). A round that lacks dealers or answers is skipped, and the next one asks anew. The setup
-    passes the coded data on in pieces; a client that has lost its shares has everything coded anew.
+    exchange waits for everybody up to the `deadline`, also for those whose last answer was not
+    needed and is still on its way (the paper's resilience is for the second one). A round that
+    lacks dealers or answers is skipped, and the next one asks anew. The setup passes the coded data
+    on in pieces; a client that has lost its shares has everything coded anew.
 
     Guarantee
     ---------
@@ -181,7 +182,6 @@ class FedVS(VerticalStrategy):
         super()._build()
         self.terms: CodeTerms | None = None
         self._stale = False  # whether the data are to be coded anew: shares are gone, or old
-        self._training = secrets.token_hex(16)  # two trainings of one name have other weights
 
     # -- The setup ---------------------------------------------------------------------------
 
@@ -219,9 +219,10 @@ class FedVS(VerticalStrategy):
         self._code(grid, self.planned_rounds or 0 if server_round is None else server_round)
 
     def _code(self, grid: Grid, server_round: int) -> None:
-        self._enrolled = self.enrol(grid, server_round)
+        generation = secrets.token_hex(16)
+        self._enrolled = self.enrol(grid, server_round, generation=generation)
         self.members = natural(self._enrolled)
-        terms = self._new_terms()
+        terms = self._new_terms(generation)
         terms.check()
         for part in terms.parts:
             terms.check_batch(min(self.rows_of(terms, part), terms.segments(part).length))
@@ -230,7 +231,8 @@ class FedVS(VerticalStrategy):
         for chunk in [*self._chunks(terms), Chunk(part=TRAIN_PART, first=0, count=0)]:
             own = self._passed_on(terms, passing, self.members)
             assigned = self._assigned(grid, server_round, CODE)
-            with self.waiting(server_round):
+            self._check_present(assigned)
+            with self.conversation.patiently():
                 passing = self.ask_all(
                     grid,
                     server_round,
@@ -261,7 +263,7 @@ class FedVS(VerticalStrategy):
             self._numbers["restarted"] = len(fresh)
         self.terms, self._stale = terms, False
 
-    def _new_terms(self) -> CodeTerms:
+    def _new_terms(self, generation: str) -> CodeTerms:
         told = [self._enrolled[name] for name in self.members]
         N, T = len(told), self._T
         K = usual_partitions(N, T) if self._K is None else self._K
@@ -279,7 +281,7 @@ class FedVS(VerticalStrategy):
             allowed = f"from {needed}, the answers that are needed, to the {N} clients"
             raise InvalidParameterError("least_dealers", least, allowed)
         return CodeTerms(
-            generation=secrets.token_hex(16),
+            generation=generation,
             members=self.members,
             keys=[entry.key for entry in told],
             signatures=[entry.signature for entry in told],
@@ -348,7 +350,7 @@ class FedVS(VerticalStrategy):
             raise NotEnoughSharesError(
                 least, len(dealers), natural(set(self.members).difference(dealers))
             )
-        self._pending = None  # all who are in this sum have it
+        self._told(server_round, dealers)
         answers = self._embedded(grid, server_round, phases[1], dealing, dealers, shares)
         values = self._decoded(server_round, phases[1], answers, len(dealers))
         if training:
@@ -545,7 +547,7 @@ class FedVS(VerticalStrategy):
     def state_dict(self) -> dict[str, Any]:
         """Return what was agreed on, beside what every vertical scheme keeps."""
         terms = None if self.terms is None else records.write(self.terms)
-        own = {"terms": terms, "training": self._training, "order": self._order}
+        own = {"terms": terms, "order": self._order}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -559,7 +561,6 @@ class FedVS(VerticalStrategy):
         super().load_state_dict(state)
         if state["terms"] is None:
             return
-        self._training = state["training"]
         terms = records.read(CodeTerms, state["terms"])
         mine = {
             "order": (self._order, state["order"]),
@@ -619,6 +620,7 @@ class FedVS(VerticalStrategy):
         pending = self._pending
         return Dealing(
             generation=self._agreed().generation,
+            session=self._session,
             update=self._updates,
             learning_rate=self._client_rate,
             trained_rows=[] if pending is None else pending.rows,

@@ -368,6 +368,8 @@ class SplitVFL(VerticalStrategy):
     def _fields(self, part: str, rows: list[int], owed: Pending | None, *, update: int) -> Fields:
         noisy = self._method == WAIT_DP
         step = Step(
+            training=self._training,
+            session=self._session,
             update=update,
             learning_rate=self._client_rate,
             trained_rows=[] if owed is None else owed.rows,

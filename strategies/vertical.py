@@ -8,8 +8,8 @@ with them.
 
 import logging
 import math
+import secrets
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -178,6 +178,10 @@ class VerticalStrategy(SchemeStrategy):
     evaluate_every : int, optional
         Rounds from one evaluation to the next; by default those of an epoch. The last round is
         always evaluated.
+    patience : int, default 10
+        Rounds in a row that may be skipped before the training ends.
+    parties : int, optional
+        How many clients there must be; by default as many as there are.
     delays : bool or dict, default False
         Whether the clients' delays are simulated as in the paper: parameters of
         `flwr_privacy.fedvs.delays.HalfSlow`. Other laws are `stragglers`.
@@ -206,6 +210,8 @@ class VerticalStrategy(SchemeStrategy):
         client_learning_rate: float | None = None,
         aggregation: str = "mean",
         evaluate_every: int | None = None,
+        patience: int = 10,
+        parties: int | None = None,
         delays: bool | Mapping[str, Any] = False,
         **options: Any,
     ) -> None:
@@ -237,6 +243,12 @@ class VerticalStrategy(SchemeStrategy):
         if evaluate_every is not None:
             check_integer("evaluate_every", evaluate_every, minimum=1)
         self._evaluate_every = evaluate_every
+        self._patience = check_integer("patience", patience, minimum=1)
+        if parties is not None:
+            check_integer("parties", parties, minimum=1)
+        self._parties = parties
+        if not isinstance(delays, bool | Mapping):
+            raise InvalidParameterError("delays", delays, "true, false or a table")
         table = {} if isinstance(delays, bool) else dict(delays)
         if delays is not False:
             if options.get("stragglers") is not None:
@@ -254,6 +266,9 @@ class VerticalStrategy(SchemeStrategy):
         self._updates = 0  # gradients so far
         self._answers: dict[str, Any] = {}
         self._numbers: dict[str, float] = {}
+        self._training = secrets.token_hex(16)  # two trainings of one name have other weights
+        self._session = secrets.token_hex(16)  # and only another run may go a gradient back
+        self._skipped = 0  # rounds in a row
 
     # -- What a scheme fills in --------------------------------------------------------------
 
@@ -284,12 +299,11 @@ class VerticalStrategy(SchemeStrategy):
         raise NotImplementedError
 
     def _told(self, server_round: int, clients: Collection[str]) -> None:
-        """Forget the pending gradient; say who has not got it at the end of a training."""
+        """Forget the pending gradient; say who has not got it."""
+        missing = natural(set(self.members).difference(clients))
+        if self._pending is not None and missing:
+            logger.warning("round %d: %s have not got the gradient", server_round, _named(missing))
         self._pending = None
-        if missing := natural(set(self.members).difference(clients)):
-            logger.warning(
-                "round %d: clients %s have not got the last gradient", server_round, missing
-            )
 
     def segments(self, part: str) -> Segments:
         """Return how the rows of a part lie in its coded rows; by default one by one."""
@@ -344,7 +358,9 @@ class VerticalStrategy(SchemeStrategy):
             aggregate = self.aggregated(grid, server_round, TRAIN_PART, coded)
         except ProtocolError as error:
             logger.warning("round %d: %s", server_round, error)
+            self._skipped += 1
             return None, None
+        self._skipped = 0
         places, counted = segments.real_rows(coded), segments.counted(coded)
         labels = self._ordered_labels(TRAIN_PART)[places[counted]]
         embedding = aggregate.values[counted]
@@ -362,6 +378,12 @@ class VerticalStrategy(SchemeStrategy):
         weight = float(len(aggregate.clients))
         like = {name: np.asarray(renewed[name]) for name in self._template}
         return self.renewed(server_round, like, metrics, weight), metrics
+
+    def stop(self) -> str:
+        """Return why the training ends: too many rounds in a row were skipped."""
+        if self._skipped < self._patience:
+            return ""
+        return f"{self._skipped} rounds in a row were skipped (the log says why); resume it later"
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -445,6 +467,7 @@ class VerticalStrategy(SchemeStrategy):
             "updates": self._updates,
             "pending": None if pending is None else dict(vars(pending)),
             "insecure": self._insecure,
+            "training": self._training,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -454,10 +477,11 @@ class VerticalStrategy(SchemeStrategy):
         self._updates = state["updates"]
         self._pending = None if state["pending"] is None else Pending(**state["pending"])
         self._insecure = state["insecure"]
+        self._training = state["training"]
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def enrol(self, grid: Grid, server_round: int) -> dict[str, Enrolled]:
+    def enrol(self, grid: Grid, server_round: int, **fields: str) -> dict[str, Enrolled]:
         """Ask everybody, or all members of a running experiment, who they are and what they have.
 
         Raises
@@ -467,12 +491,17 @@ class VerticalStrategy(SchemeStrategy):
         InvalidParameterError
             If the labels are not those of the rows.
         """
-        assigned = self.conversation.sample(grid, server_round, ENROL, fraction=1.0, minimum=1)
         if self.members:
             assigned = self._assigned(grid, server_round, ENROL)
-        with self.waiting(server_round):
+        else:
+            assigned = self.conversation.sample(grid, server_round, ENROL, fraction=1.0, minimum=1)
+        alone = not self.members and not self.federation.cohorts
+        if alone and set(grid.get_node_ids()).difference(assigned):
+            raise ProtocolError("a connected node has not said who it is: all columns are needed")
+        self._check_present(assigned)
+        with self.conversation.patiently():
             told: dict[str, Enrolled] = self.ask_all(
-                grid, server_round, ENROL, RecordDict(), assigned, fields={}
+                grid, server_round, ENROL, RecordDict(), assigned, fields=fields
             )
         asked = {client for clients in assigned.values() for client in clients}
         if missing := sorted((asked | set(self.members)) - set(told)):
@@ -481,6 +510,8 @@ class VerticalStrategy(SchemeStrategy):
                 f"the setup failed: clients {missing} did not say what data they have"
                 + (f" ({details})" if details else "")
             )
+        if self._parties is not None and len(told) != self._parties:
+            raise ProtocolError(f"{len(told)} clients are there, parties = {self._parties}")
         _check_aligned(told)
         (rows, *_) = (entry.rows for entry in told.values())
         for part, labels in self._labels.items():
@@ -492,9 +523,17 @@ class VerticalStrategy(SchemeStrategy):
                 raise InvalidParameterError(name, f"{len(labels)} labels", allowed)
         return told
 
-    def waiting(self, server_round: int) -> AbstractContextManager[None]:
-        """Return what waits for everybody in the setup, and for the deadline in a round."""
-        return self.conversation.patiently() if server_round == 0 else nullcontext()
+    def _check_present(self, assigned: Assigned) -> None:
+        """Refuse to wait for a member whose node is not there.
+
+        Raises
+        ------
+        ProtocolError
+            If there is one; it names all.
+        """
+        there = {client for clients in assigned.values() for client in clients}
+        if missing := natural(set(self.members).difference(there)):
+            raise ProtocolError(f"clients {missing} are not there, or still owe an answer")
 
     def simulate_delays(self, partitions: int = 1) -> None:
         """Begin to simulate the delays of the members, if they are to be."""
@@ -586,7 +625,7 @@ class VerticalStrategy(SchemeStrategy):
         if not isinstance(self._order, dict):
             return self._order
         if client not in self._order:
-            allowed = f"an order for every client, '{client}' among them"
+            allowed = f"an order for every client by its name, the text '{client}' among them"
             raise InvalidParameterError("order", self._order, allowed)
         return self._order[client]
 
@@ -600,6 +639,10 @@ def natural(names: Any) -> list[str]:
     ['1', '9', '10']
     """
     return sorted(names, key=lambda name: (len(name), name))
+
+
+def _named(clients: list[str]) -> str:
+    return ", ".join(f"client {client}" for client in clients)
 
 
 def arrays_message(arrays: Mapping[str, NDArray[Any]]) -> RecordDict:

@@ -63,7 +63,8 @@ def promise(terms: CodeTerms | None, *, pinned: bool = False, insecure: bool = F
             "(refresh() codes the data anew)",
             *_unhardened(terms),
             *_left_out(terms),
-            "sizes of the clients' data, who is slow or missing, which rows make a batch",
+            "sizes of the clients' data, a hash of the rows' identities if they are given, who is "
+            "slow or missing, which rows make a batch",
             "that rows of different clients belong together: they are aligned beforehand",
         ),
         assumptions=(

@@ -236,6 +236,8 @@ class Dealing:
     ----------
     generation : str
         The coding that it is about.
+    session : str
+        Name of the server's run, another one after a resume.
     update : int
         Number of gradients up to now, the one that comes with the question included.
     learning_rate : float
@@ -257,6 +259,7 @@ class Dealing:
     """
 
     generation: str
+    session: str
     update: int
     learning_rate: float
     trained_rows: list[int]

@@ -1,14 +1,19 @@
-"""The client half: doubles the numbers and adds the `shift` of the node's configuration."""
+"""The client half: doubles the numbers and adds the `shift` of the node's configuration.
+
+Under FedVS the node has columns of its own instead.
+"""
 
 from collections.abc import Callable
 
 import numpy as np
+from columns import columns_of
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.clients import (
     CentralDPClient,
     FedAvgClient,
+    FedVSClient,
     M2FDPClient,
     MSPDQClient,
     SchemeClient,
@@ -16,6 +21,8 @@ from flwr_privacy.clients import (
     UDPClient,
     as_mod,
 )
+from flwr_privacy.clients.adapters import OwnClient
+from flwr_privacy.identity import client_id_from
 
 CLIENTS: dict[str, type[SchemeClient]] = {
     "fedavg": FedAvgClient,
@@ -31,6 +38,9 @@ def scheme_mod(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     # Mods are made at import, when there is no run configuration yet.
+    if context.run_config["scheme"] == "fedvs":
+        own = OwnClient(FedVSClient, lambda c: columns_of(client_id_from(c.node_config)))
+        return own(message, context)
     return as_mod(CLIENTS[str(context.run_config["scheme"])])(message, context, call_next)
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from columns import initial, parameters
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import M2FDP, MSPDQ, UDP, CentralDP, FedAvg, SchemeStrategy
+from flwr_privacy.strategies import M2FDP, MSPDQ, UDP, CentralDP, FedAvg, FedVS, SchemeStrategy
 
 TIERS: dict[str, Any] = {
     "fanouts": (2, 2),
@@ -39,6 +40,7 @@ STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
     "udp": partial(UDP, epsilon=8.0, delta=1e-5),
     "central-dp": partial(CentralDP, epsilon=8.0, delta=1e-5),
     "m2fdp": partial(M2FDP, **TIERS, relay=True),
+    "fedvs": lambda **given: FedVS(**given, **parameters()),
 }
 
 app = ServerApp()
@@ -67,9 +69,9 @@ def main(grid: Grid, context: Context) -> None:
         fraction_evaluate=0.0,
         min_evaluate_nodes=0,
     )
-    initial = [np.array([[0.0, 1.0], [2.0, 3.0]], np.float32), np.full(3, 0.5, np.float32)]
+    numbers = [np.array([[0.0, 1.0], [2.0, 3.0]], np.float32), np.full(3, 0.5, np.float32)]
     seen: list[bytes] = []
-    if config["scheme"] == "m2fdp":
+    if config["scheme"] in ("m2fdp", "fedvs"):
         pull = grid.pull_messages
 
         def overheard(ids: Iterable[str]) -> list[Message]:
@@ -78,9 +80,8 @@ def main(grid: Grid, context: Context) -> None:
             return replies
 
         grid.pull_messages = overheard  # type: ignore[method-assign]
-    result = strategy.start(
-        grid, ArrayRecord(initial), num_rounds=int(config["rounds"]), timeout=240
-    )
+    arrays = initial() if config["scheme"] == "fedvs" else ArrayRecord(numbers)
+    result = strategy.start(grid, arrays, num_rounds=int(config["rounds"]), timeout=240)
     if seen:
         Path(f"{config['out']}.seen").write_bytes(b"".join(seen))
     out = {

@@ -81,8 +81,11 @@ def test_points_that_differ_in_when_they_are_read_share_a_training(
 
 
 def test_settings_that_are_not_given_are_the_tasks_own() -> None:
+    task = vertical_tasks.vertical_task("fashion-rows")
     own = vertical.check({"data": "fashion-rows", "rounds": 1, "round": 1})
-    assert (own.order, own.embedding, own.batch_size, own.learning_rate) == (1, 64, 256, 0.05)
+    assert (own.order, own.embedding) == (task.order, task.embedding) == (1, 64)
+    assert own.batch_size == task.training.batch_size == 256
+    assert own.learning_rate == task.training.learning_rate
     assert own.segments(28) == 6
 
 
