@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -32,7 +32,7 @@ from flwr_privacy.identity import derive_seed
 from flwr_privacy.secure_sum import Bounds, SecureSum
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.split_vfl import METHODS, Step
-from flwr_privacy.wire import EVALUATE, TRAIN, Fields
+from flwr_privacy.wire import EVALUATE, RECORD, TRAIN, Fields
 
 from .conversation import Assigned, only
 from .round import ClientReply
@@ -189,6 +189,10 @@ class SplitVFL(VerticalStrategy):
             self._content(self._pending),
             assigned,
             fields=self._fields(part, rows, self._pending, update=self._updates),
+            own={
+                client: RecordDict({RECORD: ConfigRecord({"update": count})})
+                for client, count in self._counts.items()
+            },
         )
         waited = {client for clients in assigned.values() for client in clients}
         partly = self._method == IGNORE and self._known_fast() is None

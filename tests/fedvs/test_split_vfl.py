@@ -1,0 +1,228 @@
+"""The rivals of FedVS on the same loop: what each waits for, and whom it gives gradients."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import vertical
+from apps import model_of
+from conformance import OwnClientConformance
+from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
+
+from flwr_privacy.clients import split_vfl_client_app
+from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.fedvs import expand, initial_weights
+from flwr_privacy.fedvs.rows import batch_of, order
+from flwr_privacy.identity import derive_seed
+from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.strategies import SplitVFL
+
+CLIENTS = 4
+NAMES = [str(index) for index in range(CLIENTS)]
+
+
+class TestConformance(OwnClientConformance):
+    strategy = SplitVFL
+    on_ray: ClassVar[bool] = False
+    engine: ClassVar[dict[str, Any]] = {"insecure_seed": 5}
+    options: ClassVar[dict[str, Any]] = {
+        **{k: v for k, v in vertical.options(4).items() if k not in ("K", "T")},
+        "experiment_id": "e",
+        "method": "ignore",  # those who do not answer are left out
+    }
+
+    def app(self) -> ClientApp:
+        return vertical.app(4, make=split_vfl_client_app)
+
+    def run(self, **changes: Any) -> Any:
+        if "run_dir" in changes:
+            state = changes["run_dir"] / "nodes"
+            state.mkdir(exist_ok=True)
+            changes["state"] = state
+        return super().run(**changes)
+
+    def arrays(self) -> ArrayRecord:
+        return vertical.arrays()
+
+
+def reference(rounds: int, who: list[int]) -> dict[str, np.ndarray]:
+    """Train by hand with some of the clients, from the weights that the seed gives them."""
+    train, _, labels, _ = vertical.digits(CLIENTS)
+    central = vertical.LinearCentral()
+    arrays: Any = central.initial()
+    places = order(len(labels), derive_seed("e", "vertical rows", "train"))
+    data = {n: expand(train[n], 2)[places] for n in who}
+    weights = {}
+    for n in who:
+        random = SecureRandom.insecure(5, "initial weights", str(n), "e", "train", 1, 0)
+        weights[n] = initial_weights(data[n].shape[1], vertical.EMBEDDING, random)
+    for server_round in range(1, rounds + 1):
+        rows = batch_of(len(labels), 8, derive_seed(3, "vertical batches"), server_round)
+        embedding = sum(data[n][rows].astype(np.float64) @ weights[n] for n in who) / len(who)
+        arrays, gradient, _ = central.step(
+            arrays, embedding.astype(np.float32), labels[places][rows], 0.5
+        )
+        for n in who:
+            weights[n] -= 4.0 * data[n][rows].T @ gradient.astype(np.float64) / len(who)
+    return arrays
+
+
+def near(result: Any, expected: dict[str, np.ndarray], *, atol: float) -> None:
+    for name, array in model_of(result.arrays).items():
+        np.testing.assert_allclose(array, expected[name], rtol=0, atol=atol)
+
+
+def test_waiting_for_all_is_split_learning() -> None:
+    result = vertical.train_split(CLIENTS, experiment_id="e", num_rounds=6)
+    near(result, reference(6, [0, 1, 2, 3]), atol=1e-5)
+
+
+def test_ignored_stragglers_are_never_asked_and_are_in_no_mean() -> None:
+    result = vertical.train_split(
+        CLIENTS, experiment_id="e", num_rounds=6, method="ignore", fast=["0", "2"]
+    )
+    near(result, reference(6, [0, 2]), atol=1e-5)
+    assert [line["asked"] for line in result.history[1:]] == [2] * 6
+
+
+def test_delays_say_who_is_fast() -> None:
+    result = vertical.train_split(CLIENTS, num_rounds=3, method="ignore", delays=True)
+    assert [line["asked"] for line in result.history[1:]] == [2] * 3
+    waited = vertical.train_split(CLIENTS, num_rounds=3, delays=True)
+    assert waited.history[-1]["virtual_seconds"] > 3 * result.history[-1]["virtual_seconds"]
+
+
+def test_with_next_to_no_noise_wait_dp_is_wait() -> None:
+    result = vertical.train_split(
+        CLIENTS, experiment_id="e", num_rounds=6, method="wait-dp", epsilon=1e7
+    )
+    near(result, reference(6, [0, 1, 2, 3]), atol=1e-3)
+    noised = vertical.train_split(
+        CLIENTS, experiment_id="e", num_rounds=6, method="wait-dp", epsilon=1.0
+    )
+    far = model_of(noised.arrays)["A"] - model_of(result.arrays)["A"]
+    assert np.abs(far).max() > 0.05
+
+
+def test_a_masked_sum_is_that_of_wait_up_to_its_grid() -> None:
+    secure = SecureSum(threshold=CLIENTS, value_range=16.0, bits=28)
+    result = vertical.train_split(CLIENTS, experiment_id="e", num_rounds=6, secure_sum=secure)
+    near(result, reference(6, [0, 1, 2, 3]), atol=1e-4)
+
+
+def test_a_masked_sum_waits_for_everybody() -> None:
+    secure = SecureSum(threshold=CLIENTS, value_range=16.0)
+    fault = Fault(kind="drop", client="2", server_round=2)
+    result = vertical.train_split(
+        CLIENTS, num_rounds=3, secure_sum=secure, deadline=0.5, faults=[fault]
+    )
+    assert [line["skipped"] for line in result.history[1:]] == [False, True, False]
+
+
+def asked_one_by_one(**changes: Any) -> list[str]:
+    """Train under vafl; return which node was asked for the embeddings of a batch, in order."""
+    asked: list[str] = []
+
+    def listen(grid: Any) -> None:
+        push = grid.push_messages
+
+        def push_messages(messages: list[Message]) -> Any:
+            for message in messages:
+                fields = message.content["flwr-privacy"]
+                if fields["phase"] == "train":
+                    asked.append(names[message.metadata.dst_node_id])
+            return push(messages)
+
+        names.update(zip(sorted(grid.get_node_ids()), NAMES, strict=True))
+        grid.push_messages = push_messages
+
+    names: dict[int, str] = {}
+    strategy = SplitVFL(
+        method="vafl",
+        **{k: v for k, v in vertical.options(CLIENTS).items() if k not in ("K", "T")},
+        **changes,
+    )
+    vertical.run_strategy(
+        strategy,
+        vertical.app(CLIENTS, make=split_vfl_client_app),
+        arrays=vertical.arrays(),
+        nodes=CLIENTS,
+        insecure_seed=5,
+        num_rounds=24,
+        before=listen,
+    )
+    return asked
+
+
+class _Fixed:
+    """Delays that are the same in every round."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+
+    def finish_time(self, *, client_id: str, **_: Any) -> float:
+        return self.seconds[client_id]
+
+    def race(self, clients: Any, **_: Any) -> tuple[set[str], float]:
+        return set(), max(self.seconds[client] for client in clients)
+
+
+def test_F26_equal_clients_arrive_in_turns() -> None:
+    asked = asked_one_by_one()
+    assert all(sorted(asked[i : i + 4]) == NAMES for i in range(0, 24, 4))
+    assert asked == asked[:4] * 6
+
+
+def test_F26_a_slow_client_arrives_seldom_and_nobody_waits_for_it() -> None:
+    delays = _Fixed({"0": 1.0, "1": 1.0, "2": 1.0, "3": 5.5})
+    counts = Counter(asked_one_by_one(stragglers=delays))
+    slow, *others = sorted(counts.values())
+    assert (slow, len(others)) == (1, 3)
+    assert min(others) >= 7
+
+
+def test_vafl_cannot_be_resumed_and_the_others_can(tmp_path: Path) -> None:
+    for method, fails in (("wait", False), ("vafl", True)):
+        folder = tmp_path / method
+        (folder / "nodes").mkdir(parents=True)
+        common: dict[str, Any] = {
+            "method": method,
+            "experiment_id": "e",
+            "run_dir": folder,
+            "state": folder / "nodes",
+        }
+        vertical.train_split(CLIENTS, num_rounds=2, **common)
+        if fails:
+            with pytest.raises(CheckpointError, match="cannot be resumed"):
+                vertical.train_split(CLIENTS, num_rounds=4, resume=True, **common)
+            continue
+        resumed = vertical.train_split(CLIENTS, num_rounds=4, resume=True, **common)
+        near(resumed, reference(4, [0, 1, 2, 3]), atol=1e-5)
+
+
+def test_another_training_of_the_same_name_has_other_weights(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"experiment_id": "e", "state": tmp_path, "num_rounds": 3}
+    once = vertical.train_split(CLIENTS, **common)
+    again = vertical.train_split(CLIENTS, **common)
+    near(again, model_of(once.arrays), atol=1e-6)  # from the same seed: as if it were the first
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameter"),
+    [
+        ({"method": "hurry"}, "method"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"clip": -1.0}, "clip"),
+        ({"method": "vafl", "secure_sum": SecureSum()}, "method"),
+        ({"order": {"0": 1, "1": 2}}, "order"),
+        ({"quorum": 2}, "quorum"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{parameter} ="):
+        vertical.train_split(CLIENTS, **changes)
