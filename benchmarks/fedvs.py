@@ -12,6 +12,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from flwr_privacy.channel import Channel, KeyPair
+from flwr_privacy.fedvs.delays import conventions
 from flwr_privacy.fedvs.network import gradient_of
 from flwr_privacy.fedvs.quantisation import dequantise, quantise_stochastic
 from flwr_privacy.fedvs.rows import Segments
@@ -26,6 +27,7 @@ __all__ = ["fedvs"]
 
 CLIENTS, PIXELS, WIDTH, SEGMENTS, BATCH = 28, 28, 64, 6, 256
 ROWS = 6000
+TRAINING_ROWS = 60_000
 NARROW, NARROW_BITS = 4194301, 5
 REPETITIONS = 15
 
@@ -53,6 +55,16 @@ def fedvs() -> Iterator[Comparison]:
         theirs=ours,
         at_most=0.1,
     )
+    for reading in conventions(CLIENTS, SEGMENTS, 1, BATCH):
+        usual = (reading.log_base, reading.batch) == ("e", "coded")
+        rounds = -(-TRAINING_ROWS // BATCH)
+        yield Comparison(
+            what=f"expected virtual epoch, log_{reading.log_base}, {reading.batch} rows",
+            rival="waiting for all",
+            ours=[rounds * (reading.share + reading.upload)],
+            theirs=[rounds * reading.wait],
+            at_least=3.0 if usual else None,
+        )
 
 
 class _Party:
