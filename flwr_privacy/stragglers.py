@@ -5,14 +5,14 @@ the same on every engine and after a resume.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from .errors import check_choice, check_number
 from .identity import stream
 
-__all__ = ["StragglerModel", "Stragglers"]
+__all__ = ["StragglerModel", "Stragglers", "outcome"]
 
 KINDS = ("constant", "exponential", "lognormal")
 
@@ -157,7 +157,27 @@ class StragglerModel:
             )
             for client in clients
         }
-        end = min(max(times.values()), math.inf if deadline is None else deadline)
-        if quorum is not None:
-            end = min(end, sorted(times.values())[:quorum][-1])
-        return {client for client, seconds in times.items() if seconds > end}, end
+        return outcome(times, quorum=quorum, deadline=deadline)
+
+
+def outcome(
+    times: Mapping[str, float], *, quorum: int | None, deadline: float | None
+) -> tuple[set[str], float]:
+    """Return which clients are late, and when an exchange ends, by the times of their answers.
+
+    Parameters
+    ----------
+    times : mapping of str to float
+        Seconds from the question to the answer of each client, at least one.
+    quorum, deadline
+        As in `StragglerModel.race`.
+
+    Examples
+    --------
+    >>> outcome({"a": 1.0, "b": 3.0, "c": 2.0}, quorum=2, deadline=None)
+    ({'b'}, 2.0)
+    """
+    end = min(max(times.values()), math.inf if deadline is None else deadline)
+    if quorum is not None:
+        end = min(end, sorted(times.values())[:quorum][-1])
+    return {client for client, seconds in times.items() if seconds > end}, end

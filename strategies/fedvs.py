@@ -28,31 +28,42 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.fedvs.costs import SEAL_BYTES
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
 from flwr_privacy.fedvs.promise import promise
 from flwr_privacy.fedvs.quantisation import dequantise
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.sharing import decode_rows, maskers
-from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
+from flwr_privacy.fedvs.terms import (
+    ANSWER,
+    CODE,
+    DEAL,
+    DEAL_EVALUATION,
+    EMBED_EVALUATION,
+    ENROL,
+    GRADIENT,
+    ORACLE,
+    SEALED,
+    Chunk,
+    CodeTerms,
+    Dealing,
+    Evaluation,
+)
 from flwr_privacy.field import MERSENNE_31
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.lagrange import recovery_threshold, usual_partitions
 from flwr_privacy.wire import EVALUATE, TRAIN
 
+from .columns import Aggregate, Enrolled, arrays_message, natural
 from .conversation import only
 from .round import ClientReply
-from .vertical import ENROL, Aggregate, Enrolled, VerticalStrategy, arrays_message, natural
+from .vertical import VerticalStrategy
 
 __all__ = ["FedVS"]
 
 logger = logging.getLogger("flwr.privacy")
 
-CODE, DEAL = "code", "weights"
-DEAL_EVALUATION, EMBED_EVALUATION, ORACLE = "weights-evaluation", "embed-evaluation", "oracle"
 EVALUATIONS = ("secure", "oracle", "none")
-
-SEALED, GRADIENT, ANSWER = "sealed", "gradient", "answer"
-_TAG = 28  # bytes by which a sealed message is longer
 
 
 class FedVS(VerticalStrategy):
@@ -529,7 +540,7 @@ class FedVS(VerticalStrategy):
         """Drop sealed shares of another form than was asked for."""
         others = len(terms.members) - 1
         for client in list(shares):
-            length = terms.bytes_of(sizes[terms.place(client)]) + _TAG
+            length = terms.bytes_of(sizes[terms.place(client)]) + SEAL_BYTES
             sealed = shares[client]
             if sealed.dtype != np.uint8 or sealed.shape != (others, length):
                 reason = "dtype" if sealed.dtype != np.uint8 else "shape"

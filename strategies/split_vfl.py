@@ -26,6 +26,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.rows import batch_of
+from flwr_privacy.fedvs.terms import ENROL
 from flwr_privacy.grid import GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import derive_seed
@@ -34,17 +35,10 @@ from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.split_vfl import METHODS, Step
 from flwr_privacy.wire import EVALUATE, RECORD, TRAIN, Fields
 
+from .columns import Aggregate, Enrolled, Pending, arrays_message, natural
 from .conversation import Assigned, only
 from .round import ClientReply
-from .vertical import (
-    ENROL,
-    Aggregate,
-    Enrolled,
-    Pending,
-    VerticalStrategy,
-    arrays_message,
-    natural,
-)
+from .vertical import VerticalStrategy
 
 __all__ = ["SplitVFL"]
 

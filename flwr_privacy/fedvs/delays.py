@@ -24,6 +24,7 @@ from flwr_privacy.errors import (
     check_number,
 )
 from flwr_privacy.identity import check_client_id, stream
+from flwr_privacy.stragglers import outcome
 
 __all__ = [
     "BATCHES",
@@ -393,10 +394,7 @@ class HalfSlow:
             )
             for client in clients
         }
-        end = min(max(times.values()), math.inf if deadline is None else deadline)
-        if quorum is not None:
-            end = min(end, sorted(times.values())[:quorum][-1])
-        return {client for client, seconds in times.items() if seconds > end}, end
+        return outcome(times, quorum=quorum, deadline=deadline)
 
 
 def _rows(batch_size: int, K: int, batch: str) -> float:

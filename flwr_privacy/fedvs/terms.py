@@ -17,6 +17,16 @@ from .rows import Segments
 
 __all__ = ["Chunk", "CodeTerms", "Dealing", "Evaluation"]
 
+ENROL, CODE, DEAL = "enrol", "code", "weights"
+"""Phases beside that of the training, in which embeddings are evaluated: saying who one is, sharing
+rows, sharing weights."""
+
+DEAL_EVALUATION, EMBED_EVALUATION, ORACLE = "weights-evaluation", "embed-evaluation", "oracle"
+"""Phases of an evaluation: sharing weights and evaluating, or plain embeddings in simulations."""
+
+SEALED, GRADIENT, ANSWER = "sealed", "gradient", "answer"
+"""Arrays of the messages."""
+
 _MOST_ROWS = 2**31
 _MOST_WIDTH = 2**20
 

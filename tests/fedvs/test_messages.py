@@ -23,7 +23,8 @@ from vertical import (
 
 from flwr_privacy import fields as records
 from flwr_privacy.channel import Channel, KeyPair
-from flwr_privacy.clients import fedvs as client
+from flwr_privacy.clients import coded_session as client
+from flwr_privacy.clients import sealed_shares
 from flwr_privacy.clients.custody import Custody
 from flwr_privacy.clients.vertical import common_order
 from flwr_privacy.documents import loads
@@ -341,8 +342,8 @@ def test_F22_a_share_is_not_opened_by_another_key(
     circle: Circle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dealt = circle.deal(circle.dealing())
-    monkeypatch.setattr(client, "own_pair", lambda *_: KeyPair())
-    monkeypatch.setattr(client, "_peers", client.Prepared())
+    monkeypatch.setattr(sealed_shares, "own_pair", lambda *_: KeyPair())
+    monkeypatch.setattr(sealed_shares, "_peers", sealed_shares.Prepared())
     with pytest.raises(ProtocolError, match="the share of client 1 cannot be used"):
         circle.evaluate("0", dealt)
 

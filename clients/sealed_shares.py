@@ -1,0 +1,138 @@
+"""Shares of FedVS on their way: each sealed for its holder, and bound to what it is for."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.channel import Channel, KeyPair, Part, canonical
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.fedvs.costs import SEAL_BYTES
+from flwr_privacy.fedvs.terms import CodeTerms
+
+from .custody import Custody
+from .experiment_keys import own_pair
+from .prepared import Prepared
+
+__all__ = ["SCHEME", "SealedShares", "key_name"]
+
+SCHEME = "fedvs"
+
+
+def key_name(experiment_id: str, generation: str) -> str:
+    """Return for what a key pair is: a later breach does not open what older ones sealed."""
+    return f"{experiment_id} {generation}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Peers:
+    """Sealed channels to the other members of a coding, made when they are needed."""
+
+    custody: Custody
+    experiment_id: str
+    terms: CodeTerms
+    made: dict[str, Channel]
+
+    @property
+    def size(self) -> int:
+        return 1000 * len(self.terms.members)
+
+    @cached_property
+    def _pair(self) -> KeyPair:
+        name = key_name(self.experiment_id, self.terms.generation)
+        return own_pair(self.custody, SCHEME, name)
+
+    def to(self, peer: str) -> Channel:
+        if peer not in self.made:
+            context: tuple[Part, ...] = (SCHEME, 1, self.experiment_id, self.terms.digest)
+            key = self.terms.keys[self.terms.place(peer)]
+            self.made[peer] = Channel(
+                self._pair, key, me=self.custody.client_id, peer=peer, context=context
+            )
+        return self.made[peer]
+
+
+_peers: Prepared[_Peers] = Prepared(room=2**27)
+
+
+class SealedShares:
+    """Seals and opens the shares of one message.
+
+    Parameters
+    ----------
+    custody : Custody
+        What the node keeps for the client.
+    experiment_id, server_round : str, int
+        Which message it is.
+    """
+
+    def __init__(self, custody: Custody, experiment_id: str, server_round: int) -> None:
+        self._custody = custody
+        self._experiment = experiment_id
+        self._round = server_round
+
+    def _channels(self, terms: CodeTerms) -> _Peers:
+        key = (str(self._custody.sessions), self._experiment, terms.digest)
+        return _peers.get(key, lambda: _Peers(self._custody, self._experiment, terms, {}))
+
+    def seal(
+        self, terms: CodeTerms, shares: NDArray[np.int64], phase: str, purpose: list[Part]
+    ) -> NDArray[np.uint8]:
+        """Seal a share for every other member; a row for each, in their order."""
+        me, peers = self._custody.client_id, self._channels(terms)
+        bound = self._bound(phase, purpose)
+        rows = []
+        for place, peer in enumerate(terms.members):
+            if peer != me:
+                plain = terms.field.to_bytes(shares[place].reshape(-1))
+                rows.append(np.frombuffer(peers.to(peer).seal(plain, bound), np.uint8))
+        return np.stack(rows)
+
+    def _bound(self, phase: str, purpose: list[Part]) -> bytes:
+        """Return what a share is bound to; sender, receiver and terms are in the channel's key.
+
+        As one hash: it is the same for all shares of a message, and encoding it again for each
+        would take longer than sealing.
+        """
+        parts = canonical(self._experiment, self._round, phase, purpose)
+        return hashlib.sha256(parts).digest()
+
+    def open(
+        self,
+        terms: CodeTerms,
+        senders: list[str],
+        sealed: NDArray[Any],
+        sizes: list[int],
+        phase: str,
+        purpose: list[Part],
+    ) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Open the shares of the other senders, which lie one after the other.
+
+        Raises
+        ------
+        ProtocolError
+            If one is damaged, for somebody else or of another set; it names sender and round.
+        """
+        me, peers, start = self._custody.client_id, self._channels(terms), 0
+        lengths = {
+            s: terms.bytes_of(sizes[terms.place(s)]) + SEAL_BYTES for s in senders if s != me
+        }
+        if sealed.dtype != np.uint8 or sealed.shape != (sum(lengths.values()),):
+            raise ProtocolError(
+                f"sealed shares of shape {sealed.shape}: expected {sum(lengths.values())} bytes"
+            )
+        bound = self._bound(phase, purpose)
+        for sender, length in lengths.items():
+            try:
+                plain = peers.to(sender).open(sealed[start : start + length].tobytes(), bound)
+                yield sender, terms.field.from_bytes(plain, sizes[terms.place(sender)])
+            except ProtocolError as error:
+                raise ProtocolError(
+                    f"round {self._round}, phase '{phase}': the share of client "
+                    f"{sender} cannot be used: {error}"
+                ) from error
+            start += length
