@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export FLWR_TELEMETRY_ENABLED := 0
+# Files with tests that start an engine: to collect all others too takes as long as some of these.
+ENGINES = $(shell grep -rlE "mark\.(ray|deployed)|Conformance" tests --include='test_*.py')
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-deploy check bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): about 2 GB, some minutes."
@@ -19,7 +21,11 @@ demo: $(STAMP)
 # Two at a time, but for those that start the engines, which take both cores by themselves.
 test: $(STAMP)
 	$(BIN)/pytest --numprocesses 2 -m "not ray and not deployed"
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m "ray or deployed"
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m "ray or (deployed and smoke)" $(ENGINES)
+
+# What a real SuperLink and its SuperNodes do with the schemes that take long there: minutes of waiting.
+test-deploy: $(STAMP)
+	$(BIN)/pytest -m "deployed and not smoke" $(ENGINES)
 
 # mypy does not follow setuptools' package-dir mapping, so it sees the packages through links.
 check: $(STAMP)

@@ -16,7 +16,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 __all__ = ["Reference", "Series", "Style", "chart", "svg_of", "swatch"]
 
@@ -141,7 +141,9 @@ def chart(
     axes.set_ylabel(ylabel)
     if log_xs:
         axes.set_xscale("log", nonpositive="mask")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     if whole_xs:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _plain(axes)

@@ -140,6 +140,7 @@ h3 { font-size: 1rem; margin: 1.3rem 0 .5rem; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-size: .83rem;
   font-variant-numeric: tabular-nums; }
 th, td { padding: .4rem .45rem; text-align: left; vertical-align: top; white-space: nowrap; }
+td:not(.n) { white-space: normal; max-width: 26rem; }
 thead th { background: var(--shade); color: var(--soft); font-weight: 600;
   vertical-align: bottom; white-space: normal; }
 tbody tr { border-top: 1px solid var(--rule); }

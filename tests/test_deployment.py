@@ -20,7 +20,7 @@ from flwr_privacy.pins import Identity
 from flwr_privacy.simulations.keeper import descendants
 from flwr_privacy.simulations.superlink import is_free
 
-pytestmark = pytest.mark.deployed
+pytestmark = [pytest.mark.deployed, pytest.mark.smoke]
 
 APP = Path(__file__).parent / "deployed"
 NODES: list[dict[str, str | float]] = [
