@@ -8,6 +8,7 @@ own ``start`` that calls only Flower's abstract methods.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -388,6 +389,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             line: dict[str, Any] = {"round": server_round, "rounds": num_rounds}
             if server_round > 0 and (reason := self.stop()):
                 logger.warning("the training ends before round %d: %s", server_round, reason)
+                self._charge_broken_off()
                 break
             if server_round > 0:
                 self._welcome(grid, server_round)
@@ -398,6 +400,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 line["evaluate"] = self._evaluate(grid, server_round, arrays, evaluate_config)
             server = evaluate_fn(server_round, arrays) if evaluate_fn else None
             line["server"] = plain(dict(server or {}))
+            self._charge_broken_off()
             card = self.card(final=server_round == num_rounds or bool(self.stop()))
             sums = self._sums.metrics() if self._sums is not None else {}
             line["scheme"] = plain({**self.round_metrics(card), **sums})
@@ -455,6 +458,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                     _merge(mean, reply)
                 elif metrics_fn is None:
                     self.fold(phase, mean, reply)
+                    _warn_of_metrics(reply)
                 else:
                     _check_alike(reply, contents)
                     self.fold(phase, mean, reply)
@@ -505,7 +509,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Note whom a question will cost something, before it leaves."""
         if self.charge(phase) is not None:
             book = self.conversation.book(phase)
-            self.experiment.note_asked(_name(book), self.charged(phase, book))
+            costs = {client: self.charge_of(phase, client) for client in self.charged(phase, book)}
+            known = {client: charge for client, charge in costs.items() if charge is not None}
+            self.experiment.note_asked(_name(book), known)
 
     def put(
         self,
@@ -627,11 +633,23 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             charge = self.charge_of(phase, client)
             if charge is not None:
                 costs.setdefault(charge, set()).add(client)
+        self._release(_name(book), costs)
+
+    def _charge_broken_off(self) -> None:
+        """Charge what a run that broke off asked, where this one does not ask it again."""
+        for question, noted in self.experiment.broken_off().items():
+            costs: dict[Charge, set[str]] = {}
+            for client, charge in noted.items():
+                costs.setdefault(charge, set()).add(client)
+            self._release(question, costs)
+
+    def _release(self, question: str, costs: Mapping[Charge, set[str]]) -> None:
+        phase, server_round, request = question.rsplit(" ", 2)
         for charge, names in sorted(costs.items(), key=lambda cost: min(cost[1])):
             release = Release(
                 phase=phase,
-                server_round=book.header.server_round,
-                request=book.header.request,
+                server_round=int(server_round),
+                request=int(request),
                 charge=charge,
                 clients=tuple(sorted(names)),
             )
@@ -756,6 +774,13 @@ def _check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
     (expected,) = (dict(r) for r in earlier[0].values() if isinstance(r, MetricRecord))
     if _form(reply.metrics()) != _form(expected):
         raise ReplyRefusedError("malformed", "its metrics have another form than the first reply's")
+
+
+def _warn_of_metrics(reply: ClientReply) -> None:
+    """Say of metrics that are not finite that they are in no mean."""
+    values = {name: value for name, value in reply.metrics().items() if isinstance(value, float)}
+    if strange := sorted(name for name, value in values.items() if not math.isfinite(value)):
+        logger.warning("client %s: metrics %s are not finite: left out", reply.client_id, strange)
 
 
 def _form(metrics: Mapping[str, Any]) -> dict[str, int | None]:

@@ -5,6 +5,7 @@ used (`Round.replies` of the question's `book`). What was asked, answered, refus
 counted on the way.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -37,6 +38,8 @@ from .federation import Federation
 from .round import Round
 
 __all__ = ["Assigned", "Conversation", "only"]
+
+logger = logging.getLogger("flwr.privacy")
 
 _FOREVER = 3600.0  # Flower's default timeout, where a user's own start gives none
 
@@ -311,11 +314,15 @@ class Conversation:
 
     def counts(self) -> dict[str, Any]:
         """Return what was counted since the last call: bytes of all, fates of the last training."""
+        for book in self._exchanges:
+            _say_who_is_missing(book)
         trained = [book for book in self._exchanges if book.header.phase == TRAIN]
         counts = trained[-1].counts() if trained else {}
         if counts:
             counts["late"] += self._late_answers
             self._late_answers = 0
+        if evaluated := [book for book in self._exchanges if book.header.phase == EVALUATE]:
+            counts["evaluated"] = evaluated[-1].folded
         self.virtual_seconds += sum(book.virtual_seconds for book in self._exchanges)
         sizes = {
             key: sum(getattr(book, key) for book in self._exchanges)
@@ -402,6 +409,18 @@ def only(assigned: Assigned, wanted: Collection[str]) -> dict[int, list[str]]:
     """Return those of the assigned clients that are wanted."""
     kept = {node: [c for c in clients if c in wanted] for node, clients in assigned.items()}
     return {node: clients for node, clients in kept.items() if clients}
+
+
+def _say_who_is_missing(book: Round) -> None:
+    """Log who did not answer a question for whose answer was waited."""
+    if book.header.phase == HELLO or (book.quorum is not None and book.folded >= book.quorum):
+        return
+    asked = {client for clients in book.asked.values() for client in clients}
+    if missing := sorted(asked.difference(book.answered)):
+        logger.warning(
+            "round %d: no answer in phase '%s' that could be used: clients %s",
+            *(book.header.server_round, book.header.phase, missing),
+        )
 
 
 def _merged(shared: RecordDict, own: RecordDict | None) -> RecordDict:

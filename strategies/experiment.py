@@ -1,7 +1,7 @@
 """What lasts beyond a run: identity, seed, history and checkpoint of an experiment."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
+from flwr_privacy.accounting import Charge
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.files import write_text
@@ -24,6 +25,9 @@ __all__ = ["Experiment", "SchemeResult"]
 CHECKPOINT = "checkpoint.bin"
 ASKED = "asked.json"
 CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
+
+Asked = dict[str, dict[str, Charge]]
+"""What a question costs each client that it was put to, by the question's name."""
 
 
 @dataclass(repr=False)  # Flower's own does not print the model
@@ -85,8 +89,8 @@ class Experiment:
         self._id = experiment_id
         self.run_dir = None if run_dir is None else Path(run_dir)
         self._resume = resume
-        self._asked: dict[str, set[str]] = {}  # by question, of the round that has not ended
-        self._asked_before: dict[str, set[str]] = {}
+        self._asked: Asked = {}  # of the round that has not ended
+        self._asked_before: Asked = {}
         metrics = None if self.run_dir is None else self.run_dir / "metrics.jsonl"
         self.history = History(metrics, on_round)
 
@@ -126,32 +130,43 @@ class Experiment:
         self._check_same(path, state, initial_arrays)
         self._id = state["experiment_id"]
         self._asked_before = self._read_asked()
-        self._asked = {name: set(clients) for name, clients in self._asked_before.items()}
+        self._asked = {name: dict(costs) for name, costs in self._asked_before.items()}
         self.history.restart(state["history"])
         return state
 
-    def note_asked(self, question: str, clients: Iterable[str]) -> None:
-        """Note who is asked before the question leaves, in case the round breaks off."""
-        self._asked.setdefault(question, set()).update(clients)
+    def note_asked(self, question: str, costs: Mapping[str, Charge]) -> None:
+        """Note whom a question will cost what before it leaves, in case the round breaks off."""
+        self._asked.setdefault(question, {}).update(costs)
         if self.run_dir is not None:
-            document = {name: sorted(names) for name, names in self._asked.items()}
+            document = {
+                name: {client: charge.to_dict() for client, charge in sorted(noted.items())}
+                for name, noted in self._asked.items()
+            }
             write_text(self.run_dir / ASKED, json.dumps(document))
 
     def asked_before(self, question: str) -> set[str]:
-        """Return who was asked a question by a run that broke off in its round.
+        """Return who was asked a question by a run that broke off in its round; once.
 
         Nobody knows which of them declined. A resumed round asks the same question, perhaps not the
         same clients.
         """
-        return self._asked_before.get(question, set())
+        return set(self._asked_before.pop(question, {}))
 
-    def _read_asked(self) -> dict[str, set[str]]:
+    def broken_off(self) -> Asked:
+        """Return what the run that broke off asked and this one has not asked again; once."""
+        left, self._asked_before = self._asked_before, {}
+        return left
+
+    def _read_asked(self) -> Asked:
         path = self.run_dir / ASKED if self.run_dir is not None else None
         if path is None or not path.exists():
             return {}
         try:
-            return {name: set(clients) for name, clients in json.loads(path.read_bytes()).items()}
-        except (ValueError, AttributeError, TypeError) as error:
+            return {
+                question: {client: Charge.from_dict(charge) for client, charge in costs.items()}
+                for question, costs in json.loads(path.read_bytes()).items()
+            }
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
             raise CheckpointError(f"{path} is damaged ({error})") from error
 
     def end_round(

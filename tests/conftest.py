@@ -17,6 +17,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("busy", deadline=None)  # a machine may be busy: no test has a clock
+settings.load_profile("busy")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before anybody imports NumPy or torch
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -1,0 +1,74 @@
+"""What was asked in a round that broke off is charged once, whoever is asked again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apps import record
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.card import PrivacyCard
+from flwr_privacy.errors import CheckpointError
+from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.strategies.experiment import ASKED, Experiment
+
+ONE, OTHER = Charge(noise_multiplier=1.0), Charge(noise_multiplier=2.0, sampling=0.5)
+
+
+def experiment(folder: Path, *, resume: bool = False) -> Experiment:
+    made = Experiment(
+        scheme="udp", seed=1, experiment_id="e", run_dir=folder, resume=resume, on_round=None
+    )
+    made.begin(record())
+    return made
+
+
+def end_round(made: Experiment, server_round: int) -> None:
+    promise = Guarantee(scheme="udp", protects="nothing", adversary="nobody")
+    card = PrivacyCard(experiment_id="e", guarantee=promise, releases=[])
+    line: dict[str, Any] = {"round": server_round, "seconds": 0.0}
+    made.end_round(line, record(), card=card)
+
+
+def broken(folder: Path) -> Experiment:
+    """Return an experiment that goes on after it was killed in round 2."""
+    first = experiment(folder)
+    end_round(first, 1)
+    first.note_asked("train 2 0", {"a": ONE, "b": OTHER})
+    first.note_asked("evaluate 2 0", {"a": OTHER})
+    return experiment(folder, resume=True)
+
+
+def test_what_is_asked_again_is_with_those_who_were_asked_before(tmp_path: Path) -> None:
+    resumed = broken(tmp_path)
+    assert resumed.asked_before("train 2 0") == {"a", "b"}
+    assert resumed.asked_before("train 2 0") == set()
+    assert resumed.broken_off() == {"evaluate 2 0": {"a": OTHER}}
+    assert resumed.broken_off() == {}
+
+
+def test_what_is_not_asked_again_is_left_with_what_it_cost(tmp_path: Path) -> None:
+    assert broken(tmp_path).broken_off() == {
+        "train 2 0": {"a": ONE, "b": OTHER},
+        "evaluate 2 0": {"a": OTHER},
+    }
+
+
+def test_a_run_that_breaks_off_twice_forgets_nothing(tmp_path: Path) -> None:
+    broken(tmp_path).note_asked("train 2 0", {"c": ONE})
+    again = experiment(tmp_path, resume=True)
+    assert again.asked_before("train 2 0") == {"a", "b", "c"}
+    assert set(again.broken_off()) == {"evaluate 2 0"}
+
+
+def test_a_round_that_ends_leaves_nothing(tmp_path: Path) -> None:
+    resumed = broken(tmp_path)
+    end_round(resumed, 2)
+    assert experiment(tmp_path, resume=True).broken_off() == {}
+
+
+def test_a_damaged_note_is_refused(tmp_path: Path) -> None:
+    broken(tmp_path)
+    (tmp_path / ASKED).write_text('{"train 2 0": ["a"]}')
+    with pytest.raises(CheckpointError, match="damaged"):
+        experiment(tmp_path, resume=True)
