@@ -1,4 +1,4 @@
-"""The command line: `flwr-privacy run`, `compare`, `demo`, `calibrate`, `attack` and others."""
+"""The command line: `flwr-privacy run`, `deploy`, `compare`, `demo`, `calibrate` and others."""
 
 import sys
 from dataclasses import replace
@@ -181,6 +181,91 @@ def run(
 
         write_picture(tree, folder.path / "tree.png")
         typer.echo(f"tree: {folder.path / 'tree.png'}")
+    typer.echo(f"run: {folder.path}")
+
+
+@app.command(epilog=EXIT_CODES)
+def deploy(
+    nodes: Annotated[
+        int | None, typer.Option(help="Clients, at least 2, each with a SuperNode of its own.")
+    ] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="Scheme, as for `run`; fedavg by default.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task, as for `run`; digits-mlp by default.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder with the data sets that no library brings.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, as for `run`."),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file with what every node allows; by default all.")
+    ] = None,
+    test_seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of the nodes' noise, for tests: NOTHING IS PROTECTED."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the SuperLink; by default a free one.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds that the run may take; by default any number.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the deployed run in this folder.")
+    ] = None,
+) -> None:
+    """Train on a SuperLink and SuperNodes of this machine, with TLS and keys of their own."""
+    from flwr_privacy.simulations import deploy as deployed
+    from flwr_privacy.simulations.deploy_nodes import members_of
+
+    chosen: dict[str, Any] = {
+        "scheme": scheme,
+        "task": task,
+        "rounds": rounds,
+        "seed": seed,
+        "data_root": None if data_root is None else str(data_root.resolve()),
+    }
+    values = {key: value for key, value in chosen.items() if value is not None}
+    values |= parse_assignments(assignments or [])
+    if resume is not None:
+        if values or any(x is not None for x in (nodes, policy, test_seed, out)):
+            allowed = "no other setting beside it but port and timeout: a run keeps its own"
+            raise InvalidParameterError("--resume", str(resume), allowed)
+        folder, nodes, test_seed = deployed.reopened(resume)
+    if nodes is None:
+        raise InvalidParameterError("--nodes", None, "the number of clients")
+    options = deployed.DeployOptions(
+        nodes=nodes, policy=policy, test_seed=test_seed, port=port, timeout=timeout
+    )
+    if resume is None:
+        settings = _settings(options.settings_of(values), download=False)
+        members = members_of(settings, nodes)
+        path = next_folder(Path("runs"), settings) if out is None else out
+        folder = RunFolder.create(path, settings, engine="deployed", nodes=len(members))
+    else:
+        members = members_of(folder.settings, nodes)
+        folder.reopen()
+    if test_seed is not None:
+        typer.echo(deployed.SEED_WARNING, err=True)
+    try:
+        deployed.deploy(folder, members, options, say=typer.echo, resume=resume is not None)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; all that was started is stopped", err=True)
+        if folder.checkpoint_path.exists():
+            typer.echo(f"to go on: flwr-privacy deploy --resume {folder.path}", err=True)
+        raise
+    for line in deployed.what_happened(folder):
+        typer.echo(line)
     typer.echo(f"run: {folder.path}")
 
 
@@ -437,6 +522,41 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command(epilog=EXIT_CODES)
+def reliability(
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(help="Scheme, as often as needed; by default all that the matrix has."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/reliability.md"),
+) -> None:
+    """Try every fault in every phase of the schemes, inline, and write down what became of it.
+
+    A page that is there keeps what it says of schemes that are not asked for.
+    """
+    from flwr_privacy.files import write_text
+    from flwr_privacy.simulations import reliability_page as pages
+    from flwr_privacy.simulations.reliability import DEFECT, matrix
+    from flwr_privacy.simulations.reliability_scenes import SCENES
+
+    order = [scene.title for scene in SCENES.values()]
+    matrices = {}
+    for name in [check_choice("scheme", name, SCENES) for name in scheme or SCENES]:
+        title = SCENES[name].title
+        matrices[title] = matrix(SCENES[name])
+        typer.echo(f"{title}\n{pages.table(matrices[title])}\n")
+        # After each: the whole takes minutes, and somebody may have enough.
+        earlier = out.read_text(encoding="utf-8") if out.exists() else ""
+        write_text(out, pages.page(matrices, order=order, earlier=earlier))
+    typer.echo(f"page: {out}")
+    cells = [(title, cell) for title, found in matrices.items() for cell in found]
+    defects = [(title, cell) for title, cell in cells if cell.verdict == DEFECT]
+    for title, cell in defects:
+        typer.echo(f"defect: {title}, {cell.fault}, phase {cell.phase}: {cell.why}", err=True)
+    if defects:
+        raise typer.Exit(1)
+
+
 def _settings(values: dict[str, Any], *, download: bool) -> Settings:
     """Return the settings of a run; refuse at once what the app would refuse later."""
     # Imported late: torch takes seconds, which `--help` need not wait for.
@@ -458,7 +578,8 @@ def _settings(values: dict[str, Any], *, download: bool) -> Settings:
     if download:  # first: some strategies are made from the data
         load(chosen.dataset, data_root=settings.data_root, download=True)
     build_strategy(settings, None)
-    typer.echo(f"data: {check_data(settings)}")
+    if (found := check_data(settings)) is not None:
+        typer.echo(f"data: {found}")
     return settings
 
 

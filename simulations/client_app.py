@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flwr_privacy.clients import FedVSClient, SchemeClient, as_mod
 from flwr_privacy.clients.adapters import OwnClient
 from flwr_privacy.clients.custody import STATE_VARIABLE, is_simulated
+from flwr_privacy.clients.node import may_play_any
 from flwr_privacy.identity import client_id_from, derive_seed
 from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.schemes import client_of, scheme
@@ -47,7 +48,7 @@ def scheme_mod(
     if scheme(settings.scheme).own_client:
         return _own_client(settings, client)(message, context)
     if scheme(settings.scheme).vertical:
-        return _column_client(settings, client)(message, context)
+        return _column_client(settings, client, context)(message, context)
     return as_mod(client)(message, context, call_next)
 
 
@@ -61,14 +62,17 @@ def _own_client(settings: Settings, client: Callable[..., SchemeClient]) -> OwnC
     return OwnClient(partial(client, features=tasks.feature_map(task), excess="clip"), data_of)
 
 
-def _column_client(settings: Settings, client: Callable[..., SchemeClient]) -> OwnClient:
+def _column_client(
+    settings: Settings, client: Callable[..., SchemeClient], context: Context
+) -> OwnClient:
     """Return what answers with the client's columns of the task's data."""
     task = vertical_task(settings.task)
 
     def data_of(context: Context) -> Callable[[], Any]:
         return partial(vertical_data, task, settings, *_place(context))
 
-    if client is FedVSClient:  # in a simulation the clients agree to what the server is told
+    # In a simulation the clients agree to what the server is told; a deployed one has no say there.
+    if client is FedVSClient and (is_simulated() or may_play_any(context.node_config)):
         client = partial(
             client,
             paper=not settings.strategy.get("zero_mask", not settings.strategy.get("paper", False)),

@@ -13,7 +13,7 @@ from flwr_privacy.simulations.ray_engine import RayResources, RaySession
 from flwr_privacy.simulations.runs import RunFolder, follow
 from flwr_privacy.simulations.settings import Settings
 
-__all__ = ["Engine", "carry_out", "next_folder"]
+__all__ = ["Engine", "carry_out", "kept", "next_folder", "shown"]
 
 APP = Path(__file__).parent
 CLIENT_APP = "flwr_privacy.simulations.client_app:app"
@@ -87,10 +87,10 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
         if engine.name == "ray":
             log = runs[0].log_path
             session = RaySession(resources=engine.resources, port=engine.port, log_path=log)
-            with _kept(*runs, ends=False):
+            with kept(*runs, ends=False):
                 stack.enter_context(session)
         for run in runs:
-            with _kept(run), _shown(run):
+            with kept(run), shown(run):
                 run.begin()
                 config: dict[str, str | bool] = {
                     "settings": run.settings_path.read_text(encoding="utf-8"),
@@ -141,7 +141,7 @@ def _logged(run: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
+def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
     """Write down how the runs ended, if they fail or end here."""
 
     def finish(status: str, error: str | None = None) -> None:
@@ -164,7 +164,7 @@ def _kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def _shown(run: RunFolder) -> Iterator[None]:
+def shown(run: RunFolder) -> Iterator[None]:
     """Show the rounds as the app writes them, whichever process it runs in."""
     done = threading.Event()
     with Progress(run.path.name, run.settings.rounds) as progress:

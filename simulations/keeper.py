@@ -27,6 +27,7 @@ __all__ = ["Keeper", "Process", "descendants", "ray_command"]
 SIMULATION = "flwr-simulation"
 GRACE = 3.0  # Seconds that a simulation has to report to its SuperLink and to let go of Ray.
 PR_SET_CHILD_SUBREAPER = 36
+SIGNALLED = 128  # added to the number of a signal, as shells do
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,15 @@ class Keeper:
     def alive(self) -> bool:
         """Whether all commands still run."""
         return self._process.poll() is None
+
+    @property
+    def ending(self) -> str:
+        """How the command ended that ended by itself; "" while all run."""
+        status = self._process.poll()
+        if status is None:
+            return ""
+        number = status - SIGNALLED if status > SIGNALLED else -status
+        return f"killed by signal {number}" if number > 0 else f"exit status {status}"
 
     def processes(self) -> list[Process]:
         """Return all processes that the commands have started and that still run."""
@@ -164,21 +174,25 @@ def _keep(commands: Sequence[Sequence[str]], *, remove: Sequence[str]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     kept = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for command in commands]
     pids = {process.pid for process in kept}
-    while not _ended() & pids:
+    endings: list[int] = []
+    while not endings:
         readable, _, _ = select.select([sys.stdin], [], [], 0.2)
         if readable:
             break
+        endings = [status for pid, status in _ended().items() if pid in pids]
     _end_descendants()
     for folder in remove:
         shutil.rmtree(folder, ignore_errors=True)
+    if endings:
+        sys.exit(endings[0] if endings[0] >= 0 else SIGNALLED - endings[0])
 
 
-def _ended() -> set[int]:
-    # Collects children that have ended, so that they do not stay as zombies.
-    ended = set()
+def _ended() -> dict[int, int]:
+    # Collects children that have ended, so that they do not stay as zombies, with their statuses.
+    ended = {}
     with contextlib.suppress(ChildProcessError):
-        while pid := os.waitpid(-1, os.WNOHANG)[0]:
-            ended.add(pid)
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[child[0]] = os.waitstatus_to_exitcode(child[1])
     return ended
 
 

@@ -38,7 +38,7 @@ __all__ = [
     "score",
 ]
 
-ENGINES = ("ray", "inline")
+ENGINES = ("ray", "inline", "deployed")
 ENDINGS = ("completed", "failed", "interrupted")
 STATUSES = ("running", *ENDINGS)
 PACKAGES = ("flwr-privacy", "flwr", "numpy", "torch")
@@ -84,7 +84,7 @@ class RunFolder:
             The folder; it may exist if it holds no run.
         settings : Settings
             What the run trains.
-        engine : {"ray", "inline"}
+        engine : {"ray", "inline", "deployed"}
             Where it runs.
         nodes : int
             Number of nodes, at least 1.

@@ -1,0 +1,247 @@
+"""The fault matrix: cells of each kind, what counts as a defect, and the page."""
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flwr_privacy.ledger import Book
+from flwr_privacy.simulations import reliability
+from flwr_privacy.simulations.cli import main
+from flwr_privacy.simulations.inline.faults import KINDS
+from flwr_privacy.simulations.reliability import VERDICTS, Cell, carry_out, judge, matrix, rehearse
+from flwr_privacy.simulations.reliability_grid import FAULTS, Strike
+from flwr_privacy.simulations.reliability_page import page, sections, table
+from flwr_privacy.simulations.reliability_scenes import SCENES, Spot
+from flwr_privacy.strategies import UDP
+
+ELSEWHERE = {"mspdq": {"sync"}, "fedvs": {"oracle"}}  # not under a sum; simulations only
+
+
+@pytest.fixture(scope="module")
+def clean() -> dict[str, Any]:
+    return {}
+
+
+def cell(clean: dict[str, Any], scheme: str, column: str, fault: str) -> Cell:
+    scene = SCENES[scheme]
+    if scheme not in clean:
+        clean[scheme] = rehearse(scene)
+    (spot,) = (s for s in scene.spots if column in (s.phase, s.name))
+    return carry_out(scene, clean[scheme], spot, fault)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "column", "fault", "verdict"),
+    [
+        ("fedavg", "hello", "drop", "left out"),
+        ("fedavg", "train", "duplicate", "exact"),
+        ("fedavg", "train", "nan", "left out"),
+        ("fedavg", "hello", "infinity", "-"),
+        ("fedavg-sum", "keys", "restarted", "exact"),
+        ("fedavg-sum", "shares", "server killed", "skipped"),
+        ("fedavg-sum", "shares", "corrupt", "left out"),
+        ("udp", "train", "server killed", "exact"),
+        ("udp", "train", "crash", "left out"),
+        ("udp", "train", "late", "left out"),
+        ("udp", "train", "disk full", "left out"),
+        ("udp", "hello", "disk full", "-"),
+        ("udp", "train", "clock behind", "exact"),
+        ("central-dp", "train", "lost question", "left out"),
+        ("mspdq", "mix", "clock ahead", "exact"),
+        ("acfl", "setup", "server killed", "exact"),
+        ("acfl", "setup", "disk full", "left out"),
+        ("acfl", "train", "moved", "exact"),
+        ("m2fdp", "train (noised)", "reshape", "left out"),
+        ("m2fdp", "deliver", "delay", "exact"),
+        ("fedvs", "enrol", "drop", "refused"),
+        ("fedvs", "train", "corrupt", "exact"),
+        ("fedvs", "weights", "crash", "skipped"),
+    ],
+)
+def test_a_cell_is_what_it_is_known_to_be(
+    clean: dict[str, Any], scheme: str, column: str, fault: str, verdict: str
+) -> None:
+    found = cell(clean, scheme, column, fault)
+    assert (found.verdict, found.fault, found.phase) == (verdict, fault, column), found.why
+    assert bool(found.why) == (verdict == "refused")
+
+
+def test_a_whole_matrix_has_no_empty_cell_and_no_defect() -> None:
+    seen: list[Cell] = []
+    cells = matrix(SCENES["udp"], told=seen.append)
+    assert cells == seen
+    assert [(c.phase, c.fault) for c in cells] == [
+        (p, f) for p in ("hello", "train") for f in FAULTS
+    ]
+    assert {c.verdict for c in cells} <= VERDICTS.keys() - {"DEFECT"}
+    lines = table(cells).splitlines()
+    assert lines[0] == "| fault | hello | train |"
+    assert len(lines) == 2 + len(FAULTS)
+    assert all(line.count("|") == 4 and "|  |" not in line for line in lines)
+
+
+def test_every_phase_of_every_scheme_has_a_column() -> None:
+    for name, scene in SCENES.items():
+        mine = {spot.phase for spot in scene.spots}
+        assert scene.client.phases - mine == ELSEWHERE.get(name, set()), name
+        assert "hello" in mine
+        assert ({"keys", "shares"} <= mine) == (
+            "secure_sum" in scene.options or name == "central-dp"
+        )
+
+
+def test_the_faults_of_the_engine_are_all_in_the_matrix() -> None:
+    assert KINDS.keys() <= FAULTS.keys()
+
+
+def test_a_fault_happens_once_and_where_it_was_meant() -> None:
+    scene = SCENES["fedavg"]
+    outcome = rehearse(scene, spot=Spot(phase="train", server_round=3, client="1"), fault="drop")
+    assert [line["folded"] for line in outcome.history[1:]] == [4, 4, 3]
+    never = rehearse(scene, spot=Spot(phase="train", server_round=9), fault="drop")
+    verdict = judge(rehearse(scene), never, spot=Spot(phase="train"), fault="drop")
+    assert verdict == ("DEFECT", "the fault did not happen")
+
+
+def test_a_fault_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="fault = 'fire'"):
+        Strike(fault="fire", phase="train", server_round=1, client="2")
+
+
+# -- Defects -------------------------------------------------------------------------------------
+
+TRAIN = Spot(phase="train")
+
+
+def test_an_answer_without_a_charge_is_a_defect(
+    clean: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell(clean, "udp", "train", "delay")
+    charge = Book.charge
+
+    def forget_round_three(book: Book, entry: Any) -> None:
+        if entry.question.server_round != 3:
+            charge(book, entry)
+
+    monkeypatch.setattr(Book, "charge", forget_round_three)
+    found = cell(clean, "udp", "train", "delay")
+    assert found.verdict == "DEFECT"
+    assert found.why == "round 3: client 0 gave 1 answers of phase train, its ledger has 0"
+
+
+def test_a_charge_that_the_card_lacks_is_a_defect(
+    clean: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell(clean, "udp", "train", "delay")
+    charged = UDP.charged
+    monkeypatch.setattr(UDP, "charged", lambda self, *args: charged(self, *args) - {"3"})
+    found = cell(clean, "udp", "train", "delay")
+    assert found.verdict == "DEFECT"
+    assert "the privacy card lacks [('3', 'train', 1, 0)" in found.why
+
+
+def test_an_error_of_another_kind_is_a_defect(
+    clean: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell(clean, "udp", "train", "delay")
+
+    def fail(self: Any, *args: Any) -> None:
+        raise KeyError("2")
+
+    monkeypatch.setattr(UDP, "fold", fail)
+    assert cell(clean, "udp", "train", "delay").why == "KeyError: '2'"
+
+
+def test_another_model_of_which_nothing_is_said_is_a_defect(clean: dict[str, Any]) -> None:
+    cell(clean, "udp", "train", "delay")
+    was = clean["udp"]
+    moved = {name: array + 1 for name, array in was.model.items()}
+    silent = replace(was, model=moved, struck=True)
+    assert judge(was, silent, spot=TRAIN, fault="drop")[0] == "DEFECT"
+    told = [dict(line) for line in was.history]
+    told[2]["folded"] -= 1
+    assert judge(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "left out"
+    told[2]["skipped"] = True
+    assert judge(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "skipped"
+    nothing = {name: array * float("nan") for name, array in was.model.items()}
+    assert judge(was, replace(silent, model=nothing), spot=TRAIN, fault="drop") == (
+        "DEFECT",
+        "the model is not finite",
+    )
+
+
+def test_a_charge_may_be_without_an_answer_but_not_the_other_way_round(
+    clean: dict[str, Any],
+) -> None:
+    cell(clean, "udp", "train", "delay")
+    was = replace(clean["udp"], struck=True)
+    more = was.charges + Counter({("2", "train", 2): 1})
+    assert judge(was, replace(was, charges=more), spot=TRAIN, fault="crash")[0] == "exact"
+    assert judge(was, replace(was, charges=Counter()), spot=TRAIN, fault="crash")[0] == "DEFECT"
+
+
+# -- The page and the command --------------------------------------------------------------------
+
+CELLS = [
+    Cell(fault=fault, phase=phase, verdict=verdict)
+    for phase in ("hello", "train")
+    for fault, verdict in (("drop", "left out"), ("nan", "-"))
+]
+
+
+def test_a_table_has_a_line_per_fault_and_a_column_per_phase() -> None:
+    assert table(CELLS) == (
+        "| fault | hello | train |\n| --- | --- | --- |\n"
+        "| drop | left out | left out |\n| nan | - | - |"
+    )
+    with pytest.raises(KeyError):
+        table(CELLS[:-1])
+
+
+def test_a_page_keeps_what_was_not_carried_out_anew() -> None:
+    first = page({"B": CELLS}, order=["A", "B"])
+    both = page({"A": CELLS}, order=["A", "B"], earlier=first)
+    assert list(sections(both))[-2:] == ["A", "B"]
+    assert sections(both)["B"] == sections(first)["B"] == table(CELLS)
+    assert page({"B": CELLS}, order=["A", "B"], earlier=both) == both
+    assert all(f"- **{fault}**: " in both for fault in FAULTS)
+
+
+def test_the_page_in_the_repository_has_every_cell() -> None:
+    text = Path(__file__, "../../../docs/reliability.md").resolve().read_text(encoding="utf-8")
+    found = sections(text)
+    for scene in SCENES.values():
+        lines = found[scene.title].splitlines()
+        columns = ["fault", *(spot.name or spot.phase for spot in scene.spots)]
+        assert lines[0] == f"| {' | '.join(columns)} |"
+        rows = [line.strip("| ").split(" | ") for line in lines[2:]]
+        assert [row[0] for row in rows] == list(FAULTS)
+        assert all(set(row[1:]) <= VERDICTS.keys() and len(row) == len(columns) for row in rows)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    monkeypatch.setattr(sys, "argv", ["flwr-privacy", "reliability", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_the_command_prints_and_writes_and_fails_for_a_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = list(CELLS)
+    monkeypatch.setattr(reliability, "matrix", lambda scene: cells)
+    out = tmp_path / "page.md"
+    assert not command(monkeypatch, "--scheme", "udp", "--out", str(out))
+    assert table(CELLS) in capsys.readouterr().out
+    assert sections(out.read_text())[SCENES["udp"].title] == table(CELLS)
+    cells[0] = replace(CELLS[0], verdict="DEFECT", why="it broke")
+    assert command(monkeypatch, "--scheme", "udp", "--out", str(out)) == 1
+    said = capsys.readouterr().err
+    assert f"defect: {SCENES['udp'].title}, drop, phase hello: it broke" in said
+    assert command(monkeypatch, "--scheme", "none", "--out", str(out)) == 2
+    assert "scheme = 'none'" in capsys.readouterr().err
