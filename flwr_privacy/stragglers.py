@@ -7,7 +7,6 @@ the same on every engine and after a resume.
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from .errors import check_choice, check_number
 from .identity import stream
@@ -17,8 +16,14 @@ __all__ = ["StragglerModel", "Stragglers", "outcome"]
 KINDS = ("constant", "exponential", "lognormal")
 
 
-class Stragglers(Protocol):
-    """What says who is late: a `StragglerModel`, or another law of delays."""
+class Stragglers:
+    """A law of delays, which says who is late in an exchange; fill in `finish_time`."""
+
+    def finish_time(
+        self, *, seed: int | str, server_round: int, client_id: str, phase: str, request: int = 0
+    ) -> float:
+        """Return the virtual seconds from the question to the answer of one client."""
+        raise NotImplementedError
 
     def race(
         self,
@@ -31,12 +36,47 @@ class Stragglers(Protocol):
         quorum: int | None = None,
         deadline: float | None = None,
     ) -> tuple[set[str], float]:
-        """Return which clients are late, and when the exchange ends."""
-        ...
+        """Return which clients are late, and when the exchange ends.
+
+        Parameters
+        ----------
+        clients : collection of str
+            The clients asked, at least one.
+        seed, server_round, phase, request
+            As in `finish_time`.
+        quorum : int, optional
+            The exchange ends with the answer of the `quorum`-th fastest client.
+        deadline : float, optional
+            It ends after so many virtual seconds at the latest.
+
+        Returns
+        -------
+        late : set of str
+            Clients whose answer comes after the end.
+        end : float
+            Virtual seconds from the question.
+
+        Examples
+        --------
+        >>> model = StragglerModel(kind="constant", seconds=3.0)
+        >>> sorted(model.race(["a", "b"], seed=0, server_round=1, phase="train", deadline=2.0)[0])
+        ['a', 'b']
+        """
+        times = {
+            client: self.finish_time(
+                seed=seed,
+                server_round=server_round,
+                client_id=client,
+                phase=phase,
+                request=request,
+            )
+            for client in clients
+        }
+        return outcome(times, quorum=quorum, deadline=deadline)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StragglerModel:
+class StragglerModel(Stragglers):
     """Virtual time of an answer: ``seconds * variation * slowdown``.
 
     Parameters
@@ -109,55 +149,6 @@ class StragglerModel:
         elif self.kind == "lognormal":
             variation = float(draws.lognormal(0.0, self.spread))
         return self.seconds * variation * (self.slowdown if slow else 1.0)
-
-    def race(
-        self,
-        clients: Collection[str],
-        *,
-        seed: int | str,
-        server_round: int,
-        phase: str,
-        request: int = 0,
-        quorum: int | None = None,
-        deadline: float | None = None,
-    ) -> tuple[set[str], float]:
-        """Return which clients are late, and when the exchange ends.
-
-        Parameters
-        ----------
-        clients : collection of str
-            The clients asked, at least one.
-        seed, server_round, phase, request
-            As in `finish_time`.
-        quorum : int, optional
-            The exchange ends with the answer of the `quorum`-th fastest client.
-        deadline : float, optional
-            It ends after so many virtual seconds at the latest.
-
-        Returns
-        -------
-        late : set of str
-            Clients whose answer comes after the end.
-        end : float
-            Virtual seconds from the question.
-
-        Examples
-        --------
-        >>> model = StragglerModel(kind="constant", seconds=3.0)
-        >>> sorted(model.race(["a", "b"], seed=0, server_round=1, phase="train", deadline=2.0)[0])
-        ['a', 'b']
-        """
-        times = {
-            client: self.finish_time(
-                seed=seed,
-                server_round=server_round,
-                client_id=client,
-                phase=phase,
-                request=request,
-            )
-            for client in clients
-        }
-        return outcome(times, quorum=quorum, deadline=deadline)
 
 
 def outcome(

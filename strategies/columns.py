@@ -9,11 +9,13 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
-from flwr_privacy.errors import ProtocolError, check_integer
+from flwr_privacy.averaging import ReplyRefusedError
+from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_integer
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.identity import check_client_id
 
 from .experiment import to_record
+from .round import ClientReply
 
 __all__ = ["Aggregate", "Enrolled", "Pending", "arrays_message", "check_aligned", "natural"]
 
@@ -49,6 +51,21 @@ class Enrolled:
     ids: dict[str, bytes]
     key: bytes = b""
     signature: bytes = b""
+
+    @classmethod
+    def of(cls, reply: ClientReply) -> "Enrolled":
+        """Read it from a client's reply.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If an entry is missing or of another kind.
+        """
+        try:
+            return cls.read(reply.fields)
+        except (ProtocolError, InvalidParameterError) as error:
+            text = f"client {reply.client_id}: {error}"
+            raise ReplyRefusedError("malformed", text) from error
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "Enrolled":

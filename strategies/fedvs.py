@@ -449,7 +449,9 @@ class FedVS(VerticalStrategy):
                 f"round {server_round}: the answers contradict each other, one of {names} is wrong"
             )
         divisor = dealers if terms.mean else 1
-        real = dequantise(sums, scale_bits=terms.scale_bits(), field=terms.field, divisor=divisor)
+        real = dequantise(
+            sums, scale_bits=terms.scales.total_bits, field=terms.field, divisor=divisor
+        )
         return real.astype(np.float32)
 
     def _plain(self, grid: Grid, server_round: int, part: str) -> Aggregate:
@@ -492,12 +494,7 @@ class FedVS(VerticalStrategy):
     def taken(self, phase: str, reply: ClientReply) -> Any:
         """Return what of a reply is kept: a client's data, sealed shares, an answer."""
         if phase == ENROL:
-            try:
-                return Enrolled.read(reply.fields)
-            except (ProtocolError, InvalidParameterError) as error:
-                raise ReplyRefusedError(
-                    "malformed", f"client {reply.client_id}: {error}"
-                ) from error
+            return Enrolled.of(reply)
         if reply.fields.get("lost") is True:
             logger.warning("client %s has lost its shares of the data", reply.client_id)
             return None

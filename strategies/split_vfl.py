@@ -294,12 +294,7 @@ class SplitVFL(VerticalStrategy):
     def taken(self, phase: str, reply: ClientReply) -> Any:
         """Return what of a reply is kept: a client's data, or embeddings."""
         if phase == ENROL:
-            try:
-                return Enrolled.read(reply.fields)
-            except (ProtocolError, InvalidParameterError) as error:
-                raise ReplyRefusedError(
-                    "malformed", f"client {reply.client_id}: {error}"
-                ) from error
+            return Enrolled.of(reply)
         if phase == SETTLE:
             return True
         found = reply.arrays().get(EMBEDDING)

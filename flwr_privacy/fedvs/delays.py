@@ -10,7 +10,6 @@ than waiting for everybody: see `conventions`.
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from flwr_privacy.errors import (
     check_number,
 )
 from flwr_privacy.identity import check_client_id, stream
-from flwr_privacy.stragglers import outcome
+from flwr_privacy.stragglers import Stragglers
 
 __all__ = [
     "BATCHES",
@@ -236,7 +235,7 @@ def transfer_seconds(size: float, bandwidth_mbps: float = 300.0) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfSlow:
+class HalfSlow(Stragglers):
     """The delays of section 6.2, drawn anew in every round; the stragglers stay the same.
 
     It has the methods of `flwr_privacy.stragglers.StragglerModel` and takes its place. In the phase
@@ -352,49 +351,6 @@ class HalfSlow:
             return fixed
         draws = stream(seed, "half-slow", client_id, server_round, phase, request)
         return fixed + mean * float(draws.standard_exponential())
-
-    def race(
-        self,
-        clients: Collection[str],
-        *,
-        seed: int | str,
-        server_round: int,
-        phase: str,
-        request: int = 0,
-        quorum: int | None = None,
-        deadline: float | None = None,
-    ) -> tuple[set[str], float]:
-        """Return which clients are late, and when the exchange ends.
-
-        Parameters
-        ----------
-        clients : collection of str
-            The clients asked, at least one.
-        seed, server_round, phase, request
-            As in `finish_time`.
-        quorum : int, optional
-            The exchange ends with the answer of the `quorum`-th fastest client.
-        deadline : float, optional
-            It ends after so many virtual seconds at the latest.
-
-        Returns
-        -------
-        late : set of str
-            Clients whose answer comes after the end.
-        end : float
-            Virtual seconds from the question.
-        """
-        times = {
-            client: self.finish_time(
-                seed=seed,
-                server_round=server_round,
-                client_id=client,
-                phase=phase,
-                request=request,
-            )
-            for client in clients
-        }
-        return outcome(times, quorum=quorum, deadline=deadline)
 
 
 def _rows(batch_size: int, K: int, batch: str) -> float:

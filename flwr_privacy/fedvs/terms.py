@@ -202,10 +202,6 @@ class CodeTerms:
                 b=coded_rows, K=self.partitions, T=self.privacy, E=sum(self.widths), p=self.prime
             )
 
-    def scale_bits(self) -> int:
-        """Return the bits of the grid of a product."""
-        return self.data_bits + self.weight_bits
-
     def bytes_of(self, elements: int) -> int:
         """Return the bytes that some elements take in a message."""
         return -(-elements * self.field.bits // 8)

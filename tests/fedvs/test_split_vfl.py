@@ -205,7 +205,7 @@ def test_vafl_cannot_be_resumed_and_the_others_can(tmp_path: Path) -> None:
         near(resumed, reference(4, [0, 1, 2, 3]), atol=1e-5)
 
 
-def test_another_training_of_the_same_name_has_other_weights(tmp_path: Path) -> None:
+def test_another_training_of_the_same_name_begins_anew(tmp_path: Path) -> None:
     common: dict[str, Any] = {"experiment_id": "e", "state": tmp_path, "num_rounds": 3}
     once = vertical.train_split(CLIENTS, **common)
     again = vertical.train_split(CLIENTS, **common)
