@@ -36,6 +36,8 @@ def test_on_ray_it_learns_from_the_answers_that_suffice(
     seconds = np.array([line["scheme"]["seconds_upload"] for line in lines])
     assert (seconds > 0).all()
     assert seconds.mean() < 0.5
-    assert lines[-1]["server"]["accuracy"] > 0.3  # a tenth by guessing
+    # Guessing costs log 10 = 2.30. The weights are drawn anew in each run: 1.97 on average here,
+    # with a deviation of 0.07.
+    assert lines[-1]["server"]["loss"] < 2.25
     states = list((tmp_path / "run" / "clients").glob("*.fedvs"))
     assert len(states) == 8
