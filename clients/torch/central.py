@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -245,6 +244,9 @@ def _margins(logits: Tensor) -> NDArray[np.float64] | None:
 
 def _area(margins: NDArray[np.float64], classes: NDArray[np.int64]) -> float:
     """Return how often a row of class 1 is above one of class 0, ties counting half."""
+    # Imported late: it takes a second, and a deployed client has a process for each message.
+    from scipy.stats import rankdata
+
     ones = int(classes.sum())
     above = rankdata(margins)[classes == 1].sum() - ones * (ones + 1) / 2
     return float(above / (ones * (len(classes) - ones)))

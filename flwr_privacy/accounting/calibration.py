@@ -4,9 +4,8 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from scipy.optimize import brentq
-
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.roots import root
 
 from .accountants import ACCOUNTANTS, new_accountant, spent
 from .charges import Charge
@@ -88,7 +87,7 @@ def _least(release: Charge, epsilon: float, delta: float, accountant: str) -> fl
     too_little = enough / 2
     while fits(too_little):
         enough, too_little = too_little, too_little / 2
-    z = math.exp(brentq(excess, math.log(too_little), math.log(enough), xtol=_PRECISION))
+    z = math.exp(root(excess, math.log(too_little), math.log(enough), absolute=_PRECISION))
     while not fits(z):
         z *= 1 + _PRECISION
     return z * _MARGIN

@@ -8,16 +8,16 @@ differential privacy*, JRSS B 2022, arXiv:1905.02383, corollary 3.3).
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
 from flwr_privacy.errors import InvalidParameterError, check_number
+from flwr_privacy.roots import root
 
 __all__ = ["check_delta", "delta_of", "epsilon_of", "mu_of"]
 
 _SMALL = 0.01  # below this mu, a series: a difference would cancel
 _LEAST = math.ulp(0.0)
-_RELATIVE, _ABSOLUTE = 2.0**-50, 1e-300  # to which a root is found
+_ABSOLUTE = 1e-300  # to which a root is found
 
 
 def check_delta(delta: float) -> float:
@@ -102,8 +102,10 @@ def epsilon_of(mu: float, delta: float) -> float:
     highest = mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
     if math.isinf(highest):
         return math.inf
-    root = _root(lambda epsilon: _log_delta(mu, epsilon) - math.log(delta), 0.0, highest)
-    return _moved(root, 1, lambda epsilon: delta_of(mu, epsilon) <= delta)
+    found = root(
+        lambda epsilon: _log_delta(mu, epsilon) - math.log(delta), 0.0, highest, absolute=_ABSOLUTE
+    )
+    return _moved(found, 1, lambda epsilon: delta_of(mu, epsilon) <= delta)
 
 
 def mu_of(epsilon: float, delta: float) -> float:
@@ -133,8 +135,10 @@ def mu_of(epsilon: float, delta: float) -> float:
     low = math.sqrt(2) * epsilon / (math.sqrt(log_term + epsilon) + math.sqrt(log_term))
     while delta_of(2 * low, epsilon) <= delta:
         low *= 2
-    root = _root(lambda mu: _log_delta(mu, epsilon) - math.log(delta), low, 2 * low)
-    return _moved(root, -1, lambda mu: delta_of(mu, epsilon) <= delta)
+    found = root(
+        lambda mu: _log_delta(mu, epsilon) - math.log(delta), low, 2 * low, absolute=_ABSOLUTE
+    )
+    return _moved(found, -1, lambda mu: delta_of(mu, epsilon) <= delta)
 
 
 def _check_mu(mu: float) -> None:
@@ -159,10 +163,6 @@ def _mills_fall(x: float, half: float) -> float:
 
 def _log_delta(mu: float, epsilon: float) -> float:
     return math.log(max(delta_of(mu, epsilon), _LEAST))
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    return float(brentq(function, low, high, xtol=_ABSOLUTE, rtol=_RELATIVE, maxiter=1000))
 
 
 def _moved(value: float, direction: int, holds: Callable[[float], bool]) -> float:

@@ -13,10 +13,9 @@ logarithm's `base` (2 for bits); the paper does not say which.
 
 import math
 
-from scipy.optimize import brentq
-
 from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.roots import root
 
 __all__ = [
     "BOUNDS",
@@ -290,7 +289,7 @@ def sigma2_for_eps(
     low, high = -700.0, 700.0
     if not excess(low) > 0 > excess(high):
         raise InvalidParameterError("eps", eps, "a level that some variance gives")
-    return math.exp(brentq(excess, low, high, xtol=1e-14, rtol=1e-14))
+    return math.exp(root(excess, low, high, absolute=1e-14, relative=1e-14))
 
 
 def noise_split(
@@ -347,7 +346,7 @@ def noise_split(
     low, high = -300.0, 300.0
     if not excess(low) > 0 > excess(high):
         raise InvalidParameterError("eps", eps, "a level that some variances give")
-    return variances(brentq(excess, low, high, xtol=1e-14, rtol=1e-14))
+    return variances(root(excess, low, high, absolute=1e-14, relative=1e-14))
 
 
 def record_mu(s1: float, s2: float, *, feature_norm: float, label_norm: float) -> float:

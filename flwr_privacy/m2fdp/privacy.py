@@ -27,8 +27,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scipy.optimize import brentq
-
 from flwr_privacy.accounting import Charge, new_accountant, noise_multiplier, spent
 from flwr_privacy.accounting.gaussian import check_delta, mu_of
 from flwr_privacy.errors import (
@@ -38,6 +36,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.roots import root
 
 from . import noise
 from .schedule import EventSchedule, Segment
@@ -269,7 +268,7 @@ def _least(
     # As if all had the record as often as the release that has it least often, and most often.
     rates = [sampling for sampling, _ in counts]
     low, high = equal(min(rates)) / _BRACKET, equal(max(rates)) * _BRACKET
-    z = math.exp(brentq(excess, math.log(low), math.log(high), xtol=_PRECISION))
+    z = math.exp(root(excess, math.log(low), math.log(high), absolute=_PRECISION))
     step = _PRECISION
     while not fits(z):  # rounding, and what the cap loses
         z *= 1 + step

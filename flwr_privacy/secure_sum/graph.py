@@ -7,8 +7,6 @@ sides (Bell et al., CCS 2020, section 4). It fails with a probability that `inse
 import math
 from collections.abc import Sequence
 
-from scipy.stats import hypergeom
-
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.identity import stream
 
@@ -130,6 +128,9 @@ def insecurity(cohort: int, neighbours: int, settings: SecureSum) -> float:
     settings : SecureSum
         Has threshold and colluders; up to ``cohort - threshold`` clients drop out.
     """
+    # Imported late: it takes a second, and only large cohorts need it.
+    from scipy.stats import hypergeom
+
     threshold, colluders = settings.threshold_of(cohort), settings.colluders_of(cohort)
     enough = local_threshold(neighbours + 1, threshold, cohort)
     surrounded = float(hypergeom.sf(enough - 1, cohort - 1, colluders, neighbours))

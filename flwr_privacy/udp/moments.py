@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp, xlog1py
 
 from flwr_privacy.accounting.gaussian import check_delta, delta_of, epsilon_of
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.roots import root
 
 __all__ = ["eps_moments", "eps_server", "ln_moment", "ln_moment_paper"]
 
@@ -186,7 +186,7 @@ def eps_server(*, noise_multiplier: float, rounds: int, q: float, delta: float) 
     highest = epsilon_of(max(mu for _, mu in views), delta / 2)
     if math.isinf(highest):
         return math.inf
-    return float(brentq(excess, 0.0, highest, xtol=1e-12))
+    return root(excess, 0.0, highest, absolute=1e-12)
 
 
 def _log_binomial(count: NDArray[np.int64], n: int, q: float) -> NDArray[np.float64]:
