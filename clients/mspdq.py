@@ -71,8 +71,7 @@ class _MixingClient(SchemeClient):
         custody = Custody.of(self.context)
         if self.sums == "never":
             custody.policy.check_sum(None)
-        if not fields["summed"]:
-            check_unaccounted(custody, scheme=self.scheme)
+        check_unaccounted(custody, scheme=self.scheme)
         random = custody.random(question_of(phase, fields), "mixing")
         round_ = _Round(self.context, fields)
         if phase == TRAIN:
@@ -203,7 +202,8 @@ class MSPDQClient(_MixingClient):
     Under a secure sum that of `flwr_privacy.secure_sum.Participant`: the server sees sums of codes.
     Otherwise none against whoever sees the messages, up to the rounding: see
     `flwr_privacy.strategies.MSPDQ`. A node with ``min_summed`` in its policy answers only within
-    sums.
+    sums; one with ``max_epsilon``, ``units`` or a least noise declines in any case: a sum has no
+    epsilon.
     """
 
     scheme: ClassVar[str] = "mspdq"

@@ -38,6 +38,7 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields, Header, question_digest
 
 from .base import SchemeClient, Train
 from .custody import Custody, is_simulated
+from .release import check_unaccounted
 
 __all__ = ["SecureSumClient"]
 
@@ -72,11 +73,16 @@ class SecureSumClient(SchemeClient):
 
         Raises
         ------
+        DeclinedError
+            If the node's policy asks for a budget or noise: there is none.
         DataError
             If the update is not finite or goes beyond the range that was agreed on.
         ProtocolError
             If the question is malformed or the weight is no whole number.
         """
+        if self.context is None:
+            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
+        check_unaccounted(Custody.of(self.context), scheme=self.scheme)
         terms = Terms.read(fields)
         start = dict(arrays)
         names = terms.names(start)

@@ -47,7 +47,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         nodes.append({**node, **own, "privacy-pins": str(folder / "pins.toml")})
     (folder / "pins.toml").write_text("\n".join(pinned))
     policy = folder / "policy.toml"
-    policy.write_text("max_epsilon = 7.0\n")
+    policy.write_text("")
     nodes[2]["privacy-policy"] = str(policy)
     with Deployment(nodes=nodes, folder=folder) as deployment:
         yield deployment
@@ -117,6 +117,7 @@ def test_mspdq_mixes_on_three_nodes_and_the_server_opens_two_sums(deployment: De
 
 def test_udp_trains_on_three_nodes_and_each_keeps_its_own_ledger(deployment: Deployment) -> None:
     """The third node's policy allows one of the two releases that the budget is meant for."""
+    (deployment.folder / "policy.toml").write_text("max_epsilon = 7.0\n")
     out = deployment.folder / "udp.json"
     deployment.run(APP, run_config={"scheme": "udp", "rounds": 2, "out": str(out)})
     result = json.loads(out.read_text())

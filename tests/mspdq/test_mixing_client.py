@@ -10,13 +10,13 @@ import pytest
 from apps import message_app, record, run_strategy
 from flwr.app import Context, Message, RecordDict
 
-from flwr_privacy.clients import MSPClient, MSPDQClient, Trained, as_mod
+from flwr_privacy.clients import MSPClient, MSPDQClient, SecureSumClient, Trained, as_mod
 from flwr_privacy.errors import DataError, DeclinedError, InvalidParameterError, ProtocolError
 from flwr_privacy.fields import write
 from flwr_privacy.mspdq import Codec, Terms, decode_start
 from flwr_privacy.packing import unpack
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import MSP, MSPDQ
+from flwr_privacy.strategies import MSP, MSPDQ, FedAvg
 from flwr_privacy.wire import RECORD
 
 MODEL = {
@@ -370,6 +370,26 @@ def test_a_policy_that_wants_sums_declines_what_is_none(kind: type, tmp_path: Pa
         result = run_strategy(MSPDQ(**options), app, nodes=nodes, num_rounds=1)
         assert result.history[1]["refused"] == {}
         assert result.history[1]["folded"] == 4
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["max_epsilon = 9.0", 'units = ["user"]', "min_noise_multiplier = 0.1", 'schemes = ["udp"]'],
+)
+def test_a_policy_with_a_budget_declines_sums_too(rule: str, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(rule)
+    options = {"privacy-policy": str(policy)}
+    nodes = [{"client-id": name, "partition-id": i} for i, name in enumerate("abcd")]
+    nodes[2] |= options
+    summed = SecureSum(threshold=3)
+    for strategy, client in (
+        (MSPDQ(secure_sum=summed, bound=4.0), MSPDQClient),
+        (FedAvg(secure_sum=summed), SecureSumClient),
+    ):
+        app = message_app([as_mod(client)])
+        line = run_strategy(strategy, app, nodes=nodes, num_rounds=1).history[1]
+        assert (line["refused"], line["folded"]) == ({"declined": 1}, 3)
 
 
 def test_the_policy_is_asked_before_every_message(tmp_path: Path) -> None:
