@@ -28,7 +28,7 @@ logger = logging.getLogger("flwr.privacy")
 
 _SETTLE = 0.1  # seconds between two looks at the nodes before they are counted
 _SILENCE = 60.0  # seconds without a further hello after which the silent nodes are left out
-_JOINING = 10.0  # seconds for the hello of nodes that come later
+_JOINING = 60.0  # seconds for the hello of nodes that come later: each starts a process for it
 
 
 class Federation:
