@@ -11,7 +11,13 @@ import typer
 from flwr_privacy import __version__
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, check_choice
 from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
-from flwr_privacy.simulations.jobs import DEFAULT_CLIENTS, Engine, carry_out, next_folder
+from flwr_privacy.simulations.jobs import (
+    DEFAULT_CLIENTS,
+    SEED_WARNING,
+    Engine,
+    carry_out,
+    next_folder,
+)
 from flwr_privacy.simulations.progress import planned_rounds
 from flwr_privacy.simulations.ray_engine import RayResources
 from flwr_privacy.simulations.runs import RunFolder
@@ -117,6 +123,10 @@ def run(
     port: Annotated[
         int | None, typer.Option(help="Port of the SuperLink for Ray; by default a free one.")
     ] = None,
+    test_seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of the clients' noise, for tests: NOTHING IS PROTECTED."),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -152,9 +162,11 @@ def run(
         gpus_per_client=gpus_per_client,
         ray_address=ray_address,
     )
-    where = Engine(name=engine or "ray", workers=workers, resources=resources, port=port)
+    where = Engine(
+        name=engine or "ray", workers=workers, resources=resources, port=port, test_seed=test_seed
+    )
     if resume is not None:
-        if values or out is not None or workers is not None:
+        if values or any(x is not None for x in (out, workers, test_seed)):
             raise InvalidParameterError(
                 "--resume", str(resume), "no other setting beside it: a run keeps its own"
             )
@@ -162,12 +174,23 @@ def run(
         if folder.summary["status"] == "completed":
             typer.echo(f"run: {folder.path} is complete")
             return
+        if folder.summary["engine"] == "deployed":
+            allowed = "a simulation; for a run that was deployed: flwr-privacy deploy --resume"
+            raise InvalidParameterError("--resume", str(resume), allowed)
         where = replace(where, **_engine_of(folder, engine))
         folder.reopen()
     else:
         settings = _settings(values, download=download)
         path = next_folder(Path("runs"), settings) if out is None else out
-        folder = RunFolder.create(path, settings, engine=where.name, nodes=where.nodes(settings))
+        folder = RunFolder.create(
+            path,
+            settings,
+            engine=where.name,
+            nodes=where.nodes(settings),
+            test_seed=test_seed,
+        )
+    if where.test_seed is not None:
+        typer.echo(SEED_WARNING, err=True)
     try:
         carry_out([folder], where, resume=resume is not None)
     except KeyboardInterrupt:
@@ -251,12 +274,14 @@ def deploy(
         settings = _settings(options.settings_of(values), download=False)
         members = members_of(settings, nodes)
         path = next_folder(Path("runs"), settings) if out is None else out
-        folder = RunFolder.create(path, settings, engine="deployed", nodes=len(members))
+        folder = RunFolder.create(
+            path, settings, engine="deployed", nodes=len(members), test_seed=test_seed
+        )
     else:
         members = members_of(folder.settings, nodes)
         folder.reopen()
     if test_seed is not None:
-        typer.echo(deployed.SEED_WARNING, err=True)
+        typer.echo(SEED_WARNING, err=True)
     try:
         deployed.deploy(folder, members, options, say=typer.echo, resume=resume is not None)
     except KeyboardInterrupt:
@@ -602,7 +627,11 @@ def _engine_of(folder: RunFolder, engine: str | None) -> dict[str, Any]:
     nodes = int(folder.summary["nodes"])
     clients = folder.settings.clients
     cohorts = clients is not None and nodes < clients
-    return {"name": engine or folder.summary["engine"], "workers": nodes if cohorts else None}
+    return {
+        "name": engine or folder.summary["engine"],
+        "workers": nodes if cohorts else None,
+        "test_seed": folder.summary.get("test_seed"),
+    }
 
 
 def _whole(value: float) -> Any:

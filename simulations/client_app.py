@@ -21,6 +21,7 @@ from flwr_privacy.identity import client_id_from, derive_seed
 from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.schemes import client_of, scheme
 from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.superlink import TEST_SEED_VARIABLE
 from flwr_privacy.simulations.vertical_tasks import vertical_data, vertical_task
 
 __all__ = ["app"]
@@ -45,6 +46,8 @@ def scheme_mod(
         folder = Path(run_dir, "clients")
         folder.mkdir(exist_ok=True)
         context.node_config.setdefault("privacy-state", str(folder))
+    if is_simulated() and TEST_SEED_VARIABLE in os.environ:
+        context.node_config.setdefault("insecure-seed", int(os.environ[TEST_SEED_VARIABLE]))
     if scheme(settings.scheme).own_client:
         return _own_client(settings, client)(message, context)
     if scheme(settings.scheme).vertical:

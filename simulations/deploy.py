@@ -23,10 +23,6 @@ __all__ = ["DeployOptions", "LostNode", "deploy", "reopened", "what_happened"]
 
 FOLDER = "deployment"
 SHOWN_ROUNDS = 10
-SEED_WARNING = (
-    "WARNING: --test-seed: what the nodes draw in secret, their noise above all, can be computed "
-    "from the seed in their configuration. Nothing is protected. For tests only."
-)
 
 Say = Callable[[str], None]
 
@@ -174,7 +170,7 @@ def deploy(
     lost: list[LostNode] = []
     with kept(run), shown(run):
         run.begin()
-        run.update(test_seed=options.test_seed, lost_nodes=[])
+        run.update(lost_nodes=[])
         folder.mkdir(mode=0o700, exist_ok=True)
         deployment = Deployment(
             nodes=prepare(members, folder, policy=options.policy, test_seed=options.test_seed),

@@ -7,7 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flwr_privacy.errors import FlwrPrivacyError, check_choice, check_integer
+from flwr_privacy.errors import (
+    FlwrPrivacyError,
+    InvalidParameterError,
+    check_choice,
+    check_integer,
+)
 from flwr_privacy.simulations.progress import Progress
 from flwr_privacy.simulations.ray_engine import RayResources, RaySession
 from flwr_privacy.simulations.runs import RunFolder, follow
@@ -18,6 +23,10 @@ __all__ = ["Engine", "carry_out", "kept", "next_folder", "shown"]
 APP = Path(__file__).parent
 CLIENT_APP = "flwr_privacy.simulations.client_app:app"
 DEFAULT_CLIENTS = 20
+SEED_WARNING = (
+    "WARNING: --test-seed: what the clients draw in secret, their noise above all, can be computed "
+    "from the seed. Nothing is protected. For tests only."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,20 +44,28 @@ class Engine:
         What Ray has and what a node gets.
     port : int, optional
         Port of the SuperLink for Ray.
+    test_seed : int, optional
+        Seed of what the clients draw in secret, for tests: nothing is protected.
 
     Raises
     ------
     InvalidParameterError
-        If a value is not allowed.
+        If a value is not allowed, or a Ray cluster that runs already is to get the seed.
     """
 
     name: str = "ray"
     workers: int | None = None
     resources: RayResources = field(default_factory=RayResources)
     port: int | None = None
+    test_seed: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("engine", self.name, ("ray", "inline"))
+        if self.test_seed is not None:
+            check_integer("--test-seed", self.test_seed, minimum=0)
+            if self.resources.ray_address is not None:
+                allowed = "none with ray_address: a cluster that runs has an environment of its own"
+                raise InvalidParameterError("--test-seed", self.test_seed, allowed)
         if self.workers is not None:
             check_integer("workers", self.workers, minimum=1)
 
@@ -86,7 +103,12 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
         session: RaySession | None = None
         if engine.name == "ray":
             log = runs[0].log_path
-            session = RaySession(resources=engine.resources, port=engine.port, log_path=log)
+            session = RaySession(
+                resources=engine.resources,
+                port=engine.port,
+                log_path=log,
+                test_seed=engine.test_seed,
+            )
             with kept(*runs, ends=False):
                 stack.enter_context(session)
         for run in runs:
@@ -102,10 +124,10 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
                     session.run(APP, nodes=nodes, run_config=config)
                 else:
                     with _logged(run):
-                        _inline(run, config, nodes=nodes, workers=engine.workers or 0)
+                        _inline(run, config, engine, nodes=nodes)
 
 
-def _inline(run: RunFolder, config: dict[str, str | bool], *, nodes: int, workers: int) -> None:
+def _inline(run: RunFolder, config: dict[str, str | bool], engine: Engine, *, nodes: int) -> None:
     # Imported late: the apps bring torch, which no other command needs.
     from flwr_privacy.simulations.inline import run_inline
     from flwr_privacy.simulations.schemes import client_of
@@ -120,8 +142,9 @@ def _inline(run: RunFolder, config: dict[str, str | bool], *, nodes: int, worker
         CLIENT_APP,
         nodes=nodes,
         run_config=config,
-        workers=0 if workers <= 1 else workers,
+        workers=0 if engine.workers in (None, 1) else engine.workers,
         state=state,
+        insecure_seed=engine.test_seed,
     )
 
 

@@ -119,6 +119,9 @@ class RaySession:
         Folder in which Flower's files, the app among them, are kept until the session ends. With
         a Ray cluster of several hosts, an app whose components are files of its own folder needs
         one that all hosts share. By default a temporary one.
+    test_seed : int, optional
+        Seed of what the clients of this package's app draw in secret, for tests: nothing is
+        protected.
 
     Raises
     ------
@@ -135,6 +138,7 @@ class RaySession:
         port: int | None = None,
         log_path: Path | None = None,
         home: Path | None = None,
+        test_seed: int | None = None,
     ) -> None:
         if port is not None:
             check_integer("port", port, minimum=1, maximum=65535)
@@ -142,6 +146,7 @@ class RaySession:
         self._port = port
         self._log_path = log_path
         self._home = home
+        self._test_seed = test_seed
         self._superlink: SuperLink | None = None
 
     def __enter__(self) -> Self:
@@ -246,6 +251,7 @@ class RaySession:
                 port=self._port,
                 log_path=self._log_path,
                 home=self._home,
+                test_seed=self._test_seed,
             )
         return self._superlink
 

@@ -75,6 +75,7 @@ class RunFolder:
         engine: str,
         nodes: int,
         experiment_id: str | None = None,
+        test_seed: int | None = None,
     ) -> "RunFolder":
         """Make the folder of a run that starts now.
 
@@ -89,7 +90,10 @@ class RunFolder:
         nodes : int
             Number of nodes, at least 1.
         experiment_id : str, optional
-            The experiment that the run belongs to; by default a new one.
+            The experiment that the run belongs to; by default a new one, or with a test seed the
+            one of that seed: what clients draw depends on its name.
+        test_seed : int, optional
+            Seed of what the clients draw in secret, for tests.
 
         Raises
         ------
@@ -99,12 +103,13 @@ class RunFolder:
         summary = {
             "status": "running",
             "engine": check_choice("engine", engine, ENGINES),
-            "experiment_id": experiment_id or new_experiment_id(),
+            "experiment_id": experiment_id or _experiment_id(test_seed),
             "started": _now(),
             "finished": None,
             "versions": _versions(),
             "nodes": check_integer("nodes", nodes, minimum=1),
             "error": None,
+            "test_seed": test_seed,
         }
         run = cls(Path(path))
         kept = (run.settings_path, run.summary_path, run.metrics_path)
@@ -554,3 +559,7 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:  # an extra that is not installed
             continue
     return versions
+
+
+def _experiment_id(test_seed: int | None) -> str:
+    return new_experiment_id() if test_seed is None else f"test-seed-{test_seed}"

@@ -25,10 +25,11 @@ from flwr_privacy.clients.node import COHORTS_VARIABLE
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.keeper import Keeper, Process, ray_command
 
-__all__ = ["SuperLink", "free_port", "is_free"]
+__all__ = ["TEST_SEED_VARIABLE", "SuperLink", "free_port", "is_free"]
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 90.0
+TEST_SEED_VARIABLE = "FLWR_PRIVACY_TEST_SEED"  # for the clients of this package's app
 # Ray puts sockets there, and the whole path of a socket has about 100 characters.
 LONGEST_FOLDER = 30
 
@@ -48,6 +49,8 @@ class SuperLink:
         File to which all output is appended; by default one in the temporary folder.
     home : Path, optional
         Folder in which a temporary FLWR_HOME is made.
+    test_seed : int, optional
+        What the environment of a new Ray cluster has as TEST_SEED_VARIABLE.
 
     Raises
     ------
@@ -66,6 +69,7 @@ class SuperLink:
         port: int | None = None,
         log_path: Path | None = None,
         home: Path | None = None,
+        test_seed: int | None = None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise EngineError("Ray is not installed: pip install 'flwr-privacy[simulation]'")
@@ -82,6 +86,8 @@ class SuperLink:
 
         ray_port = free_port()
         self._environment = _environment(flwr_home, ray_address or f"{HOST}:{ray_port}")
+        if test_seed is not None:
+            self._environment[TEST_SEED_VARIABLE] = str(test_seed)
         commands = [self._superlink_command()]
         ready: Path | None = None
         if ray_address is None:
@@ -219,7 +225,7 @@ def _connection(port: int) -> dict[str, Any]:
 
 
 def _environment(flwr_home: Path, ray_address: str) -> dict[str, str]:
-    strange = ("FLWR_LOCAL_", "FLWR_INTERNAL_")
+    strange = ("FLWR_LOCAL_", "FLWR_INTERNAL_", TEST_SEED_VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(strange)}
     local = "127.0.0.1,localhost"
     return {

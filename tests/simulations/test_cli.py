@@ -17,6 +17,7 @@ from flwr_privacy.simulations import cli
 from flwr_privacy.simulations.cli import main
 from flwr_privacy.simulations.demo import demo_settings
 from flwr_privacy.simulations.runs import RunFolder
+from flwr_privacy.simulations.settings import Settings
 
 COMMAND = Path(sys.executable).parent / "flwr-privacy"
 
@@ -179,6 +180,12 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
         (("--task", "mnist-mlp", "--data-root", "nowhere"), 3, "nowhere"),
         (("--clients", "2000"), 3, "client"),
         (("--resume", "nowhere"), 2, "run folder = 'nowhere': expected a folder that exists"),
+        (("--test-seed", "-1"), 2, "--test-seed = -1: expected an integer of at least 0"),
+        (
+            ("--engine", "ray", "--ray-address", "127.0.0.1:1", "--test-seed", "1"),
+            2,
+            "--test-seed = 1: expected none with ray_address",
+        ),
     ],
 )
 def test_what_a_user_did_wrong_is_one_line_and_an_exit_code(
@@ -241,6 +248,29 @@ def test_folders_that_cannot_be_used(command: Command, tmp_path: Path) -> None:
         assert done.returncode == 2
         assert "file" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_with_a_test_seed_the_noise_is_the_same_again_and_the_user_is_warned(
+    command: Command, tmp_path: Path
+) -> None:
+    for name, seed in (("one", "7"), ("two", "7"), ("other", "8")):
+        done = command(
+            *INLINE, "--scheme", "udp", "--rounds", "1", "--test-seed", seed, "--out", name
+        )
+        assert done.returncode == 0, done.stderr
+        assert "WARNING: --test-seed" in done.stderr
+    assert same_model(tmp_path / "one", tmp_path / "two")
+    one, other = model(tmp_path / "one"), model(tmp_path / "other")
+    assert all((one[name] != other[name]).any() for name in one)
+    assert "test-seed-7" in (tmp_path / "one" / "summary.json").read_text()
+
+
+def test_a_deployed_run_is_not_resumed_in_a_simulation(command: Command, tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "r", Settings(clients=2), engine="deployed", nodes=2)
+    run.finish("interrupted")
+    done = command("run", "--resume", "r")
+    assert done.returncode == 2
+    assert "flwr-privacy deploy --resume" in done.stderr
 
 
 def test_a_run_is_resumed_alone(command: Command, tmp_path: Path) -> None:
