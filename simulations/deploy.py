@@ -238,6 +238,9 @@ def what_happened(run: RunFolder) -> list[str]:
     told.append(
         f"rounds: {len(rounds)}, " + (f"skipped: {_few(skipped)}" if skipped else "none skipped")
     )
+    if taken := sum(line.get("exchanges", 0) for line in rounds):
+        seconds = rounds[-1]["seconds"] - run.rounds()[0]["seconds"]
+        told.append(f"exchanges: {taken} in these rounds, {seconds / taken:.1f} s each")
     asked, used = (sum(line.get(key, 0) for line in rounds) for key in ("asked", "folded"))
     answers = f"answers: {used} of {asked} used"
     if short := [line["round"] for line in rounds if line.get("folded", 0) < line.get("asked", 0)]:

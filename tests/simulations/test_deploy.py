@@ -218,16 +218,19 @@ def finished(folder: Path, lines: list[dict[str, Any]], **summary: Any) -> RunFo
 def test_the_end_says_who_was_lost_and_what_the_rounds_came_to(tmp_path: Path) -> None:
     lost = {"node": 1, "client_id": "1", "server_round": 2, "seconds": 34.0, "ending": "it ended"}
     lines = [
-        {"round": 0},
+        {"round": 0, "exchanges": 4, "seconds": 9.0},
         {"round": 1, "asked": 3, "folded": 3, "refused": {}, "skipped": False},
         {"round": 2, "asked": 3, "folded": 2, "refused": {}, "skipped": False},
         {"round": 3, "asked": 2, "folded": 0, "refused": {"declined": 2}, "skipped": True},
     ]
+    for line in lines[1:]:
+        line |= {"exchanges": 2, "seconds": 9.0 + 12.0 * line["round"]}
     run = finished(tmp_path / "r", lines, lost_nodes=[lost])
     assert what_happened(run) == [
         "nodes: 2 of 3 to the end",
         "lost: node 1 (client 1) in round 2, 34.0 s after the start: it ended",
         "rounds: 3, skipped: 3",
+        "exchanges: 6 in these rounds, 6.0 s each",
         "answers: 5 of 8 used; fewer than asked in round 2, 3",
         f"refused: 2 declined (the nodes' logs in {tmp_path / 'r' / 'deployment'} say why)",
     ]
