@@ -713,7 +713,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.load_state_dict(state["scheme_state"])
         if self.inner is not None:
             self.inner.load_state_dict(state["inner"])
-        earlier = float(state["history"][-1]["seconds"])
+        earlier = float(self.experiment.history.lines[-1]["seconds"])
         return to_record(state["arrays"]), int(state["round"]) + 1, earlier
 
     def _welcome(self, grid: Grid, server_round: int) -> None:

@@ -123,7 +123,7 @@ class Experiment:
                     str(self.run_dir),
                     f"a folder without a {CHECKPOINT}, or resume=True to go on from it",
                 )
-            self.history.restart([])
+            self.history.restart()
             return None
         path = self.run_dir / CHECKPOINT
         state = checkpoint.load(path)
@@ -180,7 +180,7 @@ class Experiment:
                 "seed": self._seed,
                 "round": line["round"],
                 "arrays": {name: array.numpy() for name, array in arrays.items()},
-                "history": [*self.history.lines, line],
+                "history": self.history.text_with(line),
                 "card": card.to_json(),
                 **state,
             }

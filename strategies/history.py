@@ -28,21 +28,28 @@ class History:
         self, path: Path | None = None, on_round: Callable[[Line], None] | None = None
     ) -> None:
         self.lines: list[Line] = []
+        self._encoded: list[str] = []  # the same, as the file has them
         self._path = path
         self._on_round = on_round
 
-    def restart(self, lines: list[Line]) -> None:
+    def restart(self, text: str = "") -> None:
         """Begin with the lines of an earlier run; what the file had beyond them is dropped."""
-        self.lines = list(lines)
+        self._encoded = text.splitlines(keepends=True)
+        self.lines = [json.loads(entry) for entry in self._encoded]
         if self._path is not None:
-            write_text(self._path, "".join(_encode(line) for line in lines))
+            write_text(self._path, text)
+
+    def text_with(self, line: Line) -> str:
+        """Return all lines as the file has them, and one more."""
+        return "".join([*self._encoded, _encode(line)])
 
     def add(self, line: Line) -> None:
         """Append the line of a round."""
         self.lines.append(line)
         if self._path is not None:
+            self._encoded.append(_encode(line))
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(_encode(line))
+                file.write(self._encoded[-1])
         if self._on_round is not None:
             self._on_round(line)
 

@@ -83,7 +83,8 @@ class Accountant(ABC):
         InvalidParameterError
             If the accountant does not know its cost; nothing is added then.
         """
-        self._counts = self._with(charge)
+        single = self._single(charge)
+        self._counts[single] = self._counts.get(single, 0) + charge.count
 
     def epsilon(self, delta: float) -> float:
         """Return the epsilon of the charges so far; without any 0, without a bound infinite.
@@ -144,10 +145,14 @@ class Accountant(ABC):
         return self._exceeds(tuple(self._with(charge).items()), epsilon, delta)
 
     def _with(self, charge: Charge) -> dict[Charge, int]:
+        single = self._single(charge)
+        return {**self._counts, single: self._counts.get(single, 0) + charge.count}
+
+    def _single(self, charge: Charge) -> Charge:
         if not self._knows(charge):
             raise InvalidParameterError("charge", charge, f"for '{self.name}' {self.known}")
-        single = replace(charge, count=1)
-        return {**self._counts, single: self._counts.get(single, 0) + charge.count}
+        # A ledger is added up for every check: a copy, which is validated, only where one is due.
+        return charge if charge.count == 1 else replace(charge, count=1)
 
     def _exceeds(self, releases: Releases, epsilon: float, delta: float) -> bool:
         return self._delta_beyond_gap(releases, epsilon) > delta
