@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export FLWR_TELEMETRY_ENABLED := 0
+# Compiled tests are kept: two workers and two phases would compile all of them again.
+unexport PYTHONDONTWRITEBYTECODE
 # Files with tests that start an engine: to collect all others too takes as long as some of these.
 ENGINES = $(shell grep -rlE "mark\.(ray|deployed)|Conformance" tests --include='test_*.py')
 
@@ -18,14 +20,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/flwr-privacy demo --out runs/demo
 
-# Two at a time, but for those that start the engines, which take both cores by themselves.
+# Two at a time. Of the tests that start an engine, which take both cores by themselves, a few.
 test: $(STAMP)
-	$(BIN)/pytest --numprocesses 2 -m "not ray and not deployed"
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m "ray or (deployed and smoke)" $(ENGINES)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not ray and not deployed"
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m smoke $(ENGINES)
 
-# What a real SuperLink and its SuperNodes do with the schemes that take long there: minutes of waiting.
+# All schemes on Ray beside all schemes, and all faults, on a SuperLink and SuperNodes of their own.
 test-deploy: $(STAMP)
-	$(BIN)/pytest -m "deployed and not smoke" $(ENGINES)
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m "(ray or deployed) and not smoke" $(ENGINES)
 
 # mypy does not follow setuptools' package-dir mapping, so it sees the packages through links.
 check: $(STAMP)

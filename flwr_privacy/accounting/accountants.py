@@ -28,6 +28,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -262,16 +263,21 @@ class PldAccountant(Accountant):
         return True
 
     def _epsilon(self, releases: Releases, delta: float) -> float:
-        distribution, rest = composed_pld(releases), delta - _rounding(releases)
-        if distribution is None or rest <= 0:
-            return math.inf
-        return float(distribution.get_epsilon_for_delta(rest))
+        return _pld_epsilon(releases, delta)
 
     def _delta(self, releases: Releases, epsilon: float) -> float:
         distribution = composed_pld(releases)
         if distribution is None:
             return 1.0
         return float(distribution.get_delta_for_epsilon(epsilon)) + _rounding(releases)
+
+
+@lru_cache(maxsize=64)  # a card's total is stated, shown and verified
+def _pld_epsilon(releases: Releases, delta: float) -> float:
+    distribution, rest = composed_pld(releases), delta - _rounding(releases)
+    if distribution is None or rest <= 0:
+        return math.inf
+    return float(distribution.get_epsilon_for_delta(rest))
 
 
 ACCOUNTANTS: dict[str, type[Accountant]] = {
