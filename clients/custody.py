@@ -178,7 +178,7 @@ def is_simulated() -> bool:
 def _folder(context: Context) -> Path:
     named = context.node_config.get(_STATE, os.environ.get(STATE_VARIABLE))
     if named is None and is_simulated():
-        # Simulated clients of an app that knows nothing of us: their state lasts as long as a run.
+        # Simulated clients of an app that knows nothing of us: a folder of its own for each run.
         folder = Path(tempfile.gettempdir(), f"flwr-privacy-simulated-{context.run_id}")
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder

@@ -26,7 +26,7 @@ RunValue = str | int | float | bool
 POLL_INTERVAL = 0.3
 # Seconds between the end of an app's process and the end of its log, and the other way round
 # (Flower ends a simulation by force after 5 s).
-END_TIMEOUT = 10.0
+END_TIMEOUT = 30.0
 SHOWN_EXCEPTIONS = 4
 SHOWN_LINES = 10
 

@@ -13,4 +13,5 @@ results = []
 def main(grid: Grid, context: Context) -> None:
     arrays = ArrayRecord([np.zeros((2, 2), np.float32), np.ones(3, np.float32)])
     strategy = FedAvg(fraction_train=1.0, min_available_nodes=4)
-    results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2).arrays)
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2)
+    results.append(result.arrays.to_numpy_ndarrays())

@@ -1,0 +1,1 @@
+"""A Flower app of the Message API: PyTorch on handwritten digits."""

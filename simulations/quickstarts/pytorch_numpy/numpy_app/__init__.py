@@ -1,0 +1,1 @@
+"""A Flower app with a NumPyClient: PyTorch on handwritten digits."""
