@@ -10,6 +10,7 @@ from .aggregate import aggregate
 from .calibration import calibration
 from .coded_gradient import coded_gradient
 from .controller import controller
+from .exchanges import exchanges
 from .fedvs import fedvs
 from .field import field
 from .mixing import mixing
@@ -47,6 +48,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "m2fdp": m2fdp,
     "secure-fedavg": secure_fedavg,
     "cohorts": cohorts,
+    "exchanges": exchanges,
 }
 
 

@@ -286,9 +286,10 @@ def deploy(
         deployed.deploy(folder, members, options, say=typer.echo, resume=resume is not None)
     except KeyboardInterrupt:
         typer.echo("interrupted; all that was started is stopped", err=True)
-        if folder.checkpoint_path.exists():
-            typer.echo(f"to go on: flwr-privacy deploy --resume {folder.path}", err=True)
         raise
+    finally:
+        if folder.summary["status"] != "completed" and folder.checkpoint_path.exists():
+            typer.echo(f"to go on: flwr-privacy deploy --resume {folder.path}", err=True)
     for line in deployed.what_happened(folder):
         typer.echo(line)
     typer.echo(f"run: {folder.path}")
@@ -554,8 +555,15 @@ def reliability(
         typer.Option(help="Scheme, as often as needed; by default all that the matrix has."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/reliability.md"),
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Rounds, at least 20, of a training with random faults, in place of the tables."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Root of the random faults.")] = 1,
 ) -> None:
-    """Try every fault in every phase of the schemes, inline, and write down what became of it.
+    """Try every fault in every phase of the schemes, inline, or random ones over many rounds.
 
     A page that is there keeps what it says of schemes that are not asked for.
     """
@@ -564,9 +572,18 @@ def reliability(
     from flwr_privacy.simulations.reliability import DEFECT, matrix
     from flwr_privacy.simulations.reliability_scenes import SCENES
 
+    chosen = [check_choice("scheme", name, SCENES) for name in scheme or SCENES]
+    if rounds is not None:
+        wrong = pages.write_long_runs(chosen, rounds=rounds, seed=seed, out=out, say=typer.echo)
+        typer.echo(f"page: {out}")
+        for line in wrong:
+            typer.echo(f"defect: {line}", err=True)
+        if wrong:
+            raise typer.Exit(1)
+        return
     order = [scene.title for scene in SCENES.values()]
     matrices = {}
-    for name in [check_choice("scheme", name, SCENES) for name in scheme or SCENES]:
+    for name in chosen:
         title = SCENES[name].title
         matrices[title] = matrix(SCENES[name])
         typer.echo(f"{title}\n{pages.table(matrices[title])}\n")

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import tomli_w
 
-from flwr_privacy.errors import EngineError, InvalidParameterError, check_integer
+from flwr_privacy.errors import EngineError, InvalidParameterError, check_flag, check_integer
 from flwr_privacy.simulations.deployment_keys import HOST, write_certificates, write_node_key
 from flwr_privacy.simulations.keeper import Keeper, Process
 from flwr_privacy.simulations.ray_engine import exceptions_in
@@ -59,6 +59,9 @@ class Deployment:
         Environment variables of the nodes. What differs between them belongs into `nodes`.
     port : int, optional
         Loopback port of the SuperLink; by default a free one.
+    database : bool, default False
+        Whether the SuperLink keeps nodes, runs and messages in a file (``superlink.db``), so that
+        one that is started again still knows them; by default they are in its memory.
 
     Attributes
     ----------
@@ -81,9 +84,11 @@ class Deployment:
         folder: Path,
         node_environment: Mapping[str, str] | None = None,
         port: int | None = None,
+        database: bool = False,
     ) -> None:
         if port is not None:
             check_port("port", port)
+        self._database = check_flag("database", database)
         self.folder = folder.absolute()
         self.ca_certificate = self.folder / "ca.pem"
         self.port = port or 0
@@ -99,16 +104,11 @@ class Deployment:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._stack = stack
-            certificate, key = write_certificates(self.folder)
+            self._certificate, self._key = write_certificates(self.folder)
             self.port = self.port or free_port()
             self._home.mkdir(exist_ok=True)
             (self._home / "config.toml").write_text(tomli_w.dumps(self._connection()))
-            command = ["flower-superlink", "--host", HOST, "--port", str(self.port)]
-            command += ["--ssl-ca-certfile", str(self.ca_certificate)]
-            command += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
-            command += ["--enable-supernode-auth"]
-            self._keep(SUPERLINK, command, self._environment(self._home))
-            self._wait_for_superlink()
+            self.start_superlink()
             for index in range(len(self._node_configs)):
                 self.start(index)
             self._stack = stack.pop_all()
@@ -177,8 +177,16 @@ class Deployment:
         finally:
             self._drop(name)
 
-    def start(self, index: int) -> None:
-        """Start a node; it connects by itself, and a strategy waits for it."""
+    def start(self, index: int, *, environment: Mapping[str, str] | None = None) -> None:
+        """Start a node; it connects by itself, and a strategy waits for it.
+
+        Parameters
+        ----------
+        index : int
+            Which one. A node that is not registered gets a new key, and so another name in Flower.
+        environment : mapping, optional
+            Environment variables of this node, beside those of all.
+        """
         name = _name(index)
         home = self.folder / name
         home.mkdir(exist_ok=True)
@@ -191,14 +199,55 @@ class Deployment:
         command += ["--auth-supernode-private-key", str(home / "node.key")]
         if config := self._node_configs[index]:
             command += ["--node-config", config]
-        self._keep(name, command, {**self._environment(home), **self._node_environment})
+        own = {**self._node_environment, **(environment or {})}
+        self._keep(name, command, {**self._environment(home), **own})
 
     def kill(self, index: int) -> None:
         """Kill a node and the app it runs.
 
-        The SuperLink takes it for connected until a minute after its last sign of life.
+        The SuperLink takes it for connected until a minute after its last sign of life, and lets
+        nobody connect with its key until then: `unregister` it to start it again at once.
         """
         self._drop(_name(index))
+
+    def unregister(self, index: int) -> None:
+        """Take a node out of the federation: messages to it are answered as lost at once.
+
+        Raises
+        ------
+        DeploymentError
+            If it is not registered, or the SuperLink refuses.
+        """
+        if index not in self._ids:
+            raise self._error(f"{_name(index)} is not registered")
+        self._listed("supernode", "unregister", self._ids.pop(index))
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, at the same port each time; return when it answers.
+
+        One that was killed knows its nodes and runs again if it has a database. Otherwise the
+        nodes end by themselves, and each has to be started anew.
+
+        Raises
+        ------
+        DeploymentError
+            If it does not answer.
+        """
+        if not self._database:
+            self._ids.clear()
+            self._known_runs.clear()
+        command = ["flower-superlink", "--host", HOST, "--port", str(self.port)]
+        command += ["--ssl-ca-certfile", str(self.ca_certificate)]
+        command += ["--ssl-certfile", str(self._certificate), "--ssl-keyfile", str(self._key)]
+        command += ["--enable-supernode-auth"]
+        if self._database:
+            command += ["--database", str(self.folder / "superlink.db")]
+        self._keep(SUPERLINK, command, self._environment(self._home))
+        self._wait_for_superlink()
+
+    def kill_superlink(self) -> None:
+        """Kill the SuperLink and the ServerApps that it runs; a run that goes on fails."""
+        self._drop(SUPERLINK)
 
     def stop(self, index: int) -> None:
         """End a node in order: it tells the SuperLink that it leaves."""
@@ -215,6 +264,10 @@ class Deployment:
                 raise self._error(f"{name} did not end within {STOP_TIMEOUT:g} s")
             time.sleep(0.05)
         self._drop(name)
+
+    def alive(self, index: int) -> bool:
+        """Tell whether a node's process runs; it may have ended by itself."""
+        return self._kept[_name(index)].alive
 
     def online(self) -> int:
         """Return the number of nodes that the SuperLink takes for connected."""
@@ -276,6 +329,8 @@ class Deployment:
     def _check_alive(
         self, but: str = "", on_lost: Callable[[int, str], None] | None = None
     ) -> None:
+        if SUPERLINK not in self._kept:
+            raise self._error("the SuperLink was killed")
         for name, keeper in list(self._kept.items()):
             if name == but or keeper.alive:
                 continue
@@ -286,8 +341,7 @@ class Deployment:
             self._drop(name)
             # Otherwise the SuperLink waits a minute for a sign of life. That is no more than slow.
             with suppress(DeploymentError):
-                self._listed("supernode", "unregister", self._ids[index])
-            del self._ids[index]
+                self.unregister(index)
 
     def _status(self) -> str:
         """Return the status of the newest run; ``flwr run`` exits with 0 when the app failed."""

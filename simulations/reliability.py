@@ -98,7 +98,11 @@ class Witness:
         digest = hashlib.sha256(repr(open_fields).encode())
         for key, array in answer[0].items():
             digest.update(key.encode() + np.asarray(array).tobytes())
-        self.answers[question].add(digest.digest())
+        self.keep(question, digest.digest())
+
+    def keep(self, question: Release, answer: bytes) -> None:
+        """Keep the digest of an answer."""
+        self.answers[question].add(answer)
         self.questions.add(question)
 
     def forget(self, client: str) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from flwr_privacy.simulations.inline.faults import KINDS
 from flwr_privacy.simulations.inline.flower_internals import assign_message_id
 from flwr_privacy.wire import RECORD
 
-__all__ = ["FAULTS", "FaultyGrid", "Killed", "Strike"]
+__all__ = ["FAULTS", "FaultyGrid", "Killed", "Strike", "question_of"]
 
 FAULTS = {
     "lost question": "the question is lost, or the node is killed before it has it",
@@ -118,38 +119,40 @@ class FaultyGrid(InlineGrid):
         strike: Strike | None = None,
         forgotten: Callable[[str], None] = lambda client: None,
     ) -> None:
-        kind = strike.fault if strike is not None else ""
-        fault = Fault(kind=kind, seconds=strike.seconds) if strike and kind in KINDS else None
-        super().__init__(
-            client_app,
-            nodes,
-            faults=() if fault is None else (fault,),
-            state=state,
-            insecure_seed=insecure_seed,
-        )
-        self.struck, self.empty = False, False
+        # A previous reply is kept only where one is to come again.
+        again = (Fault(kind="stale"),) if strike is None or strike.fault == "stale" else ()
+        super().__init__(client_app, nodes, faults=again, state=state, insecure_seed=insecure_seed)
         self.asked: list[tuple[str, int]] = []
-        self._strike, self._injected, self._state = strike, fault, state
-        self._forgotten = forgotten
+        self._state, self._forgotten = state, forgotten
+        self.aim(strike)
+        self._unreachable: dict[str, Message] = {}
+        self._held: dict[str, tuple[float, list[Message]]] = {}
+
+    def aim(self, strike: Strike | None) -> None:
+        """Have this fault happen from now on, and none that did not happen yet."""
+        kind = strike.fault if strike is not None else ""
+        self.struck, self.empty = False, False
+        self._strike = strike
+        self._injected = (
+            Fault(kind=kind, seconds=strike.seconds) if strike and kind in KINDS else None
+        )
         self._meant = 0  # questions to the client so far
         self._striking = False  # whether the message that is pushed is hit
         self._hit = ""  # the message that was hit
         self._deadly: tuple[str, int, int] | None = None  # the question after which the server dies
-        self._unreachable: dict[str, Message] = {}
-        self._held: dict[str, tuple[float, list[Message]]] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Take questions; those that are lost are told of when their replies are pulled."""
         ids: list[str] = []
         for message in messages:
-            self.asked.append(_question(message)[:2])
+            self.asked.append(question_of(message)[:2])
             strikes = self._strikes(message)
             if strikes and self._kind == "server killed":
-                self._deadly, strikes = _question(message), False
+                self._deadly, strikes = question_of(message), False
             self.struck |= strikes
             gone = message.metadata.dst_node_id not in self._contexts
             if gone or (strikes and self._kind == "lost question"):
-                assign_message_id(message, f"lost-{len(self.asked)}")
+                assign_message_id(message, uuid.uuid4().hex)
                 self._unreachable[message.metadata.message_id] = message
                 ids.append(message.metadata.message_id)
             else:
@@ -166,7 +169,7 @@ class FaultyGrid(InlineGrid):
             if message_id in self._held and self._held[message_id][0] <= time.monotonic():
                 return self._held.pop(message_id)[1]
         replies = list(super().pull_messages(wanted))
-        if self._deadly is not None and self._deadly in map(_question, replies):
+        if self._deadly is not None and self._deadly in map(question_of, replies):
             self._kill()
         return replies
 
@@ -181,7 +184,7 @@ class FaultyGrid(InlineGrid):
         if (
             strike is None
             or context is None
-            or _question(question)[:2] != (strike.phase, strike.server_round)
+            or question_of(question)[:2] != (strike.phase, strike.server_round)
             or client_id_from(context.node_config) != strike.client
         ):
             return False
@@ -218,6 +221,7 @@ class FaultyGrid(InlineGrid):
     def _move(self, node: int) -> None:
         """Have a node restarted at another address; what it kept in files may be lost."""
         old = self._contexts.pop(node)
+        self._previous.pop(node, None)
         if self._kind == "node lost" and self._strike is not None:
             for path in sorted(self._state.rglob(f"{self._strike.client}.*"), reverse=True):
                 _remove(path)
@@ -232,13 +236,14 @@ class FaultyGrid(InlineGrid):
 
     def _kill(self) -> None:
         """Kill the server when the replies to a question begin to come; everybody answers."""
-        for message_id in [i for i, q in self._questions.items() if _question(q) == self._deadly]:
+        for message_id in [i for i, q in self._questions.items() if question_of(q) == self._deadly]:
             super()._answer(message_id)
         self.struck, self._deadly = True, None
         raise Killed
 
 
-def _question(message: Message) -> tuple[str, int, int]:
+def question_of(message: Message) -> tuple[str, int, int]:
+    """Return phase, round and request of a question or a reply; no names if it has none."""
     record = message.content[RECORD] if message.has_content() else None
     if not isinstance(record, ConfigRecord):
         return "", -1, -1

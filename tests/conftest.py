@@ -74,6 +74,18 @@ def nobody_waits(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def no_pld(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let cards state what costs nothing to compute, for tests that ask for none of their numbers.
+
+    A privacy loss distribution takes seconds where epsilon has no meaning, as the noise is to be
+    none to speak of, and where participants are a secret sample.
+    """
+    from flwr_privacy.card import PrivacyCard
+
+    monkeypatch.setattr(PrivacyCard.state, "__defaults__", (("gdp", "rdp"),))
+
+
 class _Borrowed:
     """A session that is open before it is entered, and stays open."""
 
@@ -89,9 +101,11 @@ class _Borrowed:
 
 @pytest.fixture(scope="session")
 def _ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from flwr_privacy.simulations.ray_engine import RaySession
+    from flwr_privacy.simulations.ray_engine import RayResources, RaySession
 
-    with RaySession(log_path=tmp_path_factory.mktemp("ray") / "engine.log") as session:
+    log = tmp_path_factory.mktemp("ray") / "engine.log"
+    # One worker: each imports torch for every run, which takes longer than what it then does.
+    with RaySession(resources=RayResources(total_cpus=1), log_path=log) as session:
         yield session
 
 

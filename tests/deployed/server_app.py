@@ -10,6 +10,8 @@ import numpy as np
 from columns import initial, parameters
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
+from plan import Plan
+from unreliable import Unreliable
 
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import M2FDP, MSPDQ, UDP, CentralDP, FedAvg, FedVS, SchemeStrategy
@@ -43,6 +45,8 @@ STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
     "fedvs": lambda **given: FedVS(**given, **parameters()),
 }
 
+TIMEOUT = 240.0  # seconds
+
 app = ServerApp()
 
 
@@ -63,11 +67,28 @@ def everything_in(message: Message) -> bytes:
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes = int(config["nodes"])
+    plan = Plan(config)
+    more: dict[str, Any] = {}
+    observed: dict[str, Any] = {"timeout": TIMEOUT}
+    if plan.strikes:
+        resume = bool(config["resume"])
+        unreliable = Unreliable(grid, plan, nodes=nodes, run=1 + resume)
+
+        def end_round(line: dict[str, Any]) -> None:
+            unreliable.end_round(line)
+            # However busy the machine is, only what never comes is waited for in vain.
+            silent = unreliable.is_silent(line["round"] + 1)
+            strategy.conversation.timeout = float(config["deadline"]) if silent else TIMEOUT
+
+        more |= {"run_dir": config["run-dir"], "resume": resume, "on_round": end_round}
+        more |= {"experiment_id": "faults", "seed": 1}
+        observed["evaluate_fn"] = unreliable.keep
     strategy = STRATEGIES[str(config["scheme"])](
         min_train_nodes=0 if config["scheme"] == "m2fdp" else nodes,  # not all of its nodes train
         min_available_nodes=nodes,
         fraction_evaluate=0.0,
         min_evaluate_nodes=0,
+        **more,
     )
     numbers = [np.array([[0.0, 1.0], [2.0, 3.0]], np.float32), np.full(3, 0.5, np.float32)]
     seen: list[bytes] = []
@@ -81,7 +102,8 @@ def main(grid: Grid, context: Context) -> None:
 
         grid.pull_messages = overheard  # type: ignore[method-assign]
     arrays = initial() if config["scheme"] == "fedvs" else ArrayRecord(numbers)
-    result = strategy.start(grid, arrays, num_rounds=int(config["rounds"]), timeout=240)
+    rounds = int(config["rounds"])
+    result = strategy.start(grid, arrays, num_rounds=rounds, **observed)
     if seen:
         Path(f"{config['out']}.seen").write_bytes(b"".join(seen))
     out = {

@@ -530,7 +530,7 @@ def accuracy(method: str, **values: Any) -> float:
     own = Setting(method=method, embedding=32, learning_rate=0.1, slow="last", **values)
     central = Perceptron((32, 64, 32, 10))
     found = rehearse(
-        digits(), own, central, watch=range(700, 901, 50), by="rounds", rounds=900, seed=0
+        digits(), own, central, watch=range(400, 601, 50), by="rounds", rounds=600, seed=0
     )
     return float(found.accuracy.mean())
 

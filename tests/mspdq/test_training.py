@@ -11,7 +11,7 @@ from flwr_privacy.mspdq.rehearsal import rehearse_msp, rehearse_mspdq
 from flwr_privacy.randomness import SecureRandom
 
 CLIENTS, SAMPLES, CLASSES, FEATURES = 20, 60, 5, 21
-LOCAL_STEPS, ROUNDS, PENALTY = 5, 100, 0.02
+LOCAL_STEPS, ROUNDS, PENALTY = 5, 60, 0.02
 
 Average = Callable[[np.ndarray, np.ndarray, SecureRandom, SecureRandom], np.ndarray]
 

@@ -7,6 +7,7 @@ bring their own client.
 import inspect
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,6 +103,10 @@ class SchemeConformance:
         strategy = self.strategy(**{"seed": 3, **self.options, **changes})
         return run_strategy(strategy, self.app(), arrays=self.arrays(), **self.engine, **start)
 
+    def plain(self, **options: Any) -> Any:
+        """Return what a run came to that nothing disturbs, and that is the same for many tests."""
+        return _plain(type(self), tuple(options.items()))
+
     def test_start_has_the_signature_of_flower(self) -> None:
         expected = inspect.signature(Strategy.start).parameters
         assert list(inspect.signature(self.strategy.start).parameters) == list(expected)
@@ -134,7 +139,7 @@ class SchemeConformance:
 
     @pytest.mark.parametrize("nodes", [1, 2, 3])
     def test_cohorts_equal_one_node_per_client(self, nodes: int) -> None:
-        plain = self.run(nodes=4)
+        plain = self.plain()
         cohort = self.run(nodes=nodes, clients=4, min_available_nodes=nodes)
         assert same(plain.arrays, cohort.arrays, exact=self.exact_cohorts)
         for line, twin in zip(plain.history[1:], cohort.history[1:], strict=True):
@@ -149,7 +154,7 @@ class SchemeConformance:
     def test_killed_after_a_round_it_resumes_to_the_same_model(
         self, after: int, tmp_path: Any
     ) -> None:
-        unbroken = self.run(experiment_id="e")
+        unbroken = self.plain(experiment_id="e")
         with pytest.raises(Killed):
             self.run(experiment_id="e", run_dir=tmp_path, on_round=_kill_after(after))
         resumed = self.run(experiment_id="e", run_dir=tmp_path, resume=True)
@@ -169,7 +174,7 @@ class SchemeConformance:
         ).all()
         assert not line["skipped"]
         if kind in HARMLESS:
-            assert same(self.run().arrays, result.arrays, exact=False)
+            assert same(self.plain().arrays, result.arrays, exact=False)
             assert line["folded"] == 4
         else:
             assert line["folded"] == 3
@@ -270,7 +275,7 @@ class WrapsConformance(SchemeConformance):
         )
 
     def test_both_kinds_of_app_train_alike(self) -> None:
-        by_message = self.run()
+        by_message = self.plain()
         strategy = self.strategy(**{"seed": 3, **self.options})
         by_numpy = run_strategy(strategy, self.numpy_app(), arrays=self.arrays(), **self.engine)
         assert same(by_message.arrays, by_numpy.arrays)
@@ -284,7 +289,7 @@ class WrapsConformance(SchemeConformance):
             with pytest.raises(ProtocolError, match=self.own_start):
                 run_strategy(strategy, self.app(), arrays=self.arrays(), **self.engine)
             return
-        plain = self.run()
+        plain = self.plain()
         own = run_strategy(strategy, self.app(), arrays=self.arrays(), **self.engine)
         assert same(plain.arrays, own.arrays, exact=False)
 
@@ -343,6 +348,11 @@ class OwnClientConformance(SchemeConformance):
             message = Message(RecordDict({"arrays": self.arrays()}), node, "train")
             (reply,) = grid.send_and_receive([message], timeout=5)
         assert RECORD in reply.error.reason
+
+
+@cache
+def _plain(scheme: type[SchemeConformance], options: tuple[tuple[str, Any], ...]) -> Any:
+    return scheme().run(**dict(options))
 
 
 def _kill_after(server_round: int) -> Callable[[dict[str, Any]], None]:

@@ -1,6 +1,7 @@
 """Small vertical federations: columns of digits over some clients, and a linear central model."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,21 @@ ROWS, TEST_ROWS = 41, 13
 EMBEDDING, CLASSES = 4, 3
 
 
+@cache
+def _images() -> tuple[Array, Array]:
+    """Return pixels and labels: to read them takes longer than a round, and each client asks."""
+    images, labels = load_digits(n_class=CLASSES, return_X_y=True)
+    return images[:, 20:44] / 16, labels
+
+
 def digits(clients: int, rows: int = ROWS, test_rows: int = TEST_ROWS) -> tuple[Any, ...]:
     """Return the columns of each client for training and tests, and both labels."""
-    images, labels = load_digits(n_class=CLASSES, return_X_y=True)
-    pixels = images / 16
-    train, test = pixels[:rows], pixels[rows : rows + test_rows]
+    pixels, labels = (whole[: rows + test_rows].copy() for whole in _images())
     return (
-        np.array_split(train[:, 20:44], clients, axis=1),
-        np.array_split(test[:, 20:44], clients, axis=1),
+        np.array_split(pixels[:rows], clients, axis=1),
+        np.array_split(pixels[rows:], clients, axis=1),
         labels[:rows],
-        labels[rows : rows + test_rows],
+        labels[rows:],
     )
 
 

@@ -156,7 +156,9 @@ def test_the_command_attacks_mspdq_and_says_in_words_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(attack_images, "_ITERATIONS", 60)  # enough where there is an image to find
+    # Enough where there is an image to find:
+    monkeypatch.setattr(attack_images, "_ITERATIONS", 60)
+    monkeypatch.setattr(attack_images, "_SUM_ITERATIONS", 250)
     printed = command(monkeypatch, capsys, "mspdq", "--clients", "2", "--out", "found")
     assert "digits-lenet, 2 clients, records of each: 1" in printed
     *_, picture, steps, splitting, rounding, paper, masked, opened = printed.splitlines()

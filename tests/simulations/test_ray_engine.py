@@ -7,7 +7,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -262,7 +261,7 @@ def test_keeper_ends_when_a_command_ends(tmp_path: Path) -> None:
     keeper.stop()
 
 
-RESOURCES = RayResources(total_cpus=2)
+RESOURCES = RayResources(total_cpus=1)  # those of the session that all tests share
 
 
 @pytest.fixture(scope="module")
@@ -270,13 +269,13 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_app(tmp_path_factory.mktemp("apps") / "pinger")
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaySession]:
-    log = tmp_path_factory.mktemp("log") / "engine.log"
-    with RaySession(resources=RESOURCES, log_path=log) as session:
-        yield session
+@pytest.fixture
+def session(_ray_session: RaySession) -> RaySession:
+    """Return the session of all tests: these leave it as usable as they found it."""
+    return _ray_session
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 def test_settings_arrive_intact(session: RaySession, app: Path, tmp_path: Path) -> None:
     polls: list[int] = []
@@ -294,6 +293,7 @@ def test_settings_arrive_intact(session: RaySession, app: Path, tmp_path: Path) 
     assert polls
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 def test_failing_app(session: RaySession, app: Path) -> None:
     with pytest.raises(EngineError) as failure:
@@ -304,12 +304,14 @@ def test_failing_app(session: RaySession, app: Path) -> None:
     assert len(text.splitlines()) < 10
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 def test_undeclared_key_is_refused(session: RaySession, app: Path) -> None:
     with pytest.raises(EngineError, match=r"flwr run refused the app(.|\n)*'rounds'"):
         session.run(app, nodes=4, run_config={"rounds": 3}, timeout=120)
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 def test_killed_app_then_nothing_is_left(session: RaySession, app: Path, tmp_path: Path) -> None:
     out = tmp_path / "hangs"
@@ -371,6 +373,7 @@ def test_existing_cluster_of_two_nodes(app: Path, tmp_path: Path) -> None:
         head.stop()
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 def test_share_larger_than_the_cluster(session: RaySession, app: Path) -> None:
     # Also: a session goes on after its processes had to be stopped.

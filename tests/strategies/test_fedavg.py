@@ -2,6 +2,7 @@
 
 import random
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,13 @@ class TestFedAvg(WrapsConformance):
     strategy = FedAvg
     client = FedAvgClient
     alone_on_ray = True
+
+    @pytest.mark.smoke
+    @pytest.mark.ray
+    def test_the_app_trains_alike_on_ray_inline_and_in_cohorts(
+        self, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        super().test_the_app_trains_alike_on_ray_inline_and_in_cohorts(tmp_path, request)
 
 
 FLOATS = {

@@ -88,6 +88,7 @@ def test_the_promise_of_different_budgets_covers_all_of_them() -> None:
     assert mixed.card(final=True).verify()
 
 
+@pytest.mark.usefixtures("no_pld")
 def test_the_mean_is_that_of_all_clients_and_weighs_them_alike() -> None:
     """With epsilons without meaning, whichever noise is whose."""
     epsilon = {"a": 1e3, "b": 3e3, "c": 1e3, "d": 3e3}

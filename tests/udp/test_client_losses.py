@@ -440,6 +440,7 @@ def record_app() -> ClientApp:
     return app
 
 
+@pytest.mark.usefixtures("no_pld")
 def test_at_record_level_every_record_weighs_the_same() -> None:
     initial = ArrayRecord({name: Array(array) for name, array in get_arrays(net()).items()})
     strategy = Watching(

@@ -65,6 +65,7 @@ def initial() -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in get_arrays(model()).items()})
 
 
+@pytest.mark.usefixtures("no_pld")
 def test_a_round_is_the_mean_of_the_steps_weighted_by_records() -> None:
     """With an epsilon without meaning, against the step of a loop over all records (F14, F22)."""
     strategy = UDP(**OPTIONS, epsilon=1e5)

@@ -233,6 +233,7 @@ def mean_of_steps() -> dict[str, np.ndarray]:
     return {n: -0.5 * part / sum(RECORDS) for n, part in zip(names, total, strict=True)}
 
 
+@pytest.mark.usefixtures("no_pld")
 @pytest.mark.parametrize("cohort", [False, True])
 def test_at_record_level_every_record_weighs_the_same(cohort: bool) -> None:
     secure_sum = SecureSum(colluders=0)

@@ -133,6 +133,7 @@ def test_F21_the_noise_has_the_variance_that_is_charged(node: Node) -> None:
     assert abs((draws[0][1:] * draws[0][:-1]).mean()) / sigma**2 < 5 / math.sqrt(size)
 
 
+@pytest.mark.usefixtures("no_pld")
 def test_F22_equal_weights_at_user_level_and_a_mean_of_all(tmp_path: Path) -> None:
     """With an epsilon without meaning the result is the mean of the clipped updates (F14)."""
     strategy = UDP(epsilon=1e6, rounds=1, clipping_norm=0.5, seed=1)
@@ -495,6 +496,7 @@ def test_a_round_that_is_resumed_half_way_costs_its_clients_nothing_more(tmp_pat
     assert result.guarantee.spent == pytest.approx(8.0, rel=1e-6)
 
 
+@pytest.mark.usefixtures("no_pld")
 def test_server_optimisers_and_many_rounds(tmp_path: Path) -> None:
     strategy = UDP(seed=1, inner=FedAdam(), epsilon=1e3)
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=2)
