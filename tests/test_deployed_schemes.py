@@ -63,7 +63,12 @@ class Federation:
             self.deployment.stop(len(self.members))
         settings = RELAYED if relayed else SCHEMES[name]
         run = RunFolder.create(
-            folder, settings, engine="deployed", nodes=len(self.members), test_seed=SEED
+            folder,
+            settings,
+            engine="deployed",
+            nodes=len(self.members),
+            experiment_id=name,  # of its own: the nodes have one ledger for all of them
+            test_seed=SEED,
         )
         run.begin()
         config = {"settings": settings.to_toml(), "run-dir": str(folder.resolve())}
@@ -93,7 +98,12 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, R
         folder = tmp_path_factory.mktemp(engine)
         runs[engine] = {
             name: RunFolder.create(
-                folder / name, settings, engine=engine, nodes=CLIENTS, test_seed=SEED
+                folder / name,
+                settings,
+                engine=engine,
+                nodes=CLIENTS,
+                experiment_id=name,
+                test_seed=SEED,
             )
             for name, settings in SCHEMES.items()
         }
