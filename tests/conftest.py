@@ -36,7 +36,6 @@ TIMED = (
 """Modules that wait for answers: they use no more of `time` than `VirtualTime` has."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in ALONE:
