@@ -23,11 +23,18 @@ demo: $(STAMP)
 # Two at a time. Of the tests that start an engine, which take both cores by themselves, a few.
 test: $(STAMP)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not ray and not deployed"
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m smoke $(ENGINES)
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target smoke-ray smoke-deployed
 
 # All schemes on Ray beside all schemes, and all faults, on a SuperLink and SuperNodes of their own.
+# Either process starts its engine once; what each of them prints comes when it ends.
 test-deploy: $(STAMP)
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m "(ray or deployed) and not smoke" $(ENGINES)
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target all-ray all-deployed
+
+smoke-%: $(STAMP)
+	$(BIN)/pytest -m "$* and smoke" $(ENGINES)
+
+all-%: $(STAMP)
+	$(BIN)/pytest -m "$* and not smoke" $(ENGINES)
 
 # mypy does not follow setuptools' package-dir mapping, so it sees the packages through links.
 check: $(STAMP)

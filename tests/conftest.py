@@ -1,6 +1,4 @@
-"""What all tests share: who runs alone, and what waiting costs.
-
-What starts Ray and what starts a deployment each goes one after the other, beside each other.
+"""What all tests share: what waiting costs, and one session of Ray.
 
 Within this process nobody waits: the server's loop and the inline grid look at a clock that only
 their own sleeping moves, so that a deadline of a second takes no time and a busy machine misses
@@ -8,7 +6,8 @@ none. Tests that measure a wait ask for `real_time` and see the real clock. Nor 
 to the disk but in the tests of what flushes, which are in `tests/flwr_privacy`: that guards against
 power cuts alone, which these are the tests of.
 
-Two tests run at a time, on two cores: where they do, each has one thread for its sums.
+Two tests run at a time, on two cores, so each has one thread for its sums. What starts an engine
+runs in a process for each kind of engine (see the Makefile).
 """
 
 import os
@@ -22,11 +21,9 @@ from hypothesis import settings
 settings.register_profile("busy", deadline=None)  # a machine may be busy: no test has a clock
 settings.load_profile("busy")
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before anybody imports NumPy or torch
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")  # before anybody imports NumPy or torch
 
-ALONE = ("ray", "deployed")
 TIMED = (
     "flwr_privacy.simulations.inline.grid",
     "flwr_privacy.strategies.conversation",
@@ -34,13 +31,6 @@ TIMED = (
     "flwr_privacy.strategies.federation",
 )
 """Modules that wait for answers: they use no more of `time` than `VirtualTime` has."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        for name in ALONE:
-            if item.get_closest_marker(name) is not None:
-                item.add_marker(pytest.mark.xdist_group(name))
 
 
 class VirtualTime:
