@@ -9,6 +9,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Files with tests that start an engine: to collect all others too takes as long as some of these.
 ENGINES = $(shell grep -rlE "mark\.(ray|deployed)|Conformance" tests --include='test_*.py')
 
+# Two processes, and what each prints together, where make knows that (GNU make 4).
+BOTH = $(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+
 .PHONY: demo test test-deploy check bench clean
 
 $(STAMP): pyproject.toml constraints.txt
@@ -23,12 +26,12 @@ demo: $(STAMP)
 # Two at a time. Of the tests that start an engine, which take both cores by themselves, a few.
 test: $(STAMP)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not ray and not deployed"
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target smoke-ray smoke-deployed
+	$(BOTH) smoke-ray smoke-deployed
 
 # All schemes on Ray beside all schemes, and all faults, on a SuperLink and SuperNodes of their own.
 # Either process starts its engine once; what each of them prints comes when it ends.
 test-deploy: $(STAMP)
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target all-ray all-deployed
+	$(BOTH) all-ray all-deployed
 
 smoke-%: $(STAMP)
 	$(BIN)/pytest -m "$* and smoke" $(ENGINES)

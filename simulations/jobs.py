@@ -117,7 +117,8 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
                 config: dict[str, str | bool] = {
                     "settings": run.settings_path.read_text(encoding="utf-8"),
                     "run-dir": str(run.path.resolve()),
-                    "resume": resume,
+                    # One that was interrupted before its first checkpoint begins again.
+                    "resume": resume and run.checkpoint_path.exists(),
                 }
                 nodes = int(run.summary["nodes"])
                 if session is not None:

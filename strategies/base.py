@@ -389,7 +389,6 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             line: dict[str, Any] = {"round": server_round, "rounds": num_rounds}
             if server_round > 0 and (reason := self.stop()):
                 logger.warning("the training ends before round %d: %s", server_round, reason)
-                self._charge_broken_off()
                 break
             if server_round > 0:
                 self._welcome(grid, server_round)
@@ -416,7 +415,12 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 secure_sum=self._sums.state() if self._sums else {},
                 card=card,
             )
-        return self.experiment.result(arrays, (card or self.card(final=True)).guarantee)
+        charged = len(self.releases)
+        self._charge_broken_off()
+        if card is None or len(self.releases) > charged:
+            card = self.card(final=True)
+            self.experiment.keep_card(card)
+        return self.experiment.result(arrays, card.guarantee)
 
     def card(self, *, final: bool = False) -> PrivacyCard:
         """Return the promise, every charge so far, and what they come to.

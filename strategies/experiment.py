@@ -123,13 +123,20 @@ class Experiment:
                     str(self.run_dir),
                     f"a folder without a {CHECKPOINT}, or resume=True to go on from it",
                 )
+            self._asked_before = self._read_asked() if self._id is not None else {}
+            self._asked = {name: dict(costs) for name, costs in self._asked_before.items()}
             self.history.restart()
             return None
         path = self.run_dir / CHECKPOINT
         state = checkpoint.load(path)
         self._check_same(path, state, initial_arrays)
         self._id = state["experiment_id"]
-        self._asked_before = self._read_asked()
+        # The note may be of the round of the checkpoint, which has its charges.
+        self._asked_before = {
+            question: costs
+            for question, costs in self._read_asked().items()
+            if int(question.rsplit(" ", 2)[1]) > state["round"]
+        }
         self._asked = {name: dict(costs) for name, costs in self._asked_before.items()}
         self.history.restart(state["history"])
         return state
@@ -138,10 +145,11 @@ class Experiment:
         """Note whom a question will cost what before it leaves, in case the round breaks off."""
         self._asked.setdefault(question, {}).update(costs)
         if self.run_dir is not None:
-            document = {
+            asked = {
                 name: {client: charge.to_dict() for client, charge in sorted(noted.items())}
                 for name, noted in self._asked.items()
             }
+            document = {"experiment_id": self.id, "asked": asked}
             write_text(self.run_dir / ASKED, json.dumps(document))
 
     def asked_before(self, question: str) -> set[str]:
@@ -162,9 +170,12 @@ class Experiment:
         if path is None or not path.exists():
             return {}
         try:
+            document = json.loads(path.read_bytes())
+            if document["experiment_id"] != self._id:
+                return {}  # the folder was used before, and its run came to no checkpoint
             return {
                 question: {client: Charge.from_dict(charge) for client, charge in costs.items()}
-                for question, costs in json.loads(path.read_bytes()).items()
+                for question, costs in document["asked"].items()
             }
         except (ValueError, AttributeError, TypeError, KeyError) as error:
             raise CheckpointError(f"{path} is damaged ({error})") from error
@@ -184,12 +195,18 @@ class Experiment:
                 "card": card.to_json(),
                 **state,
             }
+            # In this order: a kill in between leaves a card that says too much, never too little.
+            self.keep_card(card)
             checkpoint.save(self.run_dir / CHECKPOINT, document)
             (self.run_dir / ASKED).unlink(missing_ok=True)
-            write_text(self.run_dir / CARD, card.to_json())
-            write_text(self.run_dir / CARD_PAGE, card.to_html())
         self._asked, self._asked_before = {}, {}
         self.history.add(line)
+
+    def keep_card(self, card: PrivacyCard) -> None:
+        """Write the privacy card, for programs and for people."""
+        if self.run_dir is not None:
+            write_text(self.run_dir / CARD, card.to_json())
+            write_text(self.run_dir / CARD_PAGE, card.to_html())
 
     def result(self, arrays: ArrayRecord, guarantee: Guarantee) -> SchemeResult:
         """Return the result in Flower's form, with all rounds since the first run."""

@@ -69,6 +69,42 @@ def test_a_round_that_ends_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_damaged_note_is_refused(tmp_path: Path) -> None:
     broken(tmp_path)
-    (tmp_path / ASKED).write_text('{"train 2 0": ["a"]}')
-    with pytest.raises(CheckpointError, match="damaged"):
-        experiment(tmp_path, resume=True)
+    for damaged in ('{"experiment_id": "e", "asked": {"train 2 0": ["a"]}}', "{}", "[", "[]"):
+        (tmp_path / ASKED).write_text(damaged)
+        with pytest.raises(CheckpointError, match="damaged"):
+            experiment(tmp_path, resume=True)
+
+
+def test_what_was_asked_before_the_first_checkpoint_counts_when_it_begins_again(
+    tmp_path: Path,
+) -> None:
+    experiment(tmp_path).note_asked("setup 0 0", {"a": ONE})
+    assert experiment(tmp_path).broken_off() == {"setup 0 0": {"a": ONE}}
+    other = Experiment(
+        scheme="udp", seed=1, experiment_id="f", run_dir=tmp_path, resume=False, on_round=None
+    )
+    other.begin(record())
+    assert other.broken_off() == {}
+
+
+def test_a_note_stays_until_the_checkpoint_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed = broken(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flwr_privacy.strategies.experiment.checkpoint.save", full)
+        with pytest.raises(OSError, match="no space"):
+            end_round(resumed, 2)
+    assert set(experiment(tmp_path, resume=True).broken_off()) == {"train 2 0", "evaluate 2 0"}
+
+
+def test_a_note_of_a_round_that_has_its_checkpoint_is_charged_there_alone(tmp_path: Path) -> None:
+    resumed = broken(tmp_path)
+    note = (tmp_path / ASKED).read_bytes()
+    end_round(resumed, 2)
+    (tmp_path / ASKED).write_bytes(note)  # as if the process had ended before it was removed
+    assert experiment(tmp_path, resume=True).broken_off() == {}
