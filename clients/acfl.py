@@ -200,7 +200,7 @@ class ACFLClient(SchemeClient):
             release.check_policy(charge.noise_multiplier, sigma)
             out, own = _shared(release, prepare)
         kept = {} if terms.parties else out
-        keep(custody.setups, asking, asked, (kept, own), durable=True)
+        keep(custody.setups, asking, asked, (kept, own))
         return out, own
 
     def _descend(

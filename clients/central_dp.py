@@ -6,7 +6,7 @@ the difference of the two would have hardly any noise. There are no kept replies
 """
 
 import logging
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from flwr_privacy.central_mean import CentralMean, add_noise
 from flwr_privacy.errors import DeclinedError
 from flwr_privacy.grid import Grid
 from flwr_privacy.udp import USER_UNIT
-from flwr_privacy.updates import Update, clip
+from flwr_privacy.updates import Update
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
@@ -36,6 +36,8 @@ from .release import (
 __all__ = ["CentralDPClient"]
 
 logger = logging.getLogger("flwr.privacy")
+
+_Code = TypeVar("_Code", np.int32, np.int64)
 
 _METRICS = {"num-examples": 1}  # everybody weighs the same: the number of records is a secret
 
@@ -82,8 +84,7 @@ class CentralDPClient(SchemeClient):
         terms, start = Terms.read(fields), dict(arrays)
         if terms.noise != DISTRIBUTED:
             _check_trusted(custody, self.scheme)
-            out = {name: c.astype(np.int32) for name, c in _clipped(terms, start, train).items()}
-            return out, {METRICS: dict(_METRICS)}
+            return _clipped(terms, start, train, np.int32), {METRICS: dict(_METRICS)}
         check_summed(terms.parties, fields["summed"])
         question = question_of(phase, fields)
         release = PlannedRelease(
@@ -101,7 +102,7 @@ class CentralDPClient(SchemeClient):
         release.check_affordable(entries)
         terms.check_grid(sum(np.size(start[name]) for name in terms.names(start)))
         check_code_limit(fields, terms.code_limit())
-        codes = _clipped(terms, start, train)
+        codes = _clipped(terms, start, train, np.int64)
         with custody.ledger.locked() as book:
             check_unanswered(question, book.entries)
             release.check_affordable(book.entries)
@@ -131,11 +132,15 @@ def _check_trusted(custody: Custody, scheme: str) -> None:
         raise DeclinedError(text)
 
 
-def _clipped(terms: Terms, start: Arrays, train: Train) -> dict[str, NDArray[np.int64]]:
+def _clipped(
+    terms: Terms, start: Arrays, train: Train, dtype: type[_Code]
+) -> dict[str, NDArray[_Code]]:
     """Train; return the clipped update as codes, and the code of whether it was within the norm."""
-    update = Update.between(start, train(start).arrays, terms.names(start))
-    within = clip(update.vector, terms.clipping_norm) == 1
-    codes: dict[str, Any] = update.arrays(Grid(terms.grid).encode(update.vector))
+    update = Update.between(
+        start, train(start).arrays, terms.names(start), clipping_norm=terms.clipping_norm
+    )
+    out = np.empty(update.vector.size, dtype)
+    codes: dict[str, Any] = update.arrays(Grid(terms.grid).encode(update.vector, out))
     if terms.count_share:
-        codes[COUNT_NAME] = np.array([count_code(within=within)], np.int64)
+        codes[COUNT_NAME] = np.array([count_code(within=update.factor == 1)], dtype)
     return codes

@@ -17,8 +17,10 @@ node configuration    environment              meaning
 ====================  =======================  ===================================================
 """
 
+import hashlib
 import logging
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Collection
@@ -43,6 +45,7 @@ __all__ = [
     "Custody",
     "is_simulated",
     "refuse_node_keys",
+    "storage",
 ]
 
 logger = logging.getLogger("flwr.privacy")
@@ -55,6 +58,7 @@ _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
 SIMULATED = "privacy-simulated"
 _OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED, _IDENTITY, _PINS, SIMULATED, "m2fdp-role")
+_REFUSED = {name for key in _OF_THE_NODE for name in (key, key.replace("-", "_"))}
 _PATHS = {_POLICY: POLICY_VARIABLE, _IDENTITY: IDENTITY_VARIABLE, _PINS: PINS_VARIABLE}
 
 _Content = TypeVar("_Content")
@@ -80,6 +84,9 @@ class Custody:
         Seed of the noise, for tests.
     sessions : Path
         Folder for what the client remembers of secure sums.
+    durable : bool
+        Whether what must not be lost outlives a power cut: on every node but those that simulate
+        clients.
     identity : Identity, optional
         Its long-term key, with which it signs others.
     pins : Pins, optional
@@ -93,6 +100,7 @@ class Custody:
     client_id: str
     insecure_seed: int | None
     sessions: Path
+    durable: bool
     identity: Identity | None
     pins: Pins | None
 
@@ -117,17 +125,21 @@ class Custody:
         if seed is not None:
             check_integer(_SEED, seed, minimum=0)
             logger.warning("client %s draws its noise from a seed: nothing is protected", client_id)
+        # What guards against power cuts protects nobody in a simulation; without it a killed
+        # process still loses nothing.
+        durable = not (is_simulated() or config.get(SIMULATED))
         policy, identity, pins = (
             config.get(key, os.environ.get(variable)) for key, variable in _PATHS.items()
         )
         return cls(
-            ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set),
+            ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
             replies=KeptReplies(folder / f"{client_id}.replies"),
-            setups=KeptReplies(folder / f"{client_id}.setups"),
+            setups=KeptReplies(folder / f"{client_id}.setups", durable=durable),
             policy=Policy() if policy is None else _usable("policy", Policy.read, policy),
             client_id=client_id,
             insecure_seed=None if seed is None else int(str(seed)),
             sessions=folder / f"{client_id}.secure-sum",
+            durable=durable,
             identity=None if identity is None else _usable("identity", Identity.read, identity),
             pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
         )
@@ -155,8 +167,7 @@ def refuse_node_keys(source: str, values: Collection[str]) -> None:
     InvalidParameterError
         If there are any.
     """
-    names = {name for key in _OF_THE_NODE for name in (key, key.replace("-", "_"))}
-    if taken := sorted(names.intersection(values)):
+    if taken := sorted(_REFUSED.intersection(values)):
         raise InvalidParameterError(source, taken, "no keys of the node's own configuration")
 
 
@@ -175,11 +186,28 @@ def is_simulated() -> bool:
     return ray.get_runtime_context().get_actor_id() is not None
 
 
+def storage(context: Context) -> str:
+    """Return a name of the place where a node keeps things: the same for nodes that share it."""
+    folder = _named(context) or (_temporary(context) if is_simulated() else "")
+    if not folder:
+        return ""
+    place = f"{socket.gethostname()}:{os.path.realpath(folder)}"
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def _named(context: Context) -> Any:
+    return context.node_config.get(_STATE, os.environ.get(STATE_VARIABLE))
+
+
+def _temporary(context: Context) -> Path:
+    # Simulated clients of an app that knows nothing of us: a folder of its own for each run.
+    return Path(tempfile.gettempdir(), f"flwr-privacy-simulated-{context.run_id}")
+
+
 def _folder(context: Context) -> Path:
-    named = context.node_config.get(_STATE, os.environ.get(STATE_VARIABLE))
+    named = _named(context)
     if named is None and is_simulated():
-        # Simulated clients of an app that knows nothing of us: a folder of its own for each run.
-        folder = Path(tempfile.gettempdir(), f"flwr-privacy-simulated-{context.run_id}")
+        folder = _temporary(context)
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
     if not named:

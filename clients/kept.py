@@ -53,8 +53,8 @@ def once(
         If the node's files cannot be used.
     """
     custody, question = release.custody, release.question
-    replies, durable = (custody.replies, False) if setups is None else (setups, True)
-    single = single or durable
+    replies = custody.replies if setups is None else setups
+    single = single or setups is not None
     entries = custody.ledger.entries()
     if (found := _charged_answer(replies, question, asked, entries, single=single)) is not None:
         return found
@@ -69,17 +69,15 @@ def once(
         book.charge(release.entry())
         out, own = noised(custody.random(question, "noise"))
         mark_insecure(custody, own)
-        keep(replies, question, asked, (out, own), durable=durable)
+        keep(replies, question, asked, (out, own))
     return out, own
 
 
-def keep(
-    replies: KeptReplies, question: Question, asked: Fields, answer: Answer, *, durable: bool
-) -> None:
+def keep(replies: KeptReplies, question: Question, asked: Fields, answer: Answer) -> None:
     """Keep an answer, with the terms that it is for."""
     out, own = answer
     state = dumps({"arrays": dict(out), "fields": own, "asked": asked})
-    replies.keep(question, state, durable=durable)
+    replies.keep(question, state)
 
 
 def kept_answer(replies: KeptReplies, question: Question, asked: Fields) -> Answer | None:

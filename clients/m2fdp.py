@@ -18,7 +18,7 @@ from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.channel import Channel
 from flwr_privacy.errors import DataError, DeclinedError, ProtocolError, check_choice
-from flwr_privacy.grid import Grid, saturated
+from flwr_privacy.grid import Grid
 from flwr_privacy.layout import Layout
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.m2fdp import (
@@ -35,7 +35,7 @@ from flwr_privacy.m2fdp import (
     trained,
 )
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.updates import Update, clip, released_names
+from flwr_privacy.updates import Update, released_names
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
@@ -188,8 +188,7 @@ class _Device:
     def plain(self) -> Answer:
         """Answer without noise, which protects nothing."""
         update = self._update(self._start, SecureRandom())
-        codes = self._grid.encode(update.vector)
-        return update.arrays(saturated(codes)), _weighted()
+        return update.arrays(self._open_codes(update)), _weighted()
 
     def noised(self) -> Answer:
         """Answer with noise: nobody above is trusted."""
@@ -199,8 +198,7 @@ class _Device:
             update = self._update(self._start, self._sampler())
             sigma = self._terms.noise_multiplier * 2 * self._terms.clipping_norm
             release.check_policy(self._terms.noise_multiplier, sigma)
-            codes = self._grid.encode(update.vector)
-            update.vector.resize(0, refcheck=False)  # frees it: it is as large as two models
+            codes = self._grid.encode(update.vector, update.vector.view(np.int64))
 
             def noise(random: SecureRandom) -> Answer:
                 return update.arrays(
@@ -216,11 +214,11 @@ class _Device:
         release = self._release(self._question("in the open"))
         self._check_paid(release, self._custody.ledger.entries())
         update = self._update(self._start, self._sampler())
-        codes = self._grid.encode(update.vector)
+        codes = self._open_codes(update)
         self._pay(release)
         own = _weighted()
         mark_insecure(self._custody, own)
-        return update.arrays(saturated(codes)), own
+        return update.arrays(codes), own
 
     def sealed(self) -> Answer:
         """Answer with codes that only the trusted parent can read."""
@@ -293,12 +291,14 @@ class _Device:
             request.steps.check(start.values(), arrays.values())
         else:
             arrays = dict(self._train(start).arrays)
-        update = Update.between(start, arrays, self._names)
-        if terms.clipping_norm:
-            clip(update.vector, terms.clipping_norm)
-        elif np.abs(update.vector).max(initial=0.0) > VALUE_RANGE:
+        norm = terms.clipping_norm or None
+        update = Update.between(start, arrays, self._names, clipping_norm=norm)
+        if norm is None and np.abs(update.vector).max(initial=0.0) > VALUE_RANGE:
             raise DataError(f"the update has values beyond {VALUE_RANGE:g}: clip it")
         return update
+
+    def _open_codes(self, update: Update) -> NDArray[np.int32]:
+        return self._grid.encode(update.vector, np.empty(update.vector.size, np.int32))
 
     def _release(self, question: Question) -> PlannedRelease:
         terms, charge = self._terms, self._terms.charge()

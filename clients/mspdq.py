@@ -7,7 +7,7 @@ A learning round takes several messages. What the client keeps between them lies
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
 
 from flwr_privacy.arrays import Arrays
@@ -36,6 +36,7 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody
+from .records import RecordArrays, to_record
 from .release import check_unaccounted, question_of
 
 __all__ = ["MSPClient", "MSPDQClient"]
@@ -294,7 +295,8 @@ class _Round:
         record = self._state[_STATES]
         if not isinstance(record, ArrayRecord) or not set(names) <= set(record):
             raise ProtocolError("the question does not follow the client's last message")
-        arrays = [np.array(record[name].numpy()) for name in names]
+        # Copies: what a message that fails half-way did to them is forgotten.
+        arrays: list[Any] = [np.array(RecordArrays(record)[name]) for name in names]
         if any(array.size != size for array in arrays):
             raise ProtocolError(
                 f"an average of {size} values for a client with {arrays[0].size} of them"
@@ -305,7 +307,7 @@ class _Round:
         self._state[_PLACE] = ConfigRecord(
             {**write(terms), **self._name, "summed": self._summed, "sent": sent}
         )
-        self._state[_STATES] = ArrayRecord({name: Array(a) for name, a in arrays.items()})
+        self._state[_STATES] = to_record(arrays, local=True)
 
 
 def _scalar(member: Member) -> Fields:

@@ -8,7 +8,7 @@ answers with their replies or with one accumulator.
 import copy
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -46,8 +46,8 @@ from flwr_privacy.wire import (
 
 from . import secure_sum
 from .base import SchemeClient, Train
-from .custody import SIMULATED
-from .records import RecordArrays, first_array_record, to_record
+from .custody import SIMULATED, storage
+from .records import RecordArrays, copied, decoded, first_array_record, to_record
 
 __all__ = ["COHORTS_VARIABLE", "App", "answer", "discreet", "may_play_any"]
 
@@ -155,9 +155,15 @@ def may_play_any(node_config: Mapping[str, Any]) -> bool:
 
 
 def _play(
-    app: App, client: SchemeClient, client_id: str, message: Message, context: Context
+    app: App,
+    client: SchemeClient,
+    client_id: str,
+    message: Message,
+    context: Context,
+    *,
+    cohort: Cohort | None = None,
 ) -> RecordDict:
-    """Return one client's reply to a question."""
+    """Return one client's reply to a question, which may have been put to a cohort."""
     header, fields = Header.read(_record(message.content, RECORD))
     evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
     own_phases = {HELLO, *client.phases}
@@ -165,10 +171,12 @@ def _play(
         own_phases |= {KEYS, SHARES}
     header.check(scheme=client.scheme, phases={EVALUATE} if evaluation else own_phases)
     if header.phase == HELLO:
-        plays = "any" if may_play_any(context.node_config) else "one"
-        own = {**client.introduce(header.experiment_id), "plays": plays}
+        own = {**client.introduce(header.experiment_id), "plays": "one"}
+        if may_play_any(context.node_config):
+            own |= {"plays": "any", "storage": storage(context)}
         return RecordDict({RECORD: _reply_record(header, client_id, own)})
-    _check_round(header, context)
+    if cohort is None:
+        _check_round(header, context)
     arrays = RecordArrays(first_array_record(message.content))
     if evaluation:
         fields |= _named(header, None)
@@ -199,7 +207,8 @@ def _play(
         out, metrics = place.masked(out, metrics)
     return RecordDict(
         {
-            _ARRAYS: to_record(out),
+            # A sum takes them in before anybody trains again.
+            _ARRAYS: to_record(out, local=cohort is not None and cohort.reply == SUM),
             METRICS: MetricRecord(metrics),
             RECORD: _reply_record(header, client_id, own),
         }
@@ -216,19 +225,22 @@ def _play_cohort(app: App, header: Header, message: Message, context: Context) -
     cohort = Cohort.read(_record(message.content, COHORT))
     if header.phase == HELLO:
         raise ProtocolError("a hello is no question to a cohort")
+    _check_round(header, context)  # for all of them: what a client keeps grows with their number
     mean: list[WeightedMean] = []
+    content = decoded(message.content)
+    states = _states(context)
 
     def outcomes() -> Iterator[tuple[str, Outcome]]:
         for client_id in cohort.clients:
             own_message = copy.copy(message)
             group = cohort.group_of.get(client_id)
-            own_message.content = _content_of(client_id, message.content, group)
-            own_context = _context_of(cohort, client_id, context)
+            own_message.content = _content_of(client_id, content, group)
+            own_context = _context_of(cohort, client_id, context, states.get(client_id, {}))
             try:
                 client = _built(app, own_context)
                 if not mean:
-                    mean.append(_accumulator(client, message.content, cohort.group_of))
-                reply = _play(app, client, client_id, own_message, own_context)
+                    mean.append(_accumulator(client, content, cohort.group_of))
+                reply = _play(app, client, client_id, own_message, own_context, cohort=cohort)
                 size = payload_bytes(reply)
             except DeclinedError as error:
                 yield client_id, ReplyRefusedError("declined", str(error))
@@ -243,11 +255,17 @@ def _play_cohort(app: App, header: Header, message: Message, context: Context) -
                 text = f"{type(error).__name__}: {error}"
                 yield client_id, ReplyRefusedError("error", text)
                 continue
-            _keep_state(client_id, own_context.state, context.state)
+            _keep_state(client_id, own_context.state, states.get(client_id, ()), context.state)
             yield client_id, (reply, size)
 
+    tally = _Tally(cohort)
     collect = _sum if cohort.reply == SUM else _gather
-    return collect(header, cohort, mean, outcomes())
+    content = collect(header, cohort, mean, tally, outcomes())
+    keepers = _states(context)
+    content[COHORT] = ConfigRecord(
+        tally.answer([c for c in cohort.clients if c in keepers]).write()
+    )
+    return content
 
 
 def _accumulator(
@@ -265,9 +283,9 @@ def _sum(
     header: Header,
     cohort: Cohort,
     mean: list[WeightedMean],
+    tally: "_Tally",
     outcomes: Iterator[tuple[str, Outcome]],
 ) -> RecordDict:
-    tally = _Tally(cohort)
     for client_id, reply in tally.usable(outcomes):
         metrics = _metrics(reply)
         arrays = RecordArrays(first_array_record(reply)) if mean[0].template else {}
@@ -280,9 +298,8 @@ def _sum(
     sums, fields = mean[0].state() if mean else ({}, {"weight": 0.0})
     return RecordDict(
         {
-            _ARRAYS: to_record(sums),
+            _ARRAYS: to_record(sums, local=True),
             RECORD: _reply_record(header, "", fields),
-            COHORT: ConfigRecord(tally.answer().write()),
         }
     )
 
@@ -291,15 +308,14 @@ def _gather(
     header: Header,
     cohort: Cohort,
     mean: list[WeightedMean],
+    tally: "_Tally",
     outcomes: Iterator[tuple[str, Outcome]],
 ) -> RecordDict:
-    tally = _Tally(cohort)
     content = RecordDict()
     for client_id, reply in tally.usable(outcomes):
         for name, record in reply.items():
             content[f"{name}@{client_id}"] = record
     content[RECORD] = _reply_record(header, "", {})
-    content[COHORT] = ConfigRecord(tally.answer().write())
     return content
 
 
@@ -325,7 +341,7 @@ class _Tally:
     def refuse(self, client_id: str, error: ReplyRefusedError) -> None:
         self._refused[client_id] = error
 
-    def answer(self) -> CohortAnswer:
+    def answer(self, keepers: list[str]) -> CohortAnswer:
         late = [c for c in self._cohort.late if c not in self._refused]
         gone = {*late, *self._refused}
         return CohortAnswer(
@@ -333,6 +349,7 @@ class _Tally:
             late=late,
             refused=[(client, e.reason, str(e)) for client, e in self._refused.items()],
             bytes_up=self._bytes_up,
+            keepers=keepers,
         )
 
 
@@ -385,15 +402,17 @@ def _check_round(header: Header, context: Context) -> None:
     context.state[key] = rounds
 
 
-def _context_of(cohort: Cohort, client_id: str, context: Context) -> Context:
-    prefix = f"{client_id}/"
-    state = RecordDict(
-        {
-            key.removeprefix(prefix): record
-            for key, record in context.state.items()
-            if key.startswith(prefix)
-        }
-    )
+def _states(context: Context) -> dict[str, dict[str, Any]]:
+    """Return what the clients' own code keeps, of each client that keeps something."""
+    states: dict[str, dict[str, Any]] = {}
+    for key, record in context.state.items():
+        client_id, slash, name = key.partition("/")
+        if slash:
+            states.setdefault(client_id, {})[name] = record
+    return states
+
+
+def _context_of(cohort: Cohort, client_id: str, context: Context, state: dict[str, Any]) -> Context:
     node_config = {
         **context.node_config,
         CLIENT_ID_KEY: client_id,
@@ -405,18 +424,17 @@ def _context_of(cohort: Cohort, client_id: str, context: Context) -> Context:
         run_id=context.run_id,
         node_id=context.node_id,
         node_config=node_config,
-        state=state,
+        state=RecordDict(state),
         run_config=context.run_config,
         series_id=context.series_id,
     )
 
 
-def _keep_state(client_id: str, own: RecordDict, state: RecordDict) -> None:
-    prefix = f"{client_id}/"
-    for key in [key for key in state if key.startswith(prefix)]:
-        del state[key]
-    for key, record in own.items():
-        state[prefix + key] = record
+def _keep_state(client_id: str, own: RecordDict, before: Iterable[str], state: RecordDict) -> None:
+    for name in before:
+        del state[f"{client_id}/{name}"]
+    for name, record in own.items():
+        state[f"{client_id}/{name}"] = record
 
 
 def _content_of(client_id: str, content: RecordDict, group: str | None) -> RecordDict:
@@ -430,8 +448,11 @@ def _content_of(client_id: str, content: RecordDict, group: str | None) -> Recor
         base, at, addressee = name.rpartition("@")
         grouped = base.endswith("@")
         mine = addressee == (group if grouped else client_id)
-        if name != COHORT and (not at or mine):
-            base = base.removesuffix("@") if at else name
-            kind: Any = type(record)
-            own[base] = kind({**own.get(base, {}), **record})
+        if name == COHORT or (at and not mine):
+            continue
+        base = base.removesuffix("@") if at else name
+        if base in own:
+            own[base].update(record)
+        else:
+            own[base] = copied(record)
     return RecordDict(own)

@@ -31,7 +31,7 @@ from flwr_privacy.udp import (
     Terms,
     sensitivity,
 )
-from flwr_privacy.updates import Update, clip, released_names
+from flwr_privacy.updates import Update, released_names
 from flwr_privacy.wire import EVALUATE, METRICS, TRAIN, Fields
 
 from .base import Evaluate, SchemeClient, Train
@@ -106,9 +106,9 @@ class UDPClient(SchemeClient):
         if charge is None:
             check_unaccounted(custody, scheme=self.scheme)
             update, weight, _ = _released_update(terms, start, train, SecureRandom())
-            codes = Grid(terms.grid).encode(update.vector)
+            codes = Grid(terms.grid).encode(update.vector, np.empty(update.vector.size, np.int32))
             metrics: dict[str, Any] = {_NUM_EXAMPLES: weight, "sigma": 0.0}
-            return update.arrays(saturated(codes)), {METRICS: metrics}
+            return update.arrays(codes), {METRICS: metrics}
         release = self._release(custody, question, terms, charge)
         if not terms.proven:
             check_unaccounted(custody, scheme=self.scheme)
@@ -125,8 +125,7 @@ class UDPClient(SchemeClient):
             release.check_policy(terms.noise_multiplier, sigma)
             _check_grid(terms, sigma, update.vector.size, weight)
             grid = Grid(terms.grid)
-            codes = grid.encode(update.vector)
-            update.vector.resize(0, refcheck=False)  # frees it: it is as large as two models
+            codes = grid.encode(update.vector, update.vector.view(np.int64))
 
             def noised(random: SecureRandom) -> Answer:
                 np.add(codes, discrete_gaussian(codes.size, sigma / grid.step, random), out=codes)
@@ -243,8 +242,9 @@ def _released_update(
     """Train; return the clipped update, the weight of the reply, and the update's sensitivity."""
     names = released_names(start, terms.keep_back)
     if terms.unit == USER_UNIT:
-        update = Update.between(start, train(start).arrays, names)
-        clip(update.vector, terms.clipping_norm)
+        update = Update.between(
+            start, train(start).arrays, names, clipping_norm=terms.clipping_norm
+        )
         # The number of records is not public at this level: everybody weighs the same.
         return update, 1, sensitivity(USER_UNIT, clipping_norm=terms.clipping_norm)
     plan = PerRecordPlan(

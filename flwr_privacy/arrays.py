@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-__all__ = ["Arrays", "decode_npy", "encode_npy", "is_finite", "sum_of_squares"]
+__all__ = ["Arrays", "decode_npy", "encode_npy", "is_finite", "npy_size", "sum_of_squares"]
 
 Arrays = Mapping[str, NDArray[np.generic]]
 """A model or an update: arrays by name, in a fixed order."""
@@ -24,6 +24,26 @@ def encode_npy(array: NDArray[np.generic]) -> bytes:
     buffer = io.BytesIO()
     npy.write_array(buffer, np.asarray(array), allow_pickle=False)
     return buffer.getvalue()
+
+
+def npy_size(array: NDArray[np.generic]) -> int:
+    """Return the number of npy bytes of an array, without making them.
+
+    Examples
+    --------
+    >>> npy_size(np.arange(3)) == len(encode_npy(np.arange(3)))
+    True
+    """
+    fortran_order = array.flags.f_contiguous and not array.flags.c_contiguous
+    return _header_size(array.dtype, array.shape, fortran_order) + array.nbytes
+
+
+@lru_cache(maxsize=256)
+def _header_size(dtype: np.dtype[np.generic], shape: tuple[int, ...], fortran_order: bool) -> int:
+    header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": fortran_order, "shape": shape}
+    buffer = io.BytesIO()
+    npy.write_array_header_1_0(buffer, header)
+    return len(buffer.getvalue())
 
 
 def decode_npy(data: bytes) -> NDArray[np.generic]:

@@ -253,8 +253,13 @@ class WeightedMean:
         }
 
     def _add(self, name: str, array: NDArray[np.generic], weight: float) -> None:
+        if weight == 1 and array.dtype == self.sum_dtype:  # a sum, most of all
+            if name in self._sums:
+                self._sums[name] += array
+            else:
+                self._sums[name] = np.array(array, order="C")  # it may be a view into a message
+            return
         if name not in self._sums:
-            # Zeros, then add: the first reply may be a view into a message.
             self._sums[name] = np.zeros(np.shape(array), self.sum_dtype)
         total, values = self._sums[name].reshape(-1), array.reshape(-1)
         for start in range(0, values.size, _BLOCK):

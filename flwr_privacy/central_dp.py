@@ -193,7 +193,7 @@ class Schedule:
         """Rate of the sample that amplifies: q where samples are secret, otherwise 1."""
         return self.q if _amplified(self.noise, self.sampling) else 1.0
 
-    @property
+    @cached_property
     def releases(self) -> int:
         """Number of charges for which the budget of a client is meant.
 

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["dumps", "loads"]
 
@@ -12,13 +13,14 @@ _ARRAY, _BYTES, _DICT = "__array__", "__bytes__", "__dict__"
 """Marks: the only name in a mapping that stands for an array, for bytes, or for a mapping whose
 only name is a mark."""
 
-_DOCUMENT = "document"
+_DOCUMENT, _ARRAYS = "document", "arrays"
+_MAGIC = b"flwr-privacy arrays\n"
 
 
 def dumps(state: dict[str, Any]) -> bytes:
-    """Return a state as bytes: JSON, or with arrays in it an npz archive with an entry of JSON.
+    """Return a state as bytes: JSON; with arrays in it a line of JSON before their values.
 
-    Tuples come back as lists.
+    Tuples come back as lists. Whoever stores the bytes sees to it that they are whole.
 
     Raises
     ------
@@ -26,12 +28,13 @@ def dumps(state: dict[str, Any]) -> bytes:
         If the state holds something else than the above.
     """
     arrays: dict[str, Any] = {}
-    document = json.dumps(_take_arrays(state, arrays))
+    document = _take_arrays(state, arrays)
     if not arrays:
-        return document.encode("ascii")
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **{_DOCUMENT: np.array(document), **arrays})
-    return buffer.getvalue()
+        return json.dumps(document).encode("ascii")
+    kinds = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    head = json.dumps({_DOCUMENT: document, _ARRAYS: kinds}).encode("ascii")
+    values = (np.ascontiguousarray(array).data for array in arrays.values())
+    return b"".join([_MAGIC, head, b"\n", *values])
 
 
 def loads(data: bytes) -> dict[str, Any]:
@@ -45,6 +48,9 @@ def loads(data: bytes) -> dict[str, Any]:
     if data.startswith(b"{"):
         plain: dict[str, Any] = _put_arrays(json.loads(data), {})
         return plain
+    if data.startswith(_MAGIC):
+        return _with_values(data)
+    # As earlier versions wrote a state with arrays: an npz archive with an entry of JSON.
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files if name != _DOCUMENT}
         document = json.loads(str(archive[_DOCUMENT]))
@@ -52,9 +58,21 @@ def loads(data: bytes) -> dict[str, Any]:
     return restored
 
 
+def _with_values(data: bytes) -> dict[str, Any]:
+    place = data.index(b"\n", len(_MAGIC)) + 1
+    head = json.loads(data[len(_MAGIC) : place])
+    arrays: dict[str, Any] = {}
+    for name, dtype, shape in head[_ARRAYS]:
+        view: NDArray[Any] = np.ndarray(shape, np.dtype(dtype), buffer=data, offset=place)
+        arrays[name] = view.copy()
+        place += view.nbytes
+    restored: dict[str, Any] = _put_arrays(head[_DOCUMENT], arrays)
+    return restored
+
+
 def _take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
+        if value.dtype.kind not in "biufc":
             raise TypeError(f"an array of a state holds numbers, not {value.dtype}")
         name = f"array{len(arrays)}"
         arrays[name] = value

@@ -14,6 +14,9 @@ __all__ = ["read", "write"]
 
 _Message = TypeVar("_Message")
 
+_TYPES: dict[type, dict[str, Any]] = {}
+"""Types of the fields of each message: finding them takes longer than reading one."""
+
 
 def write(message: Any) -> dict[str, Any]:
     """Return a message (a dataclass) as a record.
@@ -38,7 +41,9 @@ def read(kind: type[_Message], record: Mapping[str, Any]) -> _Message:
         left alone.
     """
     values: dict[str, Any] = {}
-    for field, expected in get_type_hints(kind).items():
+    if kind not in _TYPES:
+        _TYPES[kind] = get_type_hints(kind)
+    for field, expected in _TYPES[kind].items():
         name = field.replace("_", "-")
         items = get_args(expected)  # of a list
         value = record.get(name, [] if items else None)

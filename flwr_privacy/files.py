@@ -52,7 +52,8 @@ def write_sealed(path: Path, magic: bytes, payload: bytes, *, durable: bool) -> 
     """
     temporary = path.with_name(path.name + ".new")
     with open(temporary, "wb", opener=_open_private) as file:
-        file.write(magic + hashlib.sha256(payload).digest() + payload)
+        file.write(magic + hashlib.sha256(payload).digest())
+        file.write(payload)
         if durable:
             file.flush()
             os.fsync(file.fileno())

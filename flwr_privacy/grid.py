@@ -6,7 +6,7 @@ a sum of codes is the same in any order.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,9 @@ CODE_LIMIT = 2**31 - 1
 MOST_WEIGHT = 2**62 // CODE_LIMIT
 """Largest sum of weights: times `CODE_LIMIT` it is half of what int64 holds."""
 
-_BLOCK = 1 << 16  # elements
+_BLOCK = 1 << 14  # elements; their scratch stays in the cache, and needs no fresh pages
+
+_Code = TypeVar("_Code", np.int32, np.int64)
 
 
 @dataclass(frozen=True)
@@ -76,26 +78,43 @@ class Grid:
         """Distance of two neighbours."""
         return 2.0**self.exponent
 
-    def encode(self, vector: NDArray[np.float64]) -> NDArray[np.int64]:
+    @overload
+    def encode(self, vector: NDArray[np.float64]) -> NDArray[np.int64]: ...
+
+    @overload
+    def encode(self, vector: NDArray[np.float64], out: NDArray[_Code]) -> NDArray[_Code]: ...
+
+    def encode(self, vector: NDArray[np.float64], out: Any = None) -> Any:
         """Return the codes of a vector, truncated towards zero: its norm does not grow.
 
         Two vectors of d entries may come apart by up to ``step * sqrt(d)`` in L2.
 
+        Parameters
+        ----------
+        vector : (d,) float64
+            The vector.
+        out : (d,) int32 or int64, optional
+            Where the codes are written, by default a new array of int64. With
+            ``vector.view(np.int64)`` they take the vector's place.
+
         Raises
         ------
         InvalidParameterError
-            If a value is beyond `CODE_LIMIT` steps.
+            If a value is beyond `CODE_LIMIT` steps; `out` has some codes then.
         """
-        codes = np.empty(vector.size, np.int64)
+        codes = np.empty(vector.size, np.int64) if out is None else out
+        scratch = np.empty(min(_BLOCK, vector.size), np.float64)
         for begin in range(0, vector.size, _BLOCK):
-            steps = vector[begin : begin + _BLOCK] * 2.0**-self.exponent  # exact: a power of two
+            part = vector[begin : begin + _BLOCK]
+            # Exact: a power of two.
+            steps = np.multiply(part, 2.0**-self.exponent, out=scratch[: part.size])
             if not -CODE_LIMIT <= steps.min() <= steps.max() <= CODE_LIMIT:
                 raise InvalidParameterError(
                     "grid",
                     self.exponent,
                     f"a step that is not below the largest value / {CODE_LIMIT}",
                 )
-            codes[begin : begin + _BLOCK] = steps  # C's cast truncates
+            np.copyto(codes[begin : begin + _BLOCK], steps, casting="unsafe")  # C's cast truncates
         return codes
 
 

@@ -8,14 +8,23 @@ several Flower runs.
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import InvalidParameterError
 
-__all__ = ["check_client_id", "client_id_from", "derive_seed", "new_experiment_id", "stream"]
+__all__ = [
+    "check_client_id",
+    "client_id_from",
+    "derive_seed",
+    "fingerprints",
+    "new_experiment_id",
+    "places",
+    "stream",
+]
 
 CLIENT_ID_KEY = "client-id"
 PARTITION_ID_KEY = "partition-id"
@@ -108,3 +117,53 @@ def derive_seed(root: int | str, *purpose: str | int) -> int:
 def stream(root: int | str, *purpose: str | int) -> np.random.Generator:
     """Return the ordinary random generator of one purpose; see `derive_seed`."""
     return np.random.default_rng(derive_seed(root, *purpose))
+
+
+def fingerprints(identities: Iterable[str | int]) -> NDArray[np.uint64]:
+    """Return 64 bits of a hash of each identity (BLAKE2b), for `places`.
+
+    Parameters
+    ----------
+    identities : iterable of str or int
+        Whose.
+    """
+    digests = (hashlib.blake2b(str(who).encode(), digest_size=8).digest() for who in identities)
+    return np.frombuffer(b"".join(digests), np.uint64)
+
+
+def places(seed: int, prints: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the place of each identity in a random order: an integer that sorts it.
+
+    A place depends on the seed and the one identity, so that the order of the others stays as it
+    is when somebody is missing. All of them are computed at once, because populations are large.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the order, 0 to 2**63 - 1.
+    prints : (n,) uint64
+        The identities, as `fingerprints` returns them.
+
+    Returns
+    -------
+    (n,) uint64
+        The places.
+
+    Notes
+    -----
+    The finaliser of SplitMix64 (Steele, Lea, Flood 2014), twice, on the fingerprint and the seed.
+    For sampling only, as `derive_seed`.
+
+    Examples
+    --------
+    >>> some, all_of_them = fingerprints("ac"), fingerprints("abc")
+    >>> bool((places(7, some) == places(7, all_of_them)[[0, 2]]).all())
+    True
+    """
+    mixed = prints ^ np.uint64(seed)
+    for _ in range(2):
+        mixed = mixed + np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+    return mixed

@@ -1,7 +1,9 @@
 """The privacy ledger: what was released about one data set, in a file that no crash can shorten.
 
 A charge is on the disk when `Book.charge` returns, and only then may the bytes leave the node. A
-crash in between leaves a charge without a release, never a release without a charge.
+crash in between leaves a charge without a release, never a release without a charge. Simulated
+clients, whose data are nobody's, do not wait for the disk: there this holds for crashes of
+processes, not for power cuts.
 """
 
 import json
@@ -159,6 +161,8 @@ class Ledger:
         ledger. ``path`` + ``.lock`` beside it stays and must not be removed while a node runs.
     data_set : str
         Name of the data set: 1 to 128 printable ASCII characters. A file about another is refused.
+    durable : bool, default True
+        Whether a charge outlives a power cut. Without it a killed process still loses nothing.
 
     Raises
     ------
@@ -168,10 +172,10 @@ class Ledger:
 
     Notes
     -----
-    Guarantee. Against crashes and kills of processes at any moment, and power cuts: the ledger
-    holds every charge that returned, and at most one per process that did not. Two processes
-    that share a ledger charge one after the other, so both never pass a cap that only one release
-    fits under.
+    Guarantee. Against crashes and kills of processes at any moment, and, if it is `durable`, power
+    cuts: the ledger holds every charge that returned, and at most one per process that did not.
+    Two processes that share a ledger charge one after the other, so both never pass a cap that only
+    one release fits under.
 
     Not covered: a file that somebody deletes or sets back to an older copy, or a copy (or hard
     link) that is charged instead; somebody who edits it and mends the checksum; a disk that says
@@ -192,10 +196,11 @@ class Ledger:
     >>> folder.cleanup()
     """
 
-    def __init__(self, path: str | Path, *, data_set: str) -> None:
+    def __init__(self, path: str | Path, *, data_set: str, durable: bool = True) -> None:
         # Through links: the file is replaced where it lies, and its lock lies beside it.
         self.path = Path(os.path.realpath(path))
         self.data_set = _check_name("data_set", data_set)
+        self.durable = durable
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r})"
@@ -299,7 +304,7 @@ class Book:
         self._held = True
 
     def charge(self, entry: Entry) -> None:
-        """Enter a release before it happens; it is on the disk when this returns.
+        """Enter a release before it happens; it is written (and flushed) when this returns.
 
         Raises
         ------
@@ -312,7 +317,7 @@ class Book:
             raise RuntimeError("the ledger is not held any more: charge inside `locked`")
         content = self._content + _line(entry.to_dict())
         try:
-            write_sealed(self._ledger.path, _MAGIC, content, durable=True)
+            write_sealed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
         except OSError as error:
             raise LedgerError(
                 f"the privacy ledger {self._ledger.path} cannot be written: {error.strerror}"

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import LedgerError
@@ -18,7 +17,7 @@ from .ledger import Question
 __all__ = ["KeptReplies"]
 
 _MAGIC = b"flwr-privacy reply\n"
-_FILE = re.compile(r"([0-9]{1,19})-[0-9a-f]{32}\.reply(\.new)?")
+_FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{32}\.reply(\.new)?")
 _LOCK_TIMEOUT = 10.0  # seconds; a reply is written in far less
 
 
@@ -35,6 +34,8 @@ class KeptReplies:
     folder : str or Path
         Where they lie; one folder per client. It is created, readable by its owner only, if the
         folder that it lies in is there.
+    durable : bool, default False
+        Whether a reply that was kept outlives a power cut.
 
     Notes
     -----
@@ -54,8 +55,9 @@ class KeptReplies:
     >>> folder.cleanup()
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, durable: bool = False) -> None:
         self.folder = Path(folder)
+        self.durable = durable
 
     def find(self, question: Question) -> bytes | None:
         """Return the reply to a question, or None if there is none.
@@ -77,11 +79,10 @@ class KeptReplies:
         # A file under another question's name is not its reply.
         return content[len(label) :] if content.startswith(label) else None
 
-    def keep(self, question: Question, reply: bytes, *, durable: bool = False) -> None:
+    def keep(self, question: Question, reply: bytes) -> None:
         """Keep the reply to a question; those to earlier rounds of its experiment are removed.
 
-        Call it after the charge and before the reply is sent. A power cut may lose the reply,
-        unless it is to be durable.
+        Call it after the charge and before the reply is sent.
 
         Raises
         ------
@@ -92,17 +93,26 @@ class KeptReplies:
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             with exclusive_lock(self.folder / "lock", timeout=_LOCK_TIMEOUT):
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                write_sealed(path, _MAGIC, _label(question) + reply, durable=durable)
-                for earlier in _files_before(path.parent, question.server_round):
+                write_sealed(path, _MAGIC, _label(question) + reply, durable=self.durable)
+                for earlier in self._files_before(question):
                     earlier.unlink()
         except OSError as error:
             raise self._error("written", error) from error
 
     def _path(self, question: Question) -> Path:
         # Hashes: the names come from a server, and may be anything.
-        name = f"{question.server_round}-{_digest([question.phase, question.request])}.reply"
-        return self.folder / _digest([question.experiment_id]) / name
+        experiment, own = _digest(question.experiment_id), _digest(question.phase, question.request)
+        return self.folder / f"{experiment}-{question.server_round}-{own}.reply"
+
+    def _files_before(self, question: Question) -> list[Path]:
+        """Return the files of earlier rounds of a question's experiment."""
+        experiment = _digest(question.experiment_id)
+        matches = (_FILE.fullmatch(name) for name in os.listdir(self.folder))
+        return [
+            self.folder / match[0]
+            for match in matches
+            if match and match[1] == experiment and int(match[2]) < question.server_round
+        ]
 
     def _error(self, done: str, error: OSError) -> LedgerError:
         return LedgerError(f"the kept replies {self.folder} cannot be {done}: {error.strerror}")
@@ -114,12 +124,5 @@ def _label(question: Question) -> bytes:
     return json.dumps(key).encode("ascii") + b"\n"
 
 
-def _digest(names: list[str | int]) -> str:
+def _digest(*names: str | int) -> str:
     return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:32]
-
-
-def _files_before(folder: Path, server_round: int) -> Iterator[Path]:
-    for name in os.listdir(folder):
-        match = _FILE.fullmatch(name)
-        if match and int(match[1]) < server_round:
-            yield folder / name

@@ -11,15 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import Arrays, is_finite, sum_of_squares
+from .arrays import Arrays, sum_of_squares
 from .errors import DataError, InvalidParameterError, ProtocolError, check_number
 
 __all__ = ["SMALLEST_NORM", "Update", "clip", "released_names"]
 
-_BLOCK = 1 << 16  # elements
+_BLOCK = 1 << 14  # elements; their scratch stays in the cache, and needs no fresh pages
 
 SMALLEST_NORM = 1e-100
 """Least norm to clip to; below, products lose digits."""
+
+_LEAST_SQUARES = 2.0**-800
+"""Sums of squares between this and its inverse lose nothing to the range of float64."""
 
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 """Last part of the names that torch gives to the statistics of its normalisation layers."""
@@ -76,14 +79,33 @@ class Update:
         Differences of the released arrays, one after the other.
     shapes : dict
         Shape of each released array, in that order.
+    factor : float, default 1.0
+        What the difference was multiplied by to clip it; 1 where nothing had to be done.
     """
 
     vector: NDArray[np.float64]
     shapes: dict[str, tuple[int, ...]]
+    factor: float = 1.0
 
     @classmethod
-    def between(cls, start: Arrays, trained: Arrays, names: Iterable[str]) -> "Update":
+    def between(
+        cls,
+        start: Arrays,
+        trained: Arrays,
+        names: Iterable[str],
+        *,
+        clipping_norm: float | None = None,
+    ) -> "Update":
         """Return the update of some arrays.
+
+        Parameters
+        ----------
+        start, trained : Mapping of str to ndarray
+            The model before and after.
+        names : iterable of str
+            Which arrays.
+        clipping_norm : float, optional
+            Norm to clip the update to, as `clip` does.
 
         Raises
         ------
@@ -91,10 +113,12 @@ class Update:
             If an array is missing or has another shape than at the start.
         DataError
             If the update has NaN or infinity.
+        InvalidParameterError
+            As `clip`.
         """
         shapes = {name: np.shape(start[name]) for name in names}
         vector = np.empty(sum(map(math.prod, shapes.values())), np.float64)
-        place = 0
+        place, squares = 0, 0.0
         for name, shape in shapes.items():
             if name not in trained:
                 raise ProtocolError(f"the training returned no array '{name}'")
@@ -105,11 +129,13 @@ class Update:
                     f"not as floats of shape {shape}"
                 )
             part = vector[place : place + array.size]
-            _subtract(array.reshape(-1), start[name].reshape(-1), part)
-            if not is_finite(part):
+            more = _subtract(array.reshape(-1), start[name].reshape(-1), part)
+            # Squares with a finite sum are finite; those of large numbers may not be.
+            if not (math.isfinite(more) or np.isfinite(part).all()):
                 raise DataError(f"the update of '{name}' has NaN or infinity: it is not released")
-            place += array.size
-        return cls(vector, shapes)
+            place, squares = place + array.size, squares + more
+        factor = 1.0 if clipping_norm is None else _clip(vector, clipping_norm, squares)
+        return cls(vector, shapes, factor)
 
     def arrays(self, vector: NDArray[np.generic]) -> dict[str, NDArray[np.generic]]:
         """Return a vector of the same length, e.g. of codes, as arrays by name (views)."""
@@ -120,9 +146,13 @@ class Update:
 
 def _subtract(
     minuend: NDArray[np.generic], subtrahend: NDArray[np.generic], out: NDArray[np.float64]
-) -> None:
-    """Write a difference, in float64 whatever the precision of the two."""
-    with np.errstate(invalid="ignore", over="ignore"):
+) -> float:
+    """Write a difference, in float64 whatever the precision of the two; return its sum of squares.
+
+    The sum is infinite or NaN if the squares are.
+    """
+    squares = 0.0
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         # In blocks that stay in the cache; `subtract(..., dtype=float64)` takes twice as long.
         scratch = np.empty(min(_BLOCK, out.size), np.float64)
         for begin in range(0, out.size, _BLOCK):
@@ -131,6 +161,8 @@ def _subtract(
             np.copyto(part, minuend[begin : begin + _BLOCK], casting="unsafe")
             np.copyto(other, subtrahend[begin : begin + _BLOCK], casting="unsafe")
             part -= other
+            squares += float(np.multiply(part, part, out=other).sum())
+    return squares
 
 
 def clip(vector: NDArray[np.float64], norm: float) -> float:
@@ -150,20 +182,32 @@ def clip(vector: NDArray[np.float64], norm: float) -> float:
     >>> round(clip(vector, 1.0), 9), vector.round(9)
     (0.2, array([0.6, 0.8]))
     """
+    return _clip(vector, norm, _sum_of_squares(vector))
+
+
+def _clip(vector: NDArray[np.float64], norm: float, squares: float) -> float:
+    """Do what `clip` does with a vector whose sum of squares is known."""
     check_number("clipping_norm", norm, minimum=SMALLEST_NORM)
-    largest = float(max(vector.max(initial=0.0), -vector.min(initial=0.0)))
-    if largest == 0.0:
-        return 1.0
-    exponent = math.frexp(largest)[1]
-    ordinary = -400 < exponent < 400  # squares neither overflow nor vanish
-    scaled = vector if ordinary else np.ldexp(vector, -exponent)
-    length = math.sqrt(sum_of_squares(scaled))
     allowed = norm * (1 - vector.size * 2.0**-52)
-    try:
-        bound = allowed if ordinary else math.ldexp(allowed, -exponent)
-    except OverflowError:  # far above the vector
-        return 1.0
+    scaled, bound, exponent = vector, allowed, 0
+    if not _LEAST_SQUARES < squares < 1 / _LEAST_SQUARES:  # some overflowed, or vanished
+        largest = float(max(vector.max(initial=0.0), -vector.min(initial=0.0)))
+        if largest == 0.0:
+            return 1.0
+        exponent = math.frexp(largest)[1]
+        scaled = np.ldexp(vector, -exponent)
+        squares = _sum_of_squares(scaled)
+        try:
+            bound = math.ldexp(allowed, -exponent)
+        except OverflowError:  # far above the vector
+            return 1.0
+    length = math.sqrt(squares)
     if length <= bound:
         return 1.0
     np.multiply(scaled, allowed / length, out=vector)
-    return allowed / length if ordinary else math.ldexp(allowed / length, -exponent)
+    return math.ldexp(allowed / length, -exponent)
+
+
+def _sum_of_squares(vector: NDArray[np.float64]) -> float:
+    with np.errstate(over="ignore", under="ignore"):
+        return sum_of_squares(vector)

@@ -256,12 +256,15 @@ class CohortAnswer:
         Client, reason and detail of each reply that is not used.
     bytes_up : int
         Payload of the clients' replies.
+    keepers : list of str
+        Clients whose own code keeps something on the node between messages.
     """
 
     answered: list[str]
     late: list[str]
     refused: list[tuple[str, str, str]]
     bytes_up: int
+    keepers: list[str]
 
     def write(self) -> Fields:
         """Return the record."""
@@ -273,6 +276,7 @@ class CohortAnswer:
                 "refused-reasons": [reason for _, reason, _ in self.refused],
                 "refused-details": [detail for _, _, detail in self.refused],
                 "bytes-up": self.bytes_up,
+                "keepers": self.keepers,
             }
         )
 
@@ -288,6 +292,7 @@ class CohortAnswer:
         """
         _check_type(COHORT, "bytes-up", record.get("bytes-up"), int)
         answered, late = _strings(record, "answered"), _strings(record, "late")
+        keepers = _strings(record, "keepers")
         columns = [
             _strings(record, f"refused-{name}") for name in ("clients", "reasons", "details")
         ]
@@ -295,13 +300,16 @@ class CohortAnswer:
             0 <= record["bytes-up"] < _MOST_BYTES
         ):
             raise ProtocolError(f"{COHORT}: entries that do not fit each other")
-        if sorted([*answered, *late, *columns[0]]) != sorted(asked):
+        asked = set(asked)
+        told = [*answered, *late, *columns[0]]
+        if len(told) != len(asked) or set(told) != asked or not asked.issuperset(keepers):
             raise ProtocolError(f"{COHORT}: the answer is not about the clients that were asked")
         return cls(
             answered=answered,
             late=late,
             refused=list(zip(*columns, strict=True)),
             bytes_up=record["bytes-up"],
+            keepers=keepers,
         )
 
 
@@ -325,8 +333,9 @@ def payload_bytes(content: Mapping[str, Any]) -> int:
     Parameters
     ----------
     content : Mapping
-        Flower's RecordDict: records of arrays (each with its serialised ``data``), of metrics and
-        of configuration values (each with a ``deflate`` method).
+        Flower's RecordDict: records of arrays (each with its serialised ``data``, or its
+        ``encoded_size`` where it is not serialised yet), of metrics and of configuration values
+        (each with a ``deflate`` method).
 
     Returns
     -------
@@ -338,7 +347,10 @@ def payload_bytes(content: Mapping[str, Any]) -> int:
     for record in content.values():
         values = list(record.values())
         if values and hasattr(values[0], "stype"):
-            total += sum(len(array.data) for array in values)
+            total += sum(
+                array.encoded_size if hasattr(array, "encoded_size") else len(array.data)
+                for array in values
+            )
         else:
             total += len(record.deflate())
     return total

@@ -150,6 +150,8 @@ class Conversation:
         """
         if not self.federation.met:  # a user's own start: the first replies will be the hello
             self.federation.wait(grid, self.timeout)
+        if not self.recorded:
+            self._release()
         return self.federation.sample(
             self._experiment.seed,
             (phase, server_round),
@@ -174,6 +176,8 @@ class Conversation:
 
         Nodes that owe an answer are left out, as in `sample`. Another attempt is another draw.
         """
+        if not self.recorded:
+            self._release()
         return self.federation.draw(
             self._experiment.seed,
             (phase, server_round, attempt),
@@ -331,6 +335,7 @@ class Conversation:
         sizes["bytes_up"] += self._late_bytes
         sizes["wire_bytes_up"] += self._late_bytes
         self._late_bytes = 0
+        self._release()
         hello = any(book.header.phase == HELLO for book in self._exchanges)
         questions = sum(book.header.phase != HELLO for book in self._exchanges)
         self._exchanges = []
@@ -340,6 +345,15 @@ class Conversation:
             "exchanges": questions + hello,
             "virtual_seconds": self.virtual_seconds,
         }
+
+    def _release(self) -> None:
+        """Let those clients go to other nodes who left nothing where they were.
+
+        Between rounds: the next one may be prepared in one exchange with the end of this one.
+        """
+        for book in self._books.values():
+            self.federation.release(book.free)
+            book.free = set()
 
     def _busy(self, grid: Grid) -> set[int]:
         """Return the nodes that owe an answer; late answers are taken in, and counted as late."""

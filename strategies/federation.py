@@ -9,14 +9,15 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_privacy.errors import ProtocolError, check_integer
-from flwr_privacy.identity import derive_seed, stream
+from flwr_privacy.identity import derive_seed, fingerprints, places, stream
 from flwr_privacy.wire import RECORD, Fields, Header, payload_bytes
 
 from .exchange import exchange
@@ -55,7 +56,10 @@ class Federation:
         self._minimum = min_available_nodes
         self._connected: list[int] = []
         self._nodes: dict[str, int] = {}
-        self._seats: dict[str, str] = {}  # virtual client: the worker that plays it
+        self._virtual = [str(index) for index in range(virtual_clients or 0)]
+        self._fingerprints = fingerprints(self._virtual)
+        self._seats: dict[str, str] = {}  # virtual client: the worker that played it last
+        self._free: set[str] = set()  # virtual clients that left nothing there
         self._meetings = 0
         self._failures: Counter[int] = Counter()  # hellos that failed, by node
         self._next_try: dict[int, int] = {}
@@ -138,7 +142,7 @@ class Federation:
             logger.warning("%d of %d nodes were kept out", len(strangers) - len(joined), len(books))
         if not self.met:
             self.met = True
-            self.cohorts = not {*self._virtual()} <= set(self._nodes)
+            self.cohorts = not set(self._virtual) <= set(self._nodes)
         return list(books.values()), [] if self.cohorts else joined
 
     def clients(self) -> list[str]:
@@ -152,14 +156,14 @@ class Federation:
         if self.virtual_clients is None:
             return sorted(self._nodes)
         if not self.cohorts:
-            return [client for client in self._virtual() if client in self._nodes]
+            return [client for client in self._virtual if client in self._nodes]
         if not self._workers() and not self._seats:
             raise ProtocolError(
                 f"clients = {self.virtual_clients} for {len(self._nodes)} nodes, and none lets a "
                 "server choose whom it plays: set FLWR_PRIVACY_COHORTS=1 in the environment of the "
                 "nodes, or cohorts=true in their configuration (never with a client-id)"
             )
-        return self._virtual() if self._workers() else []
+        return self._virtual if self._workers() else []
 
     def sample_size(self, *, fraction: float, minimum: int) -> tuple[int, int]:
         """Return how many clients a sample has, and of how many it is drawn."""
@@ -200,8 +204,9 @@ class Federation:
         Returns
         -------
         dict
-            For each node the clients that it plays. A client keeps its node while it is connected.
-            Nodes that have not said who they are play the client "".
+            For each node the clients that it plays. Simulated clients are shared out evenly; one
+            that left something on its node keeps it while the node is connected. Nodes that have
+            not said who they are play the client "".
 
         Raises
         ------
@@ -214,18 +219,16 @@ class Federation:
         check_integer("clients per round", size, minimum=0, maximum=self._most)
         if size > len(population):
             logger.warning("%d clients to draw, %d are left", size, len(population))
-        ranked = sorted(population, key=lambda who: derive_seed(seed, "sample", *purpose, who))
-        load = self._load()
-        chosen: list[tuple[int, str]] = []
-        for who in ranked:
+        chosen: list[str | int] = []
+        there = self._there(busy)
+        for index in self._order(population, derive_seed(seed, "sample", *purpose)):
             if len(chosen) == size:
                 break
-            if (f"node-{who}" if isinstance(who, int) else who) in without:
-                continue
-            node = who if isinstance(who, int) else self._node_of(who, load)
-            if node not in busy:
-                chosen.append((node, "" if isinstance(who, int) else who))
-        return _by_node(chosen)
+            who = population[index]
+            name = f"node-{who}" if isinstance(who, int) else who
+            if name not in without and there(who):
+                chosen.append(who)
+        return self._assigned(chosen, busy)
 
     def draw(
         self,
@@ -259,12 +262,11 @@ class Federation:
             How often each of them was drawn.
         """
         size, _ = self.sample_size(fraction=fraction, minimum=minimum)
-        load = self._load()
-        nodes = {client: self._node_of(client, load) for client in self.clients()}
+        is_there = self._there(busy)
         there = [
             client
-            for client, node in nodes.items()
-            if node not in busy and (shares is None or client in shares)
+            for client in self.clients()
+            if is_there(client) and (shares is None or client in shares)
         ]
         rates = [1.0 if shares is None else shares[client] for client in there]
         draws: Counter[str] = Counter()
@@ -276,26 +278,62 @@ class Federation:
                 ]
             )
             draws.update(there[first] for first in times.argmin(axis=0))
-        return _by_node((nodes[client], client) for client in draws), dict(draws)
+        return self._assigned(draws, busy), dict(draws)
 
-    def _load(self) -> Counter[str]:
-        return Counter(seat for seat in self._seats.values() if seat in self._nodes)
+    def release(self, clients: Iterable[str]) -> None:
+        """Let simulated clients be played by other nodes: they left nothing where they were."""
+        self._free.update(clients)
 
-    def _node_of(self, client: str, load: Counter[str]) -> int:
-        """Return the node that plays a client; one without a seat gets the least loaded worker."""
+    def _order(self, population: Sequence[str | int], seed: int) -> list[int]:
+        """Return the indices of a population in a random order."""
+        prints = self._fingerprints if population is self._virtual else fingerprints(population)
+        order: list[int] = np.argsort(places(seed, prints), kind="stable").tolist()
+        return order
+
+    def _there(self, busy: Collection[int]) -> Callable[[str | int], bool]:
+        """Return what tells whether somebody can be asked: no node has a question open for it."""
         if not self.cohorts:
-            return self._nodes[client]
-        if self._seats.get(client) not in self._nodes:
-            seat = min(self._workers(), key=lambda worker: (load[worker], worker))
+            return lambda who: (who if isinstance(who, int) else self._nodes[who]) not in busy
+        idle = any(self._nodes[worker] not in busy for worker in self._workers())
+
+        def there(who: str | int) -> bool:
+            seat = self._seats.get(str(who))
+            return idle and (seat not in self._nodes or self._nodes[seat] not in busy)
+
+        return there
+
+    def _assigned(
+        self, chosen: Collection[str | int], busy: Collection[int]
+    ) -> dict[int, list[str]]:
+        """Return the nodes of those who were chosen, with the clients that each of them plays."""
+        if not self.cohorts:
+            return _by_node(
+                (who, "") if isinstance(who, int) else (self._nodes[who], who) for who in chosen
+            )
+        load = {worker: 0 for worker in self._workers() if self._nodes[worker] not in busy}
+        most = math.ceil(len(chosen) / max(1, len(load)))
+        clients = sorted(map(str, chosen), key=lambda c: (self._may_move(c), len(c), c))
+        for client in clients:  # first those who must stay
+            seat = self._seats.get(client)
+            if seat not in load:
+                seat = min(load, key=lambda worker: (load[worker], worker))
+            elif self._may_move(client) and load[seat] >= most:
+                # What it keeps in files lies where the nodes that share its folder find it.
+                others = [worker for worker in load if self._storage(worker) == self._storage(seat)]
+                seat = min(others, key=lambda worker: (load[worker], worker))
             self._seats[client] = seat
             load[seat] += 1
-        return self._nodes[self._seats[client]]
+        self._free.difference_update(clients)
+        return _by_node((self._nodes[self._seats[client]], client) for client in clients)
+
+    def _may_move(self, client: str) -> bool:
+        return client in self._free or client not in self._seats
+
+    def _storage(self, worker: str) -> Any:
+        return self.introductions[worker].get("storage")
 
     def _workers(self) -> list[str]:
         return sorted(c for c in self._nodes if self.introductions[c].get("plays") == "any")
-
-    def _virtual(self) -> list[str]:
-        return [str(index) for index in range(self.virtual_clients or 0)]
 
     def _admit(self, node: int, reply: ClientReply) -> bool:
         client = reply.client_id

@@ -166,6 +166,7 @@ class Round:
     question: RecordDict = field(default_factory=RecordDict)  # as the first who was asked has it
     details: list[str] = field(default_factory=list)  # of the first that were refused
     named: dict[int, str] = field(default_factory=dict)  # who answered for a node without a name
+    free: set[str] = field(default_factory=set)  # of a cohort: who left nothing on its node
     _heard: set[int] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)  # those who say that they released nothing
 
@@ -250,6 +251,7 @@ class Round:
             if not self.late.issuperset(answer.late) or self.late & set(answer.answered):
                 raise ReplyRefusedError("malformed", "others are late than were told to be")
             self._heard.add(node)
+            self.free.update(set(self.asked[node]).difference(answer.keepers))
             yield from self._read_cohort(answer, content, fields)
             return
         expected = self.asked[node]
@@ -286,14 +288,12 @@ class Round:
             arrays = arrays_of(next(records, ArrayRecord()))
             yield PartialSum(answer.answered, arrays, fields)
             return
+        records_of: dict[str, dict[str, Any]] = {client: {} for client in answer.answered}
+        for name, record in content.items():
+            base, _, client = name.rpartition("@")
+            records_of.get(client, {})[base] = record
         for client in answer.answered:
-            own = RecordDict(
-                {
-                    name.removesuffix(f"@{client}"): record
-                    for name, record in content.items()
-                    if name.endswith(f"@{client}")
-                }
-            )
+            own = RecordDict(records_of[client])
             try:
                 own_id, own_fields = self._header(own)
                 if own_id != client:

@@ -103,7 +103,7 @@ class Schedule:
         """Whether a client's noise follows from what it has left; see `multiplier`."""
         return self.noise in _SPENDING
 
-    @property
+    @cached_property
     def releases(self) -> int:
         """Number of trainings for which the budget of a client is meant."""
         known = ("gdp_fixed", PLD_SECRET)

@@ -17,6 +17,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from flwr_privacy.clients.records import copied
+
 from .faults import Fault, fault_of
 from .flower_internals import assign_message_id, empty_run, over_the_wire
 from .workers import WorkerPool
@@ -202,8 +204,4 @@ class InlineGrid(Grid):
 
 def _own_records(content: RecordDict) -> RecordDict:
     # A strategy may send one content to all; a client may write into what it received.
-    copies: dict[str, Any] = {}
-    for name, record in content.items():
-        kind: Any = type(record)
-        copies[name] = kind(dict(record))
-    return RecordDict(copies)
+    return RecordDict({name: copied(record) for name, record in content.items()})

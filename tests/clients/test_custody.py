@@ -115,6 +115,42 @@ def test_an_empty_name_names_no_folder(
         custody({"privacy-state": ""} if source == "configuration" else {})
 
 
+@pytest.mark.parametrize("config", [{}, {"privacy-simulated": False}])
+def test_a_deployed_node_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    kept = custody({"privacy-state": str(tmp_path), **config})
+    assert kept.durable
+    assert flushed(kept, monkeypatch) == (2, 2)
+
+
+def test_a_simulated_client_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = custody({"privacy-state": str(tmp_path), "privacy-simulated": True})
+    assert not kept.durable
+    assert flushed(kept, monkeypatch) == (0, 0)
+    again = custody({"privacy-state": str(tmp_path)})
+    assert len(again.ledger.entries()) == 1
+    assert again.setups.find(QUESTION) == b"set up"
+
+
+def test_a_client_on_flowers_engine_does_not_wait_for_the_disk(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert flushed(custody({}), monkeypatch) == (0, 0)
+
+
+def flushed(kept: Custody, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Charge and keep an answer and a setup; return how often the disk was waited for in each."""
+    calls: list[int] = []
+    monkeypatch.setattr(os, "fsync", calls.append)
+    enter(kept)
+    charged = len(calls)
+    kept.setups.keep(QUESTION, b"set up")
+    return charged, len(calls) - charged
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Look like a worker of Ray, which plays simulated clients; return the temporary folder."""

@@ -1,6 +1,8 @@
 """Kill processes that charge a ledger; prints what they had released. See test_ledger.py.
 
-ledger_crash.py steps FOLDER LOSS     at every step of two charges, each time on a new ledger
+ledger_crash.py steps FOLDER LOSS     at every step of two charges, each time on a new ledger;
+                                      LOSS is that of `Computer`, or "unflushed": "nothing" on
+                                      ledgers that are not durable
 ledger_crash.py random FOLDER         at random times, on one ledger
 ledger_crash.py together FOLDER CAP   not at all: two processes charge up to a cap
 """
@@ -120,8 +122,8 @@ class TornFile:
         self.computer.step()
 
 
-def ledger_in(folder: Path, number: int = 0) -> Ledger:
-    return Ledger(folder / f"{number}.ledger", data_set="ward-7")
+def ledger_in(folder: Path, number: int = 0, *, durable: bool = True) -> Ledger:
+    return Ledger(folder / f"{number}.ledger", data_set="ward-7", durable=durable)
 
 
 def release(ledger: Ledger, *, server_round: int, request: int = 0, cap: int = 10**9) -> None:
@@ -157,12 +159,13 @@ def finish(pid: int, reading: int) -> tuple[int, int]:
 
 
 def steps(folder: Path, loss: str) -> None:
+    durable = loss != "unflushed"
     for k in itertools.count(1):
 
         def two_releases(pipe: int, k: int = k) -> None:
-            Computer(k, loss)
+            Computer(k, loss if durable else "nothing")
             for server_round in range(2):
-                release(ledger_in(folder, k), server_round=server_round)
+                release(ledger_in(folder, k, durable=durable), server_round=server_round)
                 os.write(pipe, b".")
 
         status, released = finish(*start(two_releases))

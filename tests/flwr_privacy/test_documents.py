@@ -60,6 +60,15 @@ def test_numbers_that_are_not_finite_survive():
     assert restored["inf"] == [math.inf, -math.inf]
 
 
+def test_what_earlier_versions_wrote_is_read():
+    archive = io.BytesIO()
+    document = np.array('{"round": 3, "model": {"w": {"__array__": "array0"}}}')
+    np.savez(archive, document=document, array0=np.arange(3.0))
+    restored = loads(archive.getvalue())
+    assert restored["round"] == 3
+    assert restored["model"]["w"].tolist() == [0, 1, 2]
+
+
 def test_memory_order_does_not_matter_and_single_numbers_stay_arrays():
     columns = np.asfortranarray(np.arange(6).reshape(2, 3))
     restored = loads(dumps({"w": columns, "n": np.array(7)}))
@@ -89,9 +98,10 @@ def test_what_is_no_state_is_refused(state):
         dumps(state)
 
 
-def test_an_array_of_objects_is_refused_alike():
+@pytest.mark.parametrize("array", [np.array([object()]), np.zeros(2, "i4,f8"), np.array(["a"])])
+def test_an_array_of_something_else_than_numbers_is_refused_alike(array):
     with pytest.raises(TypeError):
-        dumps({"a": np.array([object()])})
+        dumps({"a": array})
 
 
 def test_python_objects_are_never_loaded():

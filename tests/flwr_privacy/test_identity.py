@@ -1,9 +1,17 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.identity import check_client_id, client_id_from, derive_seed, new_experiment_id
+from flwr_privacy.identity import (
+    check_client_id,
+    client_id_from,
+    derive_seed,
+    fingerprints,
+    new_experiment_id,
+    places,
+)
 
 
 @pytest.mark.parametrize("bad", ["", "a b", "a/b", "..", "ä", "x" * 65, "a\n"])
@@ -36,3 +44,21 @@ def test_a_number_and_its_text_are_different_purposes():
 
 def test_experiments_differ():
     assert len({new_experiment_id() for _ in range(100)}) == 100
+
+
+def test_places_make_all_orders_equally_often_and_independent_of_other_seeds():
+    prints = fingerprints(str(i) for i in range(4))
+    orders = np.array([np.argsort(places(derive_seed(1, i), prints)) for i in range(24_000)])
+    counts = np.unique(orders @ (64, 16, 4, 1), return_counts=True)[1]
+    assert len(counts) == 24
+    assert ((counts - 1000) ** 2 / 1000).sum() < 49.7  # chi-square, 23 degrees, p = 0.001
+    first = orders[:, 0]
+    pairs = np.unique(first[:-1] * 4 + first[1:], return_counts=True)[1]
+    assert ((pairs - 1500) ** 2 / 1500).sum() < 37.7  # 15 degrees, p = 0.001
+
+
+def test_the_place_of_one_does_not_depend_on_who_else_is_there():
+    names = [str(i) for i in range(1000)]
+    everybody = places(3, fingerprints(names))
+    np.testing.assert_array_equal(places(3, fingerprints(names[::7])), everybody[::7])
+    assert len(set(everybody.tolist())) == 1000

@@ -69,10 +69,29 @@ def test_the_time_of_an_entry_is_now_in_utc_to_the_second():
 
 @pytest.mark.parametrize("loss", ["nothing", "content", "names"])
 def test_no_crash_or_power_cut_leaves_a_release_without_a_charge(tmp_path, loss):
+    check_steps(tmp_path, loss)
+
+
+def test_without_flushing_no_killed_process_leaves_a_release_without_a_charge(tmp_path):
+    check_steps(tmp_path, "unflushed")
+
+
+def test_only_a_durable_ledger_waits_for_the_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    for durable, expected in ((False, 0), (True, 2)):
+        path = tmp_path / f"{durable}.ledger"
+        charge(Ledger(path, data_set="ward-7", durable=durable), entry())
+        assert len(flushed) == expected
+        assert len(Ledger(path, data_set="ward-7").entries()) == 1
+
+
+def check_steps(tmp_path, loss):
     released = start("steps", tmp_path, loss)
     assert released[-1] == 2  # the last process survived
     assert {0, 1} == set(released[:-1])
-    assert len(released) > 40  # two charges of more than 20 steps each
+    least = 30 if loss == "unflushed" else 40  # two charges of more than 15 or 20 steps each
+    assert len(released) > least
     for k, count in enumerate(released, start=1):
         ledger = Ledger(tmp_path / f"{k}.ledger", data_set="ward-7")
         charged = len(ledger.entries())

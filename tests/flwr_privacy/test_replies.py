@@ -100,8 +100,8 @@ def test_no_name_leads_out_of_the_folder(replies, tmp_path, name):
     assert replies.find(question(experiment_id=name, phase=name)) == b"noised"
     assert [path.name for path in tmp_path.iterdir()] == ["replies"]
     (path,) = files(replies)
-    assert len(path.relative_to(replies.folder).parts) == 2
-    assert name not in str(path.relative_to(replies.folder))
+    assert path.parent == replies.folder
+    assert name not in path.name
 
 
 def test_a_damaged_reply_counts_as_none_and_can_be_kept_again(replies):

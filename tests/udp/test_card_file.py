@@ -78,13 +78,14 @@ def test_a_killed_server_that_goes_on_ends_with_the_card_of_all_that_left(
 ) -> None:
     """Also where the run that goes on trains nothing: it was the last round, or it stops."""
     owner, name, dying = MOMENTS[moment]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+    with pytest.MonkeyPatch.context() as patch:
 
         def arm(line: dict[str, Any]) -> None:
             if line["round"] == killed_in - 1:
                 patch.setattr(owner, name, dying)
 
-        train(folder, on_round=arm)
+        with pytest.raises(Killed):
+            train(folder, on_round=arm)
     result = train(folder, resume=True, stops=stops)
     card = PrivacyCard.from_json((folder / "run" / CARD).read_bytes())
     assert card.charges() == charges(folder)

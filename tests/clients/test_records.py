@@ -1,0 +1,69 @@
+"""Arrays in records that need not be encoded."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from flwr_privacy.clients.records import LocalArray, RecordArrays, copied, decoded, to_record
+from flwr_privacy.wire import payload_bytes
+
+ARRAYS = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.array(3),
+    np.zeros((0, 4), np.int8),
+]
+
+
+@pytest.mark.parametrize("values", ARRAYS)
+def test_a_local_array_is_for_everybody_what_flowers_would_be(values: np.ndarray) -> None:
+    theirs, local = Array(values), LocalArray(values)
+    assert (local.dtype, local.shape, local.stype) == (theirs.dtype, theirs.shape, theirs.stype)
+    assert local.encoded_size == len(theirs.data)
+    assert local.data == theirs.data
+    np.testing.assert_array_equal(local.numpy(), theirs.numpy())
+    for sent in (pickle.loads(pickle.dumps(local)), copy.deepcopy(local)):
+        assert type(sent) is Array
+        assert sent == theirs
+
+
+def test_who_reads_it_cannot_change_it_for_others() -> None:
+    record = to_record({"w": np.zeros(3)}, local=True)
+    record["w"].numpy()[:] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        RecordArrays(record)["w"][:] = 1
+    np.testing.assert_array_equal(RecordArrays(record)["w"], np.zeros(3))
+
+
+def test_its_bytes_count_without_being_made() -> None:
+    arrays = {"w": np.zeros((50, 20), np.float32), "b": np.array(1.5)}
+    local, theirs = to_record(arrays, local=True), to_record(arrays)
+    assert payload_bytes({"arrays": local}) == payload_bytes({"arrays": theirs})
+    assert all(array.__dict__["encoded"] is None for array in local.values())
+
+
+def test_a_message_is_decoded_once_and_what_cannot_be_stays_as_it_is() -> None:
+    broken = Array(dtype="float32", shape=(2,), stype="numpy.ndarray", data=b"no npy")
+    other = Array(dtype="float32", shape=(2,), stype="torch.Tensor", data=Array(np.zeros(2)).data)
+    good = Array(np.ones(2))
+    record = ArrayRecord()
+    record["good"], record["broken"], record["other"] = good, broken, other
+    content = decoded(RecordDict({"arrays": record, "config": ConfigRecord({"a": 1})}))
+    arrays = content["arrays"]
+    assert isinstance(arrays["good"], LocalArray)
+    assert arrays["good"].data is good.data  # the bytes that came, not others like them
+    assert arrays["broken"] is broken
+    assert arrays["other"] is other
+    with pytest.raises(ValueError, match="no npy document"):
+        RecordArrays(arrays)["broken"]
+
+
+def test_a_copied_record_has_the_same_arrays_and_entries_of_its_own() -> None:
+    record = to_record({"w": np.zeros(3)}, local=True)
+    twin = copied(record)
+    assert twin["w"] is record["w"]
+    twin["w"] = Array(np.ones(3))
+    np.testing.assert_array_equal(record["w"].numpy(), np.zeros(3))
