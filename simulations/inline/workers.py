@@ -1,20 +1,79 @@
 """Where client apps run: in this process when their reply is wanted, or in worker processes."""
 
+import ctypes
 import importlib
+import logging
 import multiprocessing
+import os
+import sys
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
+from .shared_arrays import SharedArrays, folder_for_arrays
+
 __all__ = ["WorkerPool"]
+
+logger = logging.getLogger("flwr.privacy")
 
 Outcome = tuple[Message, RecordDict] | str
 """A reply and the state after it, or what the app raised."""
 
+_DIED = "the worker process died, twice (out of memory?)"
+
 _worker_app: ClientApp | None = None
+_worker_folder = ""
+
+
+@dataclass
+class _Question:
+    """A question that is not answered yet, with its files and the process that it is given to."""
+
+    message: Message
+    context: Context
+    files: list[str]
+    worker: "_Worker | None" = None
+    executor: ProcessPoolExecutor | None = None
+    future: Future[tuple[Outcome, list[str]]] | None = None
+
+
+class _Worker:
+    """One process at a time: where one dies, its pool ends all that are in it."""
+
+    def __init__(self, *start: Any) -> None:
+        self._start = start
+        self.waiting = 0  # questions that it was given and whose answer nobody has asked for
+        self._begin()
+
+    def submit(self, question: _Question) -> None:
+        question.worker, question.executor = self, self._executor
+        question.future = self._executor.submit(_work, question.message, question.context)
+
+    def recover(self, question: _Question) -> None:
+        """Start another process, unless that was done since the question's process died."""
+        if question.executor is self._executor:
+            self._executor.shutdown(wait=False)
+            self._begin()
+
+    def _begin(self) -> None:
+        """Start the process now, while this one has something else to do."""
+        # A fresh interpreter: a fork would copy the threads' locks of this one.
+        self._executor = ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=self._start,
+        )
+        self._executor.submit(_nothing)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 class WorkerPool:
@@ -25,7 +84,8 @@ class WorkerPool:
     client_app : ClientApp or str
         The app, or a reference "module:attribute" to it.
     workers : int
-        Number of processes; 0 for none.
+        Number of processes; 0 for none. They share the processors unless OMP_NUM_THREADS says how
+        many threads each has.
 
     Raises
     ------
@@ -35,44 +95,85 @@ class WorkerPool:
 
     def __init__(self, client_app: ClientApp | str, workers: int) -> None:
         check_integer("workers", workers, minimum=0)
-        self._executor: ProcessPoolExecutor | None = None
+        self._workers: list[_Worker] = []
+        self._homes: dict[int, _Worker] = {}  # by node
         self._app: ClientApp | None = None
-        self._waiting: dict[str, tuple[Message, Context] | Future[Outcome]] = {}
+        self._waiting: dict[str, _Question] = {}
         if workers == 0:
             self._app = _load(client_app) if isinstance(client_app, str) else client_app
         elif isinstance(client_app, str):
-            # Fresh interpreters: a fork would copy the threads' locks of this one.
-            self._executor = ProcessPoolExecutor(
-                workers,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_start_worker,
-                initargs=(client_app,),
-            )
+            self._folder = folder_for_arrays()
+            self._arrays = SharedArrays(self._folder.name)
+            start = (client_app, self._folder.name, workers)
+            self._workers = [_Worker(*start) for _ in range(workers)]
         else:
             raise InvalidParameterError(
                 "client_app", client_app, "a reference 'module:attribute' where there are workers"
             )
 
     def submit(self, message_id: str, message: Message, context: Context) -> None:
-        """Take a question; worker processes begin with it at once."""
-        if self._executor is None:
-            self._waiting[message_id] = (message, context)
-        else:
-            self._waiting[message_id] = self._executor.submit(_work, message, context)
+        """Take a question; a worker process begins with it as soon as it is free."""
+        if not self._workers:
+            self._waiting[message_id] = _Question(message, context, [])
+            return
+        files = self._arrays.place(message.content)
+        question = self._waiting[message_id] = _Question(message, context, files)
+        # Where the node was before, as the app may have its data there, unless another is free.
+        least = min(self._workers, key=lambda other: other.waiting)
+        home = self._homes.get(context.node_id, least)
+        worker = home if home.waiting == least.waiting else least
+        self._homes[context.node_id] = worker
+        worker.waiting += 1
+        try:
+            worker.submit(question)
+        except BrokenProcessPool:  # it died of a question whose answer nobody asked for
+            worker.recover(question)
+            worker.submit(question)
 
     def result(self, message_id: str) -> Outcome:
-        """Return the outcome of a question; waits for it."""
-        work = self._waiting.pop(message_id)
-        if isinstance(work, Future):
-            return work.result()
-        if self._app is None:
-            raise RuntimeError("the pool is closed")
-        return _run(self._app, *work)
+        """Return the outcome of a question; waits for it.
+
+        A question whose process dies is put to a new one, by itself.
+        """
+        question = self._waiting.pop(message_id)
+        if question.worker is None:
+            if self._app is None:
+                raise RuntimeError("the pool is closed")
+            return _run(self._app, question.message, question.context)
+        question.worker.waiting -= 1
+        try:
+            return _received(question)
+        except BrokenProcessPool:
+            logger.warning("a worker process died: its clients are played again")
+            return _once_more(question.worker, question)
+        finally:
+            self._arrays.release(question.files)
 
     def close(self) -> None:
         """Stop the processes."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
+        if self._workers:
+            self._folder.cleanup()
+
+
+def _once_more(worker: _Worker, question: _Question) -> Outcome:
+    worker.recover(question)
+    try:
+        worker.submit(question)
+        return _received(question)
+    except BrokenProcessPool:
+        worker.recover(question)
+        return _DIED
+
+
+def _received(question: _Question) -> Outcome:
+    if question.future is None:
+        raise RuntimeError("the question was not sent")
+    outcome, files = question.future.result()
+    for path in files:  # they are mapped by now
+        os.unlink(path)
+    return outcome
 
 
 def _load(reference: str) -> ClientApp:
@@ -81,15 +182,39 @@ def _load(reference: str) -> ClientApp:
     return app
 
 
-def _start_worker(reference: str) -> None:
-    global _worker_app
+def _start_worker(reference: str, folder: str, workers: int) -> None:
+    global _worker_app, _worker_folder
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is imported
+    _keep_freed_memory()
+    _worker_folder = folder
     _worker_app = _load(reference)
 
 
-def _work(message: Message, context: Context) -> Outcome:
+def _keep_freed_memory() -> None:
+    """Let malloc keep what is freed for what comes next.
+
+    By default it gives large blocks back to the system, which hands them out again page by page,
+    zeroed: for a model of some megabytes that takes as long as a pass over it in each operation.
+    """
+    mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of malloc.h
+        mallopt(mmap_threshold, 1 << 30)
+        mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def _nothing() -> None:
+    """Do nothing: a process is started for it."""
+
+
+def _work(message: Message, context: Context) -> tuple[Outcome, list[str]]:
     if _worker_app is None:
         raise RuntimeError("the worker was not started")
-    return _run(_worker_app, message, context)
+    outcome = _run(_worker_app, message, context)
+    if isinstance(outcome, str) or outcome[0].has_error():
+        return outcome, []
+    return outcome, SharedArrays(_worker_folder).place(outcome[0].content)
 
 
 def _run(app: ClientApp, message: Message, context: Context) -> Outcome:

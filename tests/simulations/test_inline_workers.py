@@ -1,0 +1,131 @@
+"""Worker processes of the inline engine: arrays in shared files, and workers that die."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from apps import record, run_strategy, same
+from dying_app import VICTIM
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from flwr_privacy.clients.records import LocalArray
+from flwr_privacy.ledger import Ledger
+from flwr_privacy.simulations.inline import InlineGrid
+from flwr_privacy.simulations.inline.shared_arrays import SharedArrays
+from flwr_privacy.strategies import UDP
+
+LARGE = np.arange(20_000, dtype=np.float64).reshape(100, 200)
+
+
+def message(*arrays: Any) -> RecordDict:
+    record_ = ArrayRecord()
+    for index, array in enumerate(arrays):
+        record_[str(index)] = array
+    return RecordDict({"arrays": record_, "config": ConfigRecord({"a": 1})})
+
+
+def sent(content: RecordDict) -> tuple[RecordDict, int]:
+    pickled = pickle.dumps(content)
+    arrived: RecordDict = pickle.loads(pickled)
+    return arrived, len(pickled)
+
+
+def test_large_arrays_travel_as_a_name_and_a_place(tmp_path: Path) -> None:
+    arrays = [Array(LARGE), Array(np.asfortranarray(LARGE)), Array(np.array(3)), LocalArray(LARGE)]
+    content = message(*arrays)
+    assert len(SharedArrays(tmp_path).place(content)) == 1
+    arrived, size = sent(content)
+    assert size < 3000
+    for array, before in zip(arrived["arrays"].values(), arrays, strict=True):
+        np.testing.assert_array_equal(array.numpy(), before.numpy())
+        assert array.numpy().dtype == before.numpy().dtype
+
+
+def test_what_two_messages_share_is_written_once_and_lies_there_until_both_are_answered(
+    tmp_path: Path,
+) -> None:
+    shared, files = Array(LARGE), SharedArrays(tmp_path)
+    first, second = message(shared), message(shared)
+    own = message(Array(LARGE + 1))
+    places = [files.place(content) for content in (first, second, own)]
+    assert places[0] == places[1] != places[2]
+    files.release(places[0])
+    arrived, _ = sent(second)
+    files.release(places[1])
+    assert os.listdir(tmp_path) == [Path(places[2][0]).name]
+    np.testing.assert_array_equal(arrived["arrays"]["0"].numpy(), LARGE)  # it is mapped
+    assert files.place(message(shared)) != places[0]
+
+
+def test_an_array_that_cannot_be_decoded_travels_as_it_is(tmp_path: Path) -> None:
+    broken = Array(dtype="float64", shape=(9,), stype="numpy.ndarray", data=b"x" * 100_000)
+    other = Array(dtype="float64", shape=(100, 200), stype="torch", data=Array(LARGE).data)
+    content = message(broken, other)
+    assert SharedArrays(tmp_path).place(content) == []
+    arrived, _ = sent(content)
+    assert [arrived["arrays"][str(i)] for i in range(2)] == [broken, other]
+
+
+@pytest.fixture
+def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "victim"
+    folder.mkdir()
+    monkeypatch.setenv(VICTIM, str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "shared"))
+    return folder
+
+
+def train(folder: Path, workers: int) -> Any:
+    folder.mkdir()
+    return run_strategy(
+        UDP(clients=6, fraction_evaluate=0, seed=1, experiment_id="e", min_available_nodes=2),
+        "dying_app:app",
+        nodes=2,
+        workers=workers,
+        state=folder,
+        insecure_seed=1,
+        arrays=record({"w": LARGE.astype(np.float32)}),
+        timeout=300,
+    )
+
+
+def charges(folder: Path) -> list[int]:
+    return [
+        len(list(Ledger(folder / f"{client}.ledger", data_set=str(client)).entries()))
+        for client in range(6)
+    ]
+
+
+def test_a_worker_that_dies_in_a_cohort_is_replaced_and_nobody_is_charged_twice(
+    tmp_path: Path, victim: Path
+) -> None:
+    plain = train(tmp_path / "plain", 0)
+    (victim / "once").write_text("4")  # after others of its cohort have answered and paid
+    result = train(tmp_path / "killed", 2)
+    assert not (victim / "once").exists()
+    assert same(plain.arrays, result.arrays)
+    assert [line["folded"] for line in result.history[1:]] == [6, 6, 6]
+    assert charges(tmp_path / "plain") == charges(tmp_path / "killed") == [3] * 6
+
+
+def test_a_cohort_that_kills_its_worker_each_time_is_refused_and_the_others_go_on(
+    tmp_path: Path, victim: Path
+) -> None:
+    (victim / "always").write_text("4")
+    result = train(tmp_path / "killed", 2)
+    lines = result.history[1:]
+    assert [line["folded"] for line in lines] == [3, 3, 3]
+    assert [line["refused"] for line in lines] == [{"error": 3}] * 3
+    counts = charges(tmp_path / "killed")
+    assert [counts[client] for client in (1, 3, 5)] == [3, 3, 3]
+
+
+def test_the_folder_of_the_arrays_goes_with_the_grid() -> None:
+    grid = InlineGrid("dying_app:app", 1, workers=1)
+    folder = Path(grid._pool._folder.name)
+    assert folder.is_dir()
+    grid.close()
+    assert not folder.exists()
