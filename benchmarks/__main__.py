@@ -22,6 +22,7 @@ from .rehearsal import rehearsal
 from .report import HEADER, Comparison
 from .rounds import cohorts, echo, fedavg, m2fdp, secure_fedavg, udp
 from .secure_sum import secure_sum
+from .simulators.rows import simulators
 from .stragglers import stragglers
 from .tiers import tiers
 
@@ -49,6 +50,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "secure-fedavg": secure_fedavg,
     "cohorts": cohorts,
     "exchanges": exchanges,
+    "simulators": simulators,
 }
 
 

@@ -1,0 +1,110 @@
+"""A loop in plain PyTorch: two processes, which share the model, train the clients between them.
+
+No framework can be much faster with the same training.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, multiprocessing, nn
+from torch.nn import functional
+
+from .app.simulated import work
+
+__all__ = ["main"]
+
+WORKERS = 2
+
+
+def main() -> None:
+    """Train, and write down the seconds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--started", type=float, required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--size", required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--sigma", type=float, required=True)
+    asked = parser.parse_args()
+
+    shared = work.model_of(asked.size).share_memory()
+    sums = [work.model_of(asked.size).share_memory() for _ in range(WORKERS)]
+    barrier = multiprocessing.get_context("spawn").Barrier(WORKERS)
+    multiprocessing.spawn(_work, (vars(asked), shared, sums, barrier), nprocs=WORKERS)
+
+
+def _work(
+    rank: int, asked: dict[str, Any], shared: nn.Module, sums: list[nn.Module], barrier: Any
+) -> None:
+    torch.set_num_threads(1)
+    data = work.Data(asked["data"])
+    images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
+    model = work.model_of(asked["size"])
+    clock = work.Clock(asked["size"], started=asked["started"])
+    noise = torch.Generator().manual_seed(0)
+    draws = np.random.default_rng(0)  # the same clients are drawn by both
+    own = sums[rank]
+    for _ in range(asked["rounds"]):
+        cohort = draws.choice(work.CLIENTS, work.COHORT, replace=False)
+        with torch.no_grad():
+            for total in own.parameters():
+                total.zero_()
+        for client in cohort[rank::WORKERS]:
+            with torch.no_grad():
+                for parameter, start in zip(model.parameters(), shared.parameters(), strict=True):
+                    parameter.copy_(start)
+            _train(model, images[client], labels[client])
+            _add(own, model, shared, clip=asked["sigma"] > 0)
+        barrier.wait()
+        if rank == 0:
+            _step(shared, sums, asked["sigma"], noise)
+            clock.round_ends(shared.state_dict)
+        barrier.wait()
+    if rank == 0:
+        clock.write(Path(asked["out"]), "loop", data)
+
+
+@torch.no_grad()
+def _add(own: nn.Module, model: nn.Module, shared: nn.Module, *, clip: bool) -> None:
+    """Add what a client has learnt, clipped or not, to the sum."""
+    updates = [
+        parameter.detach().sub_(start)
+        for parameter, start in zip(model.parameters(), shared.parameters(), strict=True)
+    ]
+    scale = 1.0
+    if clip:
+        norm = float(torch.stack([update.norm() for update in updates]).norm())
+        scale = min(1.0, work.CLIPPING_NORM / norm)
+    for total, update in zip(own.parameters(), updates, strict=True):
+        total.add_(update, alpha=scale)
+
+
+@torch.no_grad()
+def _step(shared: nn.Module, sums: list[nn.Module], sigma: float, noise: torch.Generator) -> None:
+    """Move the shared model by the mean of all clients, with noise on their sum."""
+    for start, *totals in zip(
+        shared.parameters(), *(own.parameters() for own in sums), strict=True
+    ):
+        for total in totals:
+            start.add_(total, alpha=1 / work.COHORT)
+        if sigma:
+            drawn = torch.randn(start.shape, generator=noise)
+            start.add_(drawn, alpha=sigma / work.COHORT)
+
+
+def _train(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """Train for one epoch; by hand, which is faster than an optimizer."""
+    parameters = list(model.parameters())
+    for batch, classes in zip(images.split(work.BATCH), labels.split(work.BATCH), strict=True):
+        functional.cross_entropy(model(batch), classes).backward()
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.add_(parameter.grad, alpha=-work.LEARNING_RATE)
+                parameter.grad = None
+
+
+if __name__ == "__main__":
+    main()

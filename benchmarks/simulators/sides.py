@@ -1,0 +1,213 @@
+"""Runs the sides, each in processes of its own with one thread each, and reads what they report."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr_privacy.central_dp import Schedule, sensitivity
+from flwr_privacy.clients.custody import STATE_VARIABLE
+from flwr_privacy.simulations.ray_engine import RayResources, RaySession
+
+from .app.simulated import work
+from .environment import pfl_environment
+
+__all__ = ["Report", "Sides", "check_alike", "ray_sides"]
+
+HERE = Path(__file__).parent
+APP = HERE / "app"
+WORKERS = 2
+TIMEOUT = 400.0
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a side measured.
+
+    Parameters
+    ----------
+    part : str
+        The side, or what it ran.
+    first : float
+        Seconds from its start to the end of the first round.
+    rounds : list of float
+        Seconds of each round from the second on.
+    losses : list of float
+        Loss of the model to start from, and after each of the first rounds.
+    moved : float
+        Standard deviation of what the first round added to a weight.
+    """
+
+    part: str
+    first: float
+    rounds: list[float]
+    losses: list[float]
+    moved: float
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds of the rounds after the first two."""
+        return self.rounds[1:]
+
+    @property
+    def learnt(self) -> float:
+        """How much the loss fell in the first rounds."""
+        return self.losses[0] - self.losses[-1]
+
+
+def check_alike(reports: list[Report], *, private: bool) -> None:
+    """Raise unless all sides have moved the weights alike and, without noise, have learnt alike.
+
+    Raises
+    ------
+    RuntimeError
+        If a side has not done the work of the first one.
+    """
+    first, *others = reports
+    for other in others:
+        learnt, moved = other.learnt / first.learnt, other.moved / first.moved
+        if not (0.9 < moved < 1.1 and (private or 0.75 < learnt < 1.33)):
+            raise RuntimeError(f"not the same work: {other} and {first}")
+
+
+class _Sides:
+    def __init__(self, folder: Path) -> None:
+        self._data = folder / "images.npz"
+        self._out = folder / "reports.jsonl"
+        if not self._data.exists():
+            work.write_images(self._data)
+
+    def _reports(self) -> list[Report]:
+        lines = self._out.read_text(encoding="utf-8").splitlines()
+        self._out.unlink()
+        return [Report(**json.loads(line)) for line in lines]
+
+
+class Sides(_Sides):
+    """The sides that are a process with two workers each."""
+
+    def loop(self, size: str, *, rounds: int, private: bool) -> Report:
+        """Run a loop in plain PyTorch."""
+        command = [sys.executable, "-m", f"{__package__}.loop_side"]
+        [report] = self._run(command, size, rounds, sigma=_sigma(private))
+        return report
+
+    def pfl(self, size: str, *, rounds: int, private: bool) -> Report:
+        """Run pfl-research as its guide to distributed simulations has it."""
+        torchrun = str(pfl_environment() / "bin" / "torchrun")
+        command = [torchrun, "--standalone", "--nnodes=1", f"--nproc_per_node={WORKERS}"]
+        command += [str(HERE / "pfl_side.py")]
+        [report] = self._run(command, size, rounds, sigma=_sigma(private))
+        return report
+
+    def inline(self, plan: str, size: str, *, rounds: int, plain: bool = False) -> list[Report]:
+        """Run parts of this library inline, in this order; `plain` is training with torch's SGD."""
+        command = [sys.executable, "-m", f"{__package__}.inline_side"]
+        command += ["--plain"] if plain else []
+        return self._run(command, size, rounds, plan=plan)
+
+    def _run(self, command: list[str], size: str, rounds: int, **more: float | str) -> list[Report]:
+        asked = {
+            "started": time.time(),
+            "data": self._data,
+            "out": self._out,
+            "size": size,
+            "rounds": rounds,
+            **more,
+        }
+        _run([*command, *(f"--{name}={value}" for name, value in asked.items())])
+        return self._reports()
+
+
+class RaySides(_Sides):
+    """The sides that `flwr run` starts on Ray with two workers."""
+
+    def __init__(self, folder: Path, session: RaySession) -> None:
+        super().__init__(folder)
+        self._session = session
+
+    def flower(self, size: str, *, rounds: int, private: bool) -> Report:
+        """Run Flower's own strategy on a SuperNode per client."""
+        part = "flower-dp" if private else "flower"
+        return self._ray(part, size, rounds, nodes=work.CLIENTS, sigma=_sigma(private))
+
+    def ours(self, size: str, *, rounds: int, private: bool) -> Report:
+        """Run ours on two SuperNodes, which play all clients."""
+        part = "central-dp" if private else "fedavg"
+        return self._ray(part, size, rounds, nodes=WORKERS, sigma=0.0)
+
+    def _ray(self, part: str, size: str, rounds: int, *, nodes: int, sigma: float) -> Report:
+        config: dict[str, str | int | float | bool] = {
+            "plan": part,
+            "size": size,
+            "rounds": rounds,
+            "sigma": sigma,
+            "virtual": nodes != work.CLIENTS,
+            "data": str(self._data),
+            "out": str(self._out),
+            "started": time.time(),
+        }
+        self._session.run(APP, nodes=nodes, run_config=config, timeout=TIMEOUT)
+        [report] = self._reports()
+        return report
+
+
+@contextmanager
+def ray_sides(folder: Path) -> Iterator[RaySides]:
+    """Open a Ray session of two workers, on any machine."""
+    before = dict(os.environ)
+    os.environ.update(ONE_THREAD)
+    os.environ["FLWR_PRIVACY_COHORTS"] = "1"  # the nodes let a server say which clients they play
+    try:
+        with tempfile.TemporaryDirectory() as state:
+            os.environ[STATE_VARIABLE] = state
+            with RaySession(resources=RayResources(total_cpus=WORKERS)) as session:
+                yield RaySides(folder, session)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _sigma(private: bool) -> float:
+    """Return the standard deviation of the noise that our server adds to a sum of updates."""
+    if not private:
+        return 0.0
+    schedule = Schedule(
+        noise="server",
+        sampling="fixed",
+        epsilon=work.EPSILON,
+        delta=work.DELTA,
+        rounds=work.BUDGETED_ROUNDS,
+        q=work.COHORT / work.CLIENTS,
+    )
+    return schedule.update_noise_multiplier * sensitivity(
+        work.CLIPPING_NORM, noise="server", sampling="fixed"
+    )
+
+
+def _run(command: list[str]) -> None:
+    """Run a side; nothing that it started is left behind."""
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(APP)}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{output[-4000:]}")
