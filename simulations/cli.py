@@ -1,6 +1,7 @@
 """The command line: `flwr-privacy run`, `deploy`, `compare`, `demo`, `calibrate` and others."""
 
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from inspect import Parameter, signature
 from pathlib import Path
@@ -9,7 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from flwr_privacy import __version__
-from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, check_choice
+from flwr_privacy.errors import (
+    EngineError,
+    FlwrPrivacyError,
+    InvalidParameterError,
+    check_choice,
+)
 from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
 from flwr_privacy.simulations.jobs import (
     DEFAULT_CLIENTS,
@@ -51,6 +57,8 @@ def main() -> None:
         app(prog_name="flwr-privacy")
     except FlwrPrivacyError as error:
         typer.echo(f"error: {error}", err=True)
+        for note in getattr(error, "__notes__", ()):
+            typer.echo(note, err=True)
         sys.exit(error.exit_code)
 
 
@@ -178,7 +186,6 @@ def run(
             allowed = "a simulation; for a run that was deployed: flwr-privacy deploy --resume"
             raise InvalidParameterError("--resume", str(resume), allowed)
         where = replace(where, **_engine_of(folder, engine))
-        folder.reopen()
     else:
         settings = _settings(values, download=download)
         path = next_folder(Path("runs"), settings) if out is None else out
@@ -192,10 +199,12 @@ def run(
     if where.test_seed is not None:
         typer.echo(SEED_WARNING, err=True)
     try:
-        carry_out([folder], where, resume=resume is not None)
+        with folder.alone():
+            if resume is not None:
+                folder.reopen()
+            carry_out([folder], where, resume=resume is not None)
     except KeyboardInterrupt:
-        if folder.checkpoint_path.exists():
-            typer.echo(f"interrupted; to go on: flwr-privacy run --resume {folder.path}", err=True)
+        typer.echo(f"interrupted; to go on: flwr-privacy run --resume {folder.path}", err=True)
         raise
     if plans := planned_rounds(folder.rounds()):
         typer.echo(f"rounds planned: {plans}")
@@ -249,7 +258,7 @@ def deploy(
 ) -> None:
     """Train on a SuperLink and SuperNodes of this machine, with TLS and keys of their own."""
     from flwr_privacy.simulations import deploy as deployed
-    from flwr_privacy.simulations.deploy_nodes import members_of
+    from flwr_privacy.simulations.deploy_nodes import check_policy, members_of
 
     chosen: dict[str, Any] = {
         "scheme": scheme,
@@ -273,23 +282,29 @@ def deploy(
     if resume is None:
         settings = _settings(options.settings_of(values), download=False)
         members = members_of(settings, nodes)
+        if policy is not None:
+            check_policy(policy, members)
         path = next_folder(Path("runs"), settings) if out is None else out
         folder = RunFolder.create(
             path, settings, engine="deployed", nodes=len(members), test_seed=test_seed
         )
     else:
         members = members_of(folder.settings, nodes)
-        folder.reopen()
     if test_seed is not None:
         typer.echo(SEED_WARNING, err=True)
-    try:
-        deployed.deploy(folder, members, options, say=typer.echo, resume=resume is not None)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; all that was started is stopped", err=True)
-        raise
-    finally:
-        if folder.summary["status"] != "completed" and folder.checkpoint_path.exists():
-            typer.echo(f"to go on: flwr-privacy deploy --resume {folder.path}", err=True)
+    on = f"to go on: flwr-privacy deploy --resume {folder.path}"
+    with folder.alone():
+        if resume is not None:
+            folder.reopen()
+        try:
+            deployed.deploy(folder, members, options, say=typer.echo, resume=resume is not None)
+        except KeyboardInterrupt:
+            typer.echo(f"interrupted; all that was started is stopped\n{on}", err=True)
+            raise
+        except EngineError as error:
+            if InvalidParameterError.__name__ not in str(error):  # a setting, which a run keeps
+                error.add_note(on)
+            raise
     for line in deployed.what_happened(folder):
         typer.echo(line)
     typer.echo(f"run: {folder.path}")
@@ -325,7 +340,10 @@ def demo(
         RunFolder.create(parent / name, settings, engine=engine, nodes=where.nodes(settings))
         for name, settings in demo_settings().items()
     ]
-    carry_out(folders, where)
+    with ExitStack() as stack:
+        for folder in folders:
+            stack.enter_context(folder.alone())
+        carry_out(folders, where)
     typer.echo(f"report: {write_report(folders, parent, title=TITLE, about=ABOUT)}")
 
 
@@ -620,6 +638,8 @@ def _settings(values: dict[str, Any], *, download: bool) -> Settings:
     if download:  # first: some strategies are made from the data
         load(chosen.dataset, data_root=settings.data_root, download=True)
     build_strategy(settings, None)
+    if settings.secure_sum is not None and settings.clients is not None:
+        settings.secure_sum.colluders_of(settings.clients)  # no cohort has more
     if (found := check_data(settings)) is not None:
         typer.echo(f"data: {found}")
     return settings

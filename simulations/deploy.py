@@ -99,6 +99,8 @@ class LostNode:
         Seconds since the nodes were started.
     ending : str
         How it ended.
+    returned : bool, default False
+        Whether the run was gone on with afterwards, with all nodes.
     """
 
     node: int
@@ -106,11 +108,13 @@ class LostNode:
     server_round: int
     seconds: float
     ending: str
+    returned: bool = False
 
     def __str__(self) -> str:
         return (
             f"node {self.node} (client {self.client_id}) in round {self.server_round}, "
             f"{format_seconds(self.seconds)} after the start: {self.ending}"
+            + ("; back when the run was gone on with" if self.returned else "")
         )
 
 
@@ -145,7 +149,8 @@ def deploy(
     """Carry out a run on a SuperLink and SuperNodes of its own; nothing of them is left afterwards.
 
     A SuperNode that ends on its way is reported, noted in the run's summary (``lost_nodes``) and
-    taken out of the federation; the run goes on without it.
+    taken out of the federation; the run goes on without it. One that ends before the first round of
+    this start is over ends the run: the server may still wait for it.
 
     Parameters
     ----------
@@ -170,7 +175,9 @@ def deploy(
     lost: list[LostNode] = []
     with kept(run), shown(run):
         run.begin()
-        run.update(lost_nodes=[])
+        earlier = [{**node, "returned": True} for node in run.summary.get("lost_nodes", [])]
+        run.update(lost_nodes=earlier)
+        rounds_before = _last_round(run)
         folder.mkdir(mode=0o700, exist_ok=True)
         deployment = Deployment(
             nodes=prepare(members, folder, policy=options.policy, test_seed=options.test_seed),
@@ -181,21 +188,22 @@ def deploy(
         began = time.monotonic()
 
         def on_lost(index: int, ending: str) -> None:
-            lines = run.rounds()
-            if not lines:
+            last = _last_round(run)
+            if last <= rounds_before:
+                begun = "began" if last < 0 else "went on"
                 log = folder / f"node-{index}.log"
                 raise DeploymentError(
-                    f"node {index} ended before the training began ({ending}); log: {log}"
+                    f"node {index} ended before the training {begun} ({ending}); log: {log}"
                 )
             one = LostNode(
                 node=index,
                 client_id=members[index].client_id,
-                server_round=min(int(lines[-1]["round"]) + 1, run.settings.rounds),
+                server_round=min(last + 1, run.settings.rounds),
                 seconds=time.monotonic() - began,
                 ending=ending,
             )
             lost.append(one)
-            run.update(lost_nodes=[asdict(node) for node in lost])
+            run.update(lost_nodes=[*earlier, *map(asdict, lost)])
             if len(lost) == len(members):
                 raise DeploymentError(f"no node is left; the last one lost: {one}")
             say(f"lost {one}; the run goes on without it")
@@ -210,11 +218,18 @@ def deploy(
                 run_config={
                     "settings": run.settings_path.read_text(encoding="utf-8"),
                     "run-dir": str(run.path.resolve()),
-                    "resume": resume,
+                    # One that was interrupted before its first checkpoint begins again.
+                    "resume": resume and run.checkpoint_path.exists(),
                 },
                 timeout=options.timeout,
                 on_lost=on_lost,
             )
+
+
+def _last_round(run: RunFolder) -> int:
+    """Return the last round that is over; -1 before the first line."""
+    lines = run.rounds()
+    return int(lines[-1]["round"]) if lines else -1
 
 
 def _threads(nodes: int) -> dict[str, str]:
@@ -230,7 +245,7 @@ def what_happened(run: RunFolder) -> list[str]:
     lost = [LostNode(**node) for node in summary.get("lost_nodes", [])]
     nodes = int(summary["nodes"])
     told = [
-        f"nodes: {nodes - len(lost)} of {nodes} to the end",
+        f"nodes: {nodes - sum(not node.returned for node in lost)} of {nodes} to the end",
         *(f"lost: {node}" for node in lost),
     ]
     rounds = [line for line in run.rounds() if line["round"] > 0]

@@ -10,9 +10,10 @@ import tomli_w
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import CLOUD, TierTree
 from flwr_privacy.pins import Identity
+from flwr_privacy.policy import Policy
 from flwr_privacy.simulations.settings import Settings
 
-__all__ = ["Member", "members_of", "prepare", "tree_of"]
+__all__ = ["Member", "check_policy", "members_of", "prepare", "tree_of"]
 
 Config = dict[str, str | int]
 
@@ -88,6 +89,19 @@ def members_of(settings: Settings, nodes: int) -> list[Member]:
             )
         )
     return members
+
+
+def check_policy(policy: Path, members: Sequence[Member]) -> None:
+    """Check that a policy for all nodes does not say what the tree says for each of them.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it has trusted parents and a node has one of its own.
+    """
+    if Policy.read(policy).trusted_parents is not None and any(m.trusted_parent for m in members):
+        allowed = "a policy without trusted_parents: the tree says whom each node trusts"
+        raise InvalidParameterError("--policy", str(policy), allowed)
 
 
 def tree_of(settings: Settings) -> TierTree | None:

@@ -13,7 +13,6 @@ import os
 import signal
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -27,7 +26,7 @@ from flwr_privacy.errors import EngineError, InvalidParameterError, check_flag, 
 from flwr_privacy.simulations.deployment_keys import HOST, write_certificates, write_node_key
 from flwr_privacy.simulations.keeper import Keeper, Process
 from flwr_privacy.simulations.ray_engine import exceptions_in
-from flwr_privacy.simulations.superlink import free_port, is_free
+from flwr_privacy.simulations.superlink import executable, free_port, is_free, search_path
 
 __all__ = ["HOST", "Deployment", "DeploymentError", "check_port"]
 
@@ -35,6 +34,7 @@ Value = str | int | float | bool
 
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
+COMMAND_TIMEOUT = 60.0
 SHOWN_EXCEPTIONS = 4
 SHOWN_LINES = 30
 SUPERLINK, NODE, RUN = "superlink", "node-", "run-"  # names of processes and of their logs
@@ -296,7 +296,7 @@ class Deployment:
 
     def _keep(self, name: str, command: list[str], environment: dict[str, str]) -> Keeper:
         keeper = Keeper(
-            [[_program(command[0]), *command[1:]]],
+            [[executable(command[0]), *command[1:]]],
             environment=environment,
             log=self.folder / f"{name}.log",
         )
@@ -321,7 +321,7 @@ class Deployment:
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
-        except (ConnectionError, TimeoutError):
+        except (OSError, http.client.HTTPException):  # perhaps of another program at this port
             return False
         finally:
             connection.close()
@@ -352,15 +352,18 @@ class Deployment:
         return "refused"
 
     def _listed(self, *command: str) -> dict[str, Any]:
-        answer = subprocess.run(
-            [_program("flwr"), *command, "--format", "json"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=self._environment(self._home),
-            timeout=60,
-            check=False,
-        )
+        try:
+            answer = subprocess.run(
+                [executable("flwr"), *command, "--format", "json"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                env=self._environment(self._home),
+                timeout=COMMAND_TIMEOUT,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise self._error(f"flwr {' '.join(command)} failed: {error}") from error
         try:
             listed: dict[str, Any] = json.loads(answer.stdout)
         except json.JSONDecodeError:
@@ -394,11 +397,9 @@ class Deployment:
             for name, value in os.environ.items()
             if not name.startswith("FLWR_") and not name.lower().endswith("_proxy")
         }
-        # Flower starts its own commands by their names.
-        search_path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
         return {
             **inherited,
-            "PATH": os.pathsep.join(search_path),
+            "PATH": search_path(),  # Flower starts its own commands by their names
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -426,13 +427,11 @@ def _name(index: int) -> str:
     return f"{NODE}{index}"
 
 
-def _program(name: str) -> str:
-    return str(Path(sys.executable).parent / name)
-
-
 def _written(config: Mapping[str, Any]) -> str:
     """Return a node's configuration as ``--node-config`` takes it."""
     for key, value in config.items():
         if '"' in str(value) or "\n" in str(value):
             raise InvalidParameterError(key, value, "text without quotation marks and line breaks")
-    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+    # Flower reads it as TOML, which has no pairs of surrogates.
+    written = {key: json.dumps(value, ensure_ascii=False) for key, value in config.items()}
+    return " ".join(f"{key}={value}" for key, value in written.items())

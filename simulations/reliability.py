@@ -23,7 +23,7 @@ from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.reliability_grid import FAULTS, FaultyGrid, Killed, Strike
 from flwr_privacy.simulations.reliability_scenes import ROUNDS, SEED, Scene, Spot
 from flwr_privacy.strategies.experiment import CHECKPOINT
-from flwr_privacy.wire import EVALUATE, Fields
+from flwr_privacy.wire import EVALUATE, HELLO, Fields
 
 __all__ = ["DEFECT", "VERDICTS", "Cell", "Outcome", "carry_out", "judge", "matrix", "rehearse"]
 
@@ -31,7 +31,9 @@ VERDICTS = {
     "exact": "the model and what is told of it are those of a training without the fault, bit for "
     "bit",
     "left out": "a round, an evaluation or the training went on without the client, and the "
-    "history or the log says so",
+    "history or the log says so; where the answer is lost or damaged, the model is bit for bit "
+    "that of a training in which the question is lost (but for a damaged hello: the keys in it can "
+    "be checked by the client's neighbours alone, who refuse them for as long as they are used)",
     "skipped": "a round was given up, the model stayed as it was, and the history says so",
     "refused": "the training ended with an error of the library that says why",
     "-": "the fault cannot happen here: the reply has nothing of the kind, or nothing is written "
@@ -40,6 +42,9 @@ VERDICTS = {
 }
 
 EXACT, LEFT_OUT, SKIPPED, REFUSED, NOTHING, DEFECT = VERDICTS
+
+_SILENCING = (*("drop", "crash", "stranger", "corrupt", "nan", "infinity", "reshape", "disk full"),)
+"""Faults after which the server has nothing of the answer: as if it had asked nothing."""
 
 _DEADLINE = 1.0  # seconds, where an answer does not come
 _WAITED_FOR = ("late", "stale")  # the others are answered, or told of as lost
@@ -251,7 +256,9 @@ def _named(scene: Scene, question: Release) -> Release:
     return (client, phase, 0, 0) if phase in scene.once else question
 
 
-def judge(clean: Outcome, outcome: Outcome, *, spot: Spot, fault: str) -> tuple[str, str]:
+def judge(
+    clean: Outcome, outcome: Outcome, *, spot: Spot, fault: str, silent: Outcome | None = None
+) -> tuple[str, str]:
     """Return the verdict on a training with a fault, and why.
 
     Parameters
@@ -264,6 +271,9 @@ def judge(clean: Outcome, outcome: Outcome, *, spot: Spot, fault: str) -> tuple[
         Where it happened.
     fault : str
         A key of `FAULTS`.
+    silent : Outcome, optional
+        The training in which the question is lost there. With it, one that left the client out must
+        end at the same model, where nothing of the answer came.
     """
     if missing := _undercounted(clean, outcome):
         return DEFECT, missing
@@ -284,13 +294,19 @@ def judge(clean: Outcome, outcome: Outcome, *, spot: Spot, fault: str) -> tuple[
     if any(mine.get("skipped") and not was.get("skipped") for was, mine in lines):
         return SKIPPED, ""
     if any(_fewer(was, mine) for was, mine in lines) or set(outcome.warnings) - set(clean.warnings):
+        silenced = fault in _SILENCING and (fault, spot.phase) != ("corrupt", HELLO)
+        if silent is not None and silenced and not _same_model(silent, outcome):
+            return DEFECT, "the model is not that of a training in which the question is lost"
         return LEFT_OUT, ""
     return DEFECT, "the model or what is told of it is another one, and nothing says why"
 
 
-def carry_out(scene: Scene, clean: Outcome, spot: Spot, fault: str) -> Cell:
-    """Carry out one cell."""
-    verdict, why = judge(clean, rehearse(scene, spot=spot, fault=fault), spot=spot, fault=fault)
+def carry_out(
+    scene: Scene, clean: Outcome, spot: Spot, fault: str, *, silent: Outcome | None = None
+) -> Cell:
+    """Carry out one cell; the parameters are those of `judge`."""
+    outcome = rehearse(scene, spot=spot, fault=fault)
+    verdict, why = judge(clean, outcome, spot=spot, fault=fault, silent=silent)
     return Cell(fault=fault, phase=spot.name or spot.phase, verdict=verdict, why=why)
 
 
@@ -314,17 +330,22 @@ def matrix(
     Raises
     ------
     RuntimeError
-        If the training without a fault fails, or asks nothing in one of the phases.
+        If the training without a fault fails, asks nothing in one of the phases, or ends at the
+        model that it begins with: who is left out would not be missed.
     """
     clean = rehearse(scene)
     if clean.error:
         raise RuntimeError(f"{scene.title}: without a fault it ends with {clean.error}")
+    untrained = {name: array.numpy() for name, array in scene.arrays().items()}
+    if _same_model(clean, Outcome(model=untrained)):
+        raise RuntimeError(f"{scene.title}: the training does not move the model")
     cells = []
     for spot in scene.spots:
         if (spot.phase, spot.server_round) not in clean.asked:
             raise RuntimeError(f"{scene.title}: no question of phase {spot.phase}")
+        silent = rehearse(scene, spot=spot, fault="lost question")
         for fault in faults:
-            cells.append(carry_out(scene, clean, spot, fault))
+            cells.append(carry_out(scene, clean, spot, fault, silent=silent))
             told(cells[-1])
     return cells
 
@@ -366,15 +387,21 @@ def _given(outcome: Outcome, place: tuple[str, str, int], *, each: bool = True) 
 
 
 def _same(clean: Outcome, outcome: Outcome) -> bool:
-    if clean.model.keys() != outcome.model.keys() or len(clean.history) != len(outcome.history):
-        return False
     told = ("round", "skipped", "train", "evaluate", "server")
-    return all(
-        array.dtype == clean.model[name].dtype and np.array_equal(array, clean.model[name])
-        for name, array in outcome.model.items()
-    ) and all(
-        {key: was.get(key) for key in told} == {key: mine.get(key) for key in told}
-        for was, mine in zip(clean.history, outcome.history, strict=True)
+    return (
+        _same_model(clean, outcome)
+        and len(clean.history) == len(outcome.history)
+        and all(
+            {key: was.get(key) for key in told} == {key: mine.get(key) for key in told}
+            for was, mine in zip(clean.history, outcome.history, strict=True)
+        )
+    )
+
+
+def _same_model(one: Outcome, other: Outcome) -> bool:
+    return one.model.keys() == other.model.keys() and all(
+        array.dtype == one.model[name].dtype and np.array_equal(array, one.model[name])
+        for name, array in other.model.items()
     )
 
 

@@ -10,7 +10,7 @@ from flwr_privacy.simulations.reliability import VERDICTS, Cell
 from flwr_privacy.simulations.reliability_grid import FAULTS
 from flwr_privacy.simulations.reliability_scenes import SCENES
 
-__all__ = ["long_rows", "page", "sections", "table", "write_long_runs"]
+__all__ = ["REAL_FAULTS", "long_rows", "page", "sections", "table", "write_long_runs"]
 
 _TITLE = "# Reliability"
 
@@ -35,10 +35,11 @@ _REAL = """
 Each fault happens once more to processes that talk TLS: SuperNodes, a SuperLink and a ServerApp
 under UDP, where every round's model is compared, bit for bit, with that of a training in one
 process in which those who are left out are silent (`tests/test_real_faults.py`, by `make
-test-deploy`):
+test-deploy`). No command measures this table: its words are part of the program, and the same tests
+hold what it says of each fault against what they found:
 """
 
-_REAL_FAULTS = {
+REAL_FAULTS = {
     "lost question": (
         "it is never sent; also: the node is killed before it answers",
         "left out, nothing charged",
@@ -106,8 +107,9 @@ there is no ledger.
 Python's objects are counted by `tracemalloc`, without the library's bounded caches. The history has
 a line per round and the charges have an entry per question; both are meant to grow, and are
 measured apart. What is left may grow by no more than 256 bytes a round (the middle one of four
-parts), beside 32 KiB that Python keeps for reuse. Descriptors, threads and child processes are
-counted before and after the training.
+parts), beside 32 KiB that Python keeps for reuse. The resident size of the process, with all that
+libraries take past Python (torch, OpenBLAS, the allocator), is in the table and is not judged.
+Descriptors, threads and child processes are counted before and after the training.
 
 For every client the entries of its ledger are held against the answers that were seen to leave its
 client half, round by round, and epsilon is computed afresh from these answers, each at the cost
@@ -307,7 +309,7 @@ def _long_section(long: Sequence[Endured], *, order: Sequence[str], earlier: str
 
 def _real() -> str:
     lines = [("fault", "how", "what becomes of it"), ("---",) * 3]
-    lines += [(fault, *words) for fault, words in _REAL_FAULTS.items()]
+    lines += [(fault, *words) for fault, words in REAL_FAULTS.items()]
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return "\n\n".join([_REAL.strip("\n"), rows, _REAL_TOO.strip("\n")])
 

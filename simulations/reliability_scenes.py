@@ -327,7 +327,8 @@ SCENES = {
         strategy=FedAvg,
         client=SecureSumClient,
         spots=_spots(_HELLO, _KEYS, "train", "shares"),
-        options={"secure_sum": SecureSum()},
+        # The training never comes to rest, and over hundreds of rounds its steps grow.
+        options={"secure_sum": SecureSum(value_range=2.0**20, bits=31)},
     ),
     "udp": Scene(
         title="UDP, all data of a client protected",

@@ -11,6 +11,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +24,7 @@ from flwr_privacy.errors import (
     check_choice,
     check_integer,
 )
-from flwr_privacy.files import write_text
+from flwr_privacy.files import exclusive_lock, write_text
 from flwr_privacy.identity import new_experiment_id
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.settings import Settings
@@ -241,6 +242,25 @@ class RunFolder:
             line["total_bytes"] = line["total_bytes_down"] + line["total_bytes_up"]
             lines.append(line)
         return lines
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others from carrying out the run; that ends with this process, however it ends.
+
+        Raises
+        ------
+        InvalidParameterError
+            If another process or thread carries it out, or the folder cannot be written.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(exclusive_lock(self.path / "lock", timeout=0))
+            except TimeoutError as error:
+                allowed = "a run that nobody is carrying out"
+                raise InvalidParameterError("run folder", str(self.path), allowed) from error
+            except OSError as error:
+                raise _not_writable("run folder", self.path, error) from error
+            yield
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append the line of one round; others can read it when this returns.

@@ -25,7 +25,14 @@ from flwr_privacy.clients.node import COHORTS_VARIABLE
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.keeper import Keeper, Process, ray_command
 
-__all__ = ["TEST_SEED_VARIABLE", "SuperLink", "free_port", "is_free"]
+__all__ = [
+    "TEST_SEED_VARIABLE",
+    "SuperLink",
+    "executable",
+    "free_port",
+    "is_free",
+    "search_path",
+]
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 90.0
@@ -124,7 +131,7 @@ class SuperLink:
 
         Its exit status tells nothing: it is 0 when the app failed.
         """
-        command = [_executable("flwr"), "run", str(app_dir.absolute()), "--stream"]
+        command = [executable("flwr"), "run", str(app_dir.absolute()), "--stream"]
         command += ["--run-config", str(run_config), "--federation-config", federation_config]
         with self.log.open("ab") as output:
             return subprocess.Popen(
@@ -138,7 +145,7 @@ class SuperLink:
 
     def result(self) -> tuple[str, str] | None:
         """Return status and details of the run submitted last; None if it was refused."""
-        command = [_executable("flwr"), "ls", "--format", "json"]
+        command = [executable("flwr"), "ls", "--format", "json"]
         answer = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -163,7 +170,7 @@ class SuperLink:
         self._keeper.stop()
 
     def _superlink_command(self) -> list[str]:
-        command = [_executable("flower-superlink"), "--insecure", "--simulation"]
+        command = [executable("flower-superlink"), "--insecure", "--simulation"]
         command += ["--isolation", "subprocess", "--host", HOST, "--port", str(self._port)]
         return command
 
@@ -198,6 +205,26 @@ def is_free(port: int) -> bool:
     return True
 
 
+def search_path() -> str:
+    """Return where commands are looked for: first in this environment, though not activated."""
+    own = str(Path(sys.executable).parent)
+    return os.pathsep.join([own, os.environ.get("PATH", os.defpath)])
+
+
+def executable(name: str) -> str:
+    """Return the path of a command.
+
+    Raises
+    ------
+    EngineError
+        If it is not installed.
+    """
+    path = shutil.which(name, path=search_path())
+    if path is None:
+        raise EngineError(f"{name} is not installed: pip install 'flwr-privacy[simulation]'")
+    return path
+
+
 def _check_reachable(ray_address: str) -> None:
     # Ray itself would try for more than a minute.
     host, _, port = ray_address.rpartition(":")
@@ -230,7 +257,7 @@ def _environment(flwr_home: Path, ray_address: str) -> dict[str, str]:
     local = "127.0.0.1,localhost"
     return {
         **inherited,
-        "PATH": _search_path(),
+        "PATH": search_path(),
         "FLWR_HOME": str(flwr_home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -244,19 +271,6 @@ def _environment(flwr_home: Path, ray_address: str) -> dict[str, str]:
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), local])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), local])),
     }
-
-
-def _search_path() -> str:
-    # The commands of this environment come first, also when it is not activated.
-    own = str(Path(sys.executable).parent)
-    return os.pathsep.join([own, os.environ.get("PATH", os.defpath)])
-
-
-def _executable(name: str) -> str:
-    path = shutil.which(name, path=_search_path())
-    if path is None:
-        raise EngineError(f"{name} is not installed: pip install 'flwr-privacy[simulation]'")
-    return path
 
 
 def _short_folder() -> str:

@@ -48,6 +48,7 @@ SCHEMES = {
     "fedvs": settings_of("fedvs", "digits-rows", strategy={"evaluate_every": ROUNDS}),
     "central-dp": settings_of("central-dp", strategy={"epsilon": 50.0}),
 }
+CHARGED = {"m2fdp", "udp", "acfl", "central-dp"}  # the others have noise for no budget
 RELAYED = Settings(
     scheme="m2fdp", rounds=ROUNDS, task="digits-linear", strategy={**TREE, "relay": True}
 )
@@ -151,3 +152,4 @@ def test_the_model_is_that_of_both_simulations(
         released = sum(release.clients.count(client) for release in card.releases)
         paid = len(federation.ledger(index).entries()) - before[index]
         assert paid == released, client
+        assert (released > 0) == (name in CHARGED), client

@@ -6,13 +6,12 @@ import math
 import os
 import signal
 import ssl
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment import HOST, Deployment, DeploymentError
+from deployment import HOST, Deployment, DeploymentError, wait_until_online
 
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.ledger import Ledger
@@ -53,12 +52,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield deployment
 
 
-def wait_until_online(deployment: Deployment, nodes: int) -> None:
-    deadline = time.monotonic() + 60
-    while deployment.online() != nodes:
-        assert time.monotonic() < deadline
-
-
 def programs(deployment: Deployment) -> list[str]:
     names = ("flower-superlink", "flower-supernode", "flwr-clientapp", "flwr-serverapp")
     return [name for name in names for p in deployment.processes() if f"/{name} " in p.command]
@@ -67,9 +60,11 @@ def programs(deployment: Deployment) -> list[str]:
 def test_a_node_can_leave_and_come_back(deployment: Deployment) -> None:
     wait_until_online(deployment, 3)
     deployment.stop(1)
-    assert programs(deployment).count("flower-supernode") == 2
-    assert deployment.online() == 2
-    deployment.start(1)
+    try:
+        assert programs(deployment).count("flower-supernode") == 2
+        assert deployment.online() == 2
+    finally:  # the other tests need it
+        deployment.start(1)
     wait_until_online(deployment, 3)
 
 

@@ -28,9 +28,11 @@ from flwr_privacy.errors import (
     DeclinedError,
     FlwrPrivacyError,
     InvalidParameterError,
+    LedgerError,
     ProtocolError,
 )
 from flwr_privacy.fields import write
+from flwr_privacy.ledger import Book, Entry
 
 X, Y = data_of(0)
 W = np.linspace(-0.5, 0.5, FEATURES * LABELS).reshape(FEATURES, LABELS)
@@ -175,6 +177,25 @@ def test_a_setup_whose_answer_is_lost_is_not_drawn_anew(mode: str, loss: str, no
         with pytest.raises(DeclinedError, match="answered before, and the answer is lost"):
             node.set_up(terms)
     assert len(node.entries()) == 1
+
+
+@pytest.mark.parametrize("together", [{}, TOGETHER])
+def test_nothing_is_kept_of_a_setup_that_cannot_be_charged(
+    together: dict[str, int], node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = setup_terms(**MODES["record"], **together)
+    summed = SUMMED if together else {}
+
+    def full(book: Book, entry: Entry) -> None:
+        raise LedgerError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Book, "charge", full)
+        with pytest.raises(LedgerError, match="no space left"):
+            node.set_up(terms, **summed)
+    assert kept_files(node) == []
+    node.set_up(terms, **summed)
+    assert (len(kept_files(node)), len(node.entries())) == (1, 1)
 
 
 # -- Mini-batches --------------------------------------------------------------------------------

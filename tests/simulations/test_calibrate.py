@@ -2,52 +2,19 @@
 
 import json
 import math
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.calibrate import HEAD, Calibration, calibrate, legend, table
-from flwr_privacy.simulations.cli import main
 
 DELTA = 1e-3
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Run a command in this process."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["flwr-privacy", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        return Done(code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    return run
 
 
 def gaussian_epsilon(mu: float, delta: float = DELTA) -> float:

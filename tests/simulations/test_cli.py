@@ -6,50 +6,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Command
 
 from flwr_privacy.simulations import cli
-from flwr_privacy.simulations.cli import main
 from flwr_privacy.simulations.demo import demo_settings
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.settings import Settings
 
 COMMAND = Path(sys.executable).parent / "flwr-privacy"
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Run a command in this process: importing torch for each would take most of the time."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["flwr-privacy", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        return Done(code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    return run
 
 
 def model(folder: Path) -> dict[str, np.ndarray]:
@@ -97,6 +67,7 @@ def test_a_run_leaves_its_folder_and_two_can_be_compared(command: Command, tmp_p
             *expected,
             "model.npz",
             "log.txt",
+            "lock",
             "privacy-card.json",
             "privacy-card.html",
         }
@@ -176,6 +147,8 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
         (("--cpus-per-client", "0.5"), 2, "CPU shares are whole numbers"),
         (("--workers", "0"), 2, "workers = 0: expected an integer of at least 1"),
         (("--workers", "9"), 2, "workers = 9: expected an integer of at most 4"),
+        (("--set", "secure_sum.threshold=5"), 2, "threshold = 5: expected at most the 4 clients"),
+        (("--set", "secure_sum.colluders=3"), 2, "expected more than colluders = 3"),
         (("--task", "mnist-mlp"), 3, "--data-root DIR"),
         (("--task", "mnist-mlp", "--data-root", "nowhere"), 3, "nowhere"),
         (("--clients", "2000"), 3, "client"),

@@ -8,22 +8,25 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from commands import Command
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
+from flwr.common.config import parse_config_args
 
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.pins import Identity, Pins
 from flwr_privacy.policy import Policy
-from flwr_privacy.simulations.cli import main
-from flwr_privacy.simulations.deploy import DeployOptions, reopened, what_happened
+from flwr_privacy.simulations import deployment
+from flwr_privacy.simulations.deploy import DeployOptions, deploy, reopened, what_happened
 from flwr_privacy.simulations.deploy_nodes import Member, members_of, prepare
-from flwr_privacy.simulations.deployment import Deployment
+from flwr_privacy.simulations.deployment import Deployment, DeploymentError
 from flwr_privacy.simulations.deployment_keys import write_certificates, write_node_key
 from flwr_privacy.simulations.keeper import Keeper, descendants
 from flwr_privacy.simulations.runs import RunFolder
@@ -34,13 +37,6 @@ COMMAND = Path(sys.executable).parent / "flwr-privacy"
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["flwr-privacy", "deploy", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code if isinstance(ended.value.code, int) else 0
 
 
 @pytest.mark.parametrize(
@@ -59,6 +55,7 @@ def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (("--nodes", "3", "--policy", "nowhere.toml"), 2, "nowhere.toml"),
         (("--nodes", "3", "--set", "clients=4"), 2, "--nodes says how many"),
         (("--nodes", "3", "--set", "per_round=4"), 2, "per_round = 4: expected"),
+        (("--nodes", "3", "--set", "secure_sum.threshold=4"), 2, "at most the 3 clients of a"),
         (("--resume", "nowhere"), 2, "run folder = 'nowhere': expected a folder that exists"),
         (("--resume", "r", "--nodes", "3"), 2, "a run keeps its own"),
         (
@@ -74,19 +71,25 @@ def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ],
 )
 def test_what_a_user_did_wrong_is_one_line_before_anything_is_made(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    code: int,
-    text: str,
+    tmp_path: Path, command: Command, arguments: tuple[str, ...], code: int, text: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert called(monkeypatch, *arguments) == code
-    errors = capsys.readouterr().err
-    assert text in errors
-    assert len(errors.strip().splitlines()) == 1
+    done = command("deploy", *arguments)
+    assert done.returncode == code
+    assert text in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_does_not_say_whom_a_node_trusts_where_the_tree_does(
+    tmp_path: Path, command: Command
+) -> None:
+    Path("policy.toml").write_text("trusted_parents = []\n")
+    arguments = ["--nodes", "4", "--scheme", "m2fdp", "--policy", "policy.toml", "--set", "p=0.5"]
+    arguments += ["--set", "fanouts=2,2", "--set", "relay=true"]
+    done = command("deploy", *arguments)
+    assert done.returncode == 2
+    assert "--policy = 'policy.toml': expected a policy without" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.toml"]
 
 
 def test_a_port_that_is_taken_is_refused() -> None:
@@ -207,6 +210,34 @@ def test_a_keeper_says_how_its_command_ended(tmp_path: Path, script: str, ending
     assert keeper.ending == ending
 
 
+def test_a_flwr_that_takes_too_long_or_is_missing_is_an_error_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = Deployment(nodes=[], folder=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(deployment, "COMMAND_TIMEOUT", 0.0)
+        with pytest.raises(DeploymentError, match=r"flwr supernode list failed: .* timed out"):
+            idle.online()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match="flwr is not installed"):
+        idle.online()
+
+
+def test_a_nodes_configuration_is_toml_as_flower_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        Deployment, "_keep", lambda self, name, command, own: commands.append(command)
+    )
+    monkeypatch.setattr(Deployment, "_listed", lambda self, *command: {"node-id": "1"})
+    config = {"client-id": "Zürich 🏥", "partition-id": 0, "shift": 0.5}
+    Deployment(nodes=[config], folder=tmp_path).start(0)
+    (command,) = commands
+    assert parse_config_args([command[command.index("--node-config") + 1]]) == config
+
+
 def finished(folder: Path, lines: list[dict[str, Any]], **summary: Any) -> RunFolder:
     run = RunFolder.create(folder, Settings(clients=3), engine="deployed", nodes=3)
     for line in lines:
@@ -246,6 +277,145 @@ def test_only_a_deployed_run_that_is_not_complete_is_gone_on_with(tmp_path: Path
     other = RunFolder.create(tmp_path / "o", Settings(clients=3), engine="inline", nodes=3)
     with pytest.raises(InvalidParameterError, match="was deployed"):
         reopened(other.path)
+
+
+def test_the_end_says_that_a_node_was_back_when_the_run_was_gone_on_with(tmp_path: Path) -> None:
+    lost = {"node": 1, "client_id": "1", "server_round": 2, "seconds": 34.0, "ending": "it ended"}
+    again = {**lost, "node": 0, "client_id": "0", "server_round": 3}
+    run = finished(tmp_path / "r", [], lost_nodes=[{**lost, "returned": True}, again])
+    assert what_happened(run)[:3] == [
+        "nodes: 2 of 3 to the end",
+        "lost: node 1 (client 1) in round 2, 34.0 s after the start: it ended; back when the run "
+        "was gone on with",
+        "lost: node 0 (client 0) in round 3, 34.0 s after the start: it ended",
+    ]
+
+
+class Stage:
+    """In place of a deployment: no process, and the course of a run as a test has it."""
+
+    port, ca_certificate = 1, Path("ca.pem")
+    course: Callable[[Callable[[int, str], None]], None]
+    config: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        pass
+
+    def __enter__(self) -> "Stage":
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        pass
+
+    def pid(self, index: int) -> int:
+        return index
+
+    def run(self, app_dir: Path, *, run_config: Any, timeout: Any, on_lost: Any) -> None:
+        Stage.config = run_config
+        Stage.course(on_lost)
+
+
+MEMBERS = [Member(client_id=str(i), partition=i, partitions=3) for i in range(3)]
+
+
+def staged(
+    run: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    course: Callable[[Callable[[int, str], None]], None],
+    *,
+    resume: bool = False,
+) -> list[str]:
+    monkeypatch.setattr(Stage, "course", staticmethod(course), raising=False)
+    monkeypatch.setattr("flwr_privacy.simulations.deploy.Deployment", Stage)
+    said: list[str] = []
+    deploy(run, MEMBERS, DeployOptions(nodes=3), say=said.append, resume=resume)
+    return said
+
+
+def test_a_node_lost_before_the_training_goes_on_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server waits for all nodes, and one that was there before is none it has counted."""
+    run = finished(tmp_path / "r", [])
+    with pytest.raises(DeploymentError, match="node 1 ended before the training began \\(killed"):
+        staged(run, monkeypatch, lambda on_lost: on_lost(1, "killed"))
+    for server_round in range(2):
+        run.append({"round": server_round})
+    with pytest.raises(DeploymentError, match="node 1 ended before the training went on \\(killed"):
+        staged(run, monkeypatch, lambda on_lost: on_lost(1, "killed"), resume=True)
+    assert run.summary["status"] == "failed"
+    assert run.summary["lost_nodes"] == []
+
+
+def test_a_run_that_is_gone_on_with_keeps_who_was_lost_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished(tmp_path / "r", [])
+
+    def lose(index: int, server_round: int) -> Callable[[Callable[[int, str], None]], None]:
+        def course(on_lost: Callable[[int, str], None]) -> None:
+            run.append({"round": server_round})
+            on_lost(index, "killed")
+
+        return course
+
+    (*_, told) = staged(run, monkeypatch, lose(1, 0))
+    assert told.startswith("lost node 1 (client 1) in round 1, ")
+    assert told.endswith("killed; the run goes on without it")
+    staged(run, monkeypatch, lose(2, 1), resume=True)
+    told_of = [(n["node"], n["server_round"], n["returned"]) for n in run.summary["lost_nodes"]]
+    assert told_of == [(1, 1, True), (2, 2, False)]
+
+
+def test_a_run_without_a_checkpoint_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished(tmp_path / "r", [])
+    staged(run, monkeypatch, lambda on_lost: None, resume=True)
+    assert Stage.config["resume"] is False
+    run.checkpoint_path.touch()
+    staged(run, monkeypatch, lambda on_lost: None, resume=True)
+    assert Stage.config["resume"] is True
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        ("run-1 took longer than 9 s", True),
+        ("run-1 ended as finished:failed\n  InvalidParameterError: threshold = 5", False),
+    ],
+)
+def test_what_can_be_gone_on_with_is_told_after_the_error(
+    monkeypatch: pytest.MonkeyPatch, command: Command, error: str, hint: bool
+) -> None:
+    """A setting that was refused would be refused again: a run keeps its own."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise DeploymentError(error)
+
+    monkeypatch.setattr("flwr_privacy.simulations.deploy.deploy", fail)
+    done = command("deploy", "--nodes", "2", "--task", "digits-linear", "--out", "r")
+    assert done.returncode == 4
+    told = ["to go on: flwr-privacy deploy --resume r"] if hint else []
+    assert done.stderr.splitlines() == [*f"error: {error}".splitlines(), *told]
+
+
+@pytest.mark.parametrize("name", ["deploy", "run"])
+def test_a_run_that_somebody_carries_out_is_not_gone_on_with(
+    tmp_path: Path, command: Command, name: str
+) -> None:
+    engine = "deployed" if name == "deploy" else "inline"
+    settings = Settings(clients=3, task="digits-linear")
+    run = RunFolder.create(tmp_path / "r", settings, engine=engine, nodes=3)
+    run.append({"round": 0})
+    before = run.summary_path.read_bytes()
+    with run.alone():
+        done = command(name, "--resume", "r")
+    assert done.returncode == 2
+    assert "run folder = 'r': expected a run that nobody is carrying out" in done.stderr
+    assert run.summary_path.read_bytes() == before
+    with run.alone():  # nobody has it any more
+        pass
 
 
 @pytest.mark.deployed

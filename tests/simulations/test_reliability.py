@@ -1,16 +1,16 @@
 """The fault matrix: cells of each kind, what counts as a defect, and the page."""
 
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command
 
 from flwr_privacy.ledger import Book
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations import reliability
-from flwr_privacy.simulations.cli import main
 from flwr_privacy.simulations.inline.faults import KINDS
 from flwr_privacy.simulations.reliability import VERDICTS, Cell, carry_out, judge, matrix, rehearse
 from flwr_privacy.simulations.reliability_grid import FAULTS, Strike
@@ -18,6 +18,7 @@ from flwr_privacy.simulations.reliability_page import page, sections, table
 from flwr_privacy.simulations.reliability_scenes import SCENES, Spot
 from flwr_privacy.strategies import UDP
 
+PAGE = Path(__file__, "../../../docs/reliability.md").resolve()
 ELSEWHERE = {"mspdq": {"sync"}, "fedvs": {"oracle"}}  # not under a sum; simulations only
 
 
@@ -82,6 +83,13 @@ def test_a_whole_matrix_has_no_empty_cell_and_no_defect() -> None:
     assert lines[0] == "| fault | hello | train |"
     assert len(lines) == 2 + len(FAULTS)
     assert all(line.count("|") == 4 and "|  |" not in line for line in lines)
+    assert sections(PAGE.read_text(encoding="utf-8"))[SCENES["udp"].title] == table(cells)
+
+
+def test_a_training_that_does_not_move_the_model_tells_nothing() -> None:
+    coarse = {"secure_sum": SecureSum(value_range=2.0**20)}  # every update is rounded to nothing
+    with pytest.raises(RuntimeError, match="does not move the model"):
+        matrix(replace(SCENES["fedavg-sum"], options=coarse))
 
 
 def test_every_phase_of_every_scheme_has_a_column() -> None:
@@ -174,6 +182,24 @@ def test_another_model_of_which_nothing_is_said_is_a_defect(clean: dict[str, Any
     )
 
 
+def test_who_is_left_out_leaves_the_model_of_a_training_without_the_answer(
+    clean: dict[str, Any],
+) -> None:
+    cell(clean, "udp", "train", "delay")
+    spot = SCENES["udp"].spots[-1]
+    silent = rehearse(SCENES["udp"], spot=spot, fault="lost question")
+    dropped = rehearse(SCENES["udp"], spot=spot, fault="drop")
+    assert judge(clean["udp"], dropped, spot=spot, fault="drop", silent=silent)[0] == "left out"
+    moved = {name: array + 1e-9 for name, array in dropped.model.items()}
+    folded = replace(dropped, model=moved)
+    assert judge(clean["udp"], folded, spot=spot, fault="drop", silent=silent) == (
+        "DEFECT",
+        "the model is not that of a training in which the question is lost",
+    )
+    # A reply that comes late may be folded later: its model is another one.
+    assert judge(clean["udp"], folded, spot=spot, fault="late", silent=silent)[0] == "left out"
+
+
 def test_a_charge_may_be_without_an_answer_but_not_the_other_way_round(
     clean: dict[str, Any],
 ) -> None:
@@ -212,8 +238,7 @@ def test_a_page_keeps_what_was_not_carried_out_anew() -> None:
 
 
 def test_the_page_in_the_repository_has_every_cell() -> None:
-    text = Path(__file__, "../../../docs/reliability.md").resolve().read_text(encoding="utf-8")
-    found = sections(text)
+    found = sections(PAGE.read_text(encoding="utf-8"))
     for scene in SCENES.values():
         lines = found[scene.title].splitlines()
         columns = ["fault", *(spot.name or spot.phase for spot in scene.spots)]
@@ -223,25 +248,19 @@ def test_the_page_in_the_repository_has_every_cell() -> None:
         assert all(set(row[1:]) <= VERDICTS.keys() and len(row) == len(columns) for row in rows)
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    monkeypatch.setattr(sys, "argv", ["flwr-privacy", "reliability", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
-
-
 def test_the_command_prints_and_writes_and_fails_for_a_defect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     cells = list(CELLS)
     monkeypatch.setattr(reliability, "matrix", lambda scene: cells)
-    out = tmp_path / "page.md"
-    assert not command(monkeypatch, "--scheme", "udp", "--out", str(out))
-    assert table(CELLS) in capsys.readouterr().out
-    assert sections(out.read_text())[SCENES["udp"].title] == table(CELLS)
+    done = command("reliability", "--scheme", "udp", "--out", "page.md")
+    assert done.returncode == 0
+    assert table(CELLS) in done.stdout
+    assert sections((tmp_path / "page.md").read_text())[SCENES["udp"].title] == table(CELLS)
     cells[0] = replace(CELLS[0], verdict="DEFECT", why="it broke")
-    assert command(monkeypatch, "--scheme", "udp", "--out", str(out)) == 1
-    said = capsys.readouterr().err
-    assert f"defect: {SCENES['udp'].title}, drop, phase hello: it broke" in said
-    assert command(monkeypatch, "--scheme", "none", "--out", str(out)) == 2
-    assert "scheme = 'none'" in capsys.readouterr().err
+    done = command("reliability", "--scheme", "udp", "--out", "page.md")
+    assert done.returncode == 1
+    assert f"defect: {SCENES['udp'].title}, drop, phase hello: it broke" in done.stderr
+    done = command("reliability", "--scheme", "none", "--out", "page.md")
+    assert done.returncode == 2
+    assert "scheme = 'none'" in done.stderr

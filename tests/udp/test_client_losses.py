@@ -386,6 +386,31 @@ def test_an_app_without_a_loss_trains_on_without_discounting() -> None:
     assert {release.phase for release in strategy.releases} == {"train"}  # nothing left them
 
 
+class Dying(UDP):
+    """Ends when two of the losses of round 2 are there."""
+
+    def aggregate_evaluate(self, server_round: int, replies: Any) -> Any:
+        if server_round == 2:
+            replies = iter(replies)
+            next(replies), next(replies)
+            raise Killed
+        return super().aggregate_evaluate(server_round, replies)
+
+
+def test_losses_of_clients_that_are_gone_when_the_server_is_back_are_charged(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    options = {**OPTIONS, "patience": 1, "experiment_id": "e", "run_dir": run}
+    with pytest.raises(Killed):
+        run_strategy(Dying(**options), loss_app(), num_rounds=2)
+    strategy = UDP(**options, resume=True)
+    run_strategy(strategy, loss_app(), nodes=3, num_rounds=2)
+    (losses,) = [r for r in strategy.releases if (r.phase, r.server_round) == ("evaluate", 2)]
+    assert losses.clients == ("0", "1", "2", "3")
+
+
 def test_a_server_that_dies_among_the_losses_gets_the_same_ones_again(tmp_path: Path) -> None:
     for name in ("state", "run"):
         (tmp_path / name).mkdir()
@@ -393,15 +418,6 @@ def test_a_server_that_dies_among_the_losses_gets_the_same_ones_again(tmp_path: 
     options = {**OPTIONS, "patience": 1, "beta": 0.7, "experiment_id": "e"}
     unbroken = UDP(**options)
     expected = run_strategy(unbroken, loss_app(), num_rounds=6, insecure_seed=2)
-
-    class Dying(UDP):
-        def aggregate_evaluate(self, server_round: int, replies: Any) -> Any:
-            if server_round == 2:
-                replies = iter(replies)
-                next(replies), next(replies)
-                raise Killed
-            return super().aggregate_evaluate(server_round, replies)
-
     with pytest.raises(Killed):
         run_strategy(Dying(**options, run_dir=tmp_path / "run"), loss_app(), num_rounds=6, **kept)
     strategy = UDP(**options, run_dir=tmp_path / "run", resume=True)

@@ -13,6 +13,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train the model and save it."""
+    torch.manual_seed(0)
     strategy = FedAvg(fraction_train=1.0, min_available_nodes=4)
     result = strategy.start(
         grid=grid,
