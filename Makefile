@@ -12,7 +12,7 @@ ENGINES = $(shell grep -rlE "mark\.(ray|deployed)|Conformance" tests --include='
 # Two processes, and what each prints together, where make knows that (GNU make 4).
 BOTH = $(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: demo test test-deploy check bench clean
+.PHONY: demo test test-deploy check bench bench-scale clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): about 2 GB, some minutes."
@@ -51,6 +51,10 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# 100,000 simulated clients, 1000 a round: seconds and memory, round by round.
+bench-scale: $(STAMP)
+	$(BIN)/python -m benchmarks.simulators.scale
 
 clean:
 	rm -rf $(VENV) build runs *.egg-info

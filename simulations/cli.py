@@ -24,6 +24,7 @@ from flwr_privacy.simulations.jobs import (
     carry_out,
     next_folder,
 )
+from flwr_privacy.simulations.placement import Machine, crowded
 from flwr_privacy.simulations.progress import planned_rounds
 from flwr_privacy.simulations.ray_engine import RayResources
 from flwr_privacy.simulations.runs import RunFolder
@@ -198,6 +199,8 @@ def run(
         )
     if where.test_seed is not None:
         typer.echo(SEED_WARNING, err=True)
+    if where.workers and (warning := crowded(where.workers, Machine.here(gpus=False))):
+        typer.echo(warning, err=True)
     try:
         with folder.alone():
             if resume is not None:
@@ -555,11 +558,19 @@ def key(
 @app.command(epilog=EXIT_CODES)
 def doctor(
     data_root: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task of a run for which workers shall be suggested.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in a round of it.")] = None,
 ) -> None:
-    """Say what this machine has: versions, Ray, GPUs, ports in use, data found."""
+    """Say what this machine has: versions, Ray, GPUs, ports in use, data, room for workers."""
     from flwr_privacy.simulations.doctor import diagnose
 
-    checks = diagnose(data_root)
+    settings = None
+    if task is not None or clients is not None:
+        chosen = {"task": task, "clients": clients}
+        settings = Settings().with_values({k: v for k, v in chosen.items() if v is not None})
+    checks = diagnose(data_root, settings)
     for check in checks:
         typer.echo(f"{check.status:8} {check.name}: {check.detail}")
     if any(check.status == "error" for check in checks):

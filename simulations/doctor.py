@@ -12,6 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from flwr_privacy.simulations.jobs import DEFAULT_CLIENTS, model_bytes
+from flwr_privacy.simulations.placement import Machine, suggest
+from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.simulations.superlink import is_free
 
 __all__ = ["Check", "diagnose"]
@@ -35,18 +38,21 @@ class Check:
     detail: str
 
 
-def diagnose(data_root: Path | None = None) -> list[Check]:
+def diagnose(data_root: Path | None = None, settings: Settings | None = None) -> list[Check]:
     """Look at the environment, the machine and the data sets; never raises for what it finds.
 
     Parameters
     ----------
     data_root : Path, optional
         Folder with the data sets that no library brings.
+    settings : Settings, optional
+        A run, for which workers are suggested; its task must not need data to make a model.
 
     Returns
     -------
     list of Check
     """
+    workers = [] if settings is None else [_workers(settings)]
     return [
         _python(),
         *(_package(name) for name in PACKAGES),
@@ -56,6 +62,7 @@ def diagnose(data_root: Path | None = None) -> list[Check]:
         _temporary_folder(),
         _telemetry(),
         *_data(data_root),
+        *workers,
     ]
 
 
@@ -159,6 +166,13 @@ def _telemetry() -> Check:
         "a plain `flwr run` sends usage data to Flower Labs unless FLWR_TELEMETRY_ENABLED=0; "
         "`flwr-privacy` switches it off for its own runs",
     )
+
+
+def _workers(settings: Settings) -> Check:
+    clients = settings.per_round or settings.clients or DEFAULT_CLIENTS
+    size = model_bytes(settings)
+    placement = suggest(Machine.here(), model_bytes=size, clients=clients)
+    return Check(f"workers for {settings.task}", "ok", str(placement))
 
 
 def _data(data_root: Path | None) -> Iterator[Check]:

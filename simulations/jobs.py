@@ -13,12 +13,13 @@ from flwr_privacy.errors import (
     check_choice,
     check_integer,
 )
+from flwr_privacy.simulations.placement import Machine, check_gpus
 from flwr_privacy.simulations.progress import Progress
 from flwr_privacy.simulations.ray_engine import RayResources, RaySession
 from flwr_privacy.simulations.runs import RunFolder, follow
 from flwr_privacy.simulations.settings import Settings
 
-__all__ = ["Engine", "carry_out", "kept", "next_folder", "shown"]
+__all__ = ["Engine", "carry_out", "kept", "model_bytes", "next_folder", "shown"]
 
 APP = Path(__file__).parent
 CLIENT_APP = "flwr_privacy.simulations.client_app:app"
@@ -91,6 +92,13 @@ def next_folder(parent: Path, settings: Settings) -> Path:
     return path
 
 
+def model_bytes(settings: Settings) -> int:
+    """Return the size of the model that a run trains."""
+    from flwr_privacy.simulations.server_app import initial_arrays  # late: it brings torch
+
+    return sum(len(array.data) for array in initial_arrays(settings).values())
+
+
 def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) -> None:
     """Carry out runs one after another on one engine.
 
@@ -99,6 +107,11 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
     FlwrPrivacyError
         If a run fails; its folder then says why.
     """
+    if engine.resources.gpus_per_client:
+        with kept(*runs, ends=False):
+            for run in runs:
+                machine, size = Machine.here(), model_bytes(run.settings)
+                check_gpus(engine.resources, machine, model_bytes=size)
     with ExitStack() as stack:
         session: RaySession | None = None
         if engine.name == "ray":

@@ -21,7 +21,7 @@ from flwr_privacy.simulations.vertical_tasks import (
 )
 from flwr_privacy.strategies import SchemeResult, SchemeStrategy
 
-__all__ = ["app", "build_strategy"]
+__all__ = ["app", "build_strategy", "initial_arrays"]
 
 app = ServerApp()
 
@@ -35,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = build_strategy(settings, run, resume=bool(context.run_config["resume"]))
     result = strategy.start(
         grid,
-        _initial(settings),
+        initial_arrays(settings),
         num_rounds=settings.rounds,
         train_config=ConfigRecord({"seed": settings.seed}),
         evaluate_fn=_evaluate_fn(settings),
@@ -93,7 +93,7 @@ def build_strategy(
         ) from error
 
 
-def _initial(settings: Settings) -> ArrayRecord:
+def initial_arrays(settings: Settings) -> ArrayRecord:
     """Return the model to start from: in float64 where clients compute gradients themselves."""
     task = tasks.task_of(settings)
     if isinstance(task, VerticalTask):

@@ -16,6 +16,7 @@ from commands import Command
 
 from flwr_privacy.simulations import cli
 from flwr_privacy.simulations.demo import demo_settings
+from flwr_privacy.simulations.placement import Machine
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.settings import Settings
 
@@ -314,6 +315,36 @@ def test_help_says_what_there_is(command: Command, tmp_path: Path) -> None:
     assert "Exit codes" in details.stdout
     version = command("--version").stdout
     assert version.startswith("0.")
+
+
+def test_workers_that_have_no_core_of_their_own_are_told_of(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = Machine(cores=1, memory=1 << 30)
+    monkeypatch.setattr(Machine, "here", lambda **_: few)
+    done = command(*INLINE, "--rounds", "1", "--workers", "2")
+    assert done.returncode == 0
+    assert "WARNING: 2 workers on 1 cores take turns; --workers 1 is as fast" in done.stderr
+
+
+def test_a_gpu_that_is_not_there_is_missed_before_ray_starts(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "here", lambda **_: Machine(cores=2, memory=1 << 30))
+    monkeypatch.setattr("flwr_privacy.simulations.jobs.RaySession", None)
+    done = command("run", "--clients", "4", "--gpus-per-client", "0.5", "--out", "run")
+    assert done.returncode == 2
+    text = "gpus_per_client = 0.5: expected at most the 0 GPUs of this machine"
+    assert text in done.stderr
+    assert RunFolder.open("run").summary["status"] == "failed"
+
+
+def test_doctor_suggests_workers_for_a_task(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "here", lambda **_: Machine(cores=64, memory=3 << 30))
+    done = command("doctor", "--task", "digits-linear", "--clients", "40")
+    assert "workers for digits-linear: --workers 4 (500 MB each of 3072 MB memory)" in done.stdout
 
 
 def test_doctor_names_what_it_finds(command: Command, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from flwr_privacy.simulations.inline import run_inline
 from flwr_privacy.simulations.records import Dataset
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.schemes import SCHEMES
-from flwr_privacy.simulations.server_app import _initial, build_strategy
 from flwr_privacy.simulations.server_app import app as server_app
+from flwr_privacy.simulations.server_app import build_strategy, initial_arrays
 from flwr_privacy.simulations.settings import Settings, TrainingSettings
 from flwr_privacy.simulations.vertical_tasks import (
     VERTICAL_TASKS,
@@ -345,7 +345,7 @@ def test_the_strategy_gets_what_follows_from_the_task(scheme):
     chosen = {"learning_rate": 0.2, "batch_size": 8, "order": 1, "embedding": 16}
     strategy = build_strategy(replace(settings, strategy=chosen), None)
     assert (strategy._rate, strategy._batch_size, strategy._order) == (0.2, 8, 1)
-    start = _initial(replace(settings, strategy=chosen))
+    start = initial_arrays(replace(settings, strategy=chosen))
     assert start["1.weight"].numpy().shape == (64, strategy._embedding)
     for name in ("labels", "test_labels", "central"):
         with pytest.raises(InvalidParameterError, match=f"strategy = \\['{name}'\\].*digits-rows"):

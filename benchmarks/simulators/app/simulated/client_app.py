@@ -49,7 +49,8 @@ def train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     data = _data(str(context.run_config["data"]))
     client = int(context.node_config["partition-id"])
-    images, labels = data.images[client], data.labels[client]
+    own = client % len(data.images)  # more clients than sets of images share them
+    images, labels = data.images[own], data.labels[own]
     if context.run_config["plain"]:
         work.train(model, torch.from_numpy(images), torch.from_numpy(labels))
     else:

@@ -1,0 +1,107 @@
+"""How a simulation costs when its population is large: `make bench-scale`.
+
+100,000 clients with 60 images each (a thousand sets of images, over and over), of which 1000 train
+the model S in a round, inline with two worker processes. After each round: its seconds, those of
+a client, the memory of the server's process and of the workers, and the files of the clients.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from .app.simulated import work
+
+__all__ = ["main"]
+
+SIZE, WORKERS = "S", 2
+CLIENT_APP = "benchmarks.simulators.app.simulated.client_app:app"
+MEGABYTE = 1 << 20
+
+
+def main() -> None:
+    """Run the schemes that are asked for, and print a line for each round."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("schemes", nargs="*", default=["fedavg", "udp"])
+    parser.add_argument("--clients", type=int, default=100_000)
+    parser.add_argument("--per-round", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=12)
+    asked = parser.parse_args()
+    print(f"{asked.clients} clients, {asked.per_round} a round, {WORKERS} workers, model {SIZE}")
+    for scheme in asked.schemes:
+        print(f"\n{scheme:<9}round   seconds  ms a client  server MB  workers MB   files")
+        _run(scheme, asked.clients, asked.per_round, asked.rounds)
+
+
+def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
+    # Not above: the workers, which import this file, have no use for it.
+    from flwr.app import ArrayRecord
+    from flwr.serverapp import ServerApp
+
+    from flwr_privacy.simulations.inline import run_inline
+    from flwr_privacy.strategies import UDP, FedAvg
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    asked: dict[str, Any] = {
+        "clients": clients,
+        "fraction_train": per_round / clients,
+        "fraction_evaluate": 0.0,
+        "min_available_nodes": WORKERS,
+    }
+    strategies = {
+        "fedavg": lambda: FedAvg(**asked),
+        "udp": lambda: UDP(unit="user", epsilon=8.0, clipping_norm=1.0, **asked),
+    }
+    server_app = ServerApp()
+
+    with tempfile.TemporaryDirectory(prefix="flwr-privacy-") as name:
+        folder = Path(name)
+        (folder / "state").mkdir()
+        work.write_images(folder / "images.npz")
+
+        @server_app.main()
+        def train(grid: Any, context: Any) -> None:
+            began = time.perf_counter()
+
+            def note(server_round: int, arrays: ArrayRecord) -> None:
+                nonlocal began
+                seconds = time.perf_counter() - began
+                if server_round > 0:
+                    line = _line(server_round, seconds, per_round, folder / "state")
+                    print(f"{'':<9}{line}", flush=True)
+                began = time.perf_counter()
+
+            model = ArrayRecord(work.model_of(SIZE).state_dict())
+            strategies[scheme]().start(grid, model, num_rounds=rounds, evaluate_fn=note)
+
+        run_inline(
+            server_app,
+            CLIENT_APP,
+            nodes=WORKERS,
+            workers=WORKERS,
+            state=folder / "state",
+            run_config={"size": SIZE, "data": str(folder / "images.npz"), "plain": False},
+        )
+
+
+def _line(server_round: int, seconds: float, per_round: int, state: Path) -> str:
+    workers = [_resident(child.pid) for child in multiprocessing.active_children()]
+    files = sum(1 for path in state.rglob("*") if path.is_file())
+    return (
+        f"{server_round:>5}{seconds:>10.2f}{1000 * seconds / per_round:>13.2f}"
+        f"{_resident(os.getpid()):>11.0f}{max(workers):>12.0f}{files:>8}"
+    )
+
+
+def _resident(pid: int | None) -> float:
+    """Return the megabytes of a process that are in memory (Linux)."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE
+
+
+if __name__ == "__main__":
+    main()
