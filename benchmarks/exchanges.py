@@ -32,7 +32,10 @@ SCHEMES = {
     "FedAvg, evaluated by the clients": _settings("fedavg", fraction_evaluate=1.0),
     "FedAvg under a secure sum": _settings("fedavg", secure_sum=SecureSum()),
     "UDP": _settings("udp"),
-    "MSPDQ under a secure sum, one step": _settings("mspdq"),
+    "MSPDQ, ten mixing steps": _settings("mspdq"),
+    "MSPDQ under a secure sum, one step": _settings(
+        "mspdq", secure_sum=SecureSum(), strategy={"mixing_rounds": 1}
+    ),
     "ACFL": _settings("acfl", "digits-rff"),
     "FedVS": _settings("fedvs", "digits-rows"),
 }
