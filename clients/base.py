@@ -101,7 +101,7 @@ class SchemeClient(NumPyClient):
     def introduce(self, experiment_id: str) -> Fields:
         """Return what the client says of itself in the hello, e.g. public keys; by default nothing.
 
-        The names ``client-id`` and ``plays`` are taken.
+        The names ``client-id``, ``plays`` and ``storage`` are taken.
 
         Parameters
         ----------

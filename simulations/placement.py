@@ -120,8 +120,8 @@ def crowded(workers: int, machine: Machine) -> str | None:
     if workers <= machine.cores:
         return None
     return (
-        f"WARNING: {workers} workers on {machine.cores} cores take turns; "
-        f"--workers {machine.cores} is as fast, and needs less memory"
+        f"WARNING: {workers} workers on {machine.cores} cores take turns, and need more memory "
+        f"than --workers {machine.cores}"
     )
 
 

@@ -43,7 +43,9 @@ VERDICTS = {
 
 EXACT, LEFT_OUT, SKIPPED, REFUSED, NOTHING, DEFECT = VERDICTS
 
-_SILENCING = (*("drop", "crash", "stranger", "corrupt", "nan", "infinity", "reshape", "disk full"),)
+_SILENCING = frozenset(
+    {"drop", "crash", "stranger", "corrupt", "nan", "infinity", "reshape", "disk full"}
+)
 """Faults after which the server has nothing of the answer: as if it had asked nothing."""
 
 _DEADLINE = 1.0  # seconds, where an answer does not come

@@ -1,6 +1,5 @@
 """This library inline, with two worker processes."""
 
-import argparse
 import logging
 
 __all__ = ["main"]
@@ -11,20 +10,15 @@ CLIENT_APP = "benchmarks.simulators.app.simulated.client_app:app"
 
 def main() -> None:
     """Run a plan, and write down the seconds."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--started", type=float, required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--size", required=True)
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--plan", required=True)
-    parser.add_argument("--plain", action="store_true")
-    asked = parser.parse_args()
-
     # Not above: the workers, which import this file, have no use for it.
     from flwr_privacy.simulations.inline import run_inline
 
-    from .app.simulated import server_app
+    from .app.simulated import server_app, work
+
+    parser = work.parser()
+    parser.add_argument("--plan", required=True)
+    parser.add_argument("--plain", action="store_true")
+    asked = parser.parse_args()
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     run_inline(

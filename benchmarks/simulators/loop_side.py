@@ -3,7 +3,6 @@
 No framework can be much faster with the same training.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,7 @@ WORKERS = 2
 
 def main() -> None:
     """Train, and write down the seconds."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--started", type=float, required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--size", required=True)
-    parser.add_argument("--rounds", type=int, required=True)
+    parser = work.parser()
     parser.add_argument("--sigma", type=float, required=True)
     asked = parser.parse_args()
 

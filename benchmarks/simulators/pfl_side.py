@@ -3,7 +3,6 @@
 It runs in an environment of its own, where this library is not installed.
 """
 
-import argparse
 from typing import Any
 
 import torch
@@ -61,12 +60,7 @@ class RoundClock(TrainingProcessCallback):
 
 def main() -> None:
     """Train, and write down the seconds."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--started", type=float, required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--size", required=True)
-    parser.add_argument("--rounds", type=int, required=True)
+    parser = work.parser()
     parser.add_argument("--sigma", type=float, required=True)
     asked = parser.parse_args()
     torch.set_num_threads(1)

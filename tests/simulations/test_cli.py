@@ -324,7 +324,10 @@ def test_workers_that_have_no_core_of_their_own_are_told_of(
     monkeypatch.setattr(Machine, "here", lambda **_: few)
     done = command(*INLINE, "--rounds", "1", "--workers", "2")
     assert done.returncode == 0
-    assert "WARNING: 2 workers on 1 cores take turns; --workers 1 is as fast" in done.stderr
+    assert (
+        "WARNING: 2 workers on 1 cores take turns, and need more memory than --workers 1"
+        in done.stderr
+    )
 
 
 def test_a_gpu_that_is_not_there_is_missed_before_ray_starts(

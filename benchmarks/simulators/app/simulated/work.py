@@ -3,6 +3,7 @@
 Nothing here needs Flower or this library: pfl-research imports it in an environment of its own.
 """
 
+import argparse
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ __all__ = [
     "Clock",
     "Data",
     "model_of",
+    "parser",
     "train",
     "write_images",
 ]
@@ -42,6 +44,17 @@ EVALUATED = 20  # clients whose images it is evaluated on
 
 State = Mapping[str, "torch.Tensor | NDArray[np.float32]"]
 """The weights of a model by name."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return a parser of what every side with processes of its own is told."""
+    made = argparse.ArgumentParser()
+    made.add_argument("--started", type=float, required=True)
+    made.add_argument("--data", required=True)
+    made.add_argument("--out", required=True)
+    made.add_argument("--size", required=True)
+    made.add_argument("--rounds", type=int, required=True)
+    return made
 
 
 def write_images(path: Path) -> None:
