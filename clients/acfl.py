@@ -56,7 +56,7 @@ from .adapters import own_client_app
 from .base import SchemeClient, Train
 from .custody import Custody, refuse_node_keys
 from .kept import Answer, keep, kept_answer, mark_insecure, once
-from .node import discreet
+from .play import discreet
 from .prepared import Prepared, PreparedData
 from .release import (
     PlannedRelease,

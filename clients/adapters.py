@@ -30,7 +30,8 @@ from flwr_privacy.secure_sum.messages import JOIN
 from flwr_privacy.wire import ERROR_CODE, RECORD
 
 from .base import SchemeClient, Train, Trained, bare_refusal
-from .node import App, answer
+from .node import answer
+from .play import App
 from .records import RecordArrays, first_array_record, to_record
 
 __all__ = ["OwnClient", "as_mod", "numpy_client_app", "own_client_app"]

@@ -41,7 +41,7 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 from .base import SchemeClient, Train
 from .custody import SIMULATED, Custody, is_simulated, refuse_node_keys
 from .kept import Answer, mark_insecure, once
-from .node import may_play_any
+from .node_settings import may_play_any
 from .poisson import PoissonPlan, asked_steps
 from .release import PlannedRelease, check_unaccounted
 from .zone_aggregator import Aggregator

@@ -18,7 +18,7 @@ from flwr_privacy.identity import derive_seed
 from flwr_privacy.wire import METRICS, Fields
 
 from .custody import Custody
-from .node import discreet
+from .play import discreet
 from .prepared import Prepared
 
 __all__ = [

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flwr_privacy.clients import FedVSClient, SchemeClient, as_mod
 from flwr_privacy.clients.adapters import OwnClient
 from flwr_privacy.clients.custody import STATE_VARIABLE, is_simulated
-from flwr_privacy.clients.node import may_play_any
+from flwr_privacy.clients.node_settings import may_play_any
 from flwr_privacy.identity import client_id_from, derive_seed
 from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.schemes import client_of, scheme

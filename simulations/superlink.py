@@ -21,7 +21,7 @@ from typing import Any
 
 import tomli_w
 
-from flwr_privacy.clients.node import COHORTS_VARIABLE
+from flwr_privacy.clients.node_settings import COHORTS_VARIABLE
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.keeper import Keeper, Process, ray_command
 

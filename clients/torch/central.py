@@ -21,7 +21,8 @@ from flwr_privacy.errors import (
     check_number,
 )
 
-from .training import Loss, _one_thread, get_arrays, initialise, set_arrays
+from .computing import Loss, one_thread
+from .training import get_arrays, initialise, set_arrays
 
 __all__ = ["TorchCentral"]
 
@@ -129,7 +130,7 @@ class TorchCentral:
         rows = _rows(embedding).requires_grad_()
         set_arrays(self._module, arrays)
         self._module.train(len(rows) > 1)
-        with _one_thread():
+        with one_thread():
             logits = self._logits(rows)
             value = self._mean_loss(logits, _classes(labels, logits))
             parameters = [p for p in self._module.parameters() if p.requires_grad]
@@ -168,7 +169,7 @@ class TorchCentral:
         """
         logits = self._evaluated(arrays, embedding)
         truth = _classes(labels, logits)
-        with _one_thread(), torch.no_grad():
+        with one_thread(), torch.no_grad():
             loss = float(self._mean_loss(logits, truth))
         classes = truth.numpy()
         margins = _margins(logits)
@@ -187,7 +188,7 @@ class TorchCentral:
         rows = _rows(embedding)
         set_arrays(self._module, arrays)
         self._module.eval()
-        with _one_thread(), torch.no_grad():
+        with one_thread(), torch.no_grad():
             return self._logits(rows)
 
     def _logits(self, rows: Tensor) -> Tensor:

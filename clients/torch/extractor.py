@@ -12,7 +12,7 @@ from torch import nn
 
 from flwr_privacy.errors import DataError, InvalidParameterError, check_number
 
-from .training import _one_thread, allotted_device
+from .computing import allotted_device, one_thread
 
 __all__ = ["FrozenExtractor"]
 
@@ -118,7 +118,7 @@ class FrozenExtractor:
         device = allotted_device()
         module = self._module.to(device)
         blocks = []
-        with _one_thread(), torch.no_grad():
+        with one_thread(), torch.no_grad():
             for start in range(0, len(raw), _BATCH):
                 block = np.array(raw[start : start + _BATCH], dtype=np.float32)
                 made = module(torch.from_numpy(block).to(device))

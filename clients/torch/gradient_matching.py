@@ -13,7 +13,7 @@ from torch.nn import functional
 from flwr_privacy.attacks.gradient_matching import MatchingLoss
 from flwr_privacy.errors import InvalidParameterError
 
-from .training import _one_thread
+from .computing import one_thread
 
 __all__ = ["matching_loss", "sigmoid_lenet"]
 
@@ -92,7 +92,7 @@ def matching_loss(
     classes = torch.tensor(labels)
 
     def loss(candidates: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        with _one_thread():
+        with one_thread():
             inputs = torch.tensor(candidates, requires_grad=True)
             error = functional.cross_entropy(own(inputs), classes)
             slopes = torch.autograd.grad(error, list(parameters.values()), create_graph=True)

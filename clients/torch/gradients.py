@@ -18,21 +18,25 @@ of matrices may be in float32 within a block; it is twice as fast.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
+from flwr_privacy.clients.job import Job
 from flwr_privacy.errors import InvalidParameterError
 
-from .training import Loss
+from .computing import Loss, one_thread
+from .stacked import ModelState, compute_alike, stack_of
 
-__all__ = ["Gradients", "RecordGradients", "record_losses"]
+__all__ = ["Gradients", "GradientsJob", "RecordGradients", "record_losses"]
 
 _BLOCK = 64  # records
 _LARGEST_INPUT = 2.0**20  # in a product in float32
@@ -149,29 +153,72 @@ class RecordGradients:
 
         Features and labels are of shape (B, ...).
         """
-        self._parameters |= parameters
-        whole = {name: self._parameters[name] for name in self.whole}
+        return Gradients(*self._each(self.state(parameters), features, labels))
+
+    def state(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of the model by name, with these values of the trainable ones."""
+        return {**self._parameters, **self._buffers, **parameters}
+
+    def of_clients(
+        self,
+        states: Sequence[Mapping[str, Tensor]],
+        features: Sequence[Tensor],
+        labels: Sequence[Tensor],
+    ) -> list[Gradients]:
+        """Return the gradients of the records of several clients, for each at its own `state`."""
+        each = vmap(self._each, randomness="error")
+        whole, outer = each(
+            stack_of(states),
+            pad_sequence(list(features), batch_first=True),
+            pad_sequence(list(labels), batch_first=True),
+        )
+        return [
+            Gradients(
+                whole={name: tensor[client, : len(own)] for name, tensor in whole.items()},
+                outer={
+                    name: (deltas[client, : len(own)], inputs[client, : len(own)])
+                    for name, (deltas, inputs) in outer.items()
+                },
+            )
+            for client, own in enumerate(labels)
+        ]
+
+    def computes_alike(self, other: "RecordGradients") -> bool:
+        """Tell whether both compute the same of the same state and records."""
+        return (
+            compute_alike(self._model, other._model)
+            and self._loss == other._loss
+            and (self.whole, self.outer) == (other.whole, other.outer)
+        )
+
+    def _each(
+        self, state: dict[str, Tensor], features: Tensor, labels: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+        """Return the gradients of some records, as `Gradients` has them."""
+        whole = {name: state[name] for name in self.whole}
         zeros = {
-            name: self._parameters[weight].new_zeros(1, self._layers[name].out_features)
+            name: state[weight].new_zeros(1, self._layers[name].out_features)
             for name, weight in zip(self._layers, self.outer, strict=True)
         }
         function = vmap(
             grad(self._record_loss, argnums=(0, 1), has_aux=True),
-            in_dims=(None, None, 0, 0),
+            in_dims=(None, None, None, 0, 0),
             randomness="different",
         )
-        (gradients, found), inputs = function(whole, zeros, features, labels)
+        (gradients, found), inputs = function(whole, zeros, state, features, labels)
         deltas = {name: delta[:, 0] for name, delta in found.items()}
-        return Gradients(
-            whole=gradients | {bias: deltas[name] for bias, name in self._biases.items()},
-            outer={
-                weight: (deltas[name], inputs[name][:, 0])
-                for name, weight in zip(self._layers, self.outer, strict=True)
-            },
-        )
+        return gradients | {bias: deltas[name] for bias, name in self._biases.items()}, {
+            weight: (deltas[name], inputs[name][:, 0])
+            for name, weight in zip(self._layers, self.outer, strict=True)
+        }
 
     def _record_loss(
-        self, whole: dict[str, Tensor], zeros: dict[str, Tensor], feature: Tensor, label: Tensor
+        self,
+        whole: dict[str, Tensor],
+        zeros: dict[str, Tensor],
+        state: dict[str, Tensor],
+        feature: Tensor,
+        label: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a record, and the inputs of the layers.
 
@@ -183,9 +230,8 @@ class RecordGradients:
             inputs[name] = input_.detach().clone()  # the model may go on to change it in place
             return output + zeros[name]
 
-        state = {**self._parameters, **self._buffers, **whole}
         with _tapped(self._layers, tap):
-            return self._loss_of(state, feature, label), inputs
+            return self._loss_of({**state, **whole}, feature, label), inputs
 
     def _loss_of(self, state: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
         outputs = functional_call(self._model, state, (feature[None],))
@@ -257,6 +303,77 @@ class RecordGradients:
         self._biases = {b: n for b, n in biases.items() if b in plain and n in self._layers}
         inputs = sum(layer.in_features * layer.weight.itemsize for layer in self._layers.values())
         return sum(kept) + inputs
+
+
+class GradientsJob(Job[Gradients]):
+    """The gradients of some records of a client.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The client's model, which `gradients` is of.
+    gradients : RecordGradients
+        Computes them.
+    parameters : Mapping of str to Tensor
+        Values of the trainable parameters; nobody else has them.
+    features, labels : Tensor
+        The records, (B, ...).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        gradients: RecordGradients,
+        parameters: Mapping[str, Tensor],
+        features: Tensor,
+        labels: Tensor,
+    ) -> None:
+        self._model, self._gradients = model, gradients
+        self._parameters = parameters
+        self._records = features, labels
+        self._model_left: ModelState | None = None
+        self._state: dict[str, Tensor] = {}
+        shapes = tuple(tuple(tensor.shape) for tensor in (*parameters.values(), features))
+        self.kind = ("gradients", type(model), str(features.device), shapes)
+        self.nbytes = len(labels) * gradients.bytes_per_record
+
+    def leave(self) -> None:
+        """Copy the model's state."""
+        self._model_left = ModelState(self._model)
+        state = self._gradients.state(self._parameters)
+        self._state = {name: tensor.clone() for name, tensor in state.items()}
+
+    def alone(self) -> Gradients:
+        """Compute them."""
+        self._come_back()
+        with one_thread():
+            return self._gradients(self._parameters, *self._records)
+
+    def fits(self, other: Job[Any]) -> bool:
+        """Tell whether models, losses and the shapes of records are the same."""
+        return (
+            isinstance(other, GradientsJob)
+            and self._gradients.computes_alike(other._gradients)
+            and self._looks() == other._looks()
+        )
+
+    def together(self, jobs: Sequence["GradientsJob"]) -> list[Gradients]:
+        """Compute those of all clients."""
+        features, labels = zip(*(job._records for job in jobs), strict=True)
+        with one_thread():
+            return self._gradients.of_clients([job._state for job in jobs], features, labels)
+
+    def finish(self, done: Gradients) -> Gradients:
+        """Return them, with the model as it was."""
+        self._come_back()
+        return done
+
+    def _come_back(self) -> None:
+        if self._model_left is not None:
+            self._model_left.put_back()
+
+    def _looks(self) -> list[Any]:
+        return [(t.shape[1:], t.dtype, t.device) for t in self._records]
 
 
 def record_losses(model: nn.Module, loss: Loss, features: Tensor, labels: Tensor) -> Tensor:

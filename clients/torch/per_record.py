@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from flwr_privacy.clients.job import carried_out
 from flwr_privacy.clients.per_record import (
     PerRecordLoss,
     PerRecordPlan,
@@ -31,8 +32,9 @@ from flwr_privacy.clients.per_record import (
 )
 from flwr_privacy.errors import DataError, InvalidParameterError, check_integer, check_number
 
-from .gradients import RecordGradients, record_losses
-from .training import Loss, _check_records, _one_thread, allotted_device
+from .computing import Loss, allotted_device, one_thread
+from .gradients import GradientsJob, RecordGradients, record_losses
+from .training import check_records
 
 __all__ = ["evaluate_per_record", "train_per_record"]
 
@@ -153,7 +155,7 @@ def train_per_record(
     )
     if chunk_size is not None:
         check_integer("chunk_size", chunk_size, minimum=1)
-    _check_records(features, labels)
+    check_records(features, labels)
     plan.sensitivity(len(labels))  # raises if there are fewer records than a batch has
     _check_model(model)
     _check_convex(model, plan, smoothness)
@@ -161,8 +163,7 @@ def train_per_record(
     tensors = _floating(model)
     before = digests(map(_array, tensors))
     rounding = _rounding([t for t in tensors if t.requires_grad], plan, plan.steps(len(labels)))
-    with _one_thread():
-        trained = _descend(model, features, labels, plan, loss, chunk_size)
+    trained = _descend(model, features, labels, plan, loss, chunk_size)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     stepped = {id(p): trained[name].to(p.dtype) for name, p in trainable.items()}
     after = digests(_array(stepped.get(id(tensor), tensor)) for tensor in tensors)
@@ -252,11 +253,11 @@ def evaluate_per_record(
         raise InvalidParameterError("loss_cap", loss_cap, f"{cap}, as the scheme asks, or nothing")
     check_cap("loss_cap", cap)
     check_integer("chunk_size", chunk_size, minimum=1)
-    _check_records(features, labels)
+    check_records(features, labels)
     device = device or allotted_device()
     model.to(device).eval()
     clipped: list[float] = []
-    with _one_thread(), torch.no_grad():
+    with one_thread(), torch.no_grad():
         for start in range(0, len(labels), chunk_size):
             chunk = slice(start, start + chunk_size)
             losses = record_losses(
@@ -383,6 +384,7 @@ def _descend(
     """Return the trainable parameters after the steps, in float64, by name."""
     # The convex bound is one of exact gradients: rounded ones could drive the weights apart.
     exact = plan.bound == "convex"
+    own = model
     if exact:
         model = copy.deepcopy(model).double()
     trainable = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
@@ -397,30 +399,32 @@ def _descend(
         return x, y
 
     feature, label = (tensor[0] for tensor in tensors(np.zeros(1, np.intp)))
-    gradients = RecordGradients(model, loss, feature, label)
+    with one_thread():
+        gradients = RecordGradients(model, loss, feature, label)
     # Tied weights are one parameter but several arrays, and what is released is the arrays.
     held = [id(tensor) for tensor in model.state_dict(keep_vars=True).values()]
     copies = {n: held.count(id(p)) for n, p in model.named_parameters() if p.requires_grad}
     fitting = max(1, _CHUNK_BYTES // max(1, gradients.bytes_per_record))
     size = chunk_size or min(_LARGEST_CHUNK, fitting)
     rate = plan.learning_rate / plan.batch(len(labels))
-    weights = {name: p.double() for name, p in trainable.items()}
+    weights = {name: p.to(torch.float64, copy=True) for name, p in trainable.items()}
     # In a sample, one record more or less moves the places of others: see `add_to`.
     short = plan.sampling_rate == 1 and 1e-9 <= plan.clipping_norm <= 1e9
     for batch in _batches(plan, len(labels)):
         current = {name: weights[name].to(p.dtype) for name, p in trainable.items()}
         total = {name: torch.zeros_like(w) for name, w in weights.items()}
         for records in np.array_split(batch, -(-len(batch) // size)) if len(batch) else []:
-            chunk = gradients(current, *tensors(records))
-            norms = chunk.norms(copies)
-            if not bool(torch.isfinite(norms).all()):
-                # Not how many: the text may leave the node.
-                raise DataError(
-                    f"the gradient of a record, of {len(labels)} records, is not finite: look for "
-                    "NaN in the records and in the model; nothing was trained"
-                )
-            scales = (plan.clipping_norm / norms).clamp(max=1)
-            chunk.add_to(total, scales, short=short)
+            chunk = carried_out(GradientsJob(own, gradients, current, *tensors(records)))
+            with one_thread():
+                norms = chunk.norms(copies)
+                if not bool(torch.isfinite(norms).all()):
+                    # Not how many: the text may leave the node.
+                    raise DataError(
+                        f"the gradient of a record, of {len(labels)} records, is not finite: look "
+                        "for NaN in the records and in the model; nothing was trained"
+                    )
+                scales = (plan.clipping_norm / norms).clamp(max=1)
+                chunk.add_to(total, scales, short=short)
         weights = {name: w - rate * total[name] for name, w in weights.items()}
     return weights
 

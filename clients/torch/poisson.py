@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flwr_privacy.clients.job import carried_out
 from flwr_privacy.clients.poisson import (
     PoissonPlan,
     PoissonSteps,
@@ -19,8 +20,10 @@ from flwr_privacy.clients.poisson import (
 )
 from flwr_privacy.errors import InvalidParameterError
 
+from .computing import Loss
+from .descent import Descent
 from .per_record import _array, _check_model, _floating
-from .training import Loss, _check_records, _descend
+from .training import check_records
 
 __all__ = ["train_poisson"]
 
@@ -107,20 +110,22 @@ def train_poisson(
     PoissonSteps(plan=PoissonPlan(sampling_rate=0.25, steps=5), records=8)
     """
     plan = _agreed(sampling_rate=sampling_rate, steps=steps)
-    _check_records(features, labels)
+    check_records(features, labels)
     _check_model(model)
     tensors = _floating(model)
     before = digests(map(_array, tensors))
-    _descend(
-        model,
-        features,
-        labels,
-        _batches(plan, len(labels)),
-        learning_rate=learning_rate,
-        perturbation=perturbation,
-        seed=seed,
-        loss=loss,
-        device=device,
+    carried_out(
+        Descent(
+            model,
+            features,
+            labels,
+            _batches(plan, len(labels)),
+            learning_rate=learning_rate,
+            perturbation=perturbation,
+            seed=seed,
+            loss=loss,
+            device=device,
+        )
     )
     done = PoissonSteps(
         plan=plan,

@@ -4,9 +4,7 @@ On the CPU everything runs on one thread, because the order of a sum depends on 
 threads. A GPU makes no such promise.
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -14,32 +12,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
+from flwr_privacy.clients.job import carried_out
 from flwr_privacy.errors import (
     DataError,
     InvalidParameterError,
     check_integer,
-    check_number,
 )
-from flwr_privacy.identity import derive_seed
 
-__all__ = ["Loss", "allotted_device", "evaluate", "get_arrays", "initialise", "set_arrays", "train"]
+from .computing import Loss, allotted_device, one_thread
+from .descent import Descent
+
+__all__ = ["check_records", "evaluate", "get_arrays", "initialise", "set_arrays", "train"]
 
 Arrays = dict[str, NDArray[Any]]
-
-Loss = Callable[[Any, Tensor], Tensor]
-"""From the model's output for a batch and the batch of its labels to the (mean) loss."""
-
-
-def allotted_device() -> str:
-    """Return ``"cuda"`` where a GPU was allotted to this process, else ``"cpu"``.
-
-    Ray sets ``CUDA_VISIBLE_DEVICES`` to nothing for a client without a share of a GPU.
-    """
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    return "cuda" if torch.cuda.is_available() and not hidden else "cpu"
 
 
 def initialise(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -162,18 +149,20 @@ def train(
     if steps is not None:
         check_integer("steps", steps, minimum=1)
     check_integer("batch_size", batch_size, minimum=1)
-    _check_records(features, labels)
+    check_records(features, labels)
     batches = _shuffled(len(labels), batch_size, None if steps else epochs, seed)
-    return _descend(
-        model,
-        features,
-        labels,
-        islice(batches, steps),
-        learning_rate=learning_rate,
-        perturbation=perturbation,
-        seed=seed,
-        loss=loss,
-        device=device,
+    return carried_out(
+        Descent(
+            model,
+            features,
+            labels,
+            islice(batches, steps),
+            learning_rate=learning_rate,
+            perturbation=perturbation,
+            seed=seed,
+            loss=loss,
+            device=device,
+        )
     )
 
 
@@ -209,11 +198,11 @@ def evaluate(
         If there are no records, or not one label per record.
     """
     check_integer("batch_size", batch_size, minimum=1)
-    _check_records(features, labels)
+    check_records(features, labels)
     device = device or allotted_device()
     model.to(device).eval()
     total, hits = 0.0, 0
-    with _one_thread(), torch.no_grad():
+    with one_thread(), torch.no_grad():
         for start in range(0, len(labels), batch_size):
             batch = slice(start, start + batch_size)
             logits = model(torch.tensor(features[batch], device=device))
@@ -231,81 +220,15 @@ def _shuffled(records: int, batch_size: int, epochs: int | None, seed: int) -> I
         epochs = None if epochs is None else epochs - 1
 
 
-def _descend(
-    model: nn.Module,
-    features: NDArray[Any],
-    labels: NDArray[Any],
-    batches: Iterable[Tensor],
-    *,
-    learning_rate: float,
-    perturbation: float,
-    seed: int,
-    loss: Loss,
-    device: str | None,
-) -> float:
-    """Do a step on each batch, and return the mean loss per record; an empty batch moves nothing.
+def check_records(features: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
+    """Check that there are records, and a label for each.
 
-    The parameters are those of `train`; the batches are places of records.
+    Raises
+    ------
+    DataError
+        If not.
     """
-    check_number("learning_rate", learning_rate, minimum=0)
-    check_number("perturbation", perturbation, minimum=0)
-    device = device or allotted_device()
-    model.to(device).train()
-    # By hand, because the first torch.optim.SGD of a process takes over a second to import.
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in parameters:
-        parameter.grad = None  # of other work on the model
-    inputs = torch.tensor(features, device=device)
-    targets = torch.tensor(labels, device=device)
-    last_layer = _last_layer(model) if perturbation else {}
-    noise = torch.Generator().manual_seed(derive_seed(seed, "perturbation"))
-    total, seen = torch.zeros((), device=device), 0
-    with _one_thread():
-        for places in batches:
-            if len(places) == 0:
-                continue
-            batch = places.to(device)
-            value = loss(model(inputs[batch]), targets[batch])
-            objective = value
-            if perturbation:
-                moved = {
-                    name: p + perturbation * torch.randn(p.shape, generator=noise).to(p)
-                    for name, p in last_layer.items()
-                }
-                outputs = functional_call(model, moved, (inputs[batch],))
-                objective = value + loss(outputs, targets[batch])
-            objective.backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                for parameter in parameters:
-                    if parameter.grad is not None:
-                        parameter.add_(parameter.grad, alpha=-learning_rate)
-                        parameter.grad = None
-            total += value.detach() * len(batch)
-            seen += len(batch)
-    return float(total) / seen if seen else 0.0
-
-
-def _last_layer(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters to train of the last module that has some of its own."""
-    layers = [
-        {name: p for name, p in module.named_parameters(prefix, recurse=False) if p.requires_grad}
-        for prefix, module in model.named_modules()
-    ]
-    return next((layer for layer in reversed(layers) if layer), {})
-
-
-def _check_records(features: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
     if len(labels) == 0:
         raise DataError("there are no records: training and evaluation need at least one")
     if len(features) != len(labels):
         raise DataError(f"{len(features)} records but {len(labels)} labels")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

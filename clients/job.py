@@ -1,0 +1,60 @@
+"""Work that a client's trainer comes to, and that may be done for several clients at once."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
+from typing import Any, Generic, Self, TypeVar
+
+__all__ = ["Job", "carried_out", "stand"]
+
+Result = TypeVar("Result")
+
+
+class Job(ABC, Generic[Result]):
+    """Work of one client that may be done for several at once.
+
+    Attributes
+    ----------
+    kind : hashable
+        What the work is like: for each kind it is measured whether doing several at once pays.
+    nbytes : int
+        Memory that it takes, about, while it waits and is done with others.
+    """
+
+    kind: Hashable
+    nbytes: int
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Copy what the code of another client could change before the work is done."""
+
+    @abstractmethod
+    def alone(self) -> Result:
+        """Do the work for this client alone, after `leave` with what was copied."""
+
+    @abstractmethod
+    def fits(self, other: "Job[Any]") -> bool:
+        """Tell whether both can be done at once."""
+
+    @abstractmethod
+    def together(self, jobs: Sequence[Self]) -> list[Any]:
+        """Do the work of some jobs that fit this one; return what `finish` takes, for each.
+
+        Nothing of the clients' may change: if it raises, each does its work alone.
+        """
+
+    @abstractmethod
+    def finish(self, done: Any) -> Result:
+        """Give this client what was done together."""
+
+
+Stand = Callable[["Job[Any]"], Any]
+
+stand: ContextVar[Stand | None] = ContextVar("flwr_privacy_stand", default=None)
+"""What a client does with a job where it goes on side by side with others."""
+
+
+def carried_out(job: Job[Result]) -> Result:
+    """Do a job: with those of other clients where they go side by side, or else alone."""
+    standing = stand.get()
+    return job.alone() if standing is None else standing(job)

@@ -1,0 +1,213 @@
+"""How one client answers a question: through its client half, with the user's training within."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+
+from flwr_privacy.errors import FlwrPrivacyError, LedgerError, ProtocolError
+from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
+from flwr_privacy.wire import EVALUATE, HELLO, METRICS, RECORD, SUM, Cohort, Fields, Header
+
+from . import secure_sum
+from .base import SchemeClient, Train
+from .custody import storage
+from .node_settings import may_play_any
+from .records import RecordArrays, first_array_record, to_record
+
+__all__ = [
+    "ARRAYS",
+    "App",
+    "built",
+    "check_round",
+    "config_record",
+    "discreet",
+    "play",
+    "reply_record",
+    "untold",
+]
+
+logger = logging.getLogger("flwr.privacy")
+
+ARRAYS = "arrays"
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class App:
+    """What a kind of app gives: its client halves, the user's training, the user's evaluation.
+
+    Parameters
+    ----------
+    client : callable
+        Builds the client half for a context.
+    train : callable
+        Returns the user's training for a client half, a message and its context.
+    evaluate : callable
+        Returns the metrics of the user's evaluation.
+    """
+
+    client: Callable[[Context], SchemeClient]
+    train: Callable[[SchemeClient, Message, Context], Train]
+    evaluate: Callable[[SchemeClient, Message, Context], dict[str, Any]]
+
+
+def discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Made]:
+    """Return a user's training or evaluation whose errors say nothing of the data."""
+
+    def guarded(*given: _Given.args, **named: _Given.kwargs) -> _Made:
+        try:
+            return work(*given, **named)
+        except FlwrPrivacyError:
+            raise
+        # Whatever a user's code raises has a text of its own, and the text may have data in it.
+        except Exception:
+            logger.exception("the client's own %s failed", what)
+            raise ProtocolError(
+                f"the client's own {what} failed; the log of the node says how"
+            ) from None
+
+    return guarded
+
+
+def built(app: App, context: Context) -> SchemeClient:
+    """Build the client half; what the user's code says of its data on the way stays here."""
+    try:
+        return app.client(context)
+    except FlwrPrivacyError:
+        raise
+    # It may load data, and the text of its errors may have some in it.
+    except Exception:
+        logger.exception("the client could not be built")
+        raise ProtocolError("the client could not be built; the log of the node says how") from None
+
+
+def untold(error: LedgerError) -> str:
+    """Log what is wrong with the node's own files; return what the server is told."""
+    logger.error("%s", error)
+    return "LedgerError: the node's own privacy files cannot be used; the node's log says why"
+
+
+def play(
+    app: App,
+    client: SchemeClient,
+    client_id: str,
+    message: Message,
+    context: Context,
+    *,
+    cohort: Cohort | None = None,
+) -> RecordDict:
+    """Return one client's reply to a question, which may have been put to a cohort."""
+    header, fields = Header.read(config_record(message.content, RECORD))
+    evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
+    own_phases = {HELLO, *client.phases}
+    if client.sums != "never":
+        own_phases |= {KEYS, SHARES}
+    header.check(scheme=client.scheme, phases={EVALUATE} if evaluation else own_phases)
+    if header.phase == HELLO:
+        own = {**client.introduce(header.experiment_id), "plays": "one"}
+        if may_play_any(context.node_config):
+            own |= {"plays": "any", "storage": storage(context)}
+        return RecordDict({RECORD: reply_record(header, client_id, own)})
+    if cohort is None:
+        check_round(header, context)
+    arrays = RecordArrays(first_array_record(message.content))
+    if evaluation:
+        fields |= _named(header, None)
+        evaluate = partial(app.evaluate, client, message, context)
+        metrics = dict(
+            client.judge(
+                arrays, fields, evaluate if client.bare else discreet(evaluate, "evaluation")
+            )
+        )
+        return RecordDict(
+            {METRICS: MetricRecord(metrics), RECORD: reply_record(header, client_id, {})}
+        )
+    if header.phase in (KEYS, SHARES):
+        records = secure_sum.answer_phase(context, header, message.content)
+        return RecordDict({**records, RECORD: reply_record(header, client_id, {})})
+    if JOIN in message.content and message.metadata.message_type != MessageType.TRAIN:
+        raise ProtocolError(
+            f"a secure sum over answers to '{message.metadata.message_type}': only 'train' has one"
+        )
+    place = secure_sum.join(client, context, header, message.content)
+    fields |= _named(header, place)
+    train = app.train(client, message, context)
+    out, own = client.handle(
+        header.phase, arrays, fields, train if client.bare else discreet(train, "training")
+    )
+    metrics = dict(own.pop(METRICS, {}))
+    if place is not None:
+        out, metrics = place.masked(out, metrics)
+    return RecordDict(
+        {
+            # A sum takes them in before anybody trains again.
+            ARRAYS: to_record(out, local=cohort is not None and cohort.reply == SUM),
+            METRICS: MetricRecord(metrics),
+            RECORD: reply_record(header, client_id, own),
+        }
+    )
+
+
+def _named(header: Header, place: secure_sum.Place | None) -> Fields:
+    """Return what a client is told of its question beside the scheme's own fields."""
+    return {
+        "experiment-id": header.experiment_id,
+        "round": header.server_round,
+        "request": header.request,
+        "summed": 0 if place is None else place.least,
+        "code-limit": 0 if place is None else place.bounds.code_limit,
+    }
+
+
+def config_record(content: RecordDict, name: str) -> ConfigRecord:
+    """Return a record of settings of a message.
+
+    Raises
+    ------
+    ProtocolError
+        If the message has none of that name.
+    """
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise ProtocolError(f"the message has no ConfigRecord '{name}'")
+    return record
+
+
+def reply_record(header: Header, client_id: str, fields: Fields) -> ConfigRecord:
+    """Return the record of a reply to a question with this header."""
+    own = Header(
+        scheme=header.scheme,
+        experiment_id=header.experiment_id,
+        phase=header.phase,
+        server_round=header.server_round,
+        request=header.request,
+        client_id=client_id,
+    )
+    return ConfigRecord(own.write(fields))
+
+
+def check_round(header: Header, context: Context) -> None:
+    """Check that a question does not go back behind the last round that the node knows of.
+
+    Raises
+    ------
+    ProtocolError
+        If it does.
+    """
+    key = f"{RECORD}.rounds"
+    rounds = context.state.get(key, ConfigRecord())
+    if not isinstance(rounds, ConfigRecord):
+        raise ProtocolError(f"the app's state has something else under '{key}'")
+    last = int(str(rounds.get(header.experiment_id, 0)))
+    if header.server_round < last:
+        raise ProtocolError(
+            f"round {header.server_round} does not follow round {last} of this experiment"
+        )
+    rounds[header.experiment_id] = header.server_round
+    context.state[key] = rounds

@@ -1,0 +1,207 @@
+"""Stochastic gradient descent on a client's model: by itself, or with those of other clients.
+
+The models of several clients are stacked, one more axis in front of each parameter, and each step
+is one call of `torch.func.vmap` for all whose batches have equally many records. It computes what
+each client would compute by itself, up to rounding.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from flwr_privacy.clients.job import Job
+from flwr_privacy.errors import check_number
+from flwr_privacy.identity import derive_seed
+
+from .computing import Loss, allotted_device, one_thread
+from .stacked import ModelState, compute_alike, stack_of
+
+__all__ = ["Descent"]
+
+Done = tuple[dict[str, Tensor], float]
+"""The parameters and buffers of a client by name, and its mean loss."""
+
+
+class Descent(Job[float]):
+    """A step on each batch, in place; the result is the mean loss per record.
+
+    The parameters are those of `flwr_privacy.clients.torch.train`; the batches are places of
+    records, and an empty one moves nothing.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        features: NDArray[Any],
+        labels: NDArray[Any],
+        batches: Iterable[Tensor],
+        *,
+        learning_rate: float,
+        perturbation: float,
+        seed: int,
+        loss: Loss,
+        device: str | None,
+    ) -> None:
+        check_number("learning_rate", learning_rate, minimum=0)
+        check_number("perturbation", perturbation, minimum=0)
+        self._device = device or allotted_device()
+        self._model = model.to(self._device).train()
+        self._features, self._labels = features, labels
+        self._batches = batches
+        self._learning_rate, self._perturbation = learning_rate, perturbation
+        self._seed = seed
+        self._loss = loss
+        self._state: ModelState | None = None
+        self._tensors: tuple[Tensor, Tensor] | None = None
+
+    def alone(self) -> float:
+        """Do the steps."""
+        if self._state is not None:
+            self._state.put_back()
+        inputs, targets = self._tensors or self._copied()
+        # By hand, because the first torch.optim.SGD of a process takes over a second to import.
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        for parameter in parameters:
+            parameter.grad = None  # of other work on the model
+        last_layer = _last_layer(self._model) if self._perturbation else {}
+        noise = torch.Generator().manual_seed(derive_seed(self._seed, "perturbation"))
+        total, seen = torch.zeros((), device=self._device), 0
+        with one_thread():
+            for places in self._batches:
+                if len(places) == 0:
+                    continue
+                batch = places.to(self._device)
+                value = self._loss(self._model(inputs[batch]), targets[batch])
+                objective = value
+                if self._perturbation:
+                    moved = {
+                        name: p + self._perturbation * torch.randn(p.shape, generator=noise).to(p)
+                        for name, p in last_layer.items()
+                    }
+                    outputs = functional_call(self._model, moved, (inputs[batch],))
+                    objective = value + self._loss(outputs, targets[batch])
+                objective.backward()  # type: ignore[no-untyped-call]
+                with torch.no_grad():
+                    for parameter in parameters:
+                        if parameter.grad is not None:
+                            parameter.add_(parameter.grad, alpha=-self._learning_rate)
+                            parameter.grad = None
+                total += value.detach() * len(batch)
+                seen += len(batch)
+        return float(total) / seen if seen else 0.0
+
+    def leave(self) -> None:
+        """Copy the model's state, and the records."""
+        self._state = ModelState(self._model)
+        self._tensors = self._copied()
+        self._batches = list(self._batches)
+        weights = sum(t.nbytes for t in self._state.trainable.values())
+        self.nbytes = 4 * weights + 2 * self._tensors[0].nbytes
+        self.kind = (
+            "descent",
+            type(self._model),
+            self._device,
+            tuple(tuple(t.shape) for t in self._state.trainable.values()),
+            max(map(len, self._batches), default=0),
+        )
+
+    def fits(self, other: Job[Any]) -> bool:
+        """Tell whether models, losses and step sizes are the same, and nothing is perturbed."""
+        return (
+            isinstance(other, Descent)
+            and compute_alike(self._model, other._model)
+            and self._loss == other._loss
+            and self._learning_rate == other._learning_rate
+            and self._device == other._device
+            and self._looks() == other._looks()
+            and not self._perturbation
+            and not other._perturbation
+        )
+
+    def together(self, jobs: Sequence["Descent"]) -> list[Done]:
+        """Do the steps of all clients."""
+        states, tensors = zip(*(job._left() for job in jobs), strict=True)
+        weights = stack_of([state.trainable for state in states])
+        fixed = stack_of([state.fixed for state in states])
+        inputs, targets = (torch.cat(parts) for parts in zip(*tensors, strict=True))
+        firsts = torch.tensor([0] + [len(targets) for _, targets in tensors]).cumsum(0)
+        batches = [list(job._batches) for job in jobs]
+        totals, seen = torch.zeros(len(jobs), device=self._device), torch.zeros(len(jobs))
+
+        def mean_loss(
+            own: dict[str, Tensor], others: dict[str, Tensor], batch: Tensor, classes: Tensor
+        ) -> Tensor:
+            return self._loss(functional_call(self._model, {**others, **own}, (batch,)), classes)
+
+        step = vmap(grad_and_value(mean_loss), randomness="error")
+        self._model.train()
+        with one_thread(), torch.no_grad():
+            for number in range(max(map(len, batches))):
+                for clients in _of_equal_length(batches, number):
+                    places = torch.stack([batches[c][number] + firsts[c] for c in clients])
+                    rows = _rows(clients, len(jobs))
+                    own = {name: w[rows] for name, w in weights.items()}
+                    others = {name: t[rows] for name, t in fixed.items()}
+                    where = places.to(self._device)
+                    gradients, values = step(own, others, inputs[where], targets[where])
+                    for name, gradient in gradients.items():
+                        own[name].add_(gradient, alpha=-self._learning_rate)
+                    if not isinstance(rows, slice):  # they are copies then
+                        for whole, part in ((weights, own), (fixed, others)):
+                            for name, tensor in part.items():
+                                whole[name][rows] = tensor
+                    totals[rows] += values * places.shape[1]
+                    seen[rows] += places.shape[1]
+        means = [t / max(n, 1) for t, n in zip(totals.tolist(), seen.tolist(), strict=True)]
+        trained = weights | fixed  # with statistics of batch normalisation among them
+        return [
+            ({name: tensor[place] for name, tensor in trained.items()}, mean)
+            for place, mean in enumerate(means)
+        ]
+
+    def finish(self, done: Done) -> float:
+        """Put the trained parameters into the client's model."""
+        trained, mean = done
+        state, _ = self._left()
+        state.put_back(trained)
+        return mean
+
+    def _left(self) -> tuple[ModelState, tuple[Tensor, Tensor]]:
+        if self._state is None or self._tensors is None:
+            raise RuntimeError("nothing was left")
+        return self._state, self._tensors
+
+    def _looks(self) -> list[Any]:
+        return [(tensor.shape[1:], tensor.dtype) for tensor in self._left()[1]]
+
+    def _copied(self) -> tuple[Tensor, Tensor]:
+        inputs = torch.tensor(self._features, device=self._device)
+        return inputs, torch.tensor(self._labels, device=self._device)
+
+
+def _of_equal_length(batches: Sequence[Sequence[Tensor]], number: int) -> list[list[int]]:
+    """Return who has a batch of this number that is not empty, in groups of equal lengths."""
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for client, own in enumerate(batches):
+        if number < len(own) and len(own[number]):
+            groups[len(own[number])].append(client)
+    return list(groups.values())
+
+
+def _rows(clients: list[int], count: int) -> slice | list[int]:
+    """Return the rows of some clients, as a slice (a view) where they are all."""
+    return slice(None) if len(clients) == count else clients
+
+
+def _last_layer(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters to train of the last module that has some of its own."""
+    layers = [
+        {name: p for name, p in module.named_parameters(prefix, recurse=False) if p.requires_grad}
+        for prefix, module in model.named_modules()
+    ]
+    return next((layer for layer in reversed(layers) if layer), {})
