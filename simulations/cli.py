@@ -120,6 +120,13 @@ def run(
         int | None,
         typer.Option(help="Nodes that play the clients between them; by default one per client."),
     ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            help="Whether a worker trains its clients together: no (default), yes or auto (where "
+            "it is measured to be faster). Equal up to rounding."
+        ),
+    ] = None,
     cpus_per_client: Annotated[
         float, typer.Option(help="CPUs that Ray reserves per node: a whole number.")
     ] = 1,
@@ -172,7 +179,12 @@ def run(
         ray_address=ray_address,
     )
     where = Engine(
-        name=engine or "ray", workers=workers, resources=resources, port=port, test_seed=test_seed
+        name=engine or "ray",
+        workers=workers,
+        resources=resources,
+        port=port,
+        test_seed=test_seed,
+        stack=stack,
     )
     if resume is not None:
         if values or any(x is not None for x in (out, workers, test_seed)):
@@ -187,6 +199,7 @@ def run(
             allowed = "a simulation; for a run that was deployed: flwr-privacy deploy --resume"
             raise InvalidParameterError("--resume", str(resume), allowed)
         where = replace(where, **_engine_of(folder, engine))
+        where.nodes(folder.settings)
     else:
         settings = _settings(values, download=download)
         path = next_folder(Path("runs"), settings) if out is None else out

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flwr_privacy.clients.node_settings import STACK_MODES
 from flwr_privacy.errors import (
     FlwrPrivacyError,
     InvalidParameterError,
@@ -47,11 +48,16 @@ class Engine:
         Port of the SuperLink for Ray.
     test_seed : int, optional
         Seed of what the clients draw in secret, for tests: nothing is protected.
+    stack : {"no", "yes", "auto"}, optional
+        Whether a worker trains its clients together (`torch.func.vmap`): equal up to rounding, and
+        faster for small models; ``"auto"`` measures. By default the environment's
+        FLWR_PRIVACY_STACK says it, or else they are trained one by one.
 
     Raises
     ------
     InvalidParameterError
-        If a value is not allowed, or a Ray cluster that runs already is to get the seed.
+        If a value is not allowed, or a Ray cluster that runs already is to get the seed or to
+        stack.
     """
 
     name: str = "ray"
@@ -59,14 +65,18 @@ class Engine:
     resources: RayResources = field(default_factory=RayResources)
     port: int | None = None
     test_seed: int | None = None
+    stack: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("engine", self.name, ("ray", "inline"))
         if self.test_seed is not None:
             check_integer("--test-seed", self.test_seed, minimum=0)
-            if self.resources.ray_address is not None:
+        if self.stack is not None:
+            check_choice("--stack", self.stack, STACK_MODES)
+        for option, value in (("--test-seed", self.test_seed), ("--stack", self.stack)):
+            if value is not None and self.resources.ray_address is not None:
                 allowed = "none with ray_address: a cluster that runs has an environment of its own"
-                raise InvalidParameterError("--test-seed", self.test_seed, allowed)
+                raise InvalidParameterError(option, value, allowed)
         if self.workers is not None:
             check_integer("workers", self.workers, minimum=1)
 
@@ -80,6 +90,9 @@ class Engine:
         """
         clients = settings.clients or DEFAULT_CLIENTS
         if self.workers is None:
+            if self.stack in ("yes", "auto"):
+                allowed = "no without --workers: a node that plays one client has none to stack"
+                raise InvalidParameterError("--stack", self.stack, allowed)
             return clients
         return check_integer("workers", self.workers, maximum=clients)
 
@@ -121,6 +134,7 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
                 port=engine.port,
                 log_path=log,
                 test_seed=engine.test_seed,
+                stack=engine.stack,
             )
             with kept(*runs, ends=False):
                 stack.enter_context(session)
@@ -159,6 +173,7 @@ def _inline(run: RunFolder, config: dict[str, str | bool], engine: Engine, *, no
         workers=0 if engine.workers in (None, 1) else engine.workers,
         state=state,
         insecure_seed=engine.test_seed,
+        stack=engine.stack,
     )
 
 

@@ -122,6 +122,9 @@ class RaySession:
     test_seed : int, optional
         Seed of what the clients of this package's app draw in secret, for tests: nothing is
         protected.
+    stack : {"no", "yes", "auto"}, optional
+        Whether nodes train the clients that they play together. By default the environment's
+        FLWR_PRIVACY_STACK says it, or else they do not.
 
     Raises
     ------
@@ -139,6 +142,7 @@ class RaySession:
         log_path: Path | None = None,
         home: Path | None = None,
         test_seed: int | None = None,
+        stack: str | None = None,
     ) -> None:
         if port is not None:
             check_integer("port", port, minimum=1, maximum=65535)
@@ -147,6 +151,7 @@ class RaySession:
         self._log_path = log_path
         self._home = home
         self._test_seed = test_seed
+        self._stack = stack
         self._superlink: SuperLink | None = None
 
     def __enter__(self) -> Self:
@@ -252,6 +257,7 @@ class RaySession:
                 log_path=self._log_path,
                 home=self._home,
                 test_seed=self._test_seed,
+                stack=self._stack,
             )
         return self._superlink
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import tomli_w
 
-from flwr_privacy.clients.node_settings import COHORTS_VARIABLE
+from flwr_privacy.clients.node_settings import COHORTS_VARIABLE, STACK_VARIABLE
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.keeper import Keeper, Process, ray_command
 
@@ -58,6 +58,8 @@ class SuperLink:
         Folder in which a temporary FLWR_HOME is made.
     test_seed : int, optional
         What the environment of a new Ray cluster has as TEST_SEED_VARIABLE.
+    stack : str, optional
+        What it has as STACK_VARIABLE; by default what this process has.
 
     Raises
     ------
@@ -77,6 +79,7 @@ class SuperLink:
         log_path: Path | None = None,
         home: Path | None = None,
         test_seed: int | None = None,
+        stack: str | None = None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise EngineError("Ray is not installed: pip install 'flwr-privacy[simulation]'")
@@ -95,6 +98,8 @@ class SuperLink:
         self._environment = _environment(flwr_home, ray_address or f"{HOST}:{ray_port}")
         if test_seed is not None:
             self._environment[TEST_SEED_VARIABLE] = str(test_seed)
+        if stack is not None:
+            self._environment[STACK_VARIABLE] = stack
         commands = [self._superlink_command()]
         ready: Path | None = None
         if ray_address is None:

@@ -26,6 +26,7 @@ def run_inline(
     serialise: bool = False,
     state: str | Path | None = None,
     insecure_seed: int | None = None,
+    stack: str | None = None,
 ) -> None:
     """Run an app to its end.
 
@@ -49,6 +50,9 @@ def run_inline(
         Folder for what clients keep (ledgers, replies); by default one that is removed at the end.
     insecure_seed : int, optional
         Seed of the clients' noise, for tests: nothing is protected then.
+    stack : {"no", "yes", "auto"}, optional
+        Whether a node trains the clients that it plays together. By default the environment's
+        FLWR_PRIVACY_STACK says it, or else it does not.
 
     Raises
     ------
@@ -64,6 +68,7 @@ def run_inline(
         serialise=serialise,
         state=state,
         insecure_seed=insecure_seed,
+        stack=stack,
     )
     context = Context(
         run_id=grid.run_id,
