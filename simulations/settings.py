@@ -274,12 +274,22 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
         *path, last = key.split(".")
         table = nested
         for part in path:
-            table = table.setdefault(part, {})
+            table = _table(table, part)
         if isinstance(value, Mapping):
-            table.setdefault(last, {}).update(_nested(value))
-        else:
+            _table(table, last).update(_nested(value))
+        elif not (value is True and isinstance(table.get(last), dict)):
             table[last] = value
     return nested
+
+
+def _table(within: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the table of a key; where the key was only turned on so far, an empty one."""
+    if within.get(key) is True:
+        within[key] = {}
+    table = within.setdefault(key, {})
+    if not isinstance(table, dict):
+        raise InvalidParameterError(key, table, "a table of settings")
+    return table
 
 
 def _updated(settings: Any, values: Mapping[str, Any], prefix: str) -> Any:

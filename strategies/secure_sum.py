@@ -153,7 +153,8 @@ class SecureRounds:
         session, _ = self._current()
         if session.step == 0:  # a later sum is over all that are in the first one
             self._note(session)
-        common = {"session": session.name, **write(session.bounds)}
+        # All that a client's digest of its question covers: the server hashes what all are told.
+        common = {"session": session.name, "threshold": session.threshold, **write(session.bounds)}
         own = {}
         complete = _is_complete(session)
         for client in session.dealers:

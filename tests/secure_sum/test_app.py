@@ -66,22 +66,28 @@ def test_a_fifth_drops_out_and_the_sum_is_that_of_the_others_on_both_engines(
 
     monkeypatch.setattr(SecureRounds, "open", listening)
     runs = {
-        engine: RunFolder.create(tmp_path / engine, SETTINGS, engine=engine, nodes=12)
-        for engine in ("inline", "ray")
+        name: RunFolder.create(tmp_path / name, SETTINGS, engine=engine, nodes=nodes)
+        for name, engine, nodes in (
+            ("inline", "inline", 12),
+            ("ray", "ray", 12),
+            ("cohorts", "ray", 2),
+        )
     }
-    for engine, run in runs.items():
-        carry_out([run], Engine(name=engine))
+    for run in runs.values():
+        carry_out([run], Engine(name=run.summary["engine"]))
     values, survivors = opened[0]
     assert 7 <= len(survivors) < 12
     np.testing.assert_array_equal(values, plain_sum(SETTINGS, survivors, SETTINGS.secure_sum))
     models = {}
-    for engine, run in runs.items():
+    for where, run in runs.items():
         with np.load(run.model_path) as archive:
-            models[engine] = dict(archive)
+            models[where] = dict(archive)
+        assert [line["skipped"] for line in run.rounds()[1:]] == [False, False]
     for name, array in models["inline"].items():
         np.testing.assert_array_equal(models["ray"][name], array)
+        np.testing.assert_array_equal(models["cohorts"][name], array)
     schemes = [[line["scheme"] for line in run.rounds()[1:]] for run in runs.values()]
-    assert schemes[0] == schemes[1]
+    assert schemes[0] == schemes[1] == schemes[2]
 
 
 @pytest.mark.ray
@@ -94,4 +100,6 @@ def test_central_dp_runs_in_cohorts_on_ray_with_a_fifth_dropping_out(tmp_path: P
     carry_out([run], Engine(name="ray"))
     lines = run.rounds()[1:]
     assert all(7 <= line["scheme"]["sum_opened"] <= 12 for line in lines)
+    assert any(line["late"] for line in lines)
+    assert not any(line["skipped"] for line in lines)
     assert lines[-1]["scheme"]["epsilon"] == pytest.approx(8.0, rel=1e-3)

@@ -1,3 +1,4 @@
+import copy
 import itertools
 from typing import Any, ClassVar
 
@@ -5,6 +6,7 @@ import numpy as np
 import pytest
 from apps import MODEL, message_app, model_of, record, run_strategy, same, step
 from conformance import WrapsConformance
+from flwr.app import Array, Message
 from flwr.serverapp.strategy import FedAdam
 
 from flwr_privacy.clients import FedAvgClient, SecureSumClient, as_mod, numpy_client_app
@@ -27,7 +29,11 @@ class TestConformance(WrapsConformance):
 
 def secured(secure_sum: SecureSum | None = None, client: type = SecureSumClient, **options: Any):
     """Run a training under a secure sum; five clients by default."""
-    start = {key: options.pop(key) for key in ("faults", "nodes", "num_rounds") if key in options}
+    start = {
+        key: options.pop(key)
+        for key in ("faults", "nodes", "num_rounds", "before")
+        if key in options
+    }
     strategy = FedAvg(seed=3, secure_sum=secure_sum or SecureSum(), **options)
     return run_strategy(
         strategy, message_app([as_mod(client)]), arrays=record(), **{"nodes": 5, **start}
@@ -109,6 +115,23 @@ def test_cohorts_stragglers_and_samples_keep_to_the_grid() -> None:
     opened = [line["scheme"]["sum_opened"] for line in one.history[1:]]
     assert opened == [line["scheme"]["sum_opened"] for line in three.history[1:]]
     assert 5 <= min(opened) < 9
+    assert not any(line["skipped"] for line in one.history[1:])
+
+
+@pytest.mark.parametrize("neighbours", [None, 8])
+def test_cohorts_open_the_sums_of_one_node_per_client_when_clients_drop_out(
+    neighbours: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flwr_privacy.secure_sum.graph.LARGEST_INSECURITY", 1e9)
+    secure_sum = SecureSum(value_range=1e4, neighbours=neighbours)
+    slow = {"deadline": 4.0, "stragglers": StragglerModel(slow_fraction=0.15)}
+    single = secured(secure_sum, nodes=12, **slow)
+    cohorts = secured(secure_sum, nodes=2, clients=12, **slow)
+    for one, other in zip(single.history[1:], cohorts.history[1:], strict=True):
+        assert (other["skipped"], other["scheme"]) == (one["skipped"], one["scheme"])
+    # The masks of those who dropped out were taken off.
+    assert any(line["late"] and not line["skipped"] for line in cohorts.history[1:])
+    assert same(single.arrays, cohorts.arrays)
 
 
 def test_a_sparse_graph_gives_the_same_sum(monkeypatch) -> None:
@@ -132,6 +155,29 @@ def test_a_threshold_fits_the_clients_that_are_drawn_not_those_that_are_left(cap
 
 def test_two_exchanges_a_round_after_the_first() -> None:
     assert [line["exchanges"] for line in secured().history] == [1, 4, 2, 2]
+
+
+def test_a_second_and_other_vector_of_a_client_is_refused_unread() -> None:
+    def answer_twice(grid: Any) -> None:
+        pull = grid.pull_messages
+
+        def pull_messages(message_ids: Any) -> list[Message]:
+            replies = list(pull(message_ids))
+            others = []
+            for reply in replies:
+                if reply.has_error() or masked.MASKED not in reply.content.get("arrays", {}):
+                    continue
+                other = copy.deepcopy(reply)
+                vector = np.array(other.content["arrays"][masked.MASKED].numpy())
+                other.content["arrays"][masked.MASKED] = Array(vector ^ 1)
+                others.append(other)
+            return [*replies, *others]
+
+        grid.pull_messages = pull_messages
+
+    result = secured(before=answer_twice, num_rounds=2)
+    assert [line["refused"] for line in result.history[1:]] == [{"duplicate": 5}] * 2
+    assert same(result.arrays, secured(num_rounds=2).arrays)
 
 
 def test_nothing_of_a_client_is_sent_but_its_vector() -> None:

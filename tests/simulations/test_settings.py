@@ -36,6 +36,8 @@ def test_round_trip_with_everything_set() -> None:
         ({"partition": "iid"}, "partition = 'iid': expected a table of settings"),
         ({"stragglers.slow_fraction": 2}, "stragglers.slow_fraction = 2: expected a finite number"),
         ({"training.lerning_rate": 1}, r"nearest: 'training.learning_rate'"),
+        ({"rounds": 3, "rounds.x": 2}, "rounds = 3: expected a table of settings"),
+        ({"secure_sum": False, "secure_sum.bits": 9}, "secure_sum = False: expected a table"),
         ({"ronds": 3}, r"--set = 'ronds': expected a known key.*nearest: 'rounds'"),
         ({"task": 3}, "task = 3: expected text"),
         ({"stragglers.persistent": 1}, "stragglers.persistent = 1: expected true or false"),
@@ -44,6 +46,14 @@ def test_round_trip_with_everything_set() -> None:
 def test_a_bad_setting_is_named(values: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
         Settings().with_values(values)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_turned_on_may_have_settings_too(order: int) -> None:
+    values = {"secure_sum": True, "secure_sum.bits": 9}
+    settings = Settings().with_values(dict(list(values.items())[::order]))
+    assert settings.secure_sum is not None
+    assert settings.secure_sum.bits == 9
 
 
 def test_text_that_is_no_toml() -> None:
