@@ -69,7 +69,12 @@ class _Client(Generic[_Made]):
         """Let it go on; return what it made if it came to its end, or else nothing."""
         self.job = None
         made = self._greenlet.switch()
-        return [made] if self._greenlet.dead else []
+        if not self._greenlet.dead:
+            return []
+        self._greenlet.gr_context = (
+            None  # it refers to this client, which would live on for a while
+        )
+        return [made]
 
     def ends(self) -> None:
         if not self._greenlet.dead:

@@ -20,20 +20,20 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._tensors = dict([*model.named_parameters(), *model.named_buffers()])
         self.trainable: dict[str, Tensor] = {}
         self.fixed: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters():
-            to = self.trainable if parameter.requires_grad else self.fixed
-            to[name] = parameter.detach().clone()
-        self.fixed |= {name: buffer.clone() for name, buffer in model.named_buffers()}
+        for name, tensor in self._tensors.items():
+            to = self.trainable if tensor.requires_grad else self.fixed
+            to[name] = tensor.detach().clone()
 
     def put_back(self, changed: Mapping[str, Tensor] | None = None) -> None:
         """Let the model be in training and as it was, but for what has changed by name."""
-        present = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         with torch.no_grad():
             for name, tensor in {**self.trainable, **self.fixed, **(changed or {})}.items():
-                present[name].copy_(tensor)
-        self._model.train()
+                self._tensors[name].copy_(tensor)
+        if not self._model.training:
+            self._model.train()
 
 
 def stack_of(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
