@@ -222,7 +222,11 @@ def _train_by_message(message: Message, context: Context, call_next: ClientFunct
         content = _users(message)
         names = (key for key, record in content.items() if isinstance(record, ArrayRecord))
         name = next(names, "arrays")
-        content[name] = to_record(arrays)
+        # What came in the message can only be read, and need not be encoded to be the same later.
+        kept = not isinstance(arrays, RecordArrays) and not any(
+            array.flags.writeable for array in arrays.values()
+        )
+        content[name] = to_record(arrays, local=kept)
         question = _with_content(message, content)
         reply = _checked(call_next(question, context)).content
         array_records = [r for r in reply.values() if isinstance(r, ArrayRecord)]

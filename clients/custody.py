@@ -44,6 +44,7 @@ __all__ = [
     "STATE_VARIABLE",
     "Custody",
     "is_simulated",
+    "policy_of",
     "refuse_node_keys",
     "storage",
 ]
@@ -116,7 +117,7 @@ class Custody:
         InvalidParameterError
             If a value is malformed, or a run's configuration tries to set what is the node's.
         """
-        refuse_node_keys("run-config", context.run_config)
+        policy = policy_of(context)
         config = context.node_config
         client_id = client_id_from(config)
         data_set = check_client_id(str(config.get(_DATA_SET, client_id)), parameter=_DATA_SET)
@@ -128,14 +129,12 @@ class Custody:
         # What guards against power cuts protects nobody in a simulation; without it a killed
         # process still loses nothing.
         durable = not (is_simulated() or config.get(SIMULATED))
-        policy, identity, pins = (
-            config.get(key, os.environ.get(variable)) for key, variable in _PATHS.items()
-        )
+        identity, pins = (_path(context, key) for key in (_IDENTITY, _PINS))
         return cls(
             ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
             replies=KeptReplies(folder / f"{client_id}.replies"),
             setups=KeptReplies(folder / f"{client_id}.setups", durable=durable),
-            policy=Policy() if policy is None else _usable("policy", Policy.read, policy),
+            policy=policy,
             client_id=client_id,
             insecure_seed=None if seed is None else int(str(seed)),
             sessions=folder / f"{client_id}.secure-sum",
@@ -159,6 +158,21 @@ class Custody:
         )
 
 
+def policy_of(context: Context) -> Policy:
+    """Return what the operator of a context's node allows.
+
+    Raises
+    ------
+    LedgerError
+        If the policy cannot be read.
+    InvalidParameterError
+        If a run's configuration tries to set what is the node's.
+    """
+    refuse_node_keys("run-config", context.run_config)
+    path = _path(context, _POLICY)
+    return Policy() if path is None else _usable("policy", Policy.read, path)
+
+
 def refuse_node_keys(source: str, values: Collection[str]) -> None:
     """Refuse names that only the node's own configuration may have.
 
@@ -169,6 +183,11 @@ def refuse_node_keys(source: str, values: Collection[str]) -> None:
     """
     if taken := sorted(_REFUSED.intersection(values)):
         raise InvalidParameterError(source, taken, "no keys of the node's own configuration")
+
+
+def _path(context: Context, key: str) -> Any:
+    """Return a path that the node's configuration has, or else its environment."""
+    return context.node_config.get(key, os.environ.get(_PATHS[key]))
 
 
 def _usable(name: str, read: Callable[[str], _Content], path: Any) -> _Content:

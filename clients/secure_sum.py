@@ -37,7 +37,7 @@ from flwr_privacy.updates import Update
 from flwr_privacy.wire import METRICS, TRAIN, Fields, Header, question_digest
 
 from .base import SchemeClient, Train
-from .custody import Custody, is_simulated
+from .custody import Custody, is_simulated, policy_of
 from .release import check_unaccounted
 
 __all__ = ["SecureSumClient"]
@@ -173,21 +173,21 @@ def join(
     ProtocolError
         If the client cannot join: a share is damaged, or it was asked in this session before.
     """
-    custody = Custody.of(context) if client.sums != "never" else None
     if JOIN not in content:
         if client.sums == "only":
             raise DeclinedError(
                 f"{type(client).__name__} answers only within a secure sum: give the strategy "
                 "secure_sum=SecureSum(...)"
             )
-        if custody is not None:
-            custody.policy.check_sum(None)
+        if client.sums != "never":
+            policy_of(context).check_sum(None)
         return None
-    if custody is None:
+    if client.sums == "never":
         raise ProtocolError(
             f"{type(client).__name__} sends what cannot be summed securely: wrap the app in "
             "SecureSumClient"
         )
+    custody = Custody.of(context)
     record = _record(content, JOIN)
     joined, bounds = read(Joined, record), read(Bounds, record)
     if len(joined.dealers) > bounds.cohort:
