@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -127,7 +128,13 @@ def side_by_side(calls: Iterable[Callable[[], _Made]], *, measure: bool = False)
 def _to_their_ends(standing: list[_Client[_Made]], *, measure: bool) -> Iterator[_Made]:
     """Let those who stand still go on, from job to job."""
     while standing:
-        for group in _groups(standing):
+        groups = _groups(standing)
+        if len(groups) == len(standing) > 1:
+            _warn_once(
+                "clients cannot be trained together, so one by one: their models, losses or step "
+                "sizes differ, or a loss is made anew for each, or a perturbation is drawn"
+            )
+        for group in groups:
             _do(group, measure=measure)
         for client in list(standing):
             made = client.goes_on()
@@ -169,6 +176,11 @@ def _do(group: Sequence[_Client[Any]], *, measure: bool) -> None:
         return
     for client, own in zip(group, done, strict=True):
         client.done = [own]
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 @contextmanager

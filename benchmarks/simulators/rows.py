@@ -50,12 +50,13 @@ def _inline(sides: Sides, size: str, *, private: bool) -> Generator[Comparison, 
     loop: list[Report] = []
     pfl: list[Report] = []
     ours: list[Report] = []
+    stacked: list[Report] = []
     for _ in range(TURNS):
         loop.append(sides.loop(size, rounds=ROUNDS[size], private=private))
         pfl.append(sides.pfl(size, rounds=ROUNDS[size], private=private))
         ours += sides.inline(part, size, rounds=ROUNDS[size])
-    plain = sides.inline(part, size, rounds=ROUNDS[size], plain=True)
-    check_alike([*loop, *pfl, *ours, *plain], private=private)
+        stacked += sides.inline(part, size, rounds=ROUNDS[size], stack="yes")
+    check_alike([*loop, *pfl, *ours, *stacked], private=private)
     what = f"inline, a round of {_named(size, private)}"
     rounds = _seconds(ours)
     yield Comparison(
@@ -66,9 +67,9 @@ def _inline(sides: Sides, size: str, *, private: bool) -> Generator[Comparison, 
         at_least={"S": 1.3, "L": 1.0}[size],
     )
     yield Comparison(
-        what=f"inline, {_named(size, private)}, torch's SGD",
-        rival=f"{PFL}, same training",
-        ours=_seconds(plain),
+        what=f"{what}, --stack yes",
+        rival=PFL,
+        ours=_seconds(stacked),
         theirs=_seconds(pfl),
     )
     yield Comparison(

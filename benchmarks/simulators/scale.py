@@ -84,7 +84,7 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
             nodes=WORKERS,
             workers=WORKERS,
             state=folder / "state",
-            run_config={"size": SIZE, "data": str(folder / "images.npz"), "plain": False},
+            run_config={"size": SIZE, "data": str(folder / "images.npz")},
         )
 
 

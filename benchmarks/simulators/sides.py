@@ -108,11 +108,10 @@ class Sides(_Sides):
         [report] = self._run(command, size, rounds, sigma=_sigma(private))
         return report
 
-    def inline(self, plan: str, size: str, *, rounds: int, plain: bool = False) -> list[Report]:
-        """Run parts of this library inline, in this order; `plain` is training with torch's SGD."""
+    def inline(self, plan: str, size: str, *, rounds: int, stack: str = "no") -> list[Report]:
+        """Run parts of this library inline, in this order."""
         command = [sys.executable, "-m", f"{__package__}.inline_side"]
-        command += ["--plain"] if plain else []
-        return self._run(command, size, rounds, plan=plan)
+        return self._run(command, size, rounds, plan=plan, stack=stack)
 
     def _run(self, command: list[str], size: str, rounds: int, **more: float | str) -> list[Report]:
         asked = {

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients import side_by_side as module
 from flwr_privacy.clients.per_record import PerRecordPlan, asked
 from flwr_privacy.clients.poisson import PoissonPlan, asked_steps
 from flwr_privacy.clients.side_by_side import side_by_side
@@ -80,8 +81,6 @@ def stacked(monkeypatch):
 
 
 def _fresh_trials():
-    from flwr_privacy.clients import side_by_side as module
-
     return type(module._trials)(module._Trial)
 
 
@@ -227,6 +226,23 @@ def test_a_model_that_cannot_be_stacked_is_trained_one_by_one_and_it_is_said(
     assert not stacked
     said = [r.message for r in caplog.records if "one by one" in r.message]
     assert len(said) == 1, said  # once, not in each round
+
+
+@pytest.mark.parametrize("how", ["loss", "perturbation"])
+def test_trainings_that_do_not_fit_are_done_one_by_one_and_it_is_said(stacked, how, caplog):
+    def work(client):
+        if how == "perturbation":
+            return plain(client, perturbation=0.1)
+        return plain(client, loss=lambda o, y: functional.cross_entropy(o, y))
+
+    module._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="flwr.privacy"):
+        alone, together = both(work)
+        both(work)
+    for client, (_, arrays, _) in alone.items():
+        assert all(np.array_equal(together[client][1][name], a) for name, a in arrays.items())
+    assert not stacked
+    assert len([r for r in caplog.records if "a perturbation is drawn" in r.message]) == 1
 
 
 def test_other_models_losses_and_step_sizes_are_not_done_together(stacked):

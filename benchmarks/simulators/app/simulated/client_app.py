@@ -51,18 +51,15 @@ def train(message: Message, context: Context) -> Message:
     client = int(context.node_config["partition-id"])
     own = client % len(data.images)  # more clients than sets of images share them
     images, labels = data.images[own], data.labels[own]
-    if context.run_config["plain"]:
-        work.train(model, torch.from_numpy(images), torch.from_numpy(labels))
-    else:
-        train_by_library(
-            model,
-            images,
-            labels,
-            batch_size=work.BATCH,
-            learning_rate=work.LEARNING_RATE,
-            seed=client,
-            device="cpu",
-        )
+    train_by_library(
+        model,
+        images,
+        labels,
+        batch_size=work.BATCH,
+        learning_rate=work.LEARNING_RATE,
+        seed=client,
+        device="cpu",
+    )
     content = RecordDict(
         {
             "arrays": ArrayRecord(model.state_dict()),
