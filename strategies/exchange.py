@@ -13,7 +13,9 @@ __all__ = ["arrived", "exchange"]
 logger = logging.getLogger("flwr.privacy")
 
 _FEW = 16  # a deployed grid downloads every reply that is ready: ask for few at a time
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25  # seconds; looking more often takes CPU from Ray
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25  # seconds
+_LATENESS = 0.03  # of the time that a reply took, by which it may be seen later
+_LOOKING = 0.1  # of the time, at most, goes into looking: it takes CPU from Ray
 
 
 def exchange(
@@ -59,10 +61,9 @@ def exchange(
     if len(pending) < len(messages):
         logger.warning("%d of %d messages not sent", len(messages) - len(pending), len(messages))
     asked = len(pending)
-    pause = _SHORTEST_PAUSE
     try:
         while pending and not enough() and time.monotonic() - began <= deadline:
-            before = len(pending)
+            before, looked = len(pending), time.monotonic()
             for reply in arrived(grid, list(pending)):
                 pending.pop(reply.metadata.reply_to_message_id, None)
                 yield reply
@@ -70,12 +71,12 @@ def exchange(
                     return
             now = time.monotonic()
             if len(pending) < before:
-                last, pause = now, _SHORTEST_PAUSE
+                last = now
                 continue
             if before < asked and now - last > idle:
                 return
-            time.sleep(min(pause, max(0.0, began + deadline - now)))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = max(_SHORTEST_PAUSE, _LATENESS * (now - last), (now - looked) / _LOOKING)
+            time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, began + deadline - now)))
     finally:
         if left_open is not None:
             left_open.update(pending)
