@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
-from flwr_privacy.errors import DeclinedError, LedgerError, ProtocolError
+from flwr_privacy.errors import DeclinedError, InvalidParameterError, LedgerError, ProtocolError
 from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY
 from flwr_privacy.wire import (
     COHORT,
@@ -101,8 +101,11 @@ def _played(
     """
     if stack == "no":
         return map(outcome, cohort.clients)
-    from .side_by_side import side_by_side  # late: nothing else needs greenlets
-
+    try:
+        from .side_by_side import side_by_side  # late: nothing else needs greenlets
+    except ModuleNotFoundError as error:
+        allowed = "no without greenlet: pip install 'flwr-privacy[simulation]'"
+        raise InvalidParameterError("stack", stack, allowed) from error
     calls = [partial(outcome, client_id) for client_id in cohort.clients]
     return side_by_side(calls, measure=stack == "auto")
 

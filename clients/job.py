@@ -16,13 +16,21 @@ class Job(ABC, Generic[Result]):
     Attributes
     ----------
     kind : hashable
-        What the work is like: for each kind it is measured whether doing several at once pays.
+        What the work is like: for each kind it is found out whether doing several at once is right
+        and pays.
     nbytes : int
         Memory that it takes, about, while it waits and is done with others.
+    records : int
+        How many records it goes through: its time is measured per record.
     """
 
     kind: Hashable
     nbytes: int
+    records: int
+
+    @abstractmethod
+    def may_wait(self) -> bool:
+        """Tell whether other clients may go on meanwhile, as far as the trainer can see."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -42,6 +50,10 @@ class Job(ABC, Generic[Result]):
 
         Nothing of the clients' may change: if it raises, each does its work alone.
         """
+
+    @abstractmethod
+    def alike(self, done: Any) -> bool:
+        """Do the work alone to see whether it comes, up to rounding, to what was done together."""
 
     @abstractmethod
     def finish(self, done: Any) -> Result:

@@ -19,7 +19,7 @@ STACK_MODES = ("no", "yes", "auto")
 """One by one, together, or whichever a measurement of the first rounds finds to be faster."""
 
 _COHORTS_KEY = "cohorts"  # the same in a node's configuration
-_STACK_KEY = "stack"
+_STACK_KEY = "stack-clients"
 
 
 def may_play_any(node_config: Mapping[str, Any]) -> bool:

@@ -31,6 +31,7 @@ logger = logging.getLogger("flwr.privacy")
 _MOST_BYTES = 256 * 2**20  # that the clients who stand still hold, about
 _MOST_STANDING = 64  # clients
 _MEASURED = 3  # times that each way is measured; the first is a warm-up
+_MOST_FAILURES = 3  # tries after which a kind of job is not tried together any more
 
 Result = TypeVar("Result")
 _Made = TypeVar("_Made")
@@ -38,16 +39,18 @@ _Made = TypeVar("_Made")
 
 @dataclass
 class _Trial:
-    """What is known of a kind of job: the seconds per client, one by one and together."""
+    """What is known of a kind of job: the seconds per record, one by one and together."""
 
     alone: list[float] = field(default_factory=list)
     together: list[float] = field(default_factory=list)
-    unfit: bool = False  # it could not be done together
+    alike: bool = False  # it was compared: both ways come to the same
+    unfit: bool = False  # they do not
+    failures: int = 0
 
     def says_together(self, *, measure: bool) -> bool:
-        if self.unfit or not measure:
-            return not self.unfit
-        if len(self.together) < _MEASURED:
+        if self.unfit or self.failures >= _MOST_FAILURES:
+            return False
+        if not measure or len(self.together) < _MEASURED:
             return True
         return len(self.alone) >= _MEASURED and min(self.together) < min(self.alone)
 
@@ -56,11 +59,17 @@ _trials: defaultdict[Hashable, _Trial] = defaultdict(_Trial)  # for as long as t
 
 
 class _Client(Generic[_Made]):
-    """The call of one client, which stands still when it comes to a job."""
+    """The call of one client, which stands still when it comes to a job.
+
+    It has the global generators of random numbers to itself: they begin anew for each client, from
+    what the generator of this process draws.
+    """
 
     def __init__(self, call: Callable[[], _Made]) -> None:
         self.job: Job[Any] | None = None
         self.done: list[Any] = []  # what the job led to, if it was done with others
+        self._seed: int | None = random.getrandbits(64)
+        self._put_back: Callable[[], None] = lambda: None
         self._others = getcurrent()  # who lets this one go on
         self._greenlet = greenlet(call)
         self._greenlet.gr_context = copy_context()
@@ -69,12 +78,21 @@ class _Client(Generic[_Made]):
     def goes_on(self) -> list[_Made]:
         """Let it go on; return what it made if it came to its end, or else nothing."""
         self.job = None
-        made = self._greenlet.switch()
+        before = _random_states()
+        if self._seed is not None:
+            _seed(self._seed)
+            self._seed = None
+        self._put_back()
+        try:
+            made = self._greenlet.switch()
+        finally:
+            self._put_back = _random_states()
+            before()
         if not self._greenlet.dead:
             return []
-        self._greenlet.gr_context = (
-            None  # it refers to this client, which would live on for a while
-        )
+        self.job = None
+        # It refers to this client, which would live on until it is found to be garbage.
+        self._greenlet.gr_context = None
         return [made]
 
     def ends(self) -> None:
@@ -83,14 +101,14 @@ class _Client(Generic[_Made]):
 
     def _stands(self, job: Job[Result]) -> Result:
         """Let others go on until the job is done with theirs, or is to be done alone."""
-        put_back = _random_states()
+        if getcurrent() is not self._greenlet or not job.may_wait():
+            return job.alone()
         job.leave()
         self.job, self.done = job, []
         self._others.switch()
-        put_back()
         if self.done:
             return job.finish(self.done[0])
-        with _timed(_trials[job.kind].alone):
+        with _timed(_trials[job.kind].alone, records=job.records):
             return job.alone()
 
 
@@ -131,8 +149,8 @@ def _to_their_ends(standing: list[_Client[_Made]], *, measure: bool) -> Iterator
         groups = _groups(standing)
         if len(groups) == len(standing) > 1:
             _warn_once(
-                "clients cannot be trained together, so one by one: their models, losses or step "
-                "sizes differ, or a loss is made anew for each, or a perturbation is drawn"
+                "clients are trained one by one, not together: their models, losses or step sizes "
+                "differ, or a loss is made anew for each, or a perturbation is drawn"
             )
         for group in groups:
             _do(group, measure=measure)
@@ -165,14 +183,23 @@ def _do(group: Sequence[_Client[Any]], *, measure: bool) -> None:
     trial = _trials[jobs[0].kind]
     if len(jobs) == 1 or not trial.says_together(measure=measure):
         return
+    drawn = random.getstate(), _numpys_state()
     try:
-        with _timed(trial.together, clients=len(jobs)):
+        with _timed(trial.together, records=sum(job.records for job in jobs)):
             done = jobs[0].together(jobs)
+        if not trial.alike:
+            trial.alike = drawn == (random.getstate(), _numpys_state()) and jobs[0].alike(done[0])
+            trial.unfit = not trial.alike
     # The models are the users': whatever they raise, alone each client raises what is its own.
     except Exception as error:  # noqa: BLE001
-        trial.unfit = True
-        reason = f"{type(error).__name__}: {error}"
-        logger.warning("clients cannot be trained together, so one by one: %s", reason)
+        trial.failures += 1
+        _warn_once(f"clients are trained one by one, not together: {type(error).__name__}: {error}")
+        return
+    if trial.unfit:
+        _warn_once(
+            "clients are trained one by one: together it does not come to the same. A model or a "
+            "loss draws random numbers, or does more than its weights and the batch say"
+        )
         return
     for client, own in zip(group, done, strict=True):
         client.done = [own]
@@ -184,12 +211,12 @@ def _warn_once(text: str) -> None:
 
 
 @contextmanager
-def _timed(times: list[float], *, clients: int = 1) -> Iterator[None]:
-    """Note the seconds per client, as long as they are few."""
+def _timed(times: list[float], *, records: int) -> Iterator[None]:
+    """Note the seconds per record, as long as they are few."""
     start = time.perf_counter()
     yield
-    if len(times) < _MEASURED:
-        times.append((time.perf_counter() - start) / clients)
+    if len(times) < _MEASURED and records:
+        times.append((time.perf_counter() - start) / records)
 
 
 def _random_states() -> Callable[[], None]:
@@ -201,7 +228,21 @@ def _random_states() -> Callable[[], None]:
     def put_back() -> None:
         random.setstate(python)
         np.random.set_state(numpys)  # noqa: NPY002
-        if torch is not None:
+        if torch is not None and torchs is not None:
             torch.set_rng_state(torchs)
 
     return put_back
+
+
+def _seed(seed: int) -> None:
+    """Begin the global generators anew."""
+    random.seed(seed)
+    np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+
+
+def _numpys_state() -> bytes:
+    state: Any = np.random.get_state()  # noqa: NPY002
+    return bytes(repr(state[2:]).encode() + state[1].tobytes())

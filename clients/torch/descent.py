@@ -19,9 +19,16 @@ from flwr_privacy.errors import check_number
 from flwr_privacy.identity import derive_seed
 
 from .computing import Loss, allotted_device, one_thread
-from .stacked import ModelState, compute_alike, stack_of
+from .stacked import ModelState, name_of, none_in_force, same_loss, stack_of
 
 __all__ = ["Descent"]
+
+_ROUNDING = 1e-2
+"""Share of the way that the weights go by which rounding may take them elsewhere.
+
+Two orders of sums differ by about 1e-7 in a step, and steps can make more of it; what this is to
+find, such as a loss of which one part has no effect, differs by more.
+"""
 
 Done = tuple[dict[str, Tensor], float]
 """The parameters and buffers of a client by name, and its mean loss."""
@@ -95,27 +102,27 @@ class Descent(Job[float]):
                 seen += len(batch)
         return float(total) / seen if seen else 0.0
 
+    def may_wait(self) -> bool:
+        """Tell whether no mode of torch is on that would hold for other clients too."""
+        return none_in_force()
+
     def leave(self) -> None:
         """Copy the model's state, and the records."""
         self._state = ModelState(self._model)
         self._tensors = self._copied()
         self._batches = list(self._batches)
         weights = sum(t.nbytes for t in self._state.trainable.values())
-        self.nbytes = 4 * weights + 2 * self._tensors[0].nbytes
-        self.kind = (
-            "descent",
-            type(self._model),
-            self._device,
-            tuple(tuple(t.shape) for t in self._state.trainable.values()),
-            max(map(len, self._batches), default=0),
-        )
+        # Its own copies, those in the stack, and gradients.
+        self.nbytes = 2 * (self._state.nbytes + sum(t.nbytes for t in self._tensors)) + 2 * weights
+        self.records = sum(map(len, self._batches))
+        self.kind = ("descent", name_of(self._loss), self._device, self._state.kind)
 
     def fits(self, other: Job[Any]) -> bool:
         """Tell whether models, losses and step sizes are the same, and nothing is perturbed."""
         return (
             isinstance(other, Descent)
-            and compute_alike(self._model, other._model)
-            and self._loss == other._loss
+            and self._left()[0].computes_like(other._left()[0])
+            and same_loss(self._loss, other._loss)
             and self._learning_rate == other._learning_rate
             and self._device == other._device
             and self._looks() == other._looks()
@@ -163,6 +170,16 @@ class Descent(Job[float]):
             ({name: tensor[place] for name, tensor in trained.items()}, mean)
             for place, mean in enumerate(means)
         ]
+
+    def alike(self, done: Done) -> bool:
+        """Train alone to see whether it comes to the same weights, buffers and loss."""
+        trained, mean = done
+        state, _ = self._left()
+        own = self.alone()
+        now, start = state.now(), {**state.trainable, **state.fixed}
+        apart = sum(float((now[name] - t).double().square().sum()) for name, t in trained.items())
+        moved = sum(float((now[name] - t).double().square().sum()) for name, t in start.items())
+        return apart <= _ROUNDING**2 * moved and abs(mean - own) <= _ROUNDING * (1 + abs(own))
 
     def finish(self, done: Done) -> float:
         """Put the trained parameters into the client's model."""

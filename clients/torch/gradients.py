@@ -34,11 +34,12 @@ from flwr_privacy.clients.job import Job
 from flwr_privacy.errors import InvalidParameterError
 
 from .computing import Loss, one_thread
-from .stacked import ModelState, compute_alike, stack_of
+from .stacked import ModelState, name_of, none_in_force, same_loss, stack_of
 
 __all__ = ["Gradients", "GradientsJob", "RecordGradients", "record_losses"]
 
 _BLOCK = 64  # records
+_ROUNDING = 1e-3  # share of the gradients by which those of several clients at once may differ
 _LARGEST_INPUT = 2.0**20  # in a product in float32
 _FAST_MATH = ("DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE")  # of oneDNN, on ARM
 
@@ -131,7 +132,7 @@ class RecordGradients:
 
     def __init__(self, model: nn.Module, loss: Loss, feature: Tensor, label: Tensor) -> None:
         self._model = model
-        self._loss = loss
+        self.loss = loss
         self._parameters = {name: p.detach() for name, p in model.named_parameters()}
         self._buffers = dict(model.named_buffers())
         self._layers: dict[str, nn.Linear] = {}
@@ -183,12 +184,11 @@ class RecordGradients:
             for client, own in enumerate(labels)
         ]
 
-    def computes_alike(self, other: "RecordGradients") -> bool:
-        """Tell whether both compute the same of the same state and records."""
-        return (
-            compute_alike(self._model, other._model)
-            and self._loss == other._loss
-            and (self.whole, self.outer) == (other.whole, other.outer)
+    def same_parts(self, other: "RecordGradients") -> bool:
+        """Tell whether the loss is the same, and the gradients have the same parts."""
+        return same_loss(self.loss, other.loss) and (self.whole, self.outer) == (
+            other.whole,
+            other.outer,
         )
 
     def _each(
@@ -235,7 +235,7 @@ class RecordGradients:
 
     def _loss_of(self, state: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
         outputs = functional_call(self._model, state, (feature[None],))
-        return self._loss(outputs, label[None]).squeeze()
+        return self.loss(outputs, label[None]).squeeze()
 
     def _probe(self, feature: Tensor, label: Tensor) -> int:
         """Find the linear layers whose weight only takes part in one product with one vector.
@@ -333,15 +333,25 @@ class GradientsJob(Job[Gradients]):
         self._records = features, labels
         self._model_left: ModelState | None = None
         self._state: dict[str, Tensor] = {}
-        shapes = tuple(tuple(tensor.shape) for tensor in (*parameters.values(), features))
-        self.kind = ("gradients", type(model), str(features.device), shapes)
-        self.nbytes = len(labels) * gradients.bytes_per_record
+        self.records = len(labels)
+
+    def may_wait(self) -> bool:
+        """Tell whether no mode of torch is on that would hold for other clients too."""
+        return none_in_force()
 
     def leave(self) -> None:
         """Copy the model's state."""
         self._model_left = ModelState(self._model)
+        device = str(self._records[0].device)
+        self.kind = ("gradients", name_of(self._gradients.loss), device, self._model_left.kind)
         state = self._gradients.state(self._parameters)
         self._state = {name: tensor.clone() for name, tensor in state.items()}
+        # Copies of the state here and in the stack, sums in float64; others may have twice as many
+        # records, to whose number these are filled up.
+        records = sum(tensor.nbytes for tensor in self._records)
+        self.nbytes = 6 * self._model_left.nbytes + 2 * (
+            records + self.records * self._gradients.bytes_per_record
+        )
 
     def alone(self) -> Gradients:
         """Compute them."""
@@ -353,7 +363,11 @@ class GradientsJob(Job[Gradients]):
         """Tell whether models, losses and the shapes of records are the same."""
         return (
             isinstance(other, GradientsJob)
-            and self._gradients.computes_alike(other._gradients)
+            and self._model_left is not None
+            and other._model_left is not None
+            and self._model_left.computes_like(other._model_left)
+            and self._gradients.same_parts(other._gradients)
+            and other.records <= 2 * self.records <= 4 * other.records
             and self._looks() == other._looks()
         )
 
@@ -362,6 +376,16 @@ class GradientsJob(Job[Gradients]):
         features, labels = zip(*(job._records for job in jobs), strict=True)
         with one_thread():
             return self._gradients.of_clients([job._state for job in jobs], features, labels)
+
+    def alike(self, done: Gradients) -> bool:
+        """Compute them alone to see whether they are the same."""
+        own = self.alone()
+        pairs = [(tensor, done.whole[name]) for name, tensor in own.whole.items()]
+        for name, outer in own.outer.items():
+            pairs += zip(outer, done.outer[name], strict=True)
+        return all(
+            float((a - b).double().norm()) <= _ROUNDING * float(a.double().norm()) for a, b in pairs
+        )
 
     def finish(self, done: Gradients) -> Gradients:
         """Return them, with the model as it was."""

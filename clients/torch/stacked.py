@@ -1,39 +1,84 @@
-"""What stacking the models of several clients takes: copies of weights, and a comparison."""
+"""What stacking the models of several clients takes: copies of their states, and comparisons."""
 
 from collections.abc import Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ModelState", "compute_alike", "stack_of"]
+from .computing import Loss
+
+__all__ = ["ModelState", "name_of", "none_in_force", "same_loss", "stack_of"]
 
 
 class ModelState:
-    """The parameters and buffers of a model as they are now, by name.
+    """A model as it is now: modules, attributes, parameters and buffers.
 
     Parameters
     ----------
     model : nn.Module
         The model.
+
+    Attributes
+    ----------
+    trainable, fixed : dict of str to Tensor
+        Copies of the parameters to train, and of all other parameters and of the buffers, by name.
+    kind : tuple
+        What the model is like: the types of its modules and the shapes of what is trained.
+    nbytes : int
+        Memory of the copies.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._modules = {
+            name: (module, {key: _kept(value) for key, value in vars(module).items()})
+            for name, module in model.named_modules()
+        }
         self._tensors = dict([*model.named_parameters(), *model.named_buffers()])
+        self._trained = {name: t.requires_grad for name, t in self._tensors.items()}
         self.trainable: dict[str, Tensor] = {}
         self.fixed: dict[str, Tensor] = {}
         for name, tensor in self._tensors.items():
             to = self.trainable if tensor.requires_grad else self.fixed
             to[name] = tensor.detach().clone()
+        types = tuple(type(module) for module, _ in self._modules.values())
+        self.kind = (types, tuple(tuple(t.shape) for t in self.trainable.values()))
+        copies = (*self.trainable.values(), *self.fixed.values())
+        self.nbytes = sum(tensor.nbytes for tensor in copies)
 
     def put_back(self, changed: Mapping[str, Tensor] | None = None) -> None:
-        """Let the model be in training and as it was, but for what has changed by name."""
+        """Let the model be as it was, but for the tensors that have changed, by name."""
+        for module, attributes in self._modules.values():
+            vars(module).update({key: _kept(value) for key, value in attributes.items()})
         with torch.no_grad():
             for name, tensor in {**self.trainable, **self.fixed, **(changed or {})}.items():
                 self._tensors[name].copy_(tensor)
-        if not self._model.training:
-            self._model.train()
+        for name, tensor in self._tensors.items():
+            if tensor.requires_grad != self._trained[name]:
+                tensor.requires_grad_(self._trained[name])
+
+    def now(self) -> dict[str, Tensor]:
+        """Return what parameters and buffers are by now."""
+        named = [*self._model.named_parameters(), *self._model.named_buffers()]
+        return {name: tensor.detach() for name, tensor in named}
+
+    def computes_like(self, other: "ModelState") -> bool:
+        """Tell whether both models are the same function of their weights, buffers and input.
+
+        They are if they are made of the same modules with equal attributes. Attributes that cannot
+        be compared, such as tensors that are no buffers, count as different.
+        """
+        return (
+            self._modules.keys() == other._modules.keys()
+            and _looks(self._tensors, self._trained) == _looks(other._tensors, other._trained)
+            and all(
+                type(module) is type(other._modules[name][0])
+                and _equal(_plain(attributes), _plain(other._modules[name][1]))
+                for name, (module, attributes) in self._modules.items()
+            )
+        )
 
 
 def stack_of(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -41,34 +86,38 @@ def stack_of(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([own[name] for own in tensors]) for name in tensors[0]}
 
 
-def compute_alike(one: nn.Module, other: nn.Module) -> bool:
-    """Tell whether two models are the same function of their weights, buffers and input.
-
-    They are if they are made of the same modules with equal attributes. Attributes that cannot be
-    compared, such as tensors that are no buffers, count as different.
-    """
-    if one is other:
-        return True
-    ours, others = dict(one.named_modules()), dict(other.named_modules())
-    return ours.keys() == others.keys() and all(_alike(m, others[name]) for name, m in ours.items())
+def same_loss(one: Loss, other: Loss) -> bool:
+    """Tell whether two losses are the same function, or the same method of the same object."""
+    if isinstance(one, MethodType) and isinstance(other, MethodType):
+        return one.__func__ is other.__func__ and one.__self__ is other.__self__
+    return one is other
 
 
-def _alike(one: nn.Module, other: nn.Module) -> bool:
-    ours, others = dict(vars(one)), dict(vars(other))
-    if type(one) is not type(other) or ours.keys() != others.keys():
-        return False
-    for tensors in ("_parameters", "_buffers"):
-        if _looks(ours.pop(tensors)) != _looks(others.pop(tensors)):
-            return False
-    del ours["_modules"]
-    return all(_equal(value, others[name]) for name, value in ours.items())
+def name_of(loss: Loss) -> str:
+    """Return what a loss is called, as far as it is known."""
+    named = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
-def _looks(tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
-    return {
-        name: None if t is None else (t.shape, t.dtype, t.device, t.requires_grad)
-        for name, t in tensors.items()
-    }
+def none_in_force() -> bool:
+    """Tell whether no mode of torch is on that would hold for other clients too."""
+    return torch.is_grad_enabled() and not any(
+        torch.is_autocast_enabled(device) for device in ("cpu", "cuda")
+    )
+
+
+def _kept(value: Any) -> Any:
+    """Return an attribute as it is to be kept: tables of tensors and modules change in place."""
+    return value.copy() if isinstance(value, dict) else value
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    tables = ("_parameters", "_buffers", "_modules")
+    return {key: value for key, value in attributes.items() if key not in tables}
+
+
+def _looks(tensors: Mapping[str, Tensor], trained: Mapping[str, bool]) -> dict[str, Any]:
+    return {name: (t.shape, t.dtype, t.device, trained[name]) for name, t in tensors.items()}
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -93,7 +93,7 @@ class InlineGrid(Grid):
         if insecure_seed is not None:
             own["insecure-seed"] = insecure_seed
         if stack is not None:
-            own["stack"] = check_choice("stack", stack, STACK_MODES)
+            own["stack-clients"] = check_choice("stack", stack, STACK_MODES)
         for node_config in nodes:
             node_id = secrets.randbits(62)  # as random as Flower's: nothing may hang on them
             self._contexts[node_id] = Context(
