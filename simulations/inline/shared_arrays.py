@@ -6,7 +6,11 @@ memory too. A message that is pickled carries no more than its name and the plac
 
 import mmap
 import os
+import shutil
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -17,18 +21,44 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from flwr_privacy.clients.records import LocalArray, RecordArrays
+from flwr_privacy.files import exclusive_lock
 
 __all__ = ["SharedArrays", "folder_for_arrays"]
 
+_PREFIX, _LOCK = "flwr-privacy-arrays-", "lock"
+_SOON = 30.0  # seconds within which a folder is locked once it is made
 _SMALL = 1 << 15  # bytes; a smaller array is sent with the message
 _ALIGNED = 64  # bytes
 
 
-def folder_for_arrays() -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder for the files, in memory where the system has a place for that."""
+@contextmanager
+def folder_for_arrays() -> Iterator[Path]:
+    """Make a new folder for the files, in memory where the system has a place for that.
+
+    There, what killed processes left behind is removed on the way: it takes up memory.
+    """
     memory = Path("/dev/shm")
-    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
-    return tempfile.TemporaryDirectory(prefix="flwr-privacy-", dir=parent)
+    if not (memory.is_dir() and os.access(memory, os.W_OK)):
+        with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
+            yield Path(name)
+        return
+    _remove_left_behind(memory)
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, dir=memory) as name,
+        exclusive_lock(Path(name, _LOCK), timeout=_SOON),
+    ):
+        yield Path(name)
+
+
+def _remove_left_behind(parent: Path) -> None:
+    for folder in parent.glob(_PREFIX + "*"):
+        try:
+            if time.time() - folder.stat().st_mtime < _SOON:
+                continue  # it may be that its owner is about to lock it
+            with exclusive_lock(folder / _LOCK, timeout=0):
+                shutil.rmtree(folder)
+        except OSError:  # somebody's: in use, of another user, or removed by another process
+            continue
 
 
 class SharedArrays:

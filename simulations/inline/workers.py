@@ -8,6 +8,7 @@ import os
 import sys
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,15 +97,16 @@ class WorkerPool:
     def __init__(self, client_app: ClientApp | str, workers: int) -> None:
         check_integer("workers", workers, minimum=0)
         self._workers: list[_Worker] = []
+        self._stack = ExitStack()
         self._homes: dict[int, _Worker] = {}  # by node
         self._app: ClientApp | None = None
         self._waiting: dict[str, _Question] = {}
         if workers == 0:
             self._app = _load(client_app) if isinstance(client_app, str) else client_app
         elif isinstance(client_app, str):
-            self._folder = folder_for_arrays()
-            self._arrays = SharedArrays(self._folder.name)
-            start = (client_app, self._folder.name, workers)
+            self._folder = str(self._stack.enter_context(folder_for_arrays()))
+            self._arrays = SharedArrays(self._folder)
+            start = (client_app, self._folder, workers)
             self._workers = [_Worker(*start) for _ in range(workers)]
         else:
             raise InvalidParameterError(
@@ -153,8 +155,7 @@ class WorkerPool:
         """Stop the processes."""
         for worker in self._workers:
             worker.close()
-        if self._workers:
-            self._folder.cleanup()
+        self._stack.close()
 
 
 def _once_more(worker: _Worker, question: _Question) -> Outcome:

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from flwr_privacy.clients.records import LocalArray
 from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.inline import InlineGrid
+from flwr_privacy.simulations.inline import InlineGrid, shared_arrays
 from flwr_privacy.simulations.inline.shared_arrays import SharedArrays
 from flwr_privacy.strategies import UDP
 
@@ -125,7 +127,29 @@ def test_a_cohort_that_kills_its_worker_each_time_is_refused_and_the_others_go_o
 
 def test_the_folder_of_the_arrays_goes_with_the_grid() -> None:
     grid = InlineGrid("dying_app:app", 1, workers=1)
-    folder = Path(grid._pool._folder.name)
+    folder = Path(grid._pool._folder)
     assert folder.is_dir()
     grid.close()
     assert not folder.exists()
+
+
+def test_a_folder_that_a_killed_process_left_behind_is_removed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_arrays, "_SOON", 0.0)
+    code = (
+        "import os, signal\n"
+        "from flwr_privacy.simulations.inline.shared_arrays import folder_for_arrays\n"
+        "with folder_for_arrays() as folder:\n"
+        "    (folder / 'arrays').write_bytes(b'x')\n"
+        "    print(folder, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    left = Path(killed.stdout.strip())
+    assert left.is_dir()
+    with shared_arrays.folder_for_arrays() as mine:
+        shared_arrays._remove_left_behind(left.parent)
+        assert not left.exists()
+        assert mine.is_dir()
+    assert not mine.exists()
