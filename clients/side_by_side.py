@@ -90,7 +90,6 @@ class _Client(Generic[_Made]):
             before()
         if not self._greenlet.dead:
             return []
-        self.job = None
         # It refers to this client, which would live on until it is found to be garbage.
         self._greenlet.gr_context = None
         return [made]

@@ -49,8 +49,8 @@ class Engine:
     test_seed : int, optional
         Seed of what the clients draw in secret, for tests: nothing is protected.
     stack : {"no", "yes", "auto"}, optional
-        Whether a worker trains its clients together (`torch.func.vmap`): equal up to rounding, and
-        faster for small models; ``"auto"`` measures. By default the environment's
+        Whether a worker trains its clients together (`torch.func.vmap`), which is equal up to
+        rounding; ``"auto"`` measures whether that is faster. By default the environment's
         FLWR_PRIVACY_STACK says it, or else they are trained one by one.
 
     Raises

@@ -311,7 +311,7 @@ class GradientsJob(Job[Gradients]):
     Parameters
     ----------
     model : nn.Module
-        The client's model, which `gradients` is of.
+        The client's model, which others may use while this one waits; `gradients` may be of a copy.
     gradients : RecordGradients
         Computes them.
     parameters : Mapping of str to Tensor

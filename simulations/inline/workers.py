@@ -97,14 +97,14 @@ class WorkerPool:
     def __init__(self, client_app: ClientApp | str, workers: int) -> None:
         check_integer("workers", workers, minimum=0)
         self._workers: list[_Worker] = []
-        self._stack = ExitStack()
+        self._open = ExitStack()
         self._homes: dict[int, _Worker] = {}  # by node
         self._app: ClientApp | None = None
         self._waiting: dict[str, _Question] = {}
         if workers == 0:
             self._app = _load(client_app) if isinstance(client_app, str) else client_app
         elif isinstance(client_app, str):
-            self._folder = str(self._stack.enter_context(folder_for_arrays()))
+            self._folder = str(self._open.enter_context(folder_for_arrays()))
             self._arrays = SharedArrays(self._folder)
             start = (client_app, self._folder, workers)
             self._workers = [_Worker(*start) for _ in range(workers)]
@@ -155,7 +155,7 @@ class WorkerPool:
         """Stop the processes."""
         for worker in self._workers:
             worker.close()
-        self._stack.close()
+        self._open.close()
 
 
 def _once_more(worker: _Worker, question: _Question) -> Outcome:
