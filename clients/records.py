@@ -41,21 +41,27 @@ class LocalArray(Array):
         )
 
     @property
+    def values(self) -> NDArray[Any]:
+        """The values themselves; nobody changes them."""
+        values: NDArray[Any] = self.__dict__["values"]
+        return values
+
+    @property
     def encoded_size(self) -> int:
         """Number of bytes of `data`."""
-        return npy_size(self.__dict__["values"])
+        return npy_size(self.values)
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
         """The npy bytes."""
         if self.__dict__["encoded"] is None:
-            self.__dict__["encoded"] = encode_npy(self.__dict__["values"])
+            self.__dict__["encoded"] = encode_npy(self.values)
         encoded: bytes = self.__dict__["encoded"]
         return encoded
 
     def numpy(self) -> NDArray[Any]:
         """Return a copy of the values, as Flower's arrays do."""
-        return np.array(self.__dict__["values"], order="K")
+        return np.array(self.values, order="K")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.dtype, self.shape, self.stype, self.data)
@@ -73,7 +79,7 @@ class RecordArrays(Mapping[str, NDArray[np.generic]]):
     def __getitem__(self, name: str) -> NDArray[np.generic]:
         array = self.record[name]
         if isinstance(array, LocalArray):
-            values: NDArray[np.generic] = array.__dict__["values"].view()
+            values: NDArray[np.generic] = array.values.view()
             values.flags.writeable = False
             return values
         return decode_npy(array.data)

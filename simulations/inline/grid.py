@@ -189,7 +189,7 @@ class InlineGrid(Grid):
         kind = fault.kind if fault is not None else ""
         if kind == "crash":
             return []
-        context.state = state
+        self._pool.accept(context, state)
         if self._serialise:
             reply = over_the_wire(reply)
         if fault is not None:

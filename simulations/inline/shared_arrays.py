@@ -1,17 +1,19 @@
 """Arrays between the processes of one machine: written once into a file, read where they lie.
 
-The file is mapped into memory by whoever writes and whoever reads it, and on Linux it lies in
-memory too. A message that is pickled carries no more than its name and the places of the arrays.
+On Linux the file lies in memory, and whoever reads it maps it. What is pickled carries no more than
+its name and the places of the arrays.
 """
 
+import logging
 import mmap
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
+from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from flwr_privacy.clients.records import LocalArray, RecordArrays
+from flwr_privacy.clients.records import LocalArray, RecordArrays, copied
 from flwr_privacy.files import exclusive_lock
 
-__all__ = ["SharedArrays", "folder_for_arrays"]
+__all__ = ["SharedArrays", "files_of_state", "folder_for_arrays", "place_state"]
+
+logger = logging.getLogger("flwr.privacy")
 
 _PREFIX, _LOCK = "flwr-privacy-arrays-", "lock"
 _SOON = 30.0  # seconds within which a folder is locked once it is made
@@ -62,7 +66,7 @@ def _remove_left_behind(parent: Path) -> None:
 
 
 class SharedArrays:
-    """The side that writes.
+    """The side that writes messages.
 
     Parameters
     ----------
@@ -81,28 +85,31 @@ class SharedArrays:
         Parameters
         ----------
         content : RecordDict
-            The message's records. Its large arrays are replaced.
+            The message's records. Those with large arrays are replaced; they stay if there is no
+            room.
 
         Returns
         -------
         list of str
             The files that whoever reads the message needs: until `release`.
         """
-        records = [record for record in content.values() if isinstance(record, ArrayRecord)]
-        large: list[tuple[ArrayRecord, str, NDArray[Any]]] = []
-        for record in records:
-            arrays = RecordArrays(record)
-            for name, array in record.items():
-                if id(array) not in self._placed and (values := _values(arrays, name)) is not None:
-                    large.append((record, name, values))
-        if large:
-            self._write(large)
+        records = {k: r for k, r in content.items() if isinstance(r, ArrayRecord)}
+        large = [
+            found
+            for record in records.values()
+            for found in _large(record).values()
+            if id(found[0]) not in self._placed
+        ]
+        places = _written(self._folder, [values for _, values in large])
+        for (array, values), (path, offset) in zip(large, places, strict=False):
+            view = _view(_mapped(path), values.dtype, values.shape, offset)
+            self._placed[id(array)] = (array, _PlacedArray(view, path, offset))
         files = set()
-        for record in records:
-            for name, array in list(record.items()):
-                if id(array) in self._placed:
-                    record[name] = placed = self._placed[id(array)][1]
-                    files.add(placed.path)
+        for key, record in records.items():
+            placed = {n: self._placed[id(a)][1] for n, a in record.items() if id(a) in self._placed}
+            if placed:
+                content[key] = _replaced(record, placed)
+                files |= {array.path for array in placed.values()}
         for path in files:
             self._readers[path] = self._readers.get(path, 0) + 1
         return sorted(files)
@@ -116,20 +123,42 @@ class SharedArrays:
                 self._placed = {k: v for k, v in self._placed.items() if v[1].path != path}
                 os.unlink(path)
 
-    def _write(self, arrays: list[tuple[ArrayRecord, str, NDArray[Any]]]) -> None:
-        offsets = np.cumsum([0, *(-(-v.nbytes // _ALIGNED) * _ALIGNED for _, _, v in arrays)])
-        descriptor, path = tempfile.mkstemp(dir=self._folder)
-        with os.fdopen(descriptor, "r+b") as file:
-            file.truncate(int(offsets[-1]))
-            mapping = mmap.mmap(file.fileno(), int(offsets[-1]))
-        for (record, name, values), offset in zip(arrays, offsets.tolist(), strict=False):
-            view = _view(mapping, values.dtype, values.shape, offset)
-            np.copyto(view, values)
-            self._placed[id(record[name])] = (record[name], _PlacedArray(view, path, offset))
+
+def place_state(folder: str | Path, state: RecordDict) -> None:
+    """Put the large arrays of a node's state into files, one for each record.
+
+    What lies in a file since an earlier question stays there: only what is new is written. Nobody
+    removes the files but the one who keeps the state: those that are no longer in `files_of_state`.
+
+    Parameters
+    ----------
+    folder : path
+        Where the files lie.
+    state : RecordDict
+        The state. Its records with large arrays are replaced; they stay if there is no room.
+    """
+    for key, record in list(state.items()):
+        if not isinstance(record, ArrayRecord):
+            continue
+        large = {k: v for k, v in _large(record).items() if not isinstance(v[0], _StateArray)}
+        places = _written(Path(folder), [values for _, values in large.values()])
+        if places:
+            placed = [
+                _StateArray(*place, values.dtype.str, values.shape)
+                for place, (_, values) in zip(places, large.values(), strict=True)
+            ]
+            state[key] = _replaced(record, dict(zip(large, placed, strict=True)))
+
+
+def files_of_state(state: RecordDict) -> set[str]:
+    """Return the files that arrays of a state lie in."""
+    records = (record for record in state.values() if isinstance(record, ArrayRecord))
+    arrays = (array for record in records for array in record.values())
+    return {array.path for array in arrays if isinstance(array, _StateArray)}
 
 
 class _PlacedArray(LocalArray):
-    """An array in a file: pickled, it is the file's name and a place in it."""
+    """An array of a message in a file: pickled, it is the file's name and a place in it."""
 
     def __init__(self, values: NDArray[Any], path: str, offset: int) -> None:
         super().__init__(values)
@@ -141,19 +170,88 @@ class _PlacedArray(LocalArray):
         return path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = self.__dict__["values"]
-        return _opened, (self.path, self.__dict__["offset"], values.dtype.str, values.shape)
+        return _opened, (self.path, self.__dict__["offset"], self.values.dtype.str, self.shape)
 
 
-def _values(arrays: RecordArrays, name: str) -> NDArray[Any] | None:
-    """Return the values of an array that is worth a place in a file; None of any other."""
-    if arrays.record[name].stype != "numpy.ndarray":
-        return None
+class _StateArray(LocalArray):
+    """An array of a state in a file, which is opened when somebody reads it.
+
+    Whoever hands the state on, and leaves it where it is, neither reads nor maps anything: there
+    may be as many as there are clients.
+    """
+
+    def __init__(self, path: str, offset: int, dtype: str, shape: tuple[int, ...]) -> None:
+        super().__init__(np.empty(0, dtype))
+        self.__dict__.update(shape=shape, place=(path, offset, dtype, shape))
+
+    @property
+    def path(self) -> str:
+        path: str = self.__dict__["place"][0]
+        return path
+
+    @property
+    def values(self) -> NDArray[Any]:
+        path, offset, dtype, shape = self.__dict__["place"]
+        return _view(_mapped(path), np.dtype(dtype), shape, offset)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _StateArray, self.__dict__["place"]
+
+
+def _large(record: ArrayRecord) -> dict[str, tuple[Array, NDArray[Any]]]:
+    """Return the arrays of a record, with their values, that are worth a place in a file."""
+    found, arrays = {}, RecordArrays(record)
+    for name, array in record.items():
+        if array.stype != "numpy.ndarray":
+            continue
+        try:
+            values = arrays[name]
+        except ValueError:  # damaged: whoever reads it says so
+            continue
+        if values.nbytes >= _SMALL:
+            found[name] = (array, values)
+    return found
+
+
+def _replaced(record: ArrayRecord, arrays: Mapping[str, Array]) -> ArrayRecord:
+    """Return a record with other arrays; the app may have the given one elsewhere too."""
+    own = copied(record)
+    for name, array in arrays.items():
+        own[name] = array
+    return own
+
+
+def _written(folder: Path, arrays: Sequence[NDArray[Any]]) -> list[tuple[str, int]]:
+    """Write arrays into a new file; return where each lies, or nothing if there is no room."""
+    if not arrays:
+        return []
+    descriptor, path = tempfile.mkstemp(dir=folder)
+    places = []
     try:
-        values = arrays[name]
-    except ValueError:  # damaged: whoever reads it says so
-        return None
-    return values if values.nbytes >= _SMALL else None
+        # Not through a mapping: where the memory is full, writing into one kills the process.
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            for values in arrays:
+                offset = file.seek(-(-file.tell() // _ALIGNED) * _ALIGNED)
+                _write_all(file, np.ascontiguousarray(values))
+                places.append((path, offset))
+    except OSError as error:
+        os.unlink(path)
+        _tell_full(str(folder), str(error))
+        return []
+    return places
+
+
+def _write_all(file: FileIO, values: NDArray[Any]) -> None:
+    rest = values.reshape(-1).view(np.uint8).data
+    while rest:  # at most 2 GiB are taken at a time
+        rest = rest[file.write(rest) :]
+
+
+@cache
+def _tell_full(folder: str, reason: str) -> None:
+    logger.warning(
+        "no room for arrays in %s (%s): they travel slowly, with the messages", folder, reason
+    )
 
 
 def _opened(path: str, offset: int, dtype: str, shape: tuple[int, ...]) -> LocalArray:

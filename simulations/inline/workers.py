@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
-from .shared_arrays import SharedArrays, folder_for_arrays
+from .shared_arrays import SharedArrays, files_of_state, folder_for_arrays, place_state
 
 __all__ = ["WorkerPool"]
 
@@ -101,6 +101,7 @@ class WorkerPool:
         self._homes: dict[int, _Worker] = {}  # by node
         self._app: ClientApp | None = None
         self._waiting: dict[str, _Question] = {}
+        self._of_states: dict[int, set[str]] = {}  # by node: files, until they are removed
         if workers == 0:
             self._app = _load(client_app) if isinstance(client_app, str) else client_app
         elif isinstance(client_app, str):
@@ -144,12 +145,26 @@ class WorkerPool:
             return _run(self._app, question.message, question.context)
         question.worker.waiting -= 1
         try:
-            return _received(question)
+            outcome = _received(question)
         except BrokenProcessPool:
             logger.warning("a worker process died: its clients are played again")
-            return _once_more(question.worker, question)
+            outcome = _once_more(question.worker, question)
         finally:
             self._arrays.release(question.files)
+        if not isinstance(outcome, str):
+            files = self._of_states.setdefault(question.context.node_id, set())
+            files |= files_of_state(outcome[1])
+        return outcome
+
+    def accept(self, context: Context, state: RecordDict) -> None:
+        """Let a node go on from the state after an answer."""
+        context.state = state
+        files = self._of_states.get(context.node_id)
+        if not files or any(q.context is context for q in self._waiting.values()):
+            return
+        for path in files - files_of_state(state):
+            os.unlink(path)
+            files.remove(path)
 
     def close(self) -> None:
         """Stop the processes."""
@@ -213,7 +228,10 @@ def _work(message: Message, context: Context) -> tuple[Outcome, list[str]]:
     if _worker_app is None:
         raise RuntimeError("the worker was not started")
     outcome = _run(_worker_app, message, context)
-    if isinstance(outcome, str) or outcome[0].has_error():
+    if isinstance(outcome, str):
+        return outcome, []
+    place_state(_worker_folder, outcome[1])
+    if outcome[0].has_error():
         return outcome, []
     return outcome, SharedArrays(_worker_folder).place(outcome[0].content)
 

@@ -1,4 +1,4 @@
-"""An app under UDP whose process is killed in the middle of a cohort, once or always."""
+"""Apps whose process is killed: in the middle of a cohort, once or always; between two steps."""
 
 import os
 import signal
@@ -9,9 +9,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from flwr_privacy.clients import UDPClient, as_mod
+from flwr_privacy.clients import MSPDQClient, UDPClient, as_mod
+from flwr_privacy.mspdq import MIX
+from flwr_privacy.wire import RECORD, Header
 
-VICTIM = "VICTIM"  # environment: a folder; "once" or "always" in it name a client
+# environment: a folder; "once" or "always" in it name a client, "mix" is there for one death
+VICTIM = "VICTIM"
 
 
 def killed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -26,3 +29,17 @@ def killed(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 
 app: ClientApp = message_app([as_mod(UDPClient), killed])
+
+
+def killed_while_mixing(
+    message: Message, context: Context, call_next: ClientAppCallable
+) -> Message:
+    header, _ = Header.read(message.content[RECORD])
+    marker = Path(os.environ[VICTIM], "mix")
+    if header.phase == MIX and marker.exists():
+        marker.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call_next(message, context)
+
+
+mixing: ClientApp = message_app([killed_while_mixing, as_mod(MSPDQClient)])

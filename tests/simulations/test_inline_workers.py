@@ -1,5 +1,6 @@
 """Worker processes of the inline engine: arrays in shared files, and workers that die."""
 
+import errno
 import os
 import pickle
 import subprocess
@@ -16,8 +17,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr_privacy.clients.records import LocalArray
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import InlineGrid, shared_arrays
-from flwr_privacy.simulations.inline.shared_arrays import SharedArrays
-from flwr_privacy.strategies import UDP
+from flwr_privacy.simulations.inline.shared_arrays import (
+    SharedArrays,
+    files_of_state,
+    place_state,
+)
+from flwr_privacy.strategies import MSPDQ, UDP
 
 LARGE = np.arange(20_000, dtype=np.float64).reshape(100, 200)
 
@@ -69,6 +74,57 @@ def test_an_array_that_cannot_be_decoded_travels_as_it_is(tmp_path: Path) -> Non
     assert SharedArrays(tmp_path).place(content) == []
     arrived, _ = sent(content)
     assert [arrived["arrays"][str(i)] for i in range(2)] == [broken, other]
+
+
+def test_a_state_is_written_once_and_read_where_it_lies(tmp_path: Path) -> None:
+    state = message(Array(LARGE), LocalArray(LARGE + 1), Array(np.array(3)))
+    given = state["arrays"]
+    place_state(tmp_path, state)
+    (first,) = files_of_state(state)
+    assert not files_of_state(RecordDict({"arrays": given}))  # the app may hold it
+    arrived, size = sent(state)
+    assert size < 3000
+    arrived["new"] = message(LocalArray(LARGE + 2))["arrays"]
+    place_state(tmp_path, arrived)  # the next answer's: what was there is not written again
+    files = files_of_state(arrived)
+    assert first in files
+    assert {Path(path).name for path in files} == set(os.listdir(tmp_path))
+    assert len(files) == 2
+    back, _ = sent(arrived)
+    for array, expected in zip(back["arrays"].values(), [LARGE, LARGE + 1, 3], strict=True):
+        np.testing.assert_array_equal(array.numpy(), expected)
+    theirs = Array(LARGE + 2)
+    array = back["new"]["0"]
+    assert (array.data, array.shape, array.dtype) == (theirs.data, theirs.shape, theirs.dtype)
+
+
+def test_an_array_of_a_state_travels_in_a_message_of_its_own(tmp_path: Path) -> None:
+    state = message(Array(LARGE))
+    place_state(tmp_path, state)
+    content = RecordDict({"arrays": state["arrays"]})
+    (of_message,) = SharedArrays(tmp_path).place(content)
+    (of_state,) = files_of_state(state)
+    assert of_message != of_state
+    arrived, _ = sent(content)
+    assert not files_of_state(arrived)
+    np.testing.assert_array_equal(arrived["arrays"]["0"].numpy(), LARGE)
+
+
+def test_where_there_is_no_room_arrays_travel_with_the_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shared_arrays, "_write_all", full)
+    content, state = message(Array(LARGE)), message(LocalArray(LARGE))
+    assert SharedArrays(tmp_path).place(content) == []
+    place_state(tmp_path, state)
+    assert not files_of_state(state)
+    assert os.listdir(tmp_path) == []
+    assert caplog.text.count("No space left on device") == 1
+    for each in (content, state):
+        np.testing.assert_array_equal(sent(each)[0]["arrays"]["0"].numpy(), LARGE)
 
 
 @pytest.fixture
@@ -123,6 +179,52 @@ def test_a_cohort_that_kills_its_worker_each_time_is_refused_and_the_others_go_o
     assert [line["refused"] for line in lines] == [{"error": 3}] * 3
     counts = charges(tmp_path / "killed")
     assert [counts[client] for client in (1, 3, 5)] == [3, 3, 3]
+
+
+def mixed(workers: int) -> tuple[Any, list[int]]:
+    """Run MSPDQ, whose clients keep three vectors each between its steps; count their files."""
+    counts: list[int] = []
+
+    def counted(grid: Any) -> None:
+        pull = grid.pull_messages
+
+        def pulled(message_ids: Any) -> Any:
+            replies = pull(message_ids)
+            counts.append(len(list(Path(grid._pool._folder).glob("tmp*"))))
+            return replies
+
+        grid.pull_messages = pulled
+
+    result = run_strategy(
+        MSPDQ(
+            clients=6,
+            mixing_rounds=3,
+            fraction_evaluate=0,
+            seed=1,
+            experiment_id="e",
+            min_available_nodes=2,
+        ),
+        "dying_app:mixing",
+        nodes=2,
+        workers=workers,
+        insecure_seed=1,
+        arrays=record({"w": LARGE.astype(np.float32)}),
+        timeout=300,
+        before=counted if workers else None,
+    )
+    return result, counts
+
+
+def test_a_worker_that_dies_between_two_steps_takes_no_state_with_it(victim: Path) -> None:
+    plain, _ = mixed(0)
+    (victim / "mix").touch()
+    result, files = mixed(2)
+    assert not (victim / "mix").exists()
+    assert same(plain.arrays, result.arrays)
+    assert [line["folded"] for line in result.history[1:]] == [6, 6, 6]
+    assert max(files) >= 6  # one for each client
+    assert max(files) <= 12  # before and after a step
+    assert files[-1] == 0
 
 
 def test_the_folder_of_the_arrays_goes_with_the_grid() -> None:
