@@ -80,16 +80,30 @@ class PrivacyCard:
         accountant : {"gdp", "rdp", "pld"}
             How to compute it, at the guarantee's delta.
         """
-        # Clients with the same charges spent the same: there are few different histories.
-        histories = {tuple(sorted(Counter(c).items(), key=repr)) for c in self.charges().values()}
         delta = self.guarantee.delta
         totals = []
-        for history in histories:
+        for history in self._histories():
             charges = [_repeated(charge, count) for charge, count in history]
             if delta is None or not all(supports(charge, accountant) for charge in charges):
                 return None
             totals.append(spent(charges, delta=delta, accountant=accountant))
         return max(totals, default=0.0)
+
+    def _histories(self) -> set[tuple[tuple[Charge, int], ...]]:
+        """Return what clients were charged, and how often; the same for many of them, once."""
+        # A history is a number: of one charge more than another. So a client costs a look into two
+        # tables per release, in every round, and not all its charges.
+        longer: dict[tuple[int, Charge], int] = {}
+        of: dict[str, int] = {}
+        for release in self.releases:
+            after: dict[int, int] = {}
+            for client in release.clients:
+                before = of.get(client, 0)
+                if before not in after:
+                    after[before] = longer.setdefault((before, release.charge), len(longer) + 1)
+                of[client] = after[before]
+        steps = dict(zip(longer.values(), longer, strict=True))
+        return {_counted(history, steps) for history in set(of.values())}
 
     def state(self, accountants: Iterable[str] = tuple(ACCOUNTANTS)) -> None:
         """Compute and keep what the charges come to."""
@@ -222,6 +236,16 @@ pre {{ overflow: auto; max-height: 24rem; font-size: 12px }}
 <details><summary>Every charge (this is the card as JSON)</summary><pre>{json}</pre></details>
 </body></html>
 """
+
+
+def _counted(
+    history: int, steps: Mapping[int, tuple[int, Charge]]
+) -> tuple[tuple[Charge, int], ...]:
+    charges = Counter[Charge]()
+    while history:
+        history, charge = steps[history]
+        charges[charge] += 1
+    return tuple(sorted(charges.items(), key=repr))
 
 
 def _release(entry: Any) -> Release:

@@ -505,13 +505,13 @@ class ACFL(SchemeStrategy):
             return self._setup_terms.charge()
         return self._asked_terms().charge() if phase == TRAIN else None
 
-    def charge_of(self, phase: str, client: str) -> Charge | None:
-        """Return what it costs one client: a setup once, as asked again it sends the same bytes."""
-        if phase == SETUP and any(
-            release.phase == SETUP and client in release.clients for release in self.releases
-        ):
-            return None
-        return self.charge(phase)
+    def charges_of(self, phase: str, clients: Iterable[str]) -> dict[str, Charge | None]:
+        """Return what it costs each: a setup once, as asked again it sends the same bytes."""
+        set_up: set[str] = set()
+        if phase == SETUP:
+            set_up.update(*(r.clients for r in self.releases if r.phase == SETUP))
+        charge = self.charge(phase)
+        return {client: None if client in set_up else charge for client in clients}
 
     def stop(self) -> str:
         """Return why the training ends: the rounds that the budget is for are done."""

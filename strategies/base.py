@@ -296,9 +296,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         return None
 
-    def charge_of(self, phase: str, client: str) -> Charge | None:
-        """Return what it costs one client; by default what it costs all."""
-        return self.charge(phase)
+    def charges_of(self, phase: str, clients: Iterable[str]) -> Mapping[str, Charge | None]:
+        """Return what it costs each of some clients; by default the same for all."""
+        return dict.fromkeys(clients, self.charge(phase))
 
     def charged(self, phase: str, book: Round) -> set[str]:
         """Return the clients whom the last question of a phase costs something.
@@ -513,7 +513,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Note whom a question will cost something, before it leaves."""
         if self.charge(phase) is not None:
             book = self.conversation.book(phase)
-            costs = {client: self.charge_of(phase, client) for client in self.charged(phase, book)}
+            costs = self.charges_of(phase, self.charged(phase, book))
             known = {client: charge for client, charge in costs.items() if charge is not None}
             self.experiment.note_asked(_name(book), known)
 
@@ -633,8 +633,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             for r in self.releases
         ]
         costs: dict[Charge, set[str]] = {}
-        for client in (self._names.get(client, client) for client in clients):
-            charge = self.charge_of(phase, client)
+        known = (self._names.get(client, client) for client in clients)
+        for client, charge in self.charges_of(phase, known).items():
             if charge is not None:
                 costs.setdefault(charge, set()).add(client)
         self._release(_name(book), costs)

@@ -261,10 +261,10 @@ class Conversation:
         for node, clients in assigned.items():
             mine = {client: own[client] for client in clients if client in own}
             ours = {groups[c]: of_group[groups[c]] for c in clients if groups.get(c) in of_group}
+            of_ours = {group: _merged(shared, records) for group, records in ours.items()}
             questions = {
-                client: _merged(_merged(shared, ours.get(groups.get(client, ""))), own.get(client))
-                for client in clients
-                if client in mine or groups.get(client) in ours
+                client: _merged(of_ours.get(groups.get(client, ""), shared), records)
+                for client, records in mine.items()
             }
             if book.cohorts:
                 cohort = ConfigRecord(self._cohort(book, clients, groups).write())
@@ -273,9 +273,15 @@ class Conversation:
                     for addressee, records in records_of.items():
                         question.update({f"{n}{mark}{addressee}": r for n, r in records.items()})
             else:
-                question = questions.get(clients[0], shared)
-            book.bytes_down += sum(map(payload_bytes, questions.values()))
-            book.bytes_down += size * (len(clients) - len(questions))
+                first = clients[0]
+                question = questions.get(first, of_ours.get(groups.get(first, ""), shared))
+            sizes = {group: payload_bytes(asked) for group, asked in of_ours.items()}
+            book.bytes_down += sum(
+                payload_bytes(questions[client])
+                if client in questions
+                else sizes.get(groups.get(client, ""), size)
+                for client in clients
+            )
             book.wire_bytes_down += payload_bytes(question)
             # The ttl is the deadline: an answer that comes later is not waited for by anybody.
             messages.append(Message(question, node, message_type, ttl=book.seconds))

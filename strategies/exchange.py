@@ -13,7 +13,7 @@ __all__ = ["arrived", "exchange"]
 logger = logging.getLogger("flwr.privacy")
 
 _FEW = 16  # a deployed grid downloads every reply that is ready: ask for few at a time
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25  # seconds
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25  # seconds
 _LATENESS = 0.03  # of the time that a reply took, by which it may be seen later
 _LOOKING = 0.1  # of the time, at most, goes into looking: it takes CPU from Ray
 

@@ -7,7 +7,7 @@ aggregators that are nodes of their own (`relay`).
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -636,13 +636,16 @@ class M2FDP(SchemeStrategy):
         leaf = next(iter(self._current.leaves))
         return self.plan.release_of(leaf, self._current).charge()
 
-    def charge_of(self, phase: str, client: str) -> Charge | None:
-        """Return what an answer costs a device: that of the release that it goes into."""
+    def charges_of(self, phase: str, clients: Iterable[str]) -> dict[str, Charge | None]:
+        """Return what an answer costs each device: that of the release that it goes into."""
+        devices = set(self.tree.devices)
         # Also one that a server asked before it was resumed, and that is not there any more.
-        leaf = self.tree.parent(client) if client in self.tree.devices else ""
-        if leaf not in self._current.leaves:
-            return None
-        return self.plan.release_of(leaf, self._current).charge()
+        leaves = {c: self.tree.parent(c) if c in devices else "" for c in clients}
+        costs = {
+            leaf: self.plan.release_of(leaf, self._current).charge()
+            for leaf in self._current.leaves.keys() & set(leaves.values())
+        }
+        return {client: costs.get(leaf) for client, leaf in leaves.items()}
 
     def charged(self, phase: str, book: Round) -> set[str]:
         """Return the devices that pay: each once for every release that its answers go into."""

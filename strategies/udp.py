@@ -431,17 +431,20 @@ class UDP(SchemeStrategy):
             return self._begun().loss_terms().charge()
         return self._charged_as(self._asked_terms()) if phase == TRAIN else None
 
-    def charge_of(self, phase: str, client: str) -> Charge | None:
-        """Return what it costs one client."""
+    def charges_of(self, phase: str, clients: Iterable[str]) -> Mapping[str, Charge | None]:
+        """Return what it costs each client."""
         if phase == EVALUATE and self._judged_by == CLIENTS:
-            return self._begun().loss_terms(client).charge()
+            return {client: self._begun().loss_terms(client).charge() for client in clients}
         if phase == TRAIN and self._wish.own_terms:
-            terms = self._of_clients.get(client)
-            if terms is None:  # it was asked before the run broke off, and has left
-                spent = self._spent()[client]
-                terms = self._begun().own_terms(self._asked_terms(), client, spent)
-            return self._charged_as(terms)
-        return self.charge(phase)
+            return {client: self._own_charge(client) for client in clients}
+        return super().charges_of(phase, clients)
+
+    def _own_charge(self, client: str) -> Charge | None:
+        terms = self._of_clients.get(client)
+        if terms is None:  # it was asked before the run broke off, and has left
+            spent = self._spent()[client]
+            terms = self._begun().own_terms(self._asked_terms(), client, spent)
+        return self._charged_as(terms)
 
     def charged(self, phase: str, book: Any) -> set[str]:
         """Return who is charged: whoever was asked, or where participants are secret everybody."""

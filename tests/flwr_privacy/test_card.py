@@ -3,6 +3,7 @@ import math
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -69,6 +70,23 @@ def test_the_order_of_the_charges_and_how_they_are_bundled_make_no_difference():
     other = card(release(1, "a", OTHER), release(2, "a", Charge(noise_multiplier=2.0, count=2)))
     for accountant in ("gdp", "rdp", "pld"):
         assert one.epsilon(accountant) == pytest.approx(other.epsilon(accountant), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_epsilon_is_that_of_each_client_s_own_charges(seed):
+    random = np.random.default_rng(seed)
+    charges = [Charge(noise_multiplier=z) for z in (4.0, 5.0, 6.0)]
+    made = card(
+        *(
+            release(r, "".join(random.choice(list("abcdefgh"), 4, replace=False)), charge)
+            for r, charge in enumerate(random.choice(charges, 30))
+        )
+    )
+    alone = [
+        gaussian_epsilon(*(charge.noise_multiplier for charge in own))
+        for own in made.charges().values()
+    ]
+    assert made.epsilon("gdp") == pytest.approx(max(alone), rel=1e-9)
 
 
 def test_charges_are_listed_by_client_in_their_order():
