@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.identity import derive_seed
+from flwr_privacy.identity import derive_seed, fingerprints, places
 from flwr_privacy.m2fdp import Decision, TierTree
 
 __all__ = ["check_min_children", "drawn", "members", "settled"]
@@ -122,7 +124,8 @@ def drawn(
             wanted = max(wanted, least)
         present = [child for child in children if child in there]
         if wanted < len(present):
-            present.sort(key=lambda child: derive_seed(seed, "tiers", server_round, child))
+            order = places(derive_seed(seed, "tiers", server_round), fingerprints(present))
+            present = [present[index] for index in np.argsort(order, kind="stable")]
         if present:
             chosen[leaf] = sorted(present[:wanted])
     return chosen
