@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 from flwr.app import Context
 
+from flwr_privacy.common_replies import CommonReplies
 from flwr_privacy.errors import InvalidParameterError, LedgerError, check_integer
 from flwr_privacy.identity import check_client_id, client_id_from
 from flwr_privacy.ledger import Ledger, Question
@@ -73,8 +74,8 @@ class Custody:
     ----------
     ledger : Ledger
         Everything that was released about the client's data.
-    replies : KeptReplies
-        The last noised replies.
+    replies : KeptReplies or CommonReplies
+        The last noised replies; those of simulated clients lie together.
     setups : KeptReplies
         Replies that are given once for a whole experiment.
     policy : Policy
@@ -95,7 +96,7 @@ class Custody:
     """
 
     ledger: Ledger
-    replies: KeptReplies
+    replies: KeptReplies | CommonReplies
     setups: KeptReplies
     policy: Policy
     client_id: str
@@ -132,7 +133,9 @@ class Custody:
         identity, pins = (_path(context, key) for key in (_IDENTITY, _PINS))
         return cls(
             ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
-            replies=KeptReplies(folder / f"{client_id}.replies"),
+            replies=KeptReplies(folder / f"{client_id}.replies")
+            if durable
+            else CommonReplies(folder / "replies", client_id),
             setups=KeptReplies(folder / f"{client_id}.setups", durable=durable),
             policy=policy,
             client_id=client_id,

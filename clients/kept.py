@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from flwr_privacy.arrays import Arrays
+from flwr_privacy.common_replies import CommonReplies
 from flwr_privacy.documents import dumps, loads
 from flwr_privacy.errors import DeclinedError
 from flwr_privacy.ledger import Entry, Question
@@ -14,6 +15,8 @@ from .custody import Custody
 from .release import PlannedRelease
 
 __all__ = ["Answer", "keep", "kept_answer", "mark_insecure", "once"]
+
+Replies = KeptReplies | CommonReplies
 
 Answer = tuple[Arrays, Fields]
 """The arrays and the scheme's own fields of a reply."""
@@ -53,7 +56,7 @@ def once(
         If the node's files cannot be used.
     """
     custody, question = release.custody, release.question
-    replies = custody.replies if setups is None else setups
+    replies: Replies = custody.replies if setups is None else setups
     single = single or setups is not None
     entries = custody.ledger.entries()
     if (found := _charged_answer(replies, question, asked, entries, single=single)) is not None:
@@ -73,14 +76,14 @@ def once(
     return out, own
 
 
-def keep(replies: KeptReplies, question: Question, asked: Fields, answer: Answer) -> None:
+def keep(replies: Replies, question: Question, asked: Fields, answer: Answer) -> None:
     """Keep an answer, with the terms that it is for."""
     out, own = answer
     state = dumps({"arrays": dict(out), "fields": own, "asked": asked})
     replies.keep(question, state)
 
 
-def kept_answer(replies: KeptReplies, question: Question, asked: Fields) -> Answer | None:
+def kept_answer(replies: Replies, question: Question, asked: Fields) -> Answer | None:
     """Return the kept answer to a question, if there is one.
 
     Raises
@@ -106,7 +109,7 @@ def mark_insecure(custody: Custody, own: Fields) -> None:
 
 
 def _charged_answer(
-    replies: KeptReplies,
+    replies: Replies,
     question: Question,
     asked: Fields,
     entries: Sequence[Entry],

@@ -17,6 +17,7 @@ from flwr.app import Context, RecordDict
 from flwr_privacy.accounting import Charge
 from flwr_privacy.clients.custody import (
     POLICY_VARIABLE,
+    SIMULATED,
     STATE_VARIABLE,
     Custody,
     refuse_node_keys,
@@ -70,6 +71,21 @@ def test_ledger_and_replies_lie_in_the_folder_that_the_node_names(tmp_path: Path
     again = custody({"privacy-state": str(tmp_path)}, run_id=6)  # another run, the same node
     assert len(again.ledger.entries()) == 1
     assert again.replies.find(QUESTION) == b"noised"
+
+
+def test_simulated_clients_keep_their_replies_together(tmp_path: Path) -> None:
+    clients = [
+        custody({"privacy-state": str(tmp_path), SIMULATED: True, "client-id": name})
+        for name in ("a", "b")
+    ]
+    for kept in clients:
+        enter(kept)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("a.ledger", "a.ledger.lock", "b.ledger", "b.ledger.lock", "replies")
+    }
+    assert len(list((tmp_path / "replies").iterdir())) == 1
+    for kept in clients:
+        assert kept.replies.find(QUESTION) == b"noised"
 
 
 def test_the_environment_counts_where_the_configuration_says_nothing(

@@ -1,0 +1,171 @@
+"""Kept replies of simulated clients: many clients, one folder, a few files for a round.
+
+A file for each reply, in a folder for each client, is what a node with a client of its own has
+(`flwr_privacy.replies`). A simulation has thousands of clients: making the files takes longer than
+the noise, and the last reply of everybody who ever played fills the disk.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from .errors import LedgerError
+from .ledger import Question
+
+__all__ = ["CommonReplies"]
+
+_FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9]+-[0-9a-f]{16}\.replies")
+_DIGEST_SIZE = hashlib.sha256().digest_size
+_SIZE_BYTES = 8
+
+_writer = threading.local()
+
+
+class CommonReplies:
+    """The replies of one of the clients that share a folder, by question.
+
+    As `KeptReplies`, with the same order: charge first, keep second, send last. What differs: a
+    power cut may take replies away, and of each experiment the last round is kept of all clients
+    together: that of a client which played before it is gone.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where they lie. It is created, readable by its owner only, if the folder that it lies in is
+        there.
+    client_id : str
+        Whose they are.
+
+    Notes
+    -----
+    Every process (and thread) appends to a file of its own. If it is killed on the way, that file
+    ends with a part of a reply, which counts as none.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> replies = CommonReplies(Path(folder.name, "replies"), "7")
+    >>> question = Question(experiment_id="e", phase="train", server_round=1)
+    >>> replies.keep(question, b"noised")
+    >>> replies.find(question), CommonReplies(replies.folder, "8").find(question)
+    (b'noised', None)
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, folder: str | Path, client_id: str) -> None:
+        self.folder = Path(folder)
+        self.client_id = client_id
+
+    def find(self, question: Question) -> bytes | None:
+        """Return the reply to a question, or None if there is none.
+
+        Raises
+        ------
+        LedgerError
+            If a file is there but cannot be read.
+        """
+        mine, found = self._label(question), None
+        try:
+            for path, experiment, server_round in self._files():
+                if (experiment, server_round) == _place(question):
+                    with open(path, "rb") as file:
+                        for label, reply in _replies(file):
+                            found = reply if label == mine else found
+        except OSError as error:
+            raise self._error("read", error) from error
+        return found
+
+    def keep(self, question: Question, reply: bytes) -> None:
+        """Keep the reply to a question; those to earlier rounds of its experiment are removed.
+
+        Call it after the charge and before the reply is sent.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be written.
+        """
+        experiment, server_round = _place(question)
+        path = self.folder / f"{experiment}-{server_round}-{_writer_name()}.replies"
+        content = _framed(self._label(question)) + _framed(reply)
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with open(descriptor, "ab", buffering=0) as file:
+                before = file.tell()
+                try:
+                    _write(file, content)
+                except OSError:  # a part of it would hide what comes after
+                    file.truncate(before)
+                    raise
+            if before == 0:  # the first one of its round
+                self._remove_before(experiment, server_round)
+        except OSError as error:
+            raise self._error("written", error) from error
+
+    def _remove_before(self, experiment: str, server_round: int) -> None:
+        for path, other, its_round in list(self._files()):
+            if other == experiment and its_round < server_round:
+                path.unlink(missing_ok=True)  # another process does the same
+
+    def _files(self) -> Iterator[tuple[Path, str, int]]:
+        """Yield the files there are, each with the experiment and the round that it is for."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return
+        for match in filter(None, map(_FILE.fullmatch, names)):
+            yield self.folder / match[0], match[1], int(match[2])
+
+    def _label(self, question: Question) -> bytes:
+        return json.dumps([self.client_id, question.phase, question.request]).encode("ascii")
+
+    def _error(self, done: str, error: OSError) -> LedgerError:
+        return LedgerError(f"the kept replies {self.folder} cannot be {done}: {error.strerror}")
+
+
+def _place(question: Question) -> tuple[str, int]:
+    """Return what the names of a question's files begin with."""
+    # A hash: the name comes from a server, and may be anything.
+    digest = hashlib.sha256(question.experiment_id.encode("ascii"))
+    return digest.hexdigest()[:32], question.server_round
+
+
+def _writer_name() -> str:
+    """Return the name of this thread among all that ever write into a folder."""
+    if getattr(_writer, "process", None) != os.getpid():  # a fork has its parent's
+        _writer.process, _writer.token = os.getpid(), secrets.token_hex(8)
+    return f"{_writer.process}-{_writer.token}"
+
+
+def _write(file: IO[bytes], content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _framed(content: bytes) -> bytes:
+    return len(content).to_bytes(_SIZE_BYTES) + hashlib.sha256(content).digest() + content
+
+
+def _replies(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the replies of a file with their labels, up to the first that is not whole."""
+    while (label := _frame(file)) is not None and (reply := _frame(file)) is not None:
+        yield label, reply
+
+
+def _frame(file: IO[bytes]) -> bytes | None:
+    head = file.read(_SIZE_BYTES + _DIGEST_SIZE)
+    size, digest = int.from_bytes(head[:_SIZE_BYTES]), head[_SIZE_BYTES:]
+    if len(digest) < _DIGEST_SIZE or size > os.fstat(file.fileno()).st_size:
+        return None
+    content = file.read(size)
+    whole = len(content) == size and hashlib.sha256(content).digest() == digest
+    return content if whole else None

@@ -1,0 +1,131 @@
+"""Replies of simulated clients, which share a folder."""
+
+import errno
+import itertools
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from flwr_privacy import common_replies
+from flwr_privacy.common_replies import CommonReplies
+from flwr_privacy.errors import LedgerError
+from flwr_privacy.ledger import Question
+
+
+def question(experiment_id="e", phase="train", server_round=1, request=0) -> Question:
+    return Question(
+        experiment_id=experiment_id, phase=phase, server_round=server_round, request=request
+    )
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "replies"
+
+
+def of(folder: Path, client: str = "7") -> CommonReplies:
+    return CommonReplies(folder, client)
+
+
+def test_a_question_that_comes_again_gets_the_same_bytes(folder):
+    noised = bytes(range(256)) * 100
+    assert of(folder).find(question()) is None
+    of(folder).keep(question(), noised)
+    assert of(folder).find(question()) == noised
+    assert of(str(folder)).find(question()) == noised
+
+
+def test_every_client_and_question_has_a_reply_of_its_own(folder):
+    names = ["a", "aa", "a-1", "1", "11", "../a", "a/b", '"', '", "', ".."]
+    asked = [
+        (client, question(experiment, phase, 1, request))
+        for client, experiment, phase, request in itertools.product(
+            ["1", "11", "a"], names, names[:4], [0, 1]
+        )
+    ]
+    for number, (client, one) in enumerate(asked):
+        of(folder, client).keep(one, str(number).encode())
+    found = [of(folder, client).find(one) for client, one in asked]
+    assert found == [str(i).encode() for i in range(len(asked))]
+    assert of(folder, "b").find(question("a", "a")) is None
+    assert [path.name for path in folder.parent.iterdir()] == ["replies"]
+
+
+def test_the_clients_of_a_round_share_a_file_and_take_those_of_earlier_rounds_away(folder):
+    for server_round, client in [(1, "a"), (1, "b"), (2, "c"), (2, "a")]:
+        of(folder, client).keep(question(server_round=server_round), client.encode())
+        of(folder, client).keep(question("other", server_round=1), client.encode())
+    assert len(os.listdir(folder)) == 2  # one for each experiment
+    assert of(folder, "b").find(question(server_round=1)) is None
+    assert of(folder, "a").find(question(server_round=2)) == b"a"
+    assert of(folder, "b").find(question("other")) == b"b"
+    of(folder, "b").keep(question(server_round=1), b"out of order")
+    assert of(folder, "c").find(question(server_round=2)) == b"c"
+
+
+def keep_many(folder: Path, client: str) -> None:
+    for request in range(200):
+        of(folder, client).keep(question(request=request), client.encode() * 1000)
+
+
+def test_processes_and_threads_do_not_write_into_each_other_s_replies(folder):
+    context = multiprocessing.get_context("fork")
+    of(folder, "here").keep(question(), b"here")
+    writers = [
+        *(context.Process(target=keep_many, args=(folder, f"p{i}")) for i in range(2)),
+        *(threading.Thread(target=keep_many, args=(folder, f"t{i}")) for i in range(2)),
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(os.listdir(folder)) == 5
+    for client, request in itertools.product(["p0", "p1", "t0", "t1"], [0, 100, 199]):
+        kept = of(folder, client).find(question(request=request))
+        assert kept == client.encode() * 1000
+
+
+def test_a_reply_that_is_not_whole_counts_as_none_and_those_before_it_stay(folder):
+    of(folder, "a").keep(question(), b"first")
+    (path,) = folder.iterdir()
+    start = path.stat().st_size
+    of(folder, "b").keep(question(), b"second")
+    whole = path.read_bytes()
+    flips = [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :] for i in range(start, len(whole))]
+    for content in [*flips, *(whole[:length] for length in range(start, len(whole)))]:
+        path.write_bytes(content)
+        assert of(folder, "a").find(question()) == b"first"
+        assert of(folder, "b").find(question()) is None
+
+
+def test_a_reply_that_cannot_be_written_is_an_error_and_leaves_no_part(folder, monkeypatch):
+    of(folder, "a").keep(question(), b"first")
+
+    def full(file: IO[bytes], content: bytes) -> None:
+        file.write(content[:50])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(common_replies, "_write", full)
+        with pytest.raises(LedgerError, match="cannot be written: No space left"):
+            of(folder, "b").keep(question(), b"second")
+    of(folder, "c").keep(question(), b"third")
+    assert [of(folder, c).find(question()) for c in "abc"] == [b"first", None, b"third"]
+
+
+def test_a_folder_that_cannot_be_used_is_an_error(tmp_path):
+    with pytest.raises(LedgerError, match=r"tpyo/replies cannot be written: No such file"):
+        of(tmp_path / "tpyo" / "replies").keep(question(), b"noised")
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError, match="cannot be read: Not a directory"):
+        of(tmp_path / "file").find(question())
+
+
+def test_only_the_owner_may_read_the_replies(folder):
+    of(folder).keep(question(), b"noised")
+    for path in [folder, *folder.iterdir()]:
+        assert path.stat().st_mode & 0o077 == 0
