@@ -2,7 +2,8 @@
 
 100,000 clients with 60 images each (a thousand sets of images, over and over), of which 1000 train
 the model S in a round, inline with two worker processes. After each round: its seconds, those of
-a client, the memory of the server's process and of the workers, and the files of the clients.
+a client, the memory of the server's process and of the workers, the files of the clients and what
+they hold.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"{asked.clients} clients, {asked.per_round} a round, {WORKERS} workers, model {SIZE}")
     for scheme in asked.schemes:
-        print(f"\n{scheme:<9}round   seconds  ms a client  server MB  workers MB   files")
+        print(f"\n{scheme:<9}round   seconds  ms a client  server MB  workers MB   files  files MB")
         _run(scheme, asked.clients, asked.per_round, asked.rounds)
 
 
@@ -90,10 +91,11 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
 
 def _line(server_round: int, seconds: float, per_round: int, state: Path) -> str:
     workers = [_resident(child.pid) for child in multiprocessing.active_children()]
-    files = sum(1 for path in state.rglob("*") if path.is_file())
+    sizes = [path.stat().st_size for path in state.rglob("*") if path.is_file()]
     return (
         f"{server_round:>5}{seconds:>10.2f}{1000 * seconds / per_round:>13.2f}"
-        f"{_resident(os.getpid()):>11.0f}{max(workers):>12.0f}{files:>8}"
+        f"{_resident(os.getpid()):>11.0f}{max(workers):>12.0f}{len(sizes):>8}"
+        f"{sum(sizes) / MEGABYTE:>10.0f}"
     )
 
 
