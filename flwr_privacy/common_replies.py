@@ -71,13 +71,12 @@ class CommonReplies:
         LedgerError
             If a file is there but cannot be read.
         """
-        mine, found = self._label(question), None
+        found = None
         try:
             for path, experiment, server_round in self._files():
                 if (experiment, server_round) == _place(question):
-                    with open(path, "rb") as file:
-                        for label, reply in _replies(file):
-                            found = reply if label == mine else found
+                    here = _found(path, self._label(question))
+                    found = found if here is None else here
         except OSError as error:
             raise self._error("read", error) from error
         return found
@@ -155,17 +154,38 @@ def _framed(content: bytes) -> bytes:
     return len(content).to_bytes(_SIZE_BYTES) + hashlib.sha256(content).digest() + content
 
 
-def _replies(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the replies of a file with their labels, up to the first that is not whole."""
-    while (label := _frame(file)) is not None and (reply := _frame(file)) is not None:
-        yield label, reply
-
-
-def _frame(file: IO[bytes]) -> bytes | None:
-    head = file.read(_SIZE_BYTES + _DIGEST_SIZE)
-    size, digest = int.from_bytes(head[:_SIZE_BYTES]), head[_SIZE_BYTES:]
-    if len(digest) < _DIGEST_SIZE or size > os.fstat(file.fileno()).st_size:
+def _found(path: Path, label: bytes) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return _last(file, label)
+    except FileNotFoundError:  # its round is over since it was listed
         return None
+
+
+def _last(file: IO[bytes], label: bytes) -> bytes | None:
+    """Return the last reply with a label, of those before the first that is not whole.
+
+    Nobody else's is read: a file has those of hundreds of clients.
+    """
+    found, end = None, os.fstat(file.fileno()).st_size
+    while (head := _head(file, end)) is not None and (own := _content(file, *head)) is not None:
+        if (head := _head(file, end)) is None:
+            break
+        if own != label:
+            file.seek(head[0], os.SEEK_CUR)
+            continue
+        found = _content(file, *head)
+    return found
+
+
+def _head(file: IO[bytes], end: int) -> tuple[int, bytes] | None:
+    """Return size and digest of what comes next in a file, if all of it is there."""
+    head = file.read(_SIZE_BYTES + _DIGEST_SIZE)
+    size = int.from_bytes(head[:_SIZE_BYTES])
+    whole = len(head) == _SIZE_BYTES + _DIGEST_SIZE and size <= end - file.tell()
+    return (size, head[_SIZE_BYTES:]) if whole else None
+
+
+def _content(file: IO[bytes], size: int, digest: bytes) -> bytes | None:
     content = file.read(size)
-    whole = len(content) == size and hashlib.sha256(content).digest() == digest
-    return content if whole else None
+    return content if hashlib.sha256(content).digest() == digest else None

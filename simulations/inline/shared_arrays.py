@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from io import FileIO
@@ -107,9 +107,8 @@ class SharedArrays:
         files = set()
         for key, record in records.items():
             placed = {n: self._placed[id(a)][1] for n, a in record.items() if id(a) in self._placed}
-            if placed:
-                content[key] = _replaced(record, placed)
-                files |= {array.path for array in placed.values()}
+            files |= {array.path for array in placed.values()}
+            content[key] = _replaced(record, {**_states_own(record), **placed})
         for path in files:
             self._readers[path] = self._readers.get(path, 0) + 1
         return sorted(files)
@@ -124,37 +123,44 @@ class SharedArrays:
                 os.unlink(path)
 
 
-def place_state(folder: str | Path, state: RecordDict) -> None:
+def place_state(folder: str | Path, state: RecordDict, given: RecordDict | None = None) -> None:
     """Put the large arrays of a node's state into files, one for each record.
 
-    What lies in a file since an earlier question stays there: only what is new is written. Nobody
-    removes the files but the one who keeps the state: those that are no longer in `files_of_state`.
+    What lies in a file of the state before stays there: only what is new is written. Nobody removes
+    the files but the one who keeps the state: those that are no longer in `files_of_state`.
 
     Parameters
     ----------
     folder : path
         Where the files lie.
     state : RecordDict
-        The state. Its records with large arrays are replaced; they stay if there is no room.
+        The state after an answer. Its records with new large arrays are replaced; the arrays stay
+        in them if there is no room.
+    given : RecordDict, optional
+        The state before. Those of its arrays that the state does not have any more stay readable
+        for an app that holds them.
     """
+    before = RecordDict() if given is None else given
+    known, kept = files_of_state(before), files_of_state(state)
+    for array in _state_arrays(before):
+        if array.path not in kept:
+            array.hold()
     for key, record in list(state.items()):
         if not isinstance(record, ArrayRecord):
             continue
-        large = {k: v for k, v in _large(record).items() if not isinstance(v[0], _StateArray)}
+        large = _large(record, but=known)
         places = _written(Path(folder), [values for _, values in large.values()])
-        if places:
-            placed = [
-                _StateArray(*place, values.dtype.str, values.shape)
-                for place, (_, values) in zip(places, large.values(), strict=True)
-            ]
-            state[key] = _replaced(record, dict(zip(large, placed, strict=True)))
+        placed: list[Array] = [
+            _StateArray(*place, values.dtype, values.shape)
+            for place, (_, values) in zip(places, large.values(), strict=False)
+        ]
+        own = {**_states_own(record, but=known), **dict(zip(large, placed, strict=False))}
+        state[key] = _replaced(record, own)
 
 
 def files_of_state(state: RecordDict) -> set[str]:
     """Return the files that arrays of a state lie in."""
-    records = (record for record in state.values() if isinstance(record, ArrayRecord))
-    arrays = (array for record in records for array in record.values())
-    return {array.path for array in arrays if isinstance(array, _StateArray)}
+    return {array.path for array in _state_arrays(state)}
 
 
 class _PlacedArray(LocalArray):
@@ -170,7 +176,7 @@ class _PlacedArray(LocalArray):
         return path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (self.path, self.__dict__["offset"], self.values.dtype.str, self.shape)
+        return _opened, (self.path, self.__dict__["offset"], self.values.dtype, self.shape)
 
 
 class _StateArray(LocalArray):
@@ -180,9 +186,11 @@ class _StateArray(LocalArray):
     may be as many as there are clients.
     """
 
-    def __init__(self, path: str, offset: int, dtype: str, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, path: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
         super().__init__(np.empty(0, dtype))
-        self.__dict__.update(shape=shape, place=(path, offset, dtype, shape))
+        self.__dict__.update(shape=shape, place=(path, offset, dtype, shape), held=None)
 
     @property
     def path(self) -> str:
@@ -191,18 +199,54 @@ class _StateArray(LocalArray):
 
     @property
     def values(self) -> NDArray[Any]:
+        held: NDArray[Any] | None = self.__dict__["held"]
+        return self._mapped() if held is None else held
+
+    def hold(self) -> None:
+        """Stay readable when the file has gone."""
+        self.__dict__["held"] = self._mapped()
+
+    def _mapped(self) -> NDArray[Any]:
         path, offset, dtype, shape = self.__dict__["place"]
-        return _view(_mapped(path), np.dtype(dtype), shape, offset)
+        return _view(_mapped(path), dtype, shape, offset)
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return Array(self.dtype, self.shape, self.stype, self.data)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _StateArray, self.__dict__["place"]
 
 
-def _large(record: ArrayRecord) -> dict[str, tuple[Array, NDArray[Any]]]:
-    """Return the arrays of a record, with their values, that are worth a place in a file."""
+def _state_arrays(content: RecordDict) -> Iterator[_StateArray]:
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            yield from (array for array in record.values() if isinstance(array, _StateArray))
+
+
+def _states_own(record: ArrayRecord, *, but: Collection[str] = ()) -> dict[str, Array]:
+    """Return the arrays of a record that lie in files of states, to travel with a message."""
+    return {
+        name: LocalArray(array.values)
+        for name, array in record.items()
+        if isinstance(array, _StateArray) and array.path not in but
+    }
+
+
+def _large(
+    record: ArrayRecord, *, but: Collection[str] = ()
+) -> dict[str, tuple[Array, NDArray[Any]]]:
+    """Return the arrays of a record, with their values, that are worth a place in a file.
+
+    Parameters
+    ----------
+    record : ArrayRecord
+        The record.
+    but : collection of str
+        Files of a state: what lies there is left out.
+    """
     found, arrays = {}, RecordArrays(record)
     for name, array in record.items():
-        if array.stype != "numpy.ndarray":
+        if array.stype != "numpy.ndarray" or (isinstance(array, _StateArray) and array.path in but):
             continue
         try:
             values = arrays[name]
@@ -215,6 +259,8 @@ def _large(record: ArrayRecord) -> dict[str, tuple[Array, NDArray[Any]]]:
 
 def _replaced(record: ArrayRecord, arrays: Mapping[str, Array]) -> ArrayRecord:
     """Return a record with other arrays; the app may have the given one elsewhere too."""
+    if not arrays:
+        return record
     own = copied(record)
     for name, array in arrays.items():
         own[name] = array
@@ -254,8 +300,8 @@ def _tell_full(folder: str, reason: str) -> None:
     )
 
 
-def _opened(path: str, offset: int, dtype: str, shape: tuple[int, ...]) -> LocalArray:
-    return LocalArray(_view(_mapped(path), np.dtype(dtype), shape, offset))
+def _opened(path: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> LocalArray:
+    return LocalArray(_view(_mapped(path), dtype, shape, offset))
 
 
 @lru_cache(maxsize=1)  # the arrays of one message come one after another

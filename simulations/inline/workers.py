@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -39,6 +39,7 @@ class _Question:
     message: Message
     context: Context
     files: list[str]
+    of_state: set[str] = field(default_factory=set)  # files of the state that goes with it
     worker: "_Worker | None" = None
     executor: ProcessPoolExecutor | None = None
     future: Future[tuple[Outcome, list[str]]] | None = None
@@ -120,7 +121,8 @@ class WorkerPool:
             self._waiting[message_id] = _Question(message, context, [])
             return
         files = self._arrays.place(message.content)
-        question = self._waiting[message_id] = _Question(message, context, files)
+        question = _Question(message, context, files, of_state=files_of_state(context.state))
+        self._waiting[message_id] = question
         # Where the node was before, as the app may have its data there, unless another is free.
         least = min(self._workers, key=lambda other: other.waiting)
         home = self._homes.get(context.node_id, least)
@@ -160,11 +162,14 @@ class WorkerPool:
         """Let a node go on from the state after an answer."""
         context.state = state
         files = self._of_states.get(context.node_id)
-        if not files or any(q.context is context for q in self._waiting.values()):
+        if not files:
             return
-        for path in files - files_of_state(state):
+        needed = files_of_state(state).union(
+            *(q.of_state for q in self._waiting.values() if q.context is context)
+        )
+        for path in files - needed:
             os.unlink(path)
-            files.remove(path)
+        files &= needed
 
     def close(self) -> None:
         """Stop the processes."""
@@ -230,7 +235,7 @@ def _work(message: Message, context: Context) -> tuple[Outcome, list[str]]:
     outcome = _run(_worker_app, message, context)
     if isinstance(outcome, str):
         return outcome, []
-    place_state(_worker_folder, outcome[1])
+    place_state(_worker_folder, outcome[1], context.state)
     if outcome[0].has_error():
         return outcome, []
     return outcome, SharedArrays(_worker_folder).place(outcome[0].content)

@@ -67,6 +67,22 @@ def test_the_clients_of_a_round_share_a_file_and_take_those_of_earlier_rounds_aw
     assert of(folder, "c").find(question(server_round=2)) == b"c"
 
 
+def test_the_last_reply_to_a_question_counts_and_an_empty_one_is_one(folder):
+    for reply in (b"first", b"second", b""):
+        of(folder).keep(question(), reply)
+        of(folder, "other").keep(question(), b"another's")
+        assert of(folder).find(question()) == reply
+
+
+def test_a_file_that_goes_while_it_is_looked_for_has_no_reply(folder, monkeypatch):
+    of(folder).keep(question(), b"noised")
+    names = os.listdir(folder)
+    of(folder).keep(question(server_round=2), b"noised")  # takes the first away
+    monkeypatch.setattr(os, "listdir", lambda _: names)
+    assert of(folder).find(question()) is None
+    of(folder).keep(question(server_round=3), b"noised")  # somebody else was faster
+
+
 def keep_many(folder: Path, client: str) -> None:
     for request in range(200):
         of(folder, client).keep(question(request=request), client.encode() * 1000)

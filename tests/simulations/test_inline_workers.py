@@ -1,10 +1,12 @@
 """Worker processes of the inline engine: arrays in shared files, and workers that die."""
 
+import copy
 import errno
 import os
 import pickle
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ import numpy as np
 import pytest
 from apps import record, run_strategy, same
 from dying_app import VICTIM
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flwr_privacy.clients.records import LocalArray
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import InlineGrid, shared_arrays
+from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.inline.shared_arrays import (
     SharedArrays,
     files_of_state,
@@ -84,8 +87,9 @@ def test_a_state_is_written_once_and_read_where_it_lies(tmp_path: Path) -> None:
     assert not files_of_state(RecordDict({"arrays": given}))  # the app may hold it
     arrived, size = sent(state)
     assert size < 3000
+    before = RecordDict(dict(arrived))
     arrived["new"] = message(LocalArray(LARGE + 2))["arrays"]
-    place_state(tmp_path, arrived)  # the next answer's: what was there is not written again
+    place_state(tmp_path, arrived, before)  # what was there is not written again
     files = files_of_state(arrived)
     assert first in files
     assert {Path(path).name for path in files} == set(os.listdir(tmp_path))
@@ -110,20 +114,63 @@ def test_an_array_of_a_state_travels_in_a_message_of_its_own(tmp_path: Path) -> 
     np.testing.assert_array_equal(arrived["arrays"]["0"].numpy(), LARGE)
 
 
+def test_what_a_state_does_not_have_any_more_stays_readable_for_who_holds_it(
+    tmp_path: Path,
+) -> None:
+    state = message(Array(LARGE))
+    place_state(tmp_path, state)
+    before, _ = sent(state)
+    held = copy.deepcopy(before["arrays"])["0"], before["arrays"]["0"]
+    place_state(tmp_path, RecordDict(), before)
+    for path in files_of_state(before):
+        os.unlink(path)
+    shared_arrays._mapped.cache_clear()
+    for array in held:
+        np.testing.assert_array_equal(array.numpy(), LARGE)
+    again = RecordDict({"arrays": before["arrays"]})  # in the state of another node, say
+    place_state(tmp_path, again)
+    assert {Path(path).name for path in files_of_state(again)} == set(os.listdir(tmp_path))
+    np.testing.assert_array_equal(sent(again)[0]["arrays"]["0"].numpy(), LARGE)
+
+
+def test_a_state_that_nobody_reads_is_not_opened(tmp_path: Path) -> None:
+    state = message(Array(LARGE))
+    place_state(tmp_path, state)
+    (path,) = files_of_state(state)
+    os.unlink(path)
+    arrived, _ = sent(state)
+    place_state(tmp_path, RecordDict(dict(arrived)), arrived)
+    assert files_of_state(arrived) == {path}
+
+
+def test_an_array_of_named_columns_keeps_its_names(tmp_path: Path) -> None:
+    values = np.zeros(5000, [("a", np.int32), ("b", np.float64)])
+    content, state = message(LocalArray(values)), message(LocalArray(values))
+    SharedArrays(tmp_path).place(content)
+    place_state(tmp_path, state)
+    for each in (content, state):
+        assert sent(each)[0]["arrays"]["0"].numpy().dtype == values.dtype
+
+
 def test_where_there_is_no_room_arrays_travel_with_the_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    full_state = message(Array(LARGE))
+    place_state(tmp_path, full_state)
     monkeypatch.setattr(shared_arrays, "_write_all", full)
     content, state = message(Array(LARGE)), message(LocalArray(LARGE))
-    assert SharedArrays(tmp_path).place(content) == []
+    from_state = RecordDict({"arrays": full_state["arrays"]})
+    for each in (content, from_state):
+        assert SharedArrays(tmp_path).place(each) == []
     place_state(tmp_path, state)
     assert not files_of_state(state)
-    assert os.listdir(tmp_path) == []
+    assert not files_of_state(from_state)
+    assert {str(path) for path in tmp_path.iterdir()} == files_of_state(full_state)
     assert caplog.text.count("No space left on device") == 1
-    for each in (content, state):
+    for each in (content, state, from_state):
         np.testing.assert_array_equal(sent(each)[0]["arrays"]["0"].numpy(), LARGE)
 
 
@@ -225,6 +272,49 @@ def test_a_worker_that_dies_between_two_steps_takes_no_state_with_it(victim: Pat
     assert max(files) >= 6  # one for each client
     assert max(files) <= 12  # before and after a step
     assert files[-1] == 0
+
+
+def asked(grid: InlineGrid, work: str) -> str:
+    (node,) = grid.get_node_ids()
+    content = RecordDict({"config": ConfigRecord({"work": work})})
+    with acting_as_server(grid.run_id):
+        (message_id,) = grid.push_messages([Message(content, node, "query.state")])
+    return message_id
+
+
+def answered(grid: InlineGrid, message_id: str) -> float:
+    (reply,) = grid.pull_messages([message_id])
+    assert not reply.has_error(), reply.error
+    return float(reply.content["metrics"]["sum"])
+
+
+def files(grid: InlineGrid) -> int:
+    return len(list(Path(grid._pool._folder).glob("tmp*")))
+
+
+def test_a_state_lasts_until_the_last_question_that_went_with_it_is_answered() -> None:
+    with closing(InlineGrid("keeping_app:app", 1, workers=1)) as grid:
+        assert answered(grid, asked(grid, "keep 1")) == LARGE.size
+        # Both go with the state of now; the one that drops it is pulled first.
+        reading, dropping = asked(grid, "read"), asked(grid, "drop")
+        assert answered(grid, dropping) == 0
+        assert files(grid) == 1
+        assert answered(grid, reading) == LARGE.size
+        for number in (2, 3, 4):  # what "read" left is what counts: it came last
+            asked(grid, "read")  # and nobody ever pulls the answer
+            assert answered(grid, asked(grid, f"keep {number}")) == number * LARGE.size
+        assert files(grid) <= 4  # of each that is not answered the one that it went with
+        assert answered(grid, asked(grid, "read")) == 4 * LARGE.size
+
+
+def test_an_app_may_hold_what_its_state_does_not_have_any_more() -> None:
+    with closing(InlineGrid("keeping_app:app", 1, workers=1)) as grid:
+        answered(grid, asked(grid, "keep 2"))
+        answered(grid, asked(grid, "hold"))
+        assert answered(grid, asked(grid, "drop")) == 0
+        assert files(grid) == 0
+        assert answered(grid, asked(grid, "put back")) == 2 * LARGE.size
+        assert answered(grid, asked(grid, "read")) == 2 * LARGE.size
 
 
 def test_the_folder_of_the_arrays_goes_with_the_grid() -> None:
