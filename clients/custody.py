@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from flwr.app import Context
 
-from flwr_privacy.common_replies import CommonReplies
+from flwr_privacy.common_replies import CommonReplies, Replies
 from flwr_privacy.errors import InvalidParameterError, LedgerError, check_integer
 from flwr_privacy.identity import check_client_id, client_id_from
 from flwr_privacy.ledger import Ledger, Question
@@ -96,7 +96,7 @@ class Custody:
     """
 
     ledger: Ledger
-    replies: KeptReplies | CommonReplies
+    replies: Replies
     setups: KeptReplies
     policy: Policy
     client_id: str

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.common_replies import CommonReplies
+from flwr_privacy.common_replies import Replies
 from flwr_privacy.documents import dumps, loads
 from flwr_privacy.errors import DeclinedError
 from flwr_privacy.ledger import Entry, Question
@@ -15,8 +15,6 @@ from .custody import Custody
 from .release import PlannedRelease
 
 __all__ = ["Answer", "keep", "kept_answer", "mark_insecure", "once"]
-
-Replies = KeptReplies | CommonReplies
 
 Answer = tuple[Arrays, Fields]
 """The arrays and the scheme's own fields of a reply."""

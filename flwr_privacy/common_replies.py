@@ -17,8 +17,9 @@ from typing import IO
 
 from .errors import LedgerError
 from .ledger import Question
+from .replies import KeptReplies
 
-__all__ = ["CommonReplies"]
+__all__ = ["CommonReplies", "Replies"]
 
 _FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9]+-[0-9a-f]{16}\.replies")
 _DIGEST_SIZE = hashlib.sha256().digest_size
@@ -128,6 +129,10 @@ class CommonReplies:
 
     def _error(self, done: str, error: OSError) -> LedgerError:
         return LedgerError(f"the kept replies {self.folder} cannot be {done}: {error.strerror}")
+
+
+Replies = KeptReplies | CommonReplies
+"""Where a client keeps its replies: alone, or together with others."""
 
 
 def _place(question: Question) -> tuple[str, int]:

@@ -271,9 +271,9 @@ def _written(folder: Path, arrays: Sequence[NDArray[Any]]) -> list[tuple[str, in
     """Write arrays into a new file; return where each lies, or nothing if there is no room."""
     if not arrays:
         return []
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    places = []
+    path, places = "", []
     try:
+        descriptor, path = tempfile.mkstemp(dir=folder)
         # Not through a mapping: where the memory is full, writing into one kills the process.
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             for values in arrays:
@@ -281,7 +281,8 @@ def _written(folder: Path, arrays: Sequence[NDArray[Any]]) -> list[tuple[str, in
                 _write_all(file, np.ascontiguousarray(values))
                 places.append((path, offset))
     except OSError as error:
-        os.unlink(path)
+        if path:
+            os.unlink(path)
         _tell_full(str(folder), str(error))
         return []
     return places

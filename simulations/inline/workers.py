@@ -37,7 +37,7 @@ class _Question:
     """A question that is not answered yet, with its files and the process that it is given to."""
 
     message: Message
-    context: Context
+    context: Context  # as it was when the question came
     files: list[str]
     of_state: set[str] = field(default_factory=set)  # files of the state that goes with it
     worker: "_Worker | None" = None
@@ -121,7 +121,8 @@ class WorkerPool:
             self._waiting[message_id] = _Question(message, context, [])
             return
         files = self._arrays.place(message.content)
-        question = _Question(message, context, files, of_state=files_of_state(context.state))
+        now = _copied(context)  # it is pickled later
+        question = _Question(message, now, files, of_state=files_of_state(now.state))
         self._waiting[message_id] = question
         # Where the node was before, as the app may have its data there, unless another is free.
         least = min(self._workers, key=lambda other: other.waiting)
@@ -165,7 +166,7 @@ class WorkerPool:
         if not files:
             return
         needed = files_of_state(state).union(
-            *(q.of_state for q in self._waiting.values() if q.context is context)
+            *(q.of_state for q in self._waiting.values() if q.context.node_id == context.node_id)
         )
         for path in files - needed:
             os.unlink(path)
@@ -241,8 +242,9 @@ def _work(message: Message, context: Context) -> tuple[Outcome, list[str]]:
     return outcome, SharedArrays(_worker_folder).place(outcome[0].content)
 
 
-def _run(app: ClientApp, message: Message, context: Context) -> Outcome:
-    own = Context(
+def _copied(context: Context) -> Context:
+    """Return a context whose state changes by itself."""
+    return Context(
         run_id=context.run_id,
         node_id=context.node_id,
         node_config=dict(context.node_config),
@@ -250,6 +252,10 @@ def _run(app: ClientApp, message: Message, context: Context) -> Outcome:
         run_config=context.run_config,
         series_id=context.series_id,
     )
+
+
+def _run(app: ClientApp, message: Message, context: Context) -> Outcome:
+    own = _copied(context)
     try:
         return app(message, own), own.state
     # What a client's code raises is an error reply of that client, as with Flower's engines.

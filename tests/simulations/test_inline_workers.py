@@ -307,6 +307,16 @@ def test_a_state_lasts_until_the_last_question_that_went_with_it_is_answered() -
         assert answered(grid, asked(grid, "read")) == 4 * LARGE.size
 
 
+def test_questions_go_with_the_state_of_when_they_came() -> None:
+    with closing(InlineGrid("keeping_app:app", 1, workers=1)) as grid:
+        answered(grid, asked(grid, "keep 1"))
+        # More than the process takes in advance: the last ones are sent after the first answers.
+        ids = [asked(grid, work) for work in ("keep 2", "keep 3", "read", "keep 4", "read")]
+        sums = [answered(grid, message_id) / LARGE.size for message_id in ids]
+        assert sums == [2, 3, 1, 4, 1]
+        assert files(grid) == 1
+
+
 def test_an_app_may_hold_what_its_state_does_not_have_any_more() -> None:
     with closing(InlineGrid("keeping_app:app", 1, workers=1)) as grid:
         answered(grid, asked(grid, "keep 2"))
