@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from .errors import LedgerError
+from .files import write_all
 from .ledger import Question
-from .replies import KeptReplies
+from .replies import KeptReplies, digest, unusable
 
 __all__ = ["CommonReplies", "Replies"]
 
@@ -79,7 +79,7 @@ class CommonReplies:
                     here = _found(path, self._label(question))
                     found = found if here is None else here
         except OSError as error:
-            raise self._error("read", error) from error
+            raise unusable(self.folder, "read", error) from error
         return found
 
     def keep(self, question: Question, reply: bytes) -> None:
@@ -101,17 +101,17 @@ class CommonReplies:
             with open(descriptor, "ab", buffering=0) as file:
                 before = file.tell()
                 try:
-                    _write(file, content)
+                    write_all(file, content)
                 except OSError:  # a part of it would hide what comes after
                     file.truncate(before)
                     raise
             if before == 0:  # the first one of its round
                 self._remove_before(experiment, server_round)
         except OSError as error:
-            raise self._error("written", error) from error
+            raise unusable(self.folder, "written", error) from error
 
     def _remove_before(self, experiment: str, server_round: int) -> None:
-        for path, other, its_round in list(self._files()):
+        for path, other, its_round in self._files():
             if other == experiment and its_round < server_round:
                 path.unlink(missing_ok=True)  # another process does the same
 
@@ -127,9 +127,6 @@ class CommonReplies:
     def _label(self, question: Question) -> bytes:
         return json.dumps([self.client_id, question.phase, question.request]).encode("ascii")
 
-    def _error(self, done: str, error: OSError) -> LedgerError:
-        return LedgerError(f"the kept replies {self.folder} cannot be {done}: {error.strerror}")
-
 
 Replies = KeptReplies | CommonReplies
 """Where a client keeps its replies: alone, or together with others."""
@@ -137,9 +134,7 @@ Replies = KeptReplies | CommonReplies
 
 def _place(question: Question) -> tuple[str, int]:
     """Return what the names of a question's files begin with."""
-    # A hash: the name comes from a server, and may be anything.
-    digest = hashlib.sha256(question.experiment_id.encode("ascii"))
-    return digest.hexdigest()[:32], question.server_round
+    return digest(question.experiment_id), question.server_round
 
 
 def _writer_name() -> str:
@@ -147,12 +142,6 @@ def _writer_name() -> str:
     if getattr(_writer, "process", None) != os.getpid():  # a fork has its parent's
         _writer.process, _writer.token = os.getpid(), secrets.token_hex(8)
     return f"{_writer.process}-{_writer.token}"
-
-
-def _write(file: IO[bytes], content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 def _framed(content: bytes) -> bytes:
@@ -184,13 +173,13 @@ def _last(file: IO[bytes], label: bytes) -> bytes | None:
 
 
 def _head(file: IO[bytes], end: int) -> tuple[int, bytes] | None:
-    """Return size and digest of what comes next in a file, if all of it is there."""
+    """Return size and checksum of what comes next in a file, if all of it is there."""
     head = file.read(_SIZE_BYTES + _DIGEST_SIZE)
     size = int.from_bytes(head[:_SIZE_BYTES])
     whole = len(head) == _SIZE_BYTES + _DIGEST_SIZE and size <= end - file.tell()
     return (size, head[_SIZE_BYTES:]) if whole else None
 
 
-def _content(file: IO[bytes], size: int, digest: bytes) -> bytes | None:
+def _content(file: IO[bytes], size: int, checksum: bytes) -> bytes | None:
     content = file.read(size)
-    return content if hashlib.sha256(content).digest() == digest else None
+    return content if hashlib.sha256(content).digest() == checksum else None

@@ -11,13 +11,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 try:
     import fcntl
 except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["DamagedFileError", "exclusive_lock", "read_sealed", "write_sealed", "write_text"]
+__all__ = [
+    "DamagedFileError",
+    "exclusive_lock",
+    "read_sealed",
+    "write_all",
+    "write_sealed",
+    "write_text",
+]
 
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _PRIVATE = 0o600  # for the owner's eyes only
@@ -60,6 +68,19 @@ def write_sealed(path: Path, magic: bytes, payload: bytes, *, durable: bool) -> 
     os.replace(temporary, path)
     if durable and hasattr(os, "O_DIRECTORY"):  # Windows has no flush of a folder
         _flush_folder(path.parent)
+
+
+def write_all(file: IO[bytes], content: bytes | memoryview) -> None:
+    """Write bytes to an unbuffered file, which may take a part of them at a time.
+
+    Raises
+    ------
+    OSError
+        If not all can be written; a part may have been.
+    """
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def read_sealed(path: Path, magic: bytes) -> bytes:

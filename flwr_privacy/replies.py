@@ -14,7 +14,7 @@ from .errors import LedgerError
 from .files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from .ledger import Question
 
-__all__ = ["KeptReplies"]
+__all__ = ["KeptReplies", "digest", "unusable"]
 
 _MAGIC = b"flwr-privacy reply\n"
 _FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{32}\.reply(\.new)?")
@@ -75,7 +75,7 @@ class KeptReplies:
         except (FileNotFoundError, DamagedFileError):
             return None
         except OSError as error:
-            raise self._error("read", error) from error
+            raise unusable(self.folder, "read", error) from error
         # A file under another question's name is not its reply.
         return content[len(label) :] if content.startswith(label) else None
 
@@ -97,25 +97,21 @@ class KeptReplies:
                 for earlier in self._files_before(question):
                     earlier.unlink()
         except OSError as error:
-            raise self._error("written", error) from error
+            raise unusable(self.folder, "written", error) from error
 
     def _path(self, question: Question) -> Path:
-        # Hashes: the names come from a server, and may be anything.
-        experiment, own = _digest(question.experiment_id), _digest(question.phase, question.request)
+        experiment, own = digest(question.experiment_id), digest(question.phase, question.request)
         return self.folder / f"{experiment}-{question.server_round}-{own}.reply"
 
     def _files_before(self, question: Question) -> list[Path]:
         """Return the files of earlier rounds of a question's experiment."""
-        experiment = _digest(question.experiment_id)
+        experiment = digest(question.experiment_id)
         matches = (_FILE.fullmatch(name) for name in os.listdir(self.folder))
         return [
             self.folder / match[0]
             for match in matches
             if match and match[1] == experiment and int(match[2]) < question.server_round
         ]
-
-    def _error(self, done: str, error: OSError) -> LedgerError:
-        return LedgerError(f"the kept replies {self.folder} cannot be {done}: {error.strerror}")
 
 
 def _label(question: Question) -> bytes:
@@ -124,5 +120,11 @@ def _label(question: Question) -> bytes:
     return json.dumps(key).encode("ascii") + b"\n"
 
 
-def _digest(*names: str | int) -> str:
+def unusable(folder: Path, done: str, error: OSError) -> LedgerError:
+    """Return the error of replies that cannot be read or written."""
+    return LedgerError(f"the kept replies {folder} cannot be {done}: {error.strerror}")
+
+
+def digest(*names: str | int) -> str:
+    """Return a part of a file's name for names that come from a server, and may be anything."""
     return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:32]

@@ -261,9 +261,9 @@ class Conversation:
         for node, clients in assigned.items():
             mine = {client: own[client] for client in clients if client in own}
             ours = {groups[c]: of_group[groups[c]] for c in clients if groups.get(c) in of_group}
-            of_ours = {group: _merged(shared, records) for group, records in ours.items()}
+            by_group = {group: _merged(shared, records) for group, records in ours.items()}
             questions = {
-                client: _merged(of_ours.get(groups.get(client, ""), shared), records)
+                client: _merged(by_group.get(groups.get(client, ""), shared), records)
                 for client, records in mine.items()
             }
             if book.cohorts:
@@ -274,8 +274,8 @@ class Conversation:
                         question.update({f"{n}{mark}{addressee}": r for n, r in records.items()})
             else:
                 first = clients[0]
-                question = questions.get(first, of_ours.get(groups.get(first, ""), shared))
-            sizes = {group: payload_bytes(asked) for group, asked in of_ours.items()}
+                question = questions.get(first, by_group.get(groups.get(first, ""), shared))
+            sizes = {group: payload_bytes(asked) for group, asked in by_group.items()}
             book.bytes_down += sum(
                 payload_bytes(questions[client])
                 if client in questions

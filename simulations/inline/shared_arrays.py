@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from flwr_privacy.clients.records import LocalArray, RecordArrays, copied
-from flwr_privacy.files import exclusive_lock
+from flwr_privacy.files import exclusive_lock, write_all
 
 __all__ = ["SharedArrays", "files_of_state", "folder_for_arrays", "place_state"]
 
@@ -278,7 +277,7 @@ def _written(folder: Path, arrays: Sequence[NDArray[Any]]) -> list[tuple[str, in
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             for values in arrays:
                 offset = file.seek(-(-file.tell() // _ALIGNED) * _ALIGNED)
-                _write_all(file, np.ascontiguousarray(values))
+                write_all(file, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
                 places.append((path, offset))
     except OSError as error:
         if path:
@@ -286,12 +285,6 @@ def _written(folder: Path, arrays: Sequence[NDArray[Any]]) -> list[tuple[str, in
         _tell_full(str(folder), str(error))
         return []
     return places
-
-
-def _write_all(file: FileIO, values: NDArray[Any]) -> None:
-    rest = values.reshape(-1).view(np.uint8).data
-    while rest:  # at most 2 GiB are taken at a time
-        rest = rest[file.write(rest) :]
 
 
 @cache

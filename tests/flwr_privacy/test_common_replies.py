@@ -126,7 +126,7 @@ def test_a_reply_that_cannot_be_written_is_an_error_and_leaves_no_part(folder, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(common_replies, "_write", full)
+        patch.setattr(common_replies, "write_all", full)
         with pytest.raises(LedgerError, match="cannot be written: No space left"):
             of(folder, "b").keep(question(), b"second")
     of(folder, "c").keep(question(), b"third")

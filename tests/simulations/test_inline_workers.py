@@ -160,7 +160,7 @@ def test_where_there_is_no_room_arrays_travel_with_the_messages(
 
     full_state = message(Array(LARGE))
     place_state(tmp_path, full_state)
-    monkeypatch.setattr(shared_arrays, "_write_all", full)
+    monkeypatch.setattr(shared_arrays, "write_all", full)
     content, state = message(Array(LARGE)), message(LocalArray(LARGE))
     from_state = RecordDict({"arrays": full_state["arrays"]})
     for each in (content, from_state):
