@@ -20,6 +20,11 @@ __all__ = ["UNITS", "Policy"]
 UNITS = ("record", "user")
 """What a guarantee can protect: one record, or everything of one user."""
 
+_LISTS = ("schemes", "units", "trusted_parents", "allow_unprotected", "allowed_messages")
+
+_COUNTS = {"max_cohort": 2, "max_releases": 0, "max_releases_per_day": 0, "max_disk": 0}
+"""Limits that are whole numbers, with the least value of each."""
+
 _LONGEST_NAME = 64  # characters of a server's word in an error
 
 
@@ -53,11 +58,26 @@ class Policy:
     min_children : int, default 2
         Of an aggregator in a scheme with tiers: fewest children whose answers it averages, at least
         1.
+    allow_unprotected : list of str, optional
+        Schemes that promise differential privacy and may all the same send answers without noise,
+        e.g. ``["central-dp"]`` for a trusted server. By default none.
+    allowed_messages : list of str, optional
+        Types of the app's own messages (``"query.report"``) that are answered outside of the
+        scheme. By default none of those that bring or return anything.
+    max_cohort : int, optional
+        Largest number of clients in a secure sum that this node believes a server, at least 2.
+    max_releases : int, optional
+        Most releases that the node's ledger may ever hold, at least 0.
+    max_releases_per_day : int, optional
+        Most releases within 24 hours, at least 0.
+    max_disk : int, optional
+        Most bytes that the node's ledger and kept replies may take, at least 0.
 
     Raises
     ------
     InvalidParameterError
-        If a value has the wrong type or is out of range.
+        If a value has the wrong type or is out of range, or `allow_unprotected` is set beside a
+        limit that refuses every answer without noise.
 
     Examples
     --------
@@ -78,21 +98,47 @@ the node's policy has min_noise_multiplier = 1
     trusted_parents: Sequence[str] | None = None
     min_summed: int | None = None
     min_children: int = 2
+    allow_unprotected: Sequence[str] | None = None
+    allowed_messages: Sequence[str] | None = None
+    max_cohort: int | None = None
+    max_releases: int | None = None
+    max_releases_per_day: int | None = None
+    max_disk: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_epsilon", "min_noise_multiplier", "min_sigma"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), minimum=0)
         check_number("delta", self.delta, minimum=math.ulp(0.0), maximum=math.nextafter(1.0, 0.0))
-        for name in ("schemes", "units", "trusted_parents"):
+        for name in _LISTS:
             if getattr(self, name) is not None:
                 # Lists, as TOML has them, become tuples: nothing changes a policy later.
                 object.__setattr__(self, name, _names(name, getattr(self, name)))
         if self.min_summed is not None:
             check_integer("min_summed", self.min_summed, minimum=2)
         check_integer("min_children", self.min_children, minimum=1)
+        for name, minimum in _COUNTS.items():
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), minimum=minimum)
         for unit in self.units or ():
             check_choice("units", unit, UNITS)
+        if self.allow_unprotected and (limits := self._limits_on_noise()):
+            raise InvalidParameterError(
+                "allow_unprotected",
+                list(self.allow_unprotected),
+                f"nothing beside {', '.join(limits)}: a node with these refuses every answer "
+                "without noise",
+            )
+
+    def _limits_on_noise(self) -> list[str]:
+        """Return the names of the limits that no answer without noise can meet."""
+        limits = {
+            "max_epsilon": self.max_epsilon is not None,
+            "units": self.units is not None,
+            "min_noise_multiplier": bool(self.min_noise_multiplier),
+            "min_sigma": bool(self.min_sigma),
+        }
+        return [name for name, given in limits.items() if given]
 
     @classmethod
     def read(cls, path: str | Path) -> "Policy":

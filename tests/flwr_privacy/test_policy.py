@@ -19,6 +19,11 @@ units = ["user"]
 trusted_parents = ["ward-7"]
 min_summed = 3
 min_children = 4
+allowed_messages = ["query.report"]
+max_cohort = 50
+max_releases = 1000
+max_releases_per_day = 20
+max_disk = 1_000_000
 """
 
 
@@ -43,7 +48,32 @@ def test_every_key_of_a_file_is_read(read):
         "trusted_parents": ("ward-7",),
         "min_summed": 3,
         "min_children": 4,
+        "allow_unprotected": None,
+        "allowed_messages": ("query.report",),
+        "max_cohort": 50,
+        "max_releases": 1000,
+        "max_releases_per_day": 20,
+        "max_disk": 1_000_000,
     }
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"max_epsilon": 1}, {"units": ["user"]}, {"min_noise_multiplier": 1}, {"min_sigma": 1}],
+)
+def test_what_refuses_every_answer_without_noise_stands_alone(limit):
+    assert Policy(allow_unprotected=["central-dp"]).allow_unprotected == ("central-dp",)
+    with pytest.raises(InvalidParameterError, match=f"allow_unprotected.* {next(iter(limit))}"):
+        Policy(allow_unprotected=["central-dp"], **limit)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_cohort", 1), ("max_releases", -1), ("max_releases_per_day", 0.5), ("max_disk", -1)],
+)
+def test_a_limit_that_is_no_count_is_refused(name, value):
+    with pytest.raises(InvalidParameterError, match=name):
+        Policy(**{name: value})
 
 
 def test_a_node_that_wants_a_secure_sum_answers_within_a_large_one_only():
