@@ -1,7 +1,7 @@
 """ACFL on the client: encode once, then send the gradient of a squared loss.
 
 The client has data instead of an app: a feature matrix and a label matrix. What it sends of them is
-checked against the node's policy and charged as everywhere; see `flwr_privacy.clients.release`.
+checked against the node's policy and charged as everywhere; see `flwr_privacy.release`.
 """
 
 from collections.abc import Callable
@@ -49,6 +49,14 @@ from flwr_privacy.grid import CODE_LIMIT, Grid, saturated
 from flwr_privacy.ledger import Question
 from flwr_privacy.noise import discrete_gaussian
 from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.release import (
+    PlannedRelease,
+    check_code_limit,
+    check_summed,
+    check_unaccounted,
+    check_unanswered,
+    question_of,
+)
 from flwr_privacy.udp import RECORD_UNIT
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
@@ -58,14 +66,6 @@ from .custody import Custody, refuse_node_keys
 from .kept import Answer, keep, kept_answer, mark_insecure, once
 from .play import discreet
 from .prepared import Prepared, PreparedData
-from .release import (
-    PlannedRelease,
-    check_code_limit,
-    check_summed,
-    check_unaccounted,
-    check_unanswered,
-    question_of,
-)
 
 __all__ = ["ACFLClient", "Data", "DataLimits", "acfl_client_app"]
 

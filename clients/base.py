@@ -15,7 +15,11 @@ from flwr.client import NumPyClient
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.wire import RECORD, TRAIN, Fields
+from flwr_privacy.mechanism import Answer, Release
+from flwr_privacy.pipeline import answer, request_of
+from flwr_privacy.wire import EVALUATE, METRICS, RECORD, TRAIN, Fields
+
+from .custody import Custody, refuse_node_keys
 
 __all__ = ["Evaluate", "SchemeClient", "Train", "Trained"]
 
@@ -69,10 +73,20 @@ class SchemeClient(NumPyClient):
         self.inner = inner
         self.context = context
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer one message of the scheme.
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
+        """Return what is to be released for one message of the scheme.
+
+        The pipeline carries it out (`flwr_privacy.pipeline.answer`): a client half never sees
+        ledger, policy or keys. Parameters are those of `handle`.
+        """
+        raise NotImplementedError
+
+    def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
+        """Return what is to be released of an evaluation; parameters are those of `judge`."""
+        raise NotImplementedError
+
+    def handle(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Answer:
+        """Answer one message of the scheme; by default with its `release`.
 
         Parameters
         ----------
@@ -95,8 +109,13 @@ class SchemeClient(NumPyClient):
         fields : dict
             The scheme's own values of the reply. ``metrics`` holds what goes into the reply's
             MetricRecord (it leaves the node like everything else).
+
+        Raises
+        ------
+        DeclinedError, LedgerError, ChargedFailureError, InvalidParameterError, ProtocolError
+            See `flwr_privacy.pipeline.answer`.
         """
-        raise NotImplementedError
+        return self._released(phase, arrays, fields, self.release(phase, arrays, fields, train))
 
     def introduce(self, experiment_id: str) -> Fields:
         """Return what the client says of itself in the hello, e.g. public keys; by default nothing.
@@ -130,12 +149,23 @@ class SchemeClient(NumPyClient):
         Raises
         ------
         ProtocolError
-            If the scheme releases nothing of an evaluation.
+            If the scheme releases nothing of an evaluation; otherwise as `handle`.
         """
+        if type(self).release_of_evaluation is not SchemeClient.release_of_evaluation:
+            release = self.release_of_evaluation(arrays, fields, evaluate)
+            metrics: Metrics = self._released(EVALUATE, arrays, fields, release)[1][METRICS]
+            return metrics
         raise ProtocolError(
             f"a client under the scheme '{self.scheme}' releases nothing of an evaluation: "
             "evaluate on the server (fraction_evaluate = 0)"
         )
+
+    def _released(self, phase: str, arrays: Arrays, fields: Fields, release: Release) -> Answer:
+        if self.context is None:
+            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
+        refuse_node_keys("message", fields)
+        request = request_of(self.scheme, phase, arrays, fields)
+        return answer(Custody.of(self.context), request, release)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty accumulator for the replies of several clients on one node.

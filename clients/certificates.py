@@ -5,16 +5,16 @@ trainer or evaluator that the user calls in it leaves its certificate there. A c
 arrays before and after by their digests, so that nothing can be put in their place.
 """
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.arrays import array_digest
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.randomness import SecureRandom
 
@@ -128,7 +128,7 @@ def digests(arrays: Iterable[NDArray[np.generic]]) -> tuple[bytes, ...]:
     False
     """
     return tuple(
-        _digest(array)
+        array_digest(array)
         for array in map(np.asarray, arrays)
         if np.issubdtype(array.dtype, np.floating)
     )
@@ -161,9 +161,3 @@ def check_same(
     different = sum(a != b for a, b in zip(found, certified, strict=True))
     if different:
         raise ProtocolError(text.format(f"{different} of {len(found)}"))
-
-
-def _digest(array: NDArray[Any]) -> bytes:
-    # A type and a shape have no line break, so no two arrays have the same bytes.
-    header = f"{array.dtype.str} {array.shape}\n".encode()
-    return hashlib.sha256(header + array.tobytes()).digest()

@@ -8,7 +8,13 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
-from flwr_privacy.errors import DeclinedError, InvalidParameterError, LedgerError, ProtocolError
+from flwr_privacy.errors import (
+    ChargedFailureError,
+    DeclinedError,
+    InvalidParameterError,
+    LedgerError,
+    ProtocolError,
+)
 from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY
 from flwr_privacy.wire import (
     COHORT,
@@ -71,6 +77,8 @@ def play_cohort(app: App, header: Header, message: Message, context: Context) ->
             size = payload_bytes(reply)
         except DeclinedError as error:
             return client_id, ReplyRefusedError("declined", str(error))
+        except ChargedFailureError as error:
+            return client_id, ReplyRefusedError("failed", str(error))
         except LedgerError as error:
             return client_id, ReplyRefusedError("error", untold(error))
         # Flower turns whatever a client's code raises into an error reply of that client alone,

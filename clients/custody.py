@@ -24,20 +24,19 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.app import Context
 
-from flwr_privacy.common_replies import CommonReplies, Replies
+from flwr_privacy.common_replies import CommonReplies
 from flwr_privacy.errors import InvalidParameterError, LedgerError, check_integer
 from flwr_privacy.identity import check_client_id, client_id_from
-from flwr_privacy.ledger import Ledger, Question
+from flwr_privacy.ledger import Ledger
+from flwr_privacy.node_store import NodeStore
 from flwr_privacy.pins import Identity, Pins
 from flwr_privacy.policy import Policy
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.replies import KeptReplies
+from flwr_privacy.replies import EXPERIMENTS, KeptReplies
 
 __all__ = [
     "POLICY_VARIABLE",
@@ -66,45 +65,8 @@ _PATHS = {_POLICY: POLICY_VARIABLE, _IDENTITY: IDENTITY_VARIABLE, _PINS: PINS_VA
 _Content = TypeVar("_Content")
 
 
-@dataclass(frozen=True)
-class Custody:
-    """What a node keeps for one client.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        Everything that was released about the client's data.
-    replies : KeptReplies or CommonReplies
-        The last noised replies; those of simulated clients lie together.
-    setups : KeptReplies
-        Replies that are given once for a whole experiment.
-    policy : Policy
-        What the operator allows.
-    client_id : str
-        Whose they are.
-    insecure_seed : int, optional
-        Seed of the noise, for tests.
-    sessions : Path
-        Folder for what the client remembers of secure sums.
-    durable : bool
-        Whether what must not be lost outlives a power cut: on every node but those that simulate
-        clients.
-    identity : Identity, optional
-        Its long-term key, with which it signs others.
-    pins : Pins, optional
-        Long-term keys of the others.
-    """
-
-    ledger: Ledger
-    replies: Replies
-    setups: KeptReplies
-    policy: Policy
-    client_id: str
-    insecure_seed: int | None
-    sessions: Path
-    durable: bool
-    identity: Identity | None
-    pins: Pins | None
+class Custody(NodeStore):
+    """What a node keeps for the client of a context."""
 
     @classmethod
     def of(cls, context: Context) -> "Custody":
@@ -133,31 +95,20 @@ class Custody:
         identity, pins = (_path(context, key) for key in (_IDENTITY, _PINS))
         return cls(
             ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
-            replies=KeptReplies(folder / f"{client_id}.replies")
+            replies=KeptReplies(
+                folder / f"{client_id}.replies", durable=True, experiments=EXPERIMENTS
+            )
             if durable
             else CommonReplies(folder / "replies", client_id),
             setups=KeptReplies(folder / f"{client_id}.setups", durable=durable),
             policy=policy,
             client_id=client_id,
             insecure_seed=None if seed is None else int(str(seed)),
+            folder=folder,
             sessions=folder / f"{client_id}.secure-sum",
             durable=durable,
             identity=None if identity is None else _usable("identity", Identity.read, identity),
             pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
-        )
-
-    def random(self, question: Question, purpose: str) -> SecureRandom:
-        """Return a source of numbers for one answer and one purpose, such as its noise."""
-        if self.insecure_seed is None:
-            return SecureRandom()
-        return SecureRandom.insecure(
-            self.insecure_seed,
-            purpose,
-            self.client_id,
-            question.experiment_id,
-            question.phase,
-            question.server_round,
-            question.request,
         )
 
 

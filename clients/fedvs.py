@@ -28,6 +28,7 @@ from flwr_privacy.fedvs.terms import (
     Evaluation,
 )
 from flwr_privacy.ledger import Question
+from flwr_privacy.release import check_unaccounted, question_of
 from flwr_privacy.wire import TRAIN, Fields
 
 from .adapters import own_client_app
@@ -35,7 +36,6 @@ from .base import SchemeClient, Train
 from .coded_session import CodedSession, text_in
 from .custody import SIMULATED, Custody, is_simulated, refuse_node_keys
 from .experiment_keys import check_signature, own_pair
-from .release import check_unaccounted, question_of
 from .sealed_shares import SCHEME, key_name
 from .vertical import GivenData
 

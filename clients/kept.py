@@ -8,11 +8,11 @@ from flwr_privacy.documents import dumps, loads
 from flwr_privacy.errors import DeclinedError
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.release import PlannedRelease
 from flwr_privacy.replies import KeptReplies
 from flwr_privacy.wire import METRICS, Fields
 
 from .custody import Custody
-from .release import PlannedRelease
 
 __all__ = ["Answer", "keep", "kept_answer", "mark_insecure", "once"]
 

@@ -35,6 +35,7 @@ from flwr_privacy.m2fdp import (
     trained,
 )
 from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.release import PlannedRelease, check_unaccounted
 from flwr_privacy.updates import Update, released_names
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
@@ -43,7 +44,6 @@ from .custody import SIMULATED, Custody, is_simulated, refuse_node_keys
 from .kept import Answer, mark_insecure, once
 from .node_settings import may_play_any
 from .poisson import PoissonPlan, asked_steps
-from .release import PlannedRelease, check_unaccounted
 from .zone_aggregator import Aggregator
 from .zone_keys import introduction
 from .zone_messages import going_down, going_up, packed, trusted_channel, unpacked

@@ -31,13 +31,13 @@ from flwr_privacy.mspdq import (
 )
 from flwr_privacy.packing import pack
 from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.release import check_unaccounted, question_of
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody
 from .records import RecordArrays, to_record
-from .release import check_unaccounted, question_of
 
 __all__ = ["MSPClient", "MSPDQClient"]
 

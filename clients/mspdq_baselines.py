@@ -16,12 +16,12 @@ from flwr_privacy.mspdq.codec import encode_start
 from flwr_privacy.mspdq.terms import CODES
 from flwr_privacy.packing import pack
 from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.release import check_unaccounted, question_of
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody
-from .release import check_unaccounted, question_of
 
 __all__ = ["DrawnFedAvgClient", "JoPEQFedAvgClient", "NbAFLClient", "QuantizedFedAvgClient"]
 

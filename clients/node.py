@@ -6,9 +6,14 @@ answers with their replies or with one accumulator.
 
 from flwr.app import Context, Error, Message
 
-from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, LedgerError
+from flwr_privacy.errors import (
+    ChargedFailureError,
+    DeclinedError,
+    FlwrPrivacyError,
+    LedgerError,
+)
 from flwr_privacy.identity import client_id_from
-from flwr_privacy.wire import COHORT, DECLINED_CODE, ERROR_CODE, RECORD, Header
+from flwr_privacy.wire import COHORT, DECLINED_CODE, ERROR_CODE, FAILED_CODE, RECORD, Header
 
 from .cohort import play_cohort
 from .play import App, built, config_record, play, untold
@@ -32,6 +37,8 @@ def answer(app: App, message: Message, context: Context) -> Message:
         return Message(content, reply_to=message)
     except DeclinedError as error:
         return Message(Error(DECLINED_CODE, str(error)), reply_to=message)
+    except ChargedFailureError as error:
+        return Message(Error(FAILED_CODE, str(error)), reply_to=message)
     except LedgerError as error:
         return Message(Error(ERROR_CODE, untold(error)), reply_to=message)
     except FlwrPrivacyError as error:

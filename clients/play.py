@@ -10,7 +10,17 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 
 from flwr_privacy.errors import FlwrPrivacyError, LedgerError, ProtocolError
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
-from flwr_privacy.wire import EVALUATE, HELLO, METRICS, RECORD, SUM, Cohort, Fields, Header
+from flwr_privacy.wire import (
+    EVALUATE,
+    HELLO,
+    METRICS,
+    RECORD,
+    SUM,
+    Cohort,
+    Fields,
+    Header,
+    question_digest,
+)
 
 from . import secure_sum
 from .base import SchemeClient, Train
@@ -117,8 +127,9 @@ def play(
     if cohort is None:
         check_round(header, context)
     arrays = RecordArrays(first_array_record(message.content))
+    told = _told(message.content)
     if evaluation:
-        fields |= _named(header, None)
+        fields |= _named(header, None, told)
         evaluate = partial(app.evaluate, client, message, context)
         metrics = dict(
             client.judge(
@@ -136,7 +147,7 @@ def play(
             f"a secure sum over answers to '{message.metadata.message_type}': only 'train' has one"
         )
     place = secure_sum.join(client, context, header, message.content)
-    fields |= _named(header, place)
+    fields |= _named(header, place, told)
     train = app.train(client, message, context)
     out, own = client.handle(
         header.phase, arrays, fields, train if client.bare else discreet(train, "training")
@@ -154,9 +165,17 @@ def play(
     )
 
 
-def _named(header: Header, place: secure_sum.Place | None) -> Fields:
+def _told(content: RecordDict) -> bytes:
+    """Return a hash of what the user's code is told beside the arrays of the question."""
+    ours = (RECORD, JOIN)
+    own = {n: r for n, r in content.items() if isinstance(r, ConfigRecord) and n not in ours}
+    return question_digest(own, without={})
+
+
+def _named(header: Header, place: secure_sum.Place | None, told: bytes) -> Fields:
     """Return what a client is told of its question beside the scheme's own fields."""
     return {
+        "told": told,
         "experiment-id": header.experiment_id,
         "round": header.server_round,
         "request": header.request,

@@ -28,6 +28,7 @@ from flwr_privacy.fields import read, write
 from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from flwr_privacy.grid import GridMean
 from flwr_privacy.packing import pack
+from flwr_privacy.release import check_unaccounted
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.secure_sum.graph import is_safe
@@ -38,7 +39,6 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields, Header, question_digest
 
 from .base import SchemeClient, Train
 from .custody import Custody, is_simulated, policy_of
-from .release import check_unaccounted
 
 __all__ = ["SecureSumClient"]
 

@@ -17,6 +17,7 @@ from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
 from flwr_privacy.fedvs.network import initial_weights
 from flwr_privacy.grid import GridMean
 from flwr_privacy.ledger import Question
+from flwr_privacy.release import check_unaccounted, question_of
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.split_vfl import Step, noisy
 from flwr_privacy.wire import METRICS, TRAIN, Fields
@@ -26,7 +27,6 @@ from .base import SchemeClient, Train
 from .coded_files import Memory
 from .custody import SIMULATED, Custody, refuse_node_keys
 from .kept import Answer, mark_insecure
-from .release import check_unaccounted, question_of
 from .vertical import (
     GivenData,
     Owned,

@@ -20,11 +20,11 @@ from flwr_privacy.m2fdp import (
     noised,
 )
 from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.release import PlannedRelease
 from flwr_privacy.wire import METRICS, Fields
 
 from .custody import Custody
 from .kept import Answer, once
-from .release import PlannedRelease
 from .zone_keys import channel_to
 from .zone_messages import going_down, going_up, packed, trusted_channel, unpacked
 

@@ -1,6 +1,7 @@
 """Named arrays, and the bytes that carry them on Flower's wire (NumPy's npy format)."""
 
 import ast
+import hashlib
 import io
 import math
 from collections.abc import Mapping
@@ -11,12 +12,37 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-__all__ = ["Arrays", "decode_npy", "encode_npy", "is_finite", "npy_size", "sum_of_squares"]
+__all__ = [
+    "Arrays",
+    "array_digest",
+    "decode_npy",
+    "encode_npy",
+    "is_finite",
+    "npy_size",
+    "sum_of_squares",
+]
 
 Arrays = Mapping[str, NDArray[np.generic]]
 """A model or an update: arrays by name, in a fixed order."""
 
 _LONGEST_HEADER = 10_000  # bytes; an array of 32 dimensions has under 1,000
+
+
+def array_digest(array: NDArray[Any]) -> bytes:
+    """Return the SHA-256 of an array's type, shape and values, whatever its order in memory.
+
+    Examples
+    --------
+    >>> a = np.arange(6.0).reshape(2, 3)
+    >>> array_digest(a) == array_digest(np.asfortranarray(a))
+    True
+    >>> array_digest(a) == array_digest(a.astype(np.float32))
+    False
+    """
+    # A type and a shape have no line break, so no two arrays have the same bytes.
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}\n".encode())
+    digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
 
 
 def encode_npy(array: NDArray[np.generic]) -> bytes:

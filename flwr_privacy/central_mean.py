@@ -1,17 +1,95 @@
-"""The sum of clipped updates under central differential privacy, and the mean made of it."""
+"""Clipped updates under central differential privacy: one, their sum, and the mean made of it."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .adaptive_clipping import COUNT_GRID, COUNT_NAME, fraction_below
+from .adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code, fraction_below
 from .arrays import Arrays
-from .central_dp import SERVER, Terms
+from .central_dp import DISTRIBUTED, SERVER, Terms
 from .errors import InvalidParameterError
 from .grid import EvenMean, Grid
+from .mechanism import Answer, Facts, Mechanism, Plan
 from .noise import discrete_gaussian
 from .randomness import SecureRandom
+from .updates import Update, check_start
+from .wire import METRICS
 
-__all__ = ["CentralMean", "add_noise"]
+__all__ = ["CentralMean", "ClippedUpdate", "add_noise"]
+
+
+class _Measured(NamedTuple):
+    """An update as codes, and whether clipping left it as it was."""
+
+    update: Update
+    codes: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ClippedUpdate(Mechanism):
+    """A client's update, clipped to an L2 norm, with a share of the noise or without any.
+
+    A share alone hides nothing: with the same share in two sums, or in none, the one or the
+    difference of the two would have hardly any noise. So there is one attempt, in a secure sum.
+    Where a trusted server adds the noise, the release has none and the client's ledger does not
+    know it: those books are the server's.
+
+    Parameters
+    ----------
+    terms : Terms
+        What was asked.
+    """
+
+    terms: Terms
+
+    def plan(self, start: Arrays, facts: Facts) -> Plan:
+        """Decide or refuse everything about the release; see `Mechanism.plan`."""
+        terms, alone = self.terms, self.terms.noise == DISTRIBUTED
+        names = terms.names(start)
+        check_start(start, names)
+        terms.check_grid(sum(np.size(start[name]) for name in names))
+        return Plan(
+            unit="user",
+            charge=terms.charge() if alone else None,
+            epsilon=terms.epsilon,
+            delta=terms.delta,
+            noise_multiplier=terms.noise_multiplier if alone else 0.0,
+            sigma=terms.sigma() if alone else 0.0,
+            parties=terms.parties if alone else 0,
+            largest_code=terms.code_limit(),
+        )
+
+    def measure(self, start: Arrays, outcome: Any) -> _Measured:
+        """Return the clipped update as codes."""
+        terms = self.terms
+        names, norm = terms.names(start), terms.clipping_norm
+        update = Update.between(start, outcome, names, clipping_norm=norm)
+        # A share of noise may leave 32 bits on the way.
+        code: Any = np.int64 if terms.noise == DISTRIBUTED else np.int32
+        out = np.empty(update.vector.size, code)
+        return _Measured(update, Grid(terms.grid).encode(update.vector, out))
+
+    def failed(self, start: Arrays) -> _Measured:
+        """Return the update of a training that changed nothing."""
+        return self.measure(start, start)
+
+    def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
+        """Return the codes with a share of the noise, or without any."""
+        update, vector = measured
+        codes: dict[str, NDArray[Any]] = update.arrays(vector)
+        if self.terms.count_share:
+            count = count_code(within=update.factor == 1)
+            codes[COUNT_NAME] = np.array([count], vector.dtype)
+        if plan.charge is not None:
+            add_noise(codes, self.terms, random)
+        # Everybody weighs the same: the number of records is a secret.
+        return codes, {METRICS: {"num-examples": 1}}
+
+    def accumulator(self, start: Arrays) -> "CentralMean":
+        """Return an empty sum of codes."""
+        return CentralMean(start, self.terms)
 
 
 def add_noise(codes: dict[str, NDArray[np.int64]], terms: Terms, random: SecureRandom) -> None:

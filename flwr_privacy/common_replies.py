@@ -17,7 +17,7 @@ from typing import IO
 
 from .files import write_all
 from .ledger import Question
-from .replies import KeptReplies, digest, unusable
+from .replies import EXPERIMENTS, KeptReplies, digest, superseded, unusable
 
 __all__ = ["CommonReplies", "Replies"]
 
@@ -31,9 +31,9 @@ _writer = threading.local()
 class CommonReplies:
     """The replies of one of the clients that share a folder, by question.
 
-    As `KeptReplies`, with the same order: charge first, keep second, send last. What differs: a
-    power cut may take replies away, and of each experiment the last round is kept of all clients
-    together: that of a client which played before it is gone.
+    As `KeptReplies`, with the same order: charge, reserve, keep, send. What differs: a power cut
+    may take replies away, and of each experiment the last round is kept of all clients together:
+    that of a client which played before it is gone.
 
     Parameters
     ----------
@@ -55,6 +55,7 @@ class CommonReplies:
     >>> replies = CommonReplies(Path(folder.name, "replies"), "7")
     >>> question = Question(experiment_id="e", phase="train", server_round=1)
     >>> replies.keep(question, b"noised")
+    b'noised'
     >>> replies.find(question), CommonReplies(replies.folder, "8").find(question)
     (b'noised', None)
     >>> folder.cleanup()
@@ -64,7 +65,7 @@ class CommonReplies:
         self.folder = Path(folder)
         self.client_id = client_id
 
-    def find(self, question: Question) -> bytes | None:
+    def find(self, question: Question, key: str = "") -> bytes | None:
         """Return the reply to a question, or None if there is none.
 
         Raises
@@ -72,29 +73,52 @@ class CommonReplies:
         LedgerError
             If a file is there but cannot be read.
         """
-        found = None
-        try:
-            for path, experiment, server_round in self._files():
-                if (experiment, server_round) == _place(question):
-                    here = _found(path, self._label(question))
-                    found = found if here is None else here
-        except OSError as error:
-            raise unusable(self.folder, "read", error) from error
-        return found
+        return self._find(question, self._label(question, key))
 
-    def keep(self, question: Question, reply: bytes) -> None:
-        """Keep the reply to a question; those to earlier rounds of its experiment are removed.
-
-        Call it after the charge and before the reply is sent.
+    def reserve(self, question: Question, key: str = "") -> None:
+        """Note that a reply is to come; call it after the charge and before the work.
 
         Raises
         ------
         LedgerError
             If it cannot be written.
         """
+        self._append(question, self._label(question, key, reserved=True), b"")
+
+    def is_reserved(self, question: Question, key: str = "") -> bool:
+        """Tell whether a reply was reserved, and the round of it is not over."""
+        return self._find(question, self._label(question, key, reserved=True)) is not None
+
+    def keep(self, question: Question, reply: bytes, key: str = "") -> bytes:
+        """Keep the reply to a question; return the one that is to be sent, which is this one.
+
+        Replies to earlier rounds of the experiment are removed, and those to old experiments. Call
+        it after the charge and before the reply is sent. A simulated client has one message at a
+        time: no other process keeps another reply meanwhile, and nobody looks for one.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be written.
+        """
+        self._append(question, self._label(question, key), reply)
+        return reply
+
+    def _find(self, question: Question, label: bytes) -> bytes | None:
+        found = None
+        try:
+            for path, experiment, server_round in self._files():
+                if (experiment, server_round) == _place(question):
+                    here = _found(path, label)
+                    found = found if here is None else here
+        except OSError as error:
+            raise unusable(self.folder, "read", error) from error
+        return found
+
+    def _append(self, question: Question, label: bytes, reply: bytes) -> None:
         experiment, server_round = _place(question)
         path = self.folder / f"{experiment}-{server_round}-{_writer_name()}.replies"
-        content = _framed(self._label(question)) + _framed(reply)
+        content = _framed(label) + _framed(reply)
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -106,14 +130,13 @@ class CommonReplies:
                     file.truncate(before)
                     raise
             if before == 0:  # the first one of its round
-                self._remove_before(experiment, server_round)
+                self._remove_superseded(question)
         except OSError as error:
             raise unusable(self.folder, "written", error) from error
 
-    def _remove_before(self, experiment: str, server_round: int) -> None:
-        for path, other, its_round in self._files():
-            if other == experiment and its_round < server_round:
-                path.unlink(missing_ok=True)  # another process does the same
+    def _remove_superseded(self, question: Question) -> None:
+        for path in superseded(self._files(), question, experiments=EXPERIMENTS):
+            path.unlink(missing_ok=True)  # another process does the same
 
     def _files(self) -> Iterator[tuple[Path, str, int]]:
         """Yield the files there are, each with the experiment and the round that it is for."""
@@ -124,8 +147,9 @@ class CommonReplies:
         for match in filter(None, map(_FILE.fullmatch, names)):
             yield self.folder / match[0], match[1], int(match[2])
 
-    def _label(self, question: Question) -> bytes:
-        return json.dumps([self.client_id, question.phase, question.request]).encode("ascii")
+    def _label(self, question: Question, key: str, *, reserved: bool = False) -> bytes:
+        name = [self.client_id, question.phase, question.request, key, reserved]
+        return json.dumps(name).encode("ascii")
 
 
 Replies = KeptReplies | CommonReplies

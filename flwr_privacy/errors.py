@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any, ClassVar
 
 __all__ = [
+    "ChargedFailureError",
     "CheckpointError",
     "DataError",
     "DeclinedError",
@@ -113,6 +114,12 @@ class DeclinedError(FlwrPrivacyError):
     """A client will not answer: its policy does not allow it, or its budget is spent."""
 
     exit_code = 8
+
+
+class ChargedFailureError(FlwrPrivacyError):
+    """A client was charged for an answer and cannot give it."""
+
+    exit_code = 9
 
 
 def check_integer(

@@ -34,6 +34,7 @@ _MAGIC = b"flwr-privacy ledger\n"
 _VERSION = 1
 _LARGEST_NUMBER = 2**63 - 1  # of an integer in Flower's ConfigRecord
 _LONGEST_NAME = 128
+_DIGEST = re.compile(r"([0-9a-f]{32})?")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
@@ -84,6 +85,8 @@ class Entry:
         What the charge is for: a record of the data set, or all of it.
     charge : Charge
         What the release costs.
+    digest : str, default ""
+        Hash of the whole question (32 hexadecimal digits): the charge is for its answer alone.
     time : str
         When, in UTC and to the second, as ``2025-12-31T23:59:59Z``; by default now.
 
@@ -97,11 +100,14 @@ class Entry:
     scheme: str
     unit: str
     charge: Charge
+    digest: str = ""
     time: str = field(default_factory=_now)
 
     def __post_init__(self) -> None:
         _check_name("scheme", self.scheme)
         check_choice("unit", self.unit, UNITS)
+        if not isinstance(self.digest, str) or not _DIGEST.fullmatch(self.digest):
+            raise InvalidParameterError("digest", self.digest, "32 hexadecimal digits, or none")
         _check_time(self.time)
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,6 +120,7 @@ class Entry:
             "scheme": self.scheme,
             "unit": self.unit,
             "charge": self.charge.to_dict(),
+            "digest": self.digest,
             "time": self.time,
         }
 
@@ -140,13 +147,14 @@ class Entry:
             scheme=values["scheme"],
             unit=values["unit"],
             charge=Charge.from_dict(values["charge"]),
+            digest=values["digest"],
             time=values["time"],
         )
 
 
 _ENTRY_KEYS = {
     *("experiment_id", "phase", "server_round", "request"),
-    *("scheme", "unit", "charge", "time"),
+    *("scheme", "unit", "charge", "digest", "time"),
 }
 
 

@@ -1,6 +1,6 @@
-"""Kept replies: the noised answer to a question, so that asking again gets the same bytes.
+"""The reply cache of a node: the noised answer to a question, so that asking again gets the same.
 
-A question that is put twice (a resumed round, a message that was sent again) then reveals nothing
+A question that comes twice (a resumed round, a message that was sent again) then reveals nothing
 new and costs nothing.
 """
 
@@ -8,26 +8,29 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from .errors import LedgerError
 from .files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from .ledger import Question
 
-__all__ = ["KeptReplies", "digest", "unusable"]
+__all__ = ["EXPERIMENTS", "KeptReplies", "digest", "superseded", "unusable"]
+
+EXPERIMENTS = 4
+"""Experiments whose last round is kept; a reply to an older one is forgotten."""
 
 _MAGIC = b"flwr-privacy reply\n"
-_FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{32}\.reply(\.new)?")
+_FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{32}\.(?:reply(?:\.new)?|reserved)")
 _LOCK_TIMEOUT = 10.0  # seconds; a reply is written in far less
 
 
 class KeptReplies:
-    """The replies of one client, by question.
+    """The replies of one client, by question and digest.
 
-    The order is: **charge first, keep second, send last.** A reply that is kept but not charged
-    must never be sent: were it kept first, a crash before the charge would leave a reply that is
-    found when the question comes again, and leaves the node without ever being charged. The other
-    way round, a crash between the two costs a charge for nothing, which is safe.
+    The order is: **charge first, reserve second, keep third, send last.** A reply that is kept but
+    not charged must never be sent. A charge that has a reservation may still be answered; one that
+    has none was answered, and its reply was forgotten: a second reply would be a second release.
 
     Parameters
     ----------
@@ -36,12 +39,14 @@ class KeptReplies:
         folder that it lies in is there.
     durable : bool, default False
         Whether a reply that was kept outlives a power cut.
+    experiments : int, optional
+        Number of experiments whose replies are kept; by default all.
 
     Notes
     -----
     Of each experiment the last round is kept (all phases and requests), and what was asked out of
-    order after it. Each file was charged once, so a budget bounds their number. They may be deleted
-    while no node runs: a question that is put again is then charged again.
+    order after it. They may be deleted while no node runs: a question that is put again is then
+    charged again.
 
     Examples
     --------
@@ -49,29 +54,43 @@ class KeptReplies:
     >>> folder = tempfile.TemporaryDirectory()
     >>> replies = KeptReplies(Path(folder.name, "replies"))
     >>> question = Question(experiment_id="e", phase="train", server_round=1)
-    >>> replies.keep(question, b"noised")
-    >>> replies.find(question)
-    b'noised'
+    >>> replies.reserve(question)
+    >>> replies.find(question), replies.is_reserved(question)
+    (None, True)
+    >>> replies.keep(question, b"noised"), replies.keep(question, b"noised once more")
+    (b'noised', b'noised')
+    >>> replies.find(question), replies.is_reserved(question)
+    (b'noised', False)
     >>> folder.cleanup()
     """
 
-    def __init__(self, folder: str | Path, *, durable: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path, *, durable: bool = False, experiments: int | None = None
+    ) -> None:
         self.folder = Path(folder)
         self.durable = durable
+        self._experiments = experiments
 
-    def find(self, question: Question) -> bytes | None:
+    def find(self, question: Question, key: str = "") -> bytes | None:
         """Return the reply to a question, or None if there is none.
 
         A damaged file counts as none: the next release is charged anew, which is safe.
+
+        Parameters
+        ----------
+        question : Question
+            Its name.
+        key : str
+            Digest of the whole question.
 
         Raises
         ------
         LedgerError
             If the file is there but cannot be read.
         """
-        label = _label(question)
+        label = _label(question, key)
         try:
-            content = read_sealed(self._path(question), _MAGIC)
+            content = read_sealed(self._path(question, key), _MAGIC)
         except (FileNotFoundError, DamagedFileError):
             return None
         except OSError as error:
@@ -79,45 +98,107 @@ class KeptReplies:
         # A file under another question's name is not its reply.
         return content[len(label) :] if content.startswith(label) else None
 
-    def keep(self, question: Question, reply: bytes) -> None:
-        """Keep the reply to a question; those to earlier rounds of its experiment are removed.
+    def reserve(self, question: Question, key: str = "") -> None:
+        """Note that a reply is to come; call it after the charge and before the work.
 
-        Call it after the charge and before the reply is sent.
+        Raises
+        ------
+        LedgerError
+            If it cannot be written.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            path = self._path(question, key).with_suffix(".reserved")
+            # Not flushed: a reservation that a power cut takes away costs a charge, no more.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        except OSError as error:
+            raise unusable(self.folder, "written", error) from error
+
+    def is_reserved(self, question: Question, key: str = "") -> bool:
+        """Tell whether a reply was reserved and has not been kept."""
+        return self._path(question, key).with_suffix(".reserved").exists()
+
+    def keep(self, question: Question, reply: bytes, key: str = "") -> bytes:
+        """Keep the reply to a question if it has none; return the one that is to be sent.
+
+        Replies to earlier rounds of the experiment are removed, and those to old experiments. Call
+        it after the charge and before the reply is sent.
 
         Raises
         ------
         LedgerError
             If it cannot be written, or another process writes replies all the while.
         """
-        path = self._path(question)
+        path = self._path(question, key)
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             with exclusive_lock(self.folder / "lock", timeout=_LOCK_TIMEOUT):
-                write_sealed(path, _MAGIC, _label(question) + reply, durable=self.durable)
-                for earlier in self._files_before(question):
+                if (found := self.find(question, key)) is not None:
+                    return found
+                label = _label(question, key)
+                write_sealed(path, _MAGIC, label + reply, durable=self.durable)
+                # Before any reply goes: a reservation that outlives its reply would be used again.
+                path.with_suffix(".reserved").unlink(missing_ok=True)
+                for earlier in self._superseded(question):
                     earlier.unlink()
         except OSError as error:
             raise unusable(self.folder, "written", error) from error
+        return reply
 
-    def _path(self, question: Question) -> Path:
-        experiment, own = digest(question.experiment_id), digest(question.phase, question.request)
+    def _path(self, question: Question, key: str) -> Path:
+        experiment = digest(question.experiment_id)
+        own = digest(question.phase, question.request, key)
         return self.folder / f"{experiment}-{question.server_round}-{own}.reply"
 
-    def _files_before(self, question: Question) -> list[Path]:
-        """Return the files of earlier rounds of a question's experiment."""
-        experiment = digest(question.experiment_id)
+    def _superseded(self, question: Question) -> list[Path]:
+        """Return the files of earlier rounds of a question's experiment, and of old experiments."""
         matches = (_FILE.fullmatch(name) for name in os.listdir(self.folder))
-        return [
-            self.folder / match[0]
-            for match in matches
-            if match and match[1] == experiment and int(match[2]) < question.server_round
-        ]
+        files = [(self.folder / m[0], m[1], int(m[2])) for m in matches if m]
+        gone = superseded(files, question, experiments=self._experiments)
+        return sorted(gone, key=lambda path: path.suffix != ".reserved")
 
 
-def _label(question: Question) -> bytes:
+def superseded(
+    files: Iterable[tuple[Path, str, int]], question: Question, *, experiments: int | None
+) -> list[Path]:
+    """Return the files that are not needed any more once a question has its reply.
+
+    Parameters
+    ----------
+    files : iterable of (Path, str, int)
+        Each with the digest of its experiment and its round.
+    question : Question
+        The one that has a reply.
+    experiments : int, optional
+        Number of experiments that are kept, the question's included; by default all.
+    """
+    experiment = digest(question.experiment_id)
+    gone, last = [], dict[str, float]()
+    others: list[tuple[Path, str]] = []
+    for path, its_experiment, its_round in files:
+        if its_experiment != experiment:
+            others.append((path, its_experiment))
+            if experiments is not None:
+                last[its_experiment] = max(last.get(its_experiment, 0.0), _written(path))
+        elif its_round < question.server_round:
+            gone.append(path)
+    if experiments is None:
+        return gone
+    newest = sorted(last, key=last.__getitem__, reverse=True)[: max(0, experiments - 1)]
+    return gone + [path for path, its_experiment in others if its_experiment not in newest]
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another process has removed it since it was listed
+        return 0.0
+
+
+def _label(question: Question, key: str) -> bytes:
     """Return a line that no other question has."""
-    key = [question.experiment_id, question.phase, question.server_round, question.request]
-    return json.dumps(key).encode("ascii") + b"\n"
+    name = [question.experiment_id, question.phase, question.server_round, question.request, key]
+    return json.dumps(name).encode("ascii") + b"\n"
 
 
 def unusable(folder: Path, done: str, error: OSError) -> LedgerError:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import Arrays, sum_of_squares
+from .arrays import Arrays, is_finite, sum_of_squares
 from .errors import DataError, InvalidParameterError, ProtocolError, check_number
 
-__all__ = ["SMALLEST_NORM", "Update", "clip", "released_names"]
+__all__ = ["SMALLEST_NORM", "Update", "check_start", "clip", "released_names"]
 
 _BLOCK = 1 << 14  # elements; their scratch stays in the cache, and needs no fresh pages
 
@@ -67,6 +67,19 @@ def released_names(
             "arrays", list(arrays), "a model with floating-point weights that are not kept back"
         )
     return names
+
+
+def check_start(start: Arrays, names: Iterable[str]) -> None:
+    """Refuse a model that no update can start from, before there is one.
+
+    Raises
+    ------
+    ProtocolError
+        If an array has NaN or infinity.
+    """
+    for name in names:
+        if not is_finite(start[name]):
+            raise ProtocolError(f"the model that was sent has NaN or infinity in '{name}'")
 
 
 @dataclass(frozen=True)

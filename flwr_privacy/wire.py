@@ -17,6 +17,7 @@ __all__ = [
     "DECLINED_CODE",
     "ERROR_CODE",
     "EVALUATE",
+    "FAILED_CODE",
     "HELLO",
     "METRICS",
     "RECORD",
@@ -28,6 +29,7 @@ __all__ = [
     "Header",
     "payload_bytes",
     "question_digest",
+    "values_digest",
 ]
 
 RECORD = "flwr-privacy"
@@ -47,6 +49,9 @@ ERROR_CODE = 1000
 
 DECLINED_CODE = 1001
 """Code with which a client declines: its policy does not allow it, or its budget is spent."""
+
+FAILED_CODE = 1002
+"""Code with which a client says that it was charged and cannot answer."""
 
 METRICS = "metrics"
 """Key under which a client half hands its metrics to the message's MetricRecord."""
@@ -388,6 +393,19 @@ def question_digest(content: Mapping[str, Any], *, without: Mapping[str, Iterabl
                 _hash(digest, ["array", value.dtype, shape, value.data])
             else:
                 _hash(digest, value)
+    return digest.digest()
+
+
+def values_digest(*values: Any) -> bytes:
+    """Return a hash of plain values and (nested) lists of them: SHA-256, 32 bytes.
+
+    Examples
+    --------
+    >>> values_digest("ab", 1) == values_digest("a", "b1")
+    False
+    """
+    digest = hashlib.sha256()
+    _hash(digest, list(values))
     return digest.digest()
 
 

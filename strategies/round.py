@@ -22,6 +22,7 @@ from flwr_privacy.identity import check_client_id
 from flwr_privacy.wire import (
     COHORT,
     DECLINED_CODE,
+    FAILED_CODE,
     RECORD,
     CohortAnswer,
     Fields,
@@ -39,6 +40,7 @@ REASONS = {
     "dtype",
     "duplicate",
     "error",
+    "failed",
     "malformed",
     "names",
     "not finite",
@@ -52,6 +54,8 @@ REASONS = {
 
 _NOT_THERE = {3, 4, 5}
 """Flower's codes for a message, reply or node that is not available (any more): no answer."""
+
+_REASON_OF_CODE = {DECLINED_CODE: "declined", FAILED_CODE: "failed"}
 
 _NOTHING_RELEASED = {"declined", "error"}
 """Reasons with which a client says that it has sent nothing of its data."""
@@ -231,9 +235,10 @@ class Round:
         if message.has_error() and message.error.code in _NOT_THERE:
             return
         if message.has_error():
-            self._silent.update(c or f"node-{node}" for c in self.asked.get(node, []))
             text = message.error.reason or f"code {message.error.code}"
-            reason = "declined" if message.error.code == DECLINED_CODE else "error"
+            reason = _REASON_OF_CODE.get(message.error.code, "error")
+            if reason in _NOTHING_RELEASED:
+                self._silent.update(c or f"node-{node}" for c in self.asked.get(node, []))
             raise ReplyRefusedError(reason, text.strip().partition("\n")[0])
         content = message.content
         try:

@@ -26,7 +26,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean
+from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds
 from flwr_privacy.udp import (
@@ -36,7 +36,6 @@ from flwr_privacy.udp import (
     USER_UNIT,
     Discounted,
     Plan,
-    SharedMean,
     Terms,
     Uniform,
     Wish,
@@ -410,11 +409,7 @@ class UDP(SchemeStrategy):
         """Return an empty sum of codes for a training."""
         if phase != TRAIN:
             return super().accumulator(phase)
-        terms = self._asked_terms()
-        names = released_names(self._template, terms.keep_back)
-        if terms.parties:
-            return SharedMean(self._template, terms, names)
-        return GridMean(self._template, Grid(terms.grid), names)
+        return self._asked_terms().accumulator(self._template)
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included, and of the weights."""

@@ -20,6 +20,7 @@ from .formulas import (
     sigma_paper,
     sigma_zcdp,
 )
+from .loss import LossTerms, MeanLoss
 from .moments import eps_moments, eps_server, ln_moment, ln_moment_paper
 from .pace import (
     DECAYS,
@@ -36,7 +37,7 @@ from .plan import Plan, Wish
 from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, Schedule
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, sensitivity
 from .shared import RECORDS_NAME, SharedMean
-from .terms import LossTerms, Terms
+from .terms import Steps, Terms
 from .theory import (
     SEARCH_GRID,
     PLProblem,
@@ -66,6 +67,7 @@ __all__ = [
     "Discounted",
     "LinearDecay",
     "LossTerms",
+    "MeanLoss",
     "PLProblem",
     "Pace",
     "Plan",
@@ -73,6 +75,7 @@ __all__ = [
     "Schedule",
     "SearchCost",
     "SharedMean",
+    "Steps",
     "Terms",
     "Uniform",
     "Wish",

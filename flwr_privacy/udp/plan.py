@@ -10,10 +10,11 @@ from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.updates import SMALLEST_NORM
 
 from .formulas import mu_star
+from .loss import LARGEST_CAP, SMALLEST_CAP, LossTerms
 from .pace import Pace, pace_of
 from .schedule import NONE, Schedule
 from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
-from .terms import LARGEST_CAP, SMALLEST_CAP, LossTerms, Terms
+from .terms import Terms
 
 __all__ = ["Plan", "Wish"]
 

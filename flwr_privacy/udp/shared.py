@@ -6,9 +6,6 @@ from numpy.typing import NDArray
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.grid import EvenMean, Grid
 
-from .sensitivity import RECORD_UNIT
-from .terms import Terms
-
 __all__ = ["RECORDS_NAME", "SharedMean"]
 
 RECORDS_NAME = "flwr-privacy.records"
@@ -25,10 +22,12 @@ class SharedMean(EvenMean):
     ----------
     start : Mapping of str to ndarray
         The model that the updates start from.
-    terms : Terms
-        What was asked.
+    grid : Grid
+        What the codes mean.
     names : list of str
         Which arrays of the model the updates are of.
+    counts : bool
+        Whether the clients send their numbers of records: at record level.
 
     Notes
     -----
@@ -37,20 +36,16 @@ class SharedMean(EvenMean):
 
     Examples
     --------
-    >>> terms = Terms(
-    ...     unit="record", noise_multiplier=1.0, epsilon=8.0, delta=1e-5, gap=1e-3,
-    ...     clipping_norm=1.0, grid=-1, max_records=100, parties=2,
-    ... )
-    >>> mean = SharedMean({"w": np.zeros(1)}, terms, ["w"])
+    >>> mean = SharedMean({"w": np.zeros(1)}, Grid(-1), ["w"], counts=True)
     >>> mean.fold("a", {"w": np.array([12]), RECORDS_NAME: np.array([3])}, weight=1)
     >>> mean.fold("b", {"w": np.array([0]), RECORDS_NAME: np.array([1])}, weight=1)
     >>> mean.finish()
     {'w': array([1.5])}
     """
 
-    def __init__(self, start: Arrays, terms: Terms, names: list[str]) -> None:
-        super().__init__(start, Grid(terms.grid), names)
-        self._counts = terms.unit == RECORD_UNIT
+    def __init__(self, start: Arrays, grid: Grid, names: list[str], *, counts: bool) -> None:
+        super().__init__(start, grid, names)
+        self._counts = counts
         if self._counts:
             self.template[RECORDS_NAME] = ((1,), np.dtype(np.int32))
 

@@ -1,24 +1,39 @@
-"""What the server asks of a client in a round: the fields of UDP on the wire."""
+"""A client's training under UDP: what travels, what it plans, how it is bounded and noised."""
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flwr_privacy.accounting import Charge
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.errors import (
     InvalidParameterError,
     check_choice,
     check_integer,
     check_number,
 )
-from flwr_privacy.updates import SMALLEST_NORM
+from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
+from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.updates import SMALLEST_NORM, Update, check_start, released_names
+from flwr_privacy.wire import METRICS, Fields
 
 from .formulas import check_budget
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, sensitivity
+from .shared import RECORDS_NAME, SharedMean
 
-__all__ = ["LossTerms", "Terms"]
+__all__ = ["NUM_EXAMPLES", "Steps", "Terms"]
 
-SMALLEST_CAP, LARGEST_CAP = 1e-6, 1e6
-"""Bounds of the cap of a loss."""
+NUM_EXAMPLES = "num-examples"
+"""Name of the metric that is a reply's weight."""
+
+_NOISE_REACH = 8  # standard deviations of noise that codes must hold; beyond, they saturate
+_SHARE_REACH = 12  # of a share: what is beyond would show by itself
 
 _SMALLEST = math.ulp(0.0)
 _MOST_RECORDS = 2**40
@@ -27,9 +42,25 @@ _ROOM = 1 / 64
 """Relative share of the sensitivity of a sum that is there for the grid and for rounding."""
 
 
+class Steps(NamedTuple):
+    """What steps on gradients that were clipped per record came to."""
+
+    arrays: Arrays
+    records: int
+    sensitivity: float
+
+
+class _Measured(NamedTuple):
+    """A bounded update, the weight of the reply, and the update's sensitivity."""
+
+    update: Update
+    weight: int
+    bound: float
+
+
 @dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What the server asks of a client's training.
+class Terms(Mechanism):
+    """What the server asks of a client's training, and the mechanism that answers it.
 
     Parameters
     ----------
@@ -149,6 +180,172 @@ class Terms:
             noise_multiplier=self.noise_multiplier, sampling=self.sampling_rate, gap=self.gap
         )
 
+    # -- The mechanism -------------------------------------------------------------------------
+
+    def plan(self, start: Arrays, facts: Facts) -> Plan:
+        """Decide or refuse everything about the release; see `Mechanism.plan`."""
+        names = released_names(start, self.keep_back)
+        check_start(start, names)
+        dimension = sum(np.size(start[name]) for name in names)
+        sigma = self._least_sigma(dimension, facts)
+        if self.parties:
+            self._check_share(dimension, facts.records)
+        elif sigma is not None and self.noise_multiplier:
+            step = Grid(self.grid).step
+            self._check_gap(discretisation_gap(dimension, sigma / step))
+            self._check_reach(self.reach(facts.records or 1) + _NOISE_REACH * sigma)
+        return Plan(
+            unit=self.unit,
+            charge=self.charge(),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            sigma=sigma,
+            proven=self.proven,
+            parties=self.parties,
+            largest_code=CODE_LIMIT,
+        )
+
+    def measure(self, start: Arrays, outcome: Any) -> _Measured:
+        """Return the update: clipped as a whole at user level, of clipped steps at record level."""
+        names = released_names(start, self.keep_back)
+        if self.unit == USER_UNIT:
+            update = Update.between(start, outcome, names, clipping_norm=self.clipping_norm)
+            # The number of records is not public at this level: everybody weighs the same.
+            return _Measured(update, 1, sensitivity(USER_UNIT, clipping_norm=self.clipping_norm))
+        update = Update.between(start, outcome.arrays, names)
+        weight, bound = outcome.records, outcome.sensitivity
+        if self.parties:
+            self._check_room(weight, weight * bound + self._apart(update.vector.size))
+        return _Measured(update, weight, bound)
+
+    def failed(self, start: Arrays) -> _Measured | None:
+        """Return the update of a training that changed nothing, at user level."""
+        return self.measure(start, start) if self.unit == USER_UNIT else None
+
+    def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
+        """Return the codes of the update with all of the noise, a share of it, or none."""
+        update, weight, bound = measured
+        grid, vector = Grid(self.grid), update.vector
+        if self.parties:
+            return self._shared(measured, random)
+        if plan.charge is None:
+            codes = grid.encode(vector, np.empty(vector.size, np.int32))
+            return update.arrays(codes), {METRICS: {NUM_EXAMPLES: weight, "sigma": 0.0}}
+        sigma = self.noise_multiplier * (bound + self._apart(vector.size))
+        noised = grid.encode(vector, vector.view(np.int64))
+        np.add(noised, discrete_gaussian(noised.size, sigma / grid.step, random), out=noised)
+        return update.arrays(saturated(noised)), {METRICS: {NUM_EXAMPLES: weight, "sigma": sigma}}
+
+    def accumulator(self, start: Arrays) -> GridMean:
+        """Return an empty sum of codes."""
+        names, grid = released_names(start, self.keep_back), Grid(self.grid)
+        if self.parties:
+            return SharedMean(start, grid, names, counts=self.unit == RECORD_UNIT)
+        return GridMean(start, grid, names)
+
+    def _shared(self, measured: _Measured, random: SecureRandom) -> Answer:
+        """Return codes that have a share of the noise, for one sum that is opened once.
+
+        With the same share in two sums, or in none, the one or the difference of the two would have
+        hardly any noise.
+        """
+        update, weight, _ = measured
+        out: dict[str, NDArray[Any]] = {}
+        if self.unit == RECORD_UNIT:
+            np.multiply(update.vector, weight, out=update.vector)
+            out[RECORDS_NAME] = np.array([weight], np.int64)
+        grid = Grid(self.grid)
+        codes = grid.encode(update.vector)
+        codes += discrete_gaussian(codes.size, self._share() / grid.step, random)
+        own: Fields = {METRICS: {NUM_EXAMPLES: 1}}
+        return {**update.arrays(codes), **out}, own
+
+    def _share(self) -> float:
+        return share_sigma(self.noise_multiplier * self.shared_sensitivity(), self.parties)
+
+    def _least_sigma(self, dimension: int, facts: Facts) -> float | None:
+        """Return the least noise of the release; None at record level without a number of records.
+
+        Rounding in the training adds to the sensitivity, and to the noise with it.
+        """
+        if self.parties:
+            total = self.noise_multiplier * self.shared_sensitivity()
+            if self.unit == USER_UNIT:
+                return total
+            return None if facts.records is None else total / self._counted(facts.records)
+        if self.unit == USER_UNIT:
+            bound = sensitivity(USER_UNIT, clipping_norm=self.clipping_norm)
+            return self.noise_multiplier * bound
+        if facts.records is None:
+            return None
+        bound = sensitivity(
+            RECORD_UNIT,
+            clipping_norm=self.clipping_norm,
+            learning_rate=self.learning_rate,
+            records=facts.records,
+            sampling_rate=self.sampling_rate,
+            epochs=self.epochs,
+            batch_size=self.batch_size or None,
+            bound=self.bound,
+        )
+        return self.noise_multiplier * (bound + self._apart(dimension))
+
+    def _counted(self, records: int) -> int:
+        """Return the number of records that count, where noise is shared."""
+        return max(1, min(records, self.max_records))
+
+    def _apart(self, dimension: int) -> float:
+        """Return what truncation to the grid may add to the sensitivity."""
+        # It shortens a vector: two updates clipped as a whole stay within twice the norm.
+        return 0.0 if self.unit == USER_UNIT else Grid(self.grid).step * math.sqrt(dimension)
+
+    def _check_share(self, dimension: int, records: int | None) -> None:
+        """Refuse a grid on which shares of noise do not do what the charge says, or do not fit."""
+        step, share = Grid(self.grid).step, self._share()
+        if share / step < SMALLEST_SHARE:
+            raise InvalidParameterError(
+                "grid",
+                self.grid,
+                f"a finer grid (more grid_bits): a share is {share / step:.3g} steps",
+            )
+        self._check_gap(summed_gap(dimension, share / step, self.parties))
+        weight = self.max_records if records is None else self._counted(records)
+        self._check_reach(self.reach(weight) + _SHARE_REACH * share)
+
+    def _check_gap(self, gap: float) -> None:
+        if gap > self.gap:
+            raise InvalidParameterError(
+                "grid",
+                self.grid,
+                f"a finer grid (more grid_bits): epsilon {gap:.3g} of a release would be lost to "
+                "it",
+            )
+
+    def _check_reach(self, reach: float) -> None:
+        step = Grid(self.grid).step
+        if reach / step > CODE_LIMIT:
+            raise InvalidParameterError(
+                "grid",
+                self.grid,
+                f"a coarser grid (less grid_bits): values up to {reach / step:.3g} steps leave 32 "
+                "bits",
+            )
+
+    def _check_room(self, weight: int, bound: float) -> None:
+        """Refuse more than the noise of a sum was planned for."""
+        if weight > self.max_records:
+            raise InvalidParameterError(
+                "max_records", self.max_records, f"at least the {weight} records of a client"
+            )
+        if bound > self.shared_sensitivity():
+            raise InvalidParameterError(
+                "grid",
+                self.grid,
+                "a finer grid (more grid_bits), or fewer records of a client: rounding moves the "
+                "sum by more than the noise was planned for",
+            )
+
     def _check_shared(self) -> None:
         plain = {"sampling_rate": 1.0, "epochs": 1, "batch_size": 0, "bound": "general"}
         for name, usual in plain.items():
@@ -171,46 +368,3 @@ _AT_RECORD_LEVEL = {
     "bound": "general",
     "max_records": 0,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossTerms:
-    """What the server asks of a client's validation loss.
-
-    Parameters
-    ----------
-    unit : {"record", "user"}
-        What is protected.
-    cap : float
-        Bound of a record's loss (record level), or of the client's mean loss (user level): losses
-        lie between 0 and it.
-    noise_multiplier : float
-        Standard deviation of the noise over the sensitivity; 0 for none, as the paper has it.
-    epsilon, delta, gap : float
-        As in `Terms`.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-    """
-
-    unit: str
-    cap: float
-    noise_multiplier: float
-    epsilon: float
-    delta: float
-    gap: float
-
-    def __post_init__(self) -> None:
-        check_choice("unit", self.unit, (RECORD_UNIT, USER_UNIT))
-        check_number("loss_cap", self.cap, minimum=SMALLEST_CAP, maximum=LARGEST_CAP)
-        check_number("noise_multiplier", self.noise_multiplier, minimum=0)
-        check_budget(epsilon=self.epsilon, delta=self.delta)
-        check_number("gap", self.gap, minimum=0)
-
-    def charge(self) -> Charge | None:
-        """Return what one loss costs; None where there is no noise and no account."""
-        if self.noise_multiplier == 0:
-            return None
-        return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)

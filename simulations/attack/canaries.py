@@ -37,11 +37,11 @@ from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import UDPClient
 from flwr_privacy.clients.base import Train
 from flwr_privacy.clients.custody import Custody
-from flwr_privacy.clients.release import PlannedRelease
 from flwr_privacy.errors import check_integer
 from flwr_privacy.grid import Grid
 from flwr_privacy.identity import stream
 from flwr_privacy.ledger import Question
+from flwr_privacy.release import PlannedRelease
 from flwr_privacy.strategies import UDP
 from flwr_privacy.strategies.round import ClientReply
 from flwr_privacy.udp import LossTerms, Terms

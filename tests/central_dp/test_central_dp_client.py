@@ -67,7 +67,7 @@ class Node:
             run_config=self.run_config,
         )
         question = {**terms.write(), **QUESTION, **fields}
-        return CentralDPClient(None, context).handle("train", MODEL, question, train)
+        return CentralDPClient(None, context).handle("train", arrays, question, train)
 
     def charges(self) -> list[Entry]:
         return list(Ledger(self.folder / "ward-7.ledger", data_set="ward-7").entries())
@@ -127,17 +127,18 @@ def test_the_charge_is_there_and_the_reply_is_not_kept(node: Node) -> None:
     assert len(node.charges()) == 2
 
 
-def test_a_question_that_is_answered_while_it_trains_is_not_answered_again(node: Node) -> None:
+def test_a_question_has_one_attempt_also_while_it_trains(node: Node) -> None:
     def train(start: Any) -> Trained:
-        node.ask()
+        with pytest.raises(DeclinedError, match="answered before"):
+            node.ask()
         return Trained(start, {})
 
     context = Context(
         run_id=1, node_id=1, node_config=node.config, state=RecordDict(), run_config={}
     )
     client = CentralDPClient(None, context)
-    with pytest.raises(DeclinedError, match="answered before"):
-        client.handle("train", MODEL, {**TERMS.write(), **QUESTION}, train)
+    client.handle("train", MODEL, {**TERMS.write(), **QUESTION}, train)
+    assert node.trained == 0
     assert len(node.charges()) == 1
 
 
@@ -201,11 +202,34 @@ def test_where_the_server_adds_noise_a_client_sends_codes_without(node: Node) ->
     assert node.charges() == []
 
 
-@pytest.mark.parametrize("far", [math.nan, math.inf])
-def test_an_update_that_is_not_finite_is_refused_and_costs_nothing(node: Node, far: float) -> None:
+@pytest.mark.parametrize("far", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_cannot_be_told_from_none(tmp_path: Path, far: float) -> None:
+    answers = []
+    for name, moved in (("one", far), ("other", 0.0)):
+        (tmp_path / name).mkdir()
+        node = Node(tmp_path / name)
+        node.config["insecure-seed"] = 3
+        answers.append(node.ask(far=moved))
+        assert len(node.charges()) == 1
+    (codes, own), (expected, told) = answers
+    assert own == told
+    assert all((codes[n] == expected[n]).all() for n in expected)
+
+
+def test_where_nothing_is_promised_an_update_that_is_not_finite_is_refused(node: Node) -> None:
     with pytest.raises(DataError, match="has NaN or infinity"):
-        node.ask(far=far)
+        node.ask(TRUSTED, far=math.nan, summed=0)
     assert node.charges() == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_model_that_no_update_can_start_from_is_refused_before_training(
+    node: Node, value: float
+) -> None:
+    broken = {**MODEL, "0": np.full_like(MODEL["0"], value)}
+    with pytest.raises(ProtocolError, match="the model that was sent has NaN or infinity in '0'"):
+        node.ask(arrays=broken)
+    assert (node.trained, node.charges()) == (0, [])
 
 
 @pytest.mark.parametrize(("grid", "text"), [(-2, "finer grid"), (-33, "coarser grid")])

@@ -44,7 +44,7 @@ def test_every_client_and_question_has_a_reply_of_its_own(folder):
     asked = [
         (client, question(experiment, phase, 1, request))
         for client, experiment, phase, request in itertools.product(
-            ["1", "11", "a"], names, names[:4], [0, 1]
+            ["1", "11", "a"], names[:4], names, [0, 1]
         )
     ]
     for number, (client, one) in enumerate(asked):
@@ -72,6 +72,28 @@ def test_the_last_reply_to_a_question_counts_and_an_empty_one_is_one(folder):
         of(folder).keep(question(), reply)
         of(folder, "other").keep(question(), b"another's")
         assert of(folder).find(question()) == reply
+
+
+def test_a_reservation_is_there_until_its_round_is_over(folder):
+    own = of(folder)
+    own.reserve(question(), "a" * 32)
+    assert own.is_reserved(question(), "a" * 32)
+    assert not own.is_reserved(question(), "b" * 32)
+    assert not of(folder, "8").is_reserved(question(), "a" * 32)
+    assert own.find(question(), "a" * 32) is None
+    own.keep(question(), b"noised", "a" * 32)
+    assert own.find(question(), "a" * 32) == b"noised"
+    own.keep(question(server_round=2), b"noised")
+    assert not own.is_reserved(question(), "a" * 32)
+
+
+def test_replies_to_old_experiments_are_forgotten(folder):
+    for number in range(6):
+        of(folder).keep(question(f"e{number}"), b"noised")
+        for path in folder.iterdir():  # older by a second: a file system may be coarse
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 1))
+    found = [n for n in range(6) if of(folder).find(question(f"e{n}")) is not None]
+    assert found == [2, 3, 4, 5]
 
 
 def test_a_file_that_goes_while_it_is_looked_for_has_no_reply(folder, monkeypatch):

@@ -26,6 +26,56 @@ def files(replies: KeptReplies) -> list[Path]:
     return [path for path in replies.folder.rglob("*") if path.is_file() and path.name != "lock"]
 
 
+def test_the_first_reply_is_the_one_that_is_sent(replies):
+    assert replies.keep(question(), b"first") == b"first"
+    assert replies.keep(question(), b"second") == b"first"
+    assert replies.find(question()) == b"first"
+
+
+def test_every_digest_of_a_question_has_a_reply_of_its_own(replies):
+    for key in ("", "a" * 32, "b" * 32):
+        replies.reserve(question(), key)
+        assert replies.is_reserved(question(), key)
+        assert replies.keep(question(), key.encode(), key) == key.encode()
+        assert not replies.is_reserved(question(), key)
+    assert replies.find(question(), "a" * 32) == b"a" * 32
+    assert replies.find(question(), "c" * 32) is None
+    assert not replies.is_reserved(question(), "c" * 32)
+
+
+def test_a_reply_that_was_forgotten_leaves_no_reservation(replies):
+    replies.reserve(question())
+    replies.keep(question(), b"noised")
+    replies.reserve(question(phase="lost"))
+    replies.keep(question(server_round=2), b"noised")
+    for phase in ("train", "lost"):
+        assert replies.find(question(phase=phase)) is None
+        assert not replies.is_reserved(question(phase=phase))
+    assert len(files(replies)) == 1
+
+
+def test_a_reservation_goes_before_any_reply_does(replies, monkeypatch):
+    replies.reserve(question(phase="lost"))
+    replies.keep(question(), b"noised")
+    gone = []
+    monkeypatch.setattr(Path, "unlink", lambda path, **_: gone.append(path.suffix))
+    replies.keep(question(server_round=2), b"noised")
+    assert gone == [".reserved", ".reserved", ".reply"]
+
+
+def test_replies_to_old_experiments_are_forgotten(tmp_path):
+    few = KeptReplies(tmp_path / "few", experiments=3)
+    every = KeptReplies(tmp_path / "all")
+    for number in range(6):
+        for replies in (few, every):
+            replies.keep(question(f"e{number}"), b"noised")
+        for path in files(few):  # older by a second each time: a file system may be coarse
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 1))
+    found = [n for n in range(6) if few.find(question(f"e{n}")) is not None]
+    assert found == [3, 4, 5]
+    assert all(every.find(question(f"e{number}")) for number in range(6))
+
+
 def test_a_question_that_comes_again_gets_the_same_bytes(replies):
     noised = bytes(range(256)) * 100
     assert replies.find(question()) is None
@@ -112,7 +162,7 @@ def test_a_damaged_reply_counts_as_none_and_can_be_kept_again(replies):
     for content in [*flips, *(whole[:length] for length in range(len(whole))), whole + b"x"]:
         path.write_bytes(content)
         assert replies.find(question()) is None
-    replies.keep(question(), b"anew")
+    assert replies.keep(question(), b"anew") == b"anew"
     assert replies.find(question()) == b"anew"
 
 

@@ -4,12 +4,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
-from flwr_privacy.errors import DeclinedError, ProtocolError
-from flwr_privacy.ledger import Entry, Question
-from flwr_privacy.wire import Fields
-
-from .custody import Custody
+from .accounting import Charge, fitting, new_accountant, spent
+from .errors import DeclinedError, ProtocolError
+from .ledger import Entry, Question
+from .node_store import NodeStore
+from .wire import Fields
 
 __all__ = [
     "PlannedRelease",
@@ -55,7 +54,12 @@ def check_code_limit(fields: Fields, largest: int) -> None:
 
 
 def check_policy(
-    custody: Custody, *, scheme: str, unit: str, noise_multiplier: float, sigma: float | None = None
+    custody: NodeStore,
+    *,
+    scheme: str,
+    unit: str,
+    noise_multiplier: float,
+    sigma: float | None = None,
 ) -> None:
     """Decline what the node's operator does not allow; the log of the node says why.
 
@@ -73,12 +77,12 @@ def check_policy(
         raise
 
 
-def check_unaccounted(custody: Custody, *, scheme: str, sigma: float = 0.0) -> None:
+def check_unaccounted(custody: NodeStore, *, scheme: str, sigma: float = 0.0) -> None:
     """Decline a scheme that charges nothing if the node's operator asks for what is charged.
 
     Parameters
     ----------
-    custody : Custody
+    custody : NodeStore
         What the node keeps for the client.
     scheme : str
         Which scheme asks.
@@ -142,7 +146,7 @@ class PlannedRelease:
 
     Parameters
     ----------
-    custody : Custody
+    custody : NodeStore
         What the node keeps for the client.
     question : Question
         Whose answer it is.
@@ -154,9 +158,11 @@ class PlannedRelease:
         Budget of the experiment.
     proven : bool, default True
         Whether the charge is all that it costs; if not, the ledger says so.
+    digest : str, default ""
+        Hash of the whole question.
     """
 
-    custody: Custody
+    custody: NodeStore
     question: Question
     scheme: str
     unit: str
@@ -164,11 +170,18 @@ class PlannedRelease:
     epsilon: float
     delta: float
     proven: bool = True
+    digest: str = ""
 
     def entry(self) -> Entry:
         """Return its line in the ledger."""
         name = self.scheme if self.proven else self.scheme + _UNPROVEN
-        return Entry(question=self.question, scheme=name, unit=self.unit, charge=self.charge)
+        return Entry(
+            question=self.question,
+            scheme=name,
+            unit=self.unit,
+            charge=self.charge,
+            digest=self.digest,
+        )
 
     def check_policy(self, noise_multiplier: float, sigma: float | None = None) -> None:
         """Decline it if the node's policy does not allow its noise; see `check_policy`."""

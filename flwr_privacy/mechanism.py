@@ -1,0 +1,166 @@
+"""What a release is made of: a mechanism, and what it plans before any data are read.
+
+A mechanism is a frozen dataclass. It is what travels, and both ends build the same object of it, so
+they cannot disagree on bounds, grids or accumulators. `flwr_privacy.pipeline` is the only one that
+lets it release something.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .accounting import Charge
+from .arrays import Arrays
+from .averaging import WeightedMean
+from .randomness import SecureRandom
+from .wire import Fields
+
+__all__ = ["Answer", "Facts", "Mechanism", "Plan", "Release", "Work"]
+
+Answer = tuple[Arrays, Fields]
+"""The arrays and the scheme's own fields of a reply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a node says of its data before they are read; it is no secret.
+
+    Parameters
+    ----------
+    records : int, optional
+        Number of records. The trainer leaves out what is beyond it; what is missing counts as zero.
+    """
+
+    records: int | None = None
+
+
+Work = Callable[[SecureRandom, Facts], Any]
+"""The user's code, which reads data: from the source of its samples to what it came to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a mechanism decides about one release before any data are read.
+
+    Parameters
+    ----------
+    unit : {"record", "user"}
+        What the release protects.
+    charge : Charge, optional
+        What it costs; None if it has no noise and promises nothing.
+    epsilon, delta : float
+        Budget of the experiment.
+    noise_multiplier : float
+        Standard deviation of the noise over the sensitivity.
+    sigma : float, optional
+        The same in the units of the weights, at least; None while a fact is missing for it.
+    proven : bool, default True
+        Whether the charge is all that the release costs.
+    parties : int, default 0
+        Honest clients whose noise the sum is to have; 0 if the release has all of its noise.
+    largest_code : int, default 0
+        Largest code that a secure sum has to take; 0 if it need not take any.
+    """
+
+    unit: str
+    charge: Charge | None
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    sigma: float | None = None
+    proven: bool = True
+    parties: int = 0
+    largest_code: int = 0
+
+    @property
+    def once(self) -> bool:
+        """Whether there is one attempt: two answers with a share of noise each hide nothing."""
+        return self.parties > 0
+
+
+class Mechanism(ABC):
+    """One kind of release.
+
+    Notes
+    -----
+    What a mechanism must promise:
+
+    - `plan` reads no data. Everything that can be refused is refused there, and what it refuses
+      depends on the question and on facts that are no secret.
+    - `measure` is bounded: whatever arrays come, what it returns is within the sensitivity and the
+      code range of the plan, or it raises. `failed` does not raise.
+    - `noise` adds the noise of the plan to what was measured, and does not fail.
+    """
+
+    @abstractmethod
+    def plan(self, start: Arrays, facts: Facts) -> Plan:
+        """Decide or refuse everything about a release before any data are read.
+
+        Parameters
+        ----------
+        start : Mapping of str to ndarray
+            The arrays of the question.
+        facts : Facts
+            What the node says of its data.
+
+        Raises
+        ------
+        InvalidParameterError, ProtocolError
+            If the question is unfit: the noise does not fit the grid, or the arrays are no model.
+        """
+
+    @abstractmethod
+    def measure(self, start: Arrays, outcome: Any) -> Any:
+        """Return what is to be noised, bounded as the plan says.
+
+        Parameters
+        ----------
+        start : Mapping of str to ndarray
+            The arrays of the question.
+        outcome
+            What the user's code came to.
+
+        Raises
+        ------
+        DataError
+            If a value is not finite.
+        ProtocolError
+            If the outcome is none of the right kind.
+        """
+
+    @abstractmethod
+    def noise(self, measured: Any, plan: Plan, random: SecureRandom) -> Answer:
+        """Return the answer: what was measured, with the noise of the plan."""
+
+    @abstractmethod
+    def accumulator(self, start: Arrays) -> WeightedMean:
+        """Return an empty accumulator for the answers of several clients."""
+
+    def failed(self, start: Arrays) -> Any | None:
+        """Return what counts as measured where the user's code fails; None if nothing may.
+
+        Where all data of a client are protected this is the update of a training that changed
+        nothing, one of those that the charge covers. Where a single record is protected, it would
+        move the answer by more than the charge covers.
+        """
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A release as a client half declares it; `flwr_privacy.pipeline.answer` carries it out.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        What was asked for.
+    work : callable
+        The user's code.
+    count : callable, optional
+        Returns the number of the records without reading them, for a mechanism that needs it.
+    """
+
+    mechanism: Mechanism
+    work: Work
+    count: Callable[[], int] | None = None

@@ -1,0 +1,126 @@
+"""What a node keeps for one of its clients: ledger, reply cache, policy, keys.
+
+All of it is the operator's: nothing in a message or in a run's configuration can change it.
+"""
+
+import glob
+from dataclasses import dataclass
+from pathlib import Path
+
+from .common_replies import Replies
+from .errors import LedgerError
+from .files import DamagedFileError, read_sealed, write_sealed
+from .ledger import Ledger, Question
+from .pins import Identity, Pins
+from .policy import Policy
+from .randomness import SecureRandom
+from .replies import KeptReplies, digest
+
+__all__ = ["NodeStore"]
+
+_NOTE = b"flwr-privacy note\n"
+
+
+@dataclass(frozen=True)
+class NodeStore:
+    """What a node keeps for one client.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Everything that was released about the client's data.
+    replies : KeptReplies or CommonReplies
+        The last noised replies; those of simulated clients lie together.
+    setups : KeptReplies
+        Replies that are given once for a whole experiment.
+    policy : Policy
+        What the operator allows.
+    client_id : str
+        Whose they are.
+    insecure_seed : int, optional
+        Seed of the noise, for tests.
+    folder : Path
+        Where all of it lies.
+    sessions : Path
+        Folder for what the client remembers of secure sums.
+    durable : bool
+        Whether what must not be lost outlives a power cut: on every node but those that simulate
+        clients.
+    identity : Identity, optional
+        Its long-term key, with which it signs others.
+    pins : Pins, optional
+        Long-term keys of the others.
+    """
+
+    ledger: Ledger
+    replies: Replies
+    setups: KeptReplies
+    policy: Policy
+    client_id: str
+    insecure_seed: int | None
+    folder: Path
+    sessions: Path
+    durable: bool
+    identity: Identity | None
+    pins: Pins | None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the client's data are nobody's."""
+        return not self.durable
+
+    def note(self, experiment_id: str, name: str, value: str) -> None:
+        """Keep a short text about an experiment, durably.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be written.
+        """
+        path = self._note(experiment_id, name)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_sealed(path, _NOTE, value.encode(), durable=self.durable)
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be written: {error.strerror}") from error
+
+    def noted(self, experiment_id: str, name: str) -> str | None:
+        """Return what was noted about an experiment, or None.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be read.
+        """
+        path = self._note(experiment_id, name)
+        try:
+            return read_sealed(path, _NOTE).decode()
+        except FileNotFoundError:
+            return None
+        except DamagedFileError as error:
+            raise LedgerError(f"{path} {error}") from error
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be read: {error.strerror}") from error
+
+    def disk(self) -> int:
+        """Return the bytes that the client's files take: ledger, replies, sessions, notes."""
+        own = [self.ledger.path, *self.folder.glob(f"{glob.escape(self.client_id)}.*")]
+        files = (f for path in {*own} for f in ([path] if path.is_file() else path.rglob("*")))
+        return sum(file.stat().st_size for file in files if file.is_file())
+
+    def _note(self, experiment_id: str, name: str) -> Path:
+        return self.folder / f"{self.client_id}.notes" / f"{digest(experiment_id)}.{name}"
+
+    def random(self, question: Question, purpose: str) -> SecureRandom:
+        """Return a source of numbers for one answer and one purpose, such as its noise."""
+        if self.insecure_seed is None:
+            return SecureRandom()
+        return SecureRandom.insecure(
+            self.insecure_seed,
+            purpose,
+            self.client_id,
+            question.experiment_id,
+            question.phase,
+            question.server_round,
+            question.request,
+        )

@@ -1,0 +1,330 @@
+"""The one way out of a node for what its data say: every release takes these steps, in this order.
+
+1. The node's policy, and whether it has stopped answering this experiment.
+2. The mechanism's plan. Everything that can be refused is refused by now, and no data were read.
+3. The charge: durable in the ledger, for this question alone, before the user's code runs.
+4. The user's code. The ledger is not locked meanwhile.
+5. What came of it, bounded; and the noise.
+6. The reply cache: the first reply that is kept is the one that is sent, also when asked again.
+
+A crash at any step leaves a charge without a reply, never a reply without a charge. The same
+question (its digest covers the arrays too) is answered from the cache, or on its reservation if
+there is no reply yet; every other question is another charge.
+
+Guarantee. Adversary: a server that chooses questions, models and refusals to learn from. Covered:
+whether and with which text a question is refused before the charge depends on the question, on the
+node's configuration and on its ledger, not on data. What happens after the charge is covered by it:
+where all data of a client are protected, training that fails counts as the zero update. Not
+covered: how long an answer takes; whether the node is there; and where single records are
+protected, that training fails as a whole: that is charged, told once with a fixed text, and ends
+the experiment for the node until its operator acts.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from .arrays import Arrays, array_digest
+from .documents import dumps, loads
+from .errors import (
+    ChargedFailureError,
+    DataError,
+    DeclinedError,
+    FlwrPrivacyError,
+)
+from .ledger import Book, Entry, Question
+from .mechanism import Answer, Facts, Plan, Release
+from .node_store import NodeStore
+from .randomness import SecureRandom
+from .release import (
+    PlannedRelease,
+    check_code_limit,
+    check_policy,
+    check_summed,
+    check_unaccounted,
+    check_unanswered,
+)
+from .replies import digest
+from .wire import METRICS, Fields, values_digest
+
+__all__ = ["Request", "answer", "request_of"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_DELIVERY = frozenset({"summed", "code-limit"})
+"""Entries that say how an answer is delivered; they do not change what is released."""
+
+_STOPPED = "stopped"  # name of the note that ends an experiment for the node
+
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question as it reached one client.
+
+    Parameters
+    ----------
+    scheme : str
+        Name of the scheme.
+    question : Question
+        Its name.
+    arrays : Mapping of str to ndarray
+        The arrays that came with it.
+    fields : Mapping
+        The scheme's own values, and ``summed`` and ``code-limit`` of the secure sum.
+    """
+
+    scheme: str
+    question: Question
+    arrays: Arrays
+    fields: Mapping[str, Any]
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the whole question: 32 hexadecimal digits."""
+        own = [[key, self.fields[key]] for key in sorted(self.fields) if key not in _DELIVERY]
+        arrays = [[name, array_digest(array)] for name, array in self.arrays.items()]
+        question = self.question
+        name = [question.experiment_id, question.phase, question.server_round, question.request]
+        return values_digest(self.scheme, name, own, arrays).hex()[:32]
+
+
+def answer(store: NodeStore, request: Request, release: Release) -> Answer:
+    """Carry out a release.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    request : Request
+        The question.
+    release : Release
+        What the client half makes of it.
+
+    Raises
+    ------
+    DeclinedError
+        If the node's policy, its limits or the budget do not allow it. Nothing is charged.
+    InvalidParameterError, ProtocolError
+        If the question is unfit. Nothing is charged.
+    LedgerError
+        If the node's files cannot be used.
+    ChargedFailureError
+        If the release was charged and there is no answer.
+    """
+    experiment = request.question.experiment_id
+    if store.noted(experiment, _STOPPED) is not None:
+        raise DeclinedError(
+            "this node answers nothing more of this experiment until its operator acts"
+        )
+    mechanism = release.mechanism
+    plan = mechanism.plan(request.arrays, Facts())
+    _admit(store, request, plan)
+    if plan.charge is None:
+        outcome = release.work(_sampler(store, request), Facts())
+        measured = mechanism.measure(request.arrays, outcome)
+        return mechanism.noise(measured, plan, _noise(store, request))
+    planned = _planned(store, request, plan)
+    planned.check_affordable(store.ledger.entries())
+    facts = Facts()
+    if release.count is not None:
+        facts = Facts(records=_records(store, request, release.count))
+        plan = mechanism.plan(request.arrays, facts)
+        _admit(store, request, plan)
+    kept = _reserved(store, request, plan, planned)
+    if kept is not None:
+        return kept
+    if facts.records is not None:
+        _note_records(store, request, facts.records)
+    measured = _measured(store, request, release, facts)
+    arrays, own = mechanism.noise(measured, plan, _noise(store, request))
+    if store.insecure_seed is not None:
+        own[METRICS]["insecure-noise"] = 1.0
+    if plan.once:
+        return arrays, own
+    reply = dumps({"arrays": dict(arrays), "fields": own})
+    kept_reply = store.replies.keep(request.question, reply, request.digest)
+    return (arrays, own) if kept_reply is reply else _read(kept_reply)
+
+
+def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
+    """Refuse what the node's operator does not allow."""
+    if plan.parties:
+        check_summed(plan.parties, request.fields["summed"])
+    elif not request.fields["summed"]:
+        store.policy.check_sum(None)
+    if plan.largest_code:
+        check_code_limit(dict(request.fields), plan.largest_code)
+    if plan.charge is None or not plan.proven:
+        check_unaccounted(store, scheme=request.scheme)
+    if plan.charge is not None:
+        check_policy(
+            store,
+            scheme=request.scheme,
+            unit=plan.unit,
+            noise_multiplier=plan.noise_multiplier,
+            sigma=plan.sigma,
+        )
+
+
+def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
+    if plan.charge is None:
+        raise ValueError("there is nothing to charge")
+    return PlannedRelease(
+        custody=store,
+        question=request.question,
+        scheme=request.scheme,
+        unit=plan.unit,
+        charge=plan.charge,
+        epsilon=plan.epsilon,
+        delta=plan.delta,
+        proven=plan.proven,
+        digest=request.digest,
+    )
+
+
+def _reserved(
+    store: NodeStore, request: Request, plan: Plan, planned: PlannedRelease
+) -> Answer | None:
+    """Charge a release, unless this question was charged before; return its reply if there is one.
+
+    Raises
+    ------
+    DeclinedError
+        If it cannot be charged, or had its one attempt.
+    """
+    question, key = request.question, request.digest
+    with store.ledger.locked() as book:
+        if plan.once:
+            check_unanswered(question, book.entries)
+        elif any(e.question == question and e.digest == key for e in book.entries):
+            kept = store.replies.find(question, key)
+            if kept is not None:
+                return _read(kept)
+            if store.replies.is_reserved(question, key):
+                return None
+            # It was answered, and the reply is forgotten: a second one is a second release.
+        _check_limits(store, book)
+        planned.check_affordable(book.entries)
+        book.charge(planned.entry())
+        if not plan.once:
+            store.replies.reserve(question, key)
+    return None
+
+
+def _check_limits(store: NodeStore, book: Book) -> None:
+    """Decline one more release than the node's operator allows, whatever it costs.
+
+    Raises
+    ------
+    DeclinedError
+        If it is.
+    """
+    policy, entries = store.policy, book.entries
+    if policy.max_releases is not None and len(entries) >= policy.max_releases:
+        raise _over(store, "max_releases", policy.max_releases)
+    if policy.max_releases_per_day is not None:
+        today = sum(_age(entry) < _DAY for entry in entries)
+        if today >= policy.max_releases_per_day:
+            raise _over(store, "max_releases_per_day", policy.max_releases_per_day)
+    if policy.max_disk is not None and store.disk() >= policy.max_disk:
+        raise _over(store, "max_disk", policy.max_disk)
+
+
+def _over(store: NodeStore, name: str, limit: int) -> DeclinedError:
+    text = f"this release would pass the node's policy: {name} = {limit}"
+    logger.warning("client %s declines: %s", store.client_id, text)
+    return DeclinedError(text)
+
+
+def _age(entry: Entry) -> timedelta:
+    return datetime.now(UTC) - datetime.fromisoformat(entry.time)
+
+
+def _records(store: NodeStore, request: Request, count: Callable[[], int]) -> int:
+    """Return the number of records that this experiment counts on."""
+    noted = store.noted(request.question.experiment_id, _records_note(request))
+    return count() if noted is None else int(noted)
+
+
+def _note_records(store: NodeStore, request: Request, records: int) -> None:
+    experiment, name = request.question.experiment_id, _records_note(request)
+    if store.noted(experiment, name) is None:
+        store.note(experiment, name, str(records))
+
+
+def _records_note(request: Request) -> str:
+    # A training and an evaluation have different records.
+    return f"{digest(request.question.phase)}.records"
+
+
+def _measured(store: NodeStore, request: Request, release: Release, facts: Facts) -> Any:
+    """Run the user's code and bound what came of it.
+
+    Raises
+    ------
+    ChargedFailureError
+        If it fails where a failure may not count as zero, or where nobody's data are at stake.
+    """
+    mechanism, start = release.mechanism, request.arrays
+    try:
+        return mechanism.measure(start, release.work(_sampler(store, request), facts))
+    # Whatever the user's code raises may depend on its data, and so would an answer that says so.
+    except Exception as error:
+        failed = mechanism.failed(start)
+        if store.simulated and (failed is None or not isinstance(error, DataError)):
+            reason = str(error) if isinstance(error, FlwrPrivacyError) else type(error).__name__
+            raise ChargedFailureError(f"charged, and there is no answer: {reason}") from error
+        if failed is None:
+            raise _stopped(store, request.question.experiment_id, error) from None
+        logger.warning(
+            "client %s: its training counts as one that changed nothing: %s",
+            *(store.client_id, error),
+        )
+        return failed
+
+
+def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedFailureError:
+    """Note that the node answers nothing more of an experiment; return what the server is told."""
+    store.note(experiment_id, _STOPPED, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    logger.error(
+        "client %s answers nothing more of experiment %s: a training failed after it was charged "
+        "(%s). What a server could learn from further failures is not covered. Mend it, then "
+        "remove the note '%s' in %s",
+        *(store.client_id, experiment_id, error, _STOPPED, store.folder),
+    )
+    return ChargedFailureError(
+        "charged, and there is no answer: this node answers nothing more of this experiment until "
+        "its operator acts"
+    )
+
+
+def _sampler(store: NodeStore, request: Request) -> SecureRandom:
+    return store.random(request.question, "sample")
+
+
+def _noise(store: NodeStore, request: Request) -> SecureRandom:
+    return store.random(request.question, "noise")
+
+
+def _read(kept: bytes) -> Answer:
+    state = loads(kept)
+    return state["arrays"], state["fields"]
+
+
+def request_of(scheme: str, phase: str, arrays: Arrays, fields: Fields) -> Request:
+    """Return the request that a client half was asked to handle."""
+    question = Question(
+        experiment_id=fields["experiment-id"],
+        phase=phase,
+        server_round=fields["round"],
+        request=fields["request"],
+    )
+    named = {"experiment-id", "round", "request"}
+    own = {key: value for key, value in fields.items() if key not in named}
+    return Request(scheme, question, dict(arrays), {"summed": 0, "code-limit": 0, **own})

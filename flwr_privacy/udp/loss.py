@@ -1,0 +1,136 @@
+"""A client's validation loss under UDP: what travels, what it plans, how it is noised."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice, check_number
+from flwr_privacy.grid import Grid
+from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.wire import METRICS
+
+from .formulas import check_budget
+from .sensitivity import RECORD_UNIT, USER_UNIT
+from .terms import NUM_EXAMPLES
+
+__all__ = ["LARGEST_CAP", "SMALLEST_CAP", "LossTerms", "MeanLoss"]
+
+SMALLEST_CAP, LARGEST_CAP = 1e-6, 1e6
+"""Bounds of the cap of a loss."""
+
+_LOSS_STEPS = 1024  # at least so many steps of a loss's grid are its sensitivity
+_LOSSES = ("loss", "eval_loss")
+
+
+class MeanLoss(NamedTuple):
+    """A mean of losses that were clipped record by record."""
+
+    mean: float
+    records: int
+    sensitivity: float
+
+
+class _Measured(NamedTuple):
+    loss: float
+    weight: int
+    bound: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerms(Mechanism):
+    """What the server asks of a client's validation loss, and the mechanism that answers it.
+
+    Parameters
+    ----------
+    unit : {"record", "user"}
+        What is protected.
+    cap : float
+        Bound of a record's loss (record level), or of the client's mean loss (user level): losses
+        lie between 0 and it.
+    noise_multiplier : float
+        Standard deviation of the noise over the sensitivity; 0 for none, as the paper has it.
+    epsilon, delta, gap : float
+        As in `Terms`.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    unit: str
+    cap: float
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    gap: float
+
+    def __post_init__(self) -> None:
+        check_choice("unit", self.unit, (RECORD_UNIT, USER_UNIT))
+        check_number("loss_cap", self.cap, minimum=SMALLEST_CAP, maximum=LARGEST_CAP)
+        check_number("noise_multiplier", self.noise_multiplier, minimum=0)
+        check_budget(epsilon=self.epsilon, delta=self.delta)
+        check_number("gap", self.gap, minimum=0)
+
+    def charge(self) -> Charge | None:
+        """Return what one loss costs; None where there is no noise and no account."""
+        if self.noise_multiplier == 0:
+            return None
+        return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)
+
+    # -- The mechanism -------------------------------------------------------------------------
+
+    def plan(self, start: Arrays, facts: Facts) -> Plan:
+        """Decide or refuse everything about the release; see `Mechanism.plan`."""
+        sigma = None
+        if self.unit == USER_UNIT or facts.records is not None:
+            bound = self.cap / (1 if self.unit == USER_UNIT else facts.records or 1)
+            grid, sigma = self._noise_of(bound)
+            gap = discretisation_gap(1, sigma / grid.step) if sigma else 0.0
+            if gap > self.gap:
+                raise InvalidParameterError("gap", self.gap, f"at least {gap:.3g}, for a loss")
+        return Plan(
+            unit=self.unit,
+            charge=self.charge(),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            sigma=sigma,
+        )
+
+    def measure(self, start: Arrays, outcome: Any) -> _Measured:
+        """Return the clipped loss."""
+        if self.unit == RECORD_UNIT:
+            return _Measured(outcome.mean, outcome.records, outcome.sensitivity)
+        loss = next((outcome[name] for name in _LOSSES if name in outcome), None)
+        if isinstance(loss, bool) or not isinstance(loss, int | float):
+            raise ProtocolError(f"the evaluation returned no loss: a number as one of {_LOSSES}")
+        # What is no number counts as the cap, as it does at record level: a refusal would say more.
+        clipped = self.cap if loss != loss else min(max(0, loss), self.cap)
+        # The number of records is a secret here: everybody weighs the same.
+        return _Measured(float(clipped), 1, self.cap)
+
+    def failed(self, start: Arrays) -> _Measured | None:
+        """Return the largest loss, at user level."""
+        return _Measured(self.cap, 1, self.cap) if self.unit == USER_UNIT else None
+
+    def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
+        """Return the loss with its noise, or without any."""
+        loss, weight, bound = measured
+        if plan.charge is not None:
+            grid, sigma = self._noise_of(bound)
+            code = int(loss / grid.step) + int(discrete_gaussian(1, sigma / grid.step, random)[0])
+            loss = code * grid.step
+        return {}, {METRICS: {NUM_EXAMPLES: weight, "loss": loss}}
+
+    def accumulator(self, start: Arrays) -> WeightedMean:
+        """Return an empty mean of losses."""
+        return WeightedMean({})
+
+    def _noise_of(self, bound: float) -> tuple[Grid, float]:
+        grid = Grid.below(bound / _LOSS_STEPS, bits=0)
+        return grid, self.noise_multiplier * (bound + grid.step)  # a loss is truncated to the grid
