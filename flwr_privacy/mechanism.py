@@ -13,10 +13,14 @@ from typing import Any
 from .accounting import Charge
 from .arrays import Arrays
 from .averaging import WeightedMean
+from .ledger import Question
 from .randomness import SecureRandom
 from .wire import Fields
 
-__all__ = ["Answer", "Facts", "Mechanism", "Plan", "Release", "Work"]
+__all__ = ["EXPERIMENT", "ROUND", "Answer", "Facts", "Mechanism", "Plan", "Release", "Work"]
+
+ROUND, EXPERIMENT = "round", "experiment"
+"""How long a reply is kept."""
 
 Answer = tuple[Arrays, Fields]
 """The arrays and the scheme's own fields of a reply."""
@@ -30,9 +34,12 @@ class Facts:
     ----------
     records : int, optional
         Number of records. The trainer leaves out what is beyond it; what is missing counts as zero.
+    columns : tuple of int
+        Columns of the features and of the labels, where a scheme is about matrices.
     """
 
     records: int | None = None
+    columns: tuple[int, ...] = ()
 
 
 Work = Callable[[SecureRandom, Facts], Any]
@@ -157,10 +164,26 @@ class Release:
         What was asked for.
     work : callable
         The user's code.
-    count : callable, optional
-        Returns the number of the records without reading them, for a mechanism that needs it.
+    facts : callable, optional
+        Returns what the node says of its data, for a mechanism whose plan needs it. It reads no
+        values, and nothing of the question.
+    name : Question, optional
+        Under which name it is charged; by default that of the question.
+    keeps : {"round", "experiment"}
+        Whether the reply is kept for its round, and other questions of the round are other
+        releases; or whether there is one for the whole experiment.
+    single : bool, default False
+        Whether a reply that was lost is not given again, and no other question of that name is
+        answered; so it is where a reply is kept for the experiment.
     """
 
     mechanism: Mechanism
     work: Work
-    count: Callable[[], int] | None = None
+    facts: Callable[[], Facts] | None = None
+    name: Question | None = None
+    keeps: str = ROUND
+    single: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keeps == EXPERIMENT:
+            object.__setattr__(self, "single", True)

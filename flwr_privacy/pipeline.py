@@ -23,12 +23,13 @@ the experiment for the node until its operator acts.
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from .arrays import Arrays, array_digest
+from .common_replies import Replies
 from .documents import dumps, loads
 from .errors import (
     ChargedFailureError,
@@ -37,7 +38,7 @@ from .errors import (
     FlwrPrivacyError,
 )
 from .ledger import Book, Entry, Question
-from .mechanism import Answer, Facts, Plan, Release
+from .mechanism import EXPERIMENT, Answer, Facts, Mechanism, Plan, Release
 from .node_store import NodeStore
 from .randomness import SecureRandom
 from .release import (
@@ -51,7 +52,7 @@ from .release import (
 from .replies import digest
 from .wire import METRICS, Fields, values_digest
 
-__all__ = ["Request", "answer", "request_of"]
+__all__ = ["Request", "answer", "check_going_on", "request_of", "run"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -117,39 +118,119 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
     ChargedFailureError
         If the release was charged and there is no answer.
     """
-    experiment = request.question.experiment_id
-    if store.noted(experiment, _STOPPED) is not None:
-        raise DeclinedError(
-            "this node answers nothing more of this experiment until its operator acts"
-        )
-    mechanism = release.mechanism
-    plan = mechanism.plan(request.arrays, Facts())
+    check_going_on(store, request.question.experiment_id)
+    if release.name is not None:
+        request = replace(request, question=release.name)
+    mechanism, facts = release.mechanism, Facts()
+    plan = mechanism.plan(request.arrays, facts)
     _admit(store, request, plan)
     if plan.charge is None:
-        outcome = release.work(_sampler(store, request), Facts())
-        measured = mechanism.measure(request.arrays, outcome)
-        return mechanism.noise(measured, plan, _noise(store, request))
+        return _unaccounted(store, request, release, plan)
     planned = _planned(store, request, plan)
-    planned.check_affordable(store.ledger.entries())
-    facts = Facts()
-    if release.count is not None:
-        facts = Facts(records=_records(store, request, release.count))
+    if release.facts is not None:
+        planned.check_affordable(store.ledger.entries())  # before the user's code is called
+        facts = _facts(store, request, release.facts)
         plan = mechanism.plan(request.arrays, facts)
         _admit(store, request, plan)
-    kept = _reserved(store, request, plan, planned)
+    kept = _reserved(store, request, release, plan, planned)
     if kept is not None:
         return kept
     if facts.records is not None:
         _note_records(store, request, facts.records)
-    measured = _measured(store, request, release, facts)
-    arrays, own = mechanism.noise(measured, plan, _noise(store, request))
+    measured = run(
+        store,
+        request.question.experiment_id,
+        lambda: mechanism.measure(request.arrays, release.work(_sampler(store, request), facts)),
+        lambda: mechanism.failed(request.arrays),
+    )
+    made = _noised(store, request, mechanism, measured, plan)
+    return made if plan.once else _kept(store, request, release, made)
+
+
+def check_going_on(store: NodeStore, experiment_id: str) -> None:
+    """Refuse what belongs to an experiment that the node has stopped answering.
+
+    Raises
+    ------
+    DeclinedError
+        If it has.
+    """
+    if store.noted(experiment_id, _STOPPED) is not None:
+        raise DeclinedError(
+            "this node answers nothing more of this experiment until its operator acts"
+        )
+
+
+def run(
+    store: NodeStore,
+    experiment_id: str,
+    work: Callable[[], Any],
+    failed: Callable[[], Any | None],
+) -> Any:
+    """Run the user's code after its charge, and return what it came to.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    experiment_id : str
+        Which experiment ends for the node if it fails and may not count as zero.
+    work : callable
+        The user's code, and what bounds its result.
+    failed : callable
+        Returns what counts where it fails, or None if nothing may.
+
+    Raises
+    ------
+    ChargedFailureError
+        If it fails where a failure may not count as zero, or where nobody's data are at stake.
+    """
+    try:
+        return work()
+    # Whatever the user's code raises may depend on its data, and so would an answer that says so.
+    except Exception as error:
+        instead = failed()
+        if store.simulated and (instead is None or not isinstance(error, DataError)):
+            reason = str(error) if isinstance(error, FlwrPrivacyError) else type(error).__name__
+            raise ChargedFailureError(f"charged, and there is no answer: {reason}") from error
+        if instead is None:
+            raise _stopped(store, experiment_id, error) from None
+        logger.warning(
+            "client %s: its training counts as one that changed nothing: %s",
+            *(store.client_id, error),
+        )
+        return instead
+
+
+def _unaccounted(store: NodeStore, request: Request, release: Release, plan: Plan) -> Answer:
+    """Answer with what has no cost that could be stated; a failure is told, and nobody charged."""
+    if release.keeps == EXPERIMENT:
+        found = _given(store, request)
+        if found is not None and plan.once:
+            raise DeclinedError(
+                f"the {request.question.phase} of this experiment was answered before, in a "
+                "secure sum of its own"
+            )
+        if found is not None:
+            return found
+    mechanism, facts = release.mechanism, Facts()
+    if release.facts is not None:
+        facts = release.facts()
+        plan = mechanism.plan(request.arrays, facts)
+    outcome = release.work(_sampler(store, request), facts)
+    made = _noised(store, request, mechanism, mechanism.measure(request.arrays, outcome), plan)
+    if release.keeps == EXPERIMENT:
+        _kept(store, request, release, ({}, made[1]) if plan.once else made)
+    return made
+
+
+def _noised(
+    store: NodeStore, request: Request, mechanism: Mechanism, measured: Any, plan: Plan
+) -> Answer:
+    arrays, own = mechanism.noise(measured, plan, store.random(request.question, "noise"))
     if store.insecure_seed is not None:
         own[METRICS]["insecure-noise"] = 1.0
-    if plan.once:
-        return arrays, own
-    reply = dumps({"arrays": dict(arrays), "fields": own})
-    kept_reply = store.replies.keep(request.question, reply, request.digest)
-    return (arrays, own) if kept_reply is reply else _read(kept_reply)
+    return arrays, own
 
 
 def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
@@ -189,7 +270,7 @@ def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
 
 
 def _reserved(
-    store: NodeStore, request: Request, plan: Plan, planned: PlannedRelease
+    store: NodeStore, request: Request, release: Release, plan: Plan, planned: PlannedRelease
 ) -> Answer | None:
     """Charge a release, unless this question was charged before; return its reply if there is one.
 
@@ -198,23 +279,66 @@ def _reserved(
     DeclinedError
         If it cannot be charged, or had its one attempt.
     """
-    question, key = request.question, request.digest
+    question, (cache, key) = request.question, _cache(store, request, release)
     with store.ledger.locked() as book:
+        charged = [entry for entry in book.entries if entry.question == question]
         if plan.once:
             check_unanswered(question, book.entries)
-        elif any(e.question == question and e.digest == key for e in book.entries):
-            kept = store.replies.find(question, key)
-            if kept is not None:
+        elif any(entry.digest == request.digest for entry in charged):
+            if (kept := cache.find(question, key)) is not None:
                 return _read(kept)
-            if store.replies.is_reserved(question, key):
+            if cache.is_reserved(question, key):
                 return None
             # It was answered, and the reply is forgotten: a second one is a second release.
+            if release.single:
+                raise DeclinedError(
+                    f"the {question.phase} of this experiment was answered before, and the answer "
+                    "is lost"
+                )
+        elif charged and release.single:
+            raise _other_terms(question)
         _check_limits(store, book)
         planned.check_affordable(book.entries)
         book.charge(planned.entry())
         if not plan.once:
-            store.replies.reserve(question, key)
+            cache.reserve(question, key)
     return None
+
+
+def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replies, str]:
+    """Return where a reply is kept, and under which key."""
+    if release.keeps == EXPERIMENT:
+        return store.setups, ""  # one for all questions, so that another one is found out
+    return store.replies, request.digest
+
+
+def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
+    """Keep a reply; return the one that is to be sent."""
+    cache, key = _cache(store, request, release)
+    arrays, own = made
+    reply = dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
+    kept = cache.keep(request.question, reply, key)
+    return made if kept is reply else _read(kept)
+
+
+def _given(store: NodeStore, request: Request) -> Answer | None:
+    """Return the one reply that an experiment has got of its kind.
+
+    Raises
+    ------
+    DeclinedError
+        If it was to another question: it means something else then.
+    """
+    kept = store.setups.find(request.question)
+    if kept is not None and loads(kept)["digest"] != request.digest:
+        raise _other_terms(request.question)
+    return None if kept is None else _read(kept)
+
+
+def _other_terms(question: Question) -> DeclinedError:
+    return DeclinedError(
+        f"the {question.phase} of this experiment was answered before, with other terms"
+    )
 
 
 def _check_limits(store: NodeStore, book: Book) -> None:
@@ -246,10 +370,10 @@ def _age(entry: Entry) -> timedelta:
     return datetime.now(UTC) - datetime.fromisoformat(entry.time)
 
 
-def _records(store: NodeStore, request: Request, count: Callable[[], int]) -> int:
-    """Return the number of records that this experiment counts on."""
+def _facts(store: NodeStore, request: Request, facts: Callable[[], Facts]) -> Facts:
+    """Return what this experiment counts on: what was noted of it, or what the node says now."""
     noted = store.noted(request.question.experiment_id, _records_note(request))
-    return count() if noted is None else int(noted)
+    return facts() if noted is None else Facts(records=int(noted))
 
 
 def _note_records(store: NodeStore, request: Request, records: int) -> None:
@@ -261,32 +385,6 @@ def _note_records(store: NodeStore, request: Request, records: int) -> None:
 def _records_note(request: Request) -> str:
     # A training and an evaluation have different records.
     return f"{digest(request.question.phase)}.records"
-
-
-def _measured(store: NodeStore, request: Request, release: Release, facts: Facts) -> Any:
-    """Run the user's code and bound what came of it.
-
-    Raises
-    ------
-    ChargedFailureError
-        If it fails where a failure may not count as zero, or where nobody's data are at stake.
-    """
-    mechanism, start = release.mechanism, request.arrays
-    try:
-        return mechanism.measure(start, release.work(_sampler(store, request), facts))
-    # Whatever the user's code raises may depend on its data, and so would an answer that says so.
-    except Exception as error:
-        failed = mechanism.failed(start)
-        if store.simulated and (failed is None or not isinstance(error, DataError)):
-            reason = str(error) if isinstance(error, FlwrPrivacyError) else type(error).__name__
-            raise ChargedFailureError(f"charged, and there is no answer: {reason}") from error
-        if failed is None:
-            raise _stopped(store, request.question.experiment_id, error) from None
-        logger.warning(
-            "client %s: its training counts as one that changed nothing: %s",
-            *(store.client_id, error),
-        )
-        return failed
 
 
 def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedFailureError:
@@ -306,10 +404,6 @@ def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedF
 
 def _sampler(store: NodeStore, request: Request) -> SecureRandom:
     return store.random(request.question, "sample")
-
-
-def _noise(store: NodeStore, request: Request) -> SecureRandom:
-    return store.random(request.question, "noise")
 
 
 def _read(kept: bytes) -> Answer:

@@ -97,11 +97,15 @@ def ask(
     question: Question = QUESTION,
     arrays: Any = MODEL,
     count: Callable[[], int] | None = None,
+    given: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Answer:
     own = {"summed": 0, "code-limit": 0, **fields}
     request = pipeline.Request("toy", question, arrays, own)
-    release = Release(mechanism=mechanism or Sum(), work=lambda _, __: work(), count=count)
+    facts = None if count is None else (lambda: Facts(records=count()))
+    release = Release(
+        mechanism=mechanism or Sum(), work=lambda _, __: work(), facts=facts, **given or {}
+    )
     return pipeline.answer(store, request, release)
 
 
@@ -171,6 +175,51 @@ def test_noise_in_shares_has_one_attempt_whatever_became_of_it(tmp_path: Path) -
             ask(store, mechanism=shared, summed=2, arrays=arrays)
     assert len(store.ledger.entries()) == 1
     assert not (tmp_path / "a.replies").exists()
+
+
+SETUP = {"name": Question(experiment_id="e", phase="setup", server_round=0), "keeps": "experiment"}
+
+
+@pytest.mark.parametrize("noise", [2.0, 0.0])
+def test_what_is_given_once_for_an_experiment_is_the_same_in_every_round(
+    tmp_path: Path, noise: float
+) -> None:
+    store, mechanism = store_in(tmp_path), Sum(noise_multiplier=noise)
+    first = ask(store, mechanism=mechanism, given=SETUP)
+    later = replace(QUESTION, server_round=9, request=3)
+    again = ask(store, fail(AssertionError()), mechanism, question=later, given=SETUP)
+    assert same(first, again)
+    with pytest.raises(DeclinedError, match="answered before, with other terms"):
+        ask(store, mechanism=mechanism, given=SETUP, rate=0.5)
+    assert len(store.ledger.entries()) == (noise > 0)
+
+
+def test_what_is_given_once_and_lost_is_not_given_again(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    ask(store, given=SETUP)
+    for path in (tmp_path / "a.setups").glob("*.reply"):
+        path.unlink()
+    with pytest.raises(DeclinedError, match="answered before, and the answer is lost"):
+        ask(store, given=SETUP)
+    assert len(store.ledger.entries()) == 1
+
+
+def test_what_broke_off_before_its_one_answer_is_given(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        ask(store, fail(KeyboardInterrupt()), given=SETUP)
+    ask(store, given=SETUP)
+    assert len(store.ledger.entries()) == 1
+
+
+@pytest.mark.parametrize("noise", [2.0, 0.0])
+def test_one_answer_in_a_sum_is_the_only_one(tmp_path: Path, noise: float) -> None:
+    store, shared = store_in(tmp_path), Sum(parties=2, noise_multiplier=noise)
+    ask(store, mechanism=shared, given=SETUP, summed=2)
+    with pytest.raises(DeclinedError, match="in a secure sum of its own"):
+        ask(store, mechanism=shared, given=SETUP, summed=2)
+    with pytest.raises(DeclinedError, match="answered before"):
+        ask(store, mechanism=shared, given=SETUP, summed=2, rate=0.5)
 
 
 # -- Kills: after each step that writes ------------------------------------------------------------
