@@ -59,6 +59,7 @@ class CentralDPClient(SchemeClient):
 
     scheme: ClassVar[str] = "central-dp"
     sums: ClassVar[str] = "may"
+    keeps_statistics: ClassVar[bool] = True
 
     def handle(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train

@@ -81,6 +81,7 @@ class UDPClient(SchemeClient):
 
     scheme: ClassVar[str] = "udp"
     sums: ClassVar[str] = "may"
+    keeps_statistics: ClassVar[bool] = True
 
     def handle(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
