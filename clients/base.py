@@ -62,12 +62,17 @@ class SchemeClient(NumPyClient):
         get the bare update.
     sums : {"never", "may", "only"}
         Whether the client can send its answers, which are codes on a grid then, into a secure sum.
+    keeps_statistics : bool
+        Whether the running statistics of normalisation layers stay where they are. A training
+        question is refused then if it does not say which arrays are statistics and the model looks
+        as if some were.
     """
 
     scheme: ClassVar[str]
     phases: ClassVar[frozenset[str]] = frozenset({"train"})
     bare: ClassVar[bool] = False
     sums: ClassVar[str] = "never"
+    keeps_statistics: ClassVar[bool] = False
 
     def __init__(self, inner: NumPyClient | None = None, context: Context | None = None) -> None:
         self.inner = inner

@@ -34,6 +34,7 @@ class CentralDPClient(SchemeClient):
 
     scheme: ClassVar[str] = "central-dp"
     sums: ClassVar[str] = "may"
+    keeps_statistics: ClassVar[bool] = True
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
         """Return the release of a training."""

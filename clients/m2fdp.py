@@ -81,6 +81,7 @@ class M2FDPClient(SchemeClient):
 
     scheme: ClassVar[str] = SCHEME
     phases: ClassVar[frozenset[str]] = frozenset({TRAIN, AGGREGATE, DELIVER})
+    keeps_statistics: ClassVar[bool] = True
 
     def introduce(self, experiment_id: str) -> Fields:
         """Return the role of the node, and its public key if it has an identity."""

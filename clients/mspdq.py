@@ -50,6 +50,8 @@ Vectors = NDArray[np.float64]
 class _MixingClient(SchemeClient):
     """What both client halves share: the round's memory, and who is asked what when."""
 
+    keeps_statistics: ClassVar[bool] = True
+
     def handle(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
     ) -> tuple[Arrays, Fields]:

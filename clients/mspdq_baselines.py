@@ -46,6 +46,8 @@ class _Local(NamedTuple):
 class _BaselineClient(SchemeClient):
     """What the baselines share: no metrics leave the node, and no ledger is charged."""
 
+    keeps_statistics: ClassVar[bool] = True
+
     def _trained(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train, *, sigma: float = 0.0
     ) -> _Local:

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 
 from flwr_privacy.errors import FlwrPrivacyError, LedgerError, ProtocolError
+from flwr_privacy.running_statistics import check_question
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire import (
     EVALUATE,
@@ -16,6 +17,7 @@ from flwr_privacy.wire import (
     METRICS,
     RECORD,
     SUM,
+    TRAIN,
     Cohort,
     Fields,
     Header,
@@ -146,6 +148,9 @@ def play(
         raise ProtocolError(
             f"a secure sum over answers to '{message.metadata.message_type}': only 'train' has one"
         )
+    # Before the client joins a sum: a refusal must leave no trace there.
+    if client.keeps_statistics and header.phase == TRAIN:
+        check_question(arrays, fields)
     place = secure_sum.join(client, context, header, message.content)
     fields |= _named(header, place, told)
     train = app.train(client, message, context)

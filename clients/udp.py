@@ -44,6 +44,7 @@ class UDPClient(SchemeClient):
 
     scheme: ClassVar[str] = "udp"
     sums: ClassVar[str] = "may"
+    keeps_statistics: ClassVar[bool] = True
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
         """Return the release of a training."""

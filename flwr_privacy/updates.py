@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .arrays import Arrays, is_finite, sum_of_squares
 from .errors import DataError, InvalidParameterError, ProtocolError, check_number
+from .running_statistics import is_statistic
 
 __all__ = ["SMALLEST_NORM", "Update", "check_start", "clip", "released_names"]
 
@@ -23,9 +24,6 @@ SMALLEST_NORM = 1e-100
 
 _LEAST_SQUARES = 2.0**-800
 """Sums of squares between this and its inverse lose nothing to the range of float64."""
-
-_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
-"""Last part of the names that torch gives to the statistics of its normalisation layers."""
 
 
 def released_names(
@@ -59,7 +57,7 @@ def released_names(
         name
         for name, array in arrays.items()
         if np.issubdtype(np.asarray(array).dtype, np.floating)
-        and (statistics or name.rpartition(".")[2] not in _STATISTICS)
+        and (statistics or not is_statistic(name))
         and name not in keep_back
     ]
     if not names:

@@ -10,7 +10,7 @@ own ``start`` that calls only Flower's abstract methods.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ from flwr_privacy.errors import (
     check_number,
 )
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.running_statistics import SETTLED, not_told, suspected
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.stragglers import StragglerModel
@@ -103,6 +104,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE})  # phases without virtual time
     weight_key: str | None = None  # of a scheme whose replies are not weighted by weighted_by_key
     planned_rounds: int | None = None
+    keeps_statistics: ClassVar[bool] = False  # whether running statistics are never uploaded
+    _keep_back_given: Sequence[str] | None = None  # None: the app has said nothing of it
     _announced = False
     _sums: SecureRounds | None = None
 
@@ -489,6 +492,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if not self.conversation.recorded:
             self._check_own_start()
         self._template = arrays_of(arrays)
+        settled = self._settled_statistics()
         config = ConfigRecord({**config, "server-round": server_round})
         if self.inner is not None:
             arrays, config = self.inner.configure(server_round, arrays, config)
@@ -497,11 +501,36 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             assigned, quorum = self._drawn(grid, server_round), self.quorum
         else:
             assigned, quorum = self._sums.assigned, self._sums.quorum(self.quorum)
-        fields = self.question(server_round)
+        fields = {**self.question(server_round), **settled}
         messages = self.put(server_round, TRAIN, content, assigned, fields=fields, quorum=quorum)
         self.announce()
         self.note_asked(TRAIN)
         return messages
+
+    def _settled_statistics(self) -> Fields:
+        """Return what a question says of running statistics, if the scheme keeps them back.
+
+        The server looks once, at the arrays that the training starts from: later values say less.
+
+        Raises
+        ------
+        InvalidParameterError
+            If some arrays look like statistics, and the app has not said what they are.
+        """
+        if not self.keeps_statistics:
+            return {}
+        given = self._keep_back_given
+        if not self._announced:
+            left = [name for name in suspected(self._template) if name not in (given or ())]
+            if left and given is None:
+                raise not_told(left)
+            if left and given:
+                logger.warning(
+                    "keep_back leaves out %s, which look like running statistics: they are "
+                    "treated as weights",
+                    left,
+                )
+        return {SETTLED: True}
 
     def announce(self) -> None:
         """Log the promise, once; call it when the clients of a secure sum are known."""

@@ -92,9 +92,11 @@ class CentralDP(SchemeStrategy):
     grid_bits : int, optional
         The grid has at least ``2**grid_bits`` steps up to the clipping norm; by default 18, or as
         many as leave room in 31 bits for twelve standard deviations of a share.
-    keep_back : sequence of str, default ()
-        Arrays of which nothing is released, beside integers and the statistics of normalisation
-        layers, which never are. The model keeps the server's values of them.
+    keep_back : sequence of str, optional
+        Arrays of which nothing is released, beside integers and what torch calls running statistics
+        of normalisation layers, which never are. The model keeps the server's values of them.
+        Where it is left out and arrays that came as a list look like statistics, the first round is
+        refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
     insecure_seed : int, optional
         Seed of the server's noise and samples, for tests: nothing is protected then.
     secure_sum : SecureSum, optional
@@ -134,6 +136,7 @@ class CentralDP(SchemeStrategy):
 
     scheme: ClassVar[str] = "central-dp"
     summable: ClassVar[bool] = True
+    keeps_statistics: ClassVar[bool] = True
     weight_key = "num-examples"  # the clients' own: 1
 
     def __init__(
@@ -149,7 +152,7 @@ class CentralDP(SchemeStrategy):
         clipping_learning_rate: float = 0.2,
         count_share: float = 0.1,
         grid_bits: int | None = None,
-        keep_back: Sequence[str] = (),
+        keep_back: Sequence[str] | None = None,
         insecure_seed: int | None = None,
         secure_sum: SecureSum | None = None,
         **options: Any,
@@ -176,9 +179,9 @@ class CentralDP(SchemeStrategy):
             "quantile": quantile,
             "clipping_learning_rate": clipping_learning_rate,
             "grid_bits": grid_bits,
-            "keep_back": list(keep_back),
+            "keep_back": list(keep_back or ()),
         }
-        self._rounds = rounds
+        self._rounds, self._keep_back_given = rounds, keep_back
         self._insecure_seed = self._checked_seed(insecure_seed)
         secure_sum = self._checked_sum(secure_sum)
         super().__init__(*arguments, secure_sum=secure_sum, **options)

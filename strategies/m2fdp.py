@@ -49,7 +49,7 @@ from flwr_privacy.m2fdp import (
 )
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.updates import released_names
-from flwr_privacy.wire import RECORD, TRAIN, Fields
+from flwr_privacy.wire import RECORD, TRAIN
 
 from .base import SchemeStrategy
 from .conversation import Assigned, only
@@ -145,8 +145,11 @@ class M2FDP(SchemeStrategy):
         another one.
     resources : ResourceModel, optional
         What a step and an upload cost; by default the paper's figures.
-    keep_back : sequence of str, default ()
-        Arrays that are not sent, beside integers and the statistics of normalisation layers.
+    keep_back : sequence of str, optional
+        Arrays that are not sent, beside integers and what torch calls running statistics of
+        normalisation layers, which never are: the model keeps the server's values of them.
+        Where it is left out and arrays that came as a list look like statistics, the first round is
+        refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
     insecure_seed : int, optional
         Seed of the noise of aggregators that the server plays, for tests: protects nobody.
     paper : bool, default False
@@ -179,6 +182,7 @@ class M2FDP(SchemeStrategy):
     """
 
     scheme: ClassVar[str] = "m2fdp"
+    keeps_statistics: ClassVar[bool] = True
     weight_key = _WEIGHT
     relay: Relay | None
     _devices: list[str] | None
@@ -211,7 +215,7 @@ class M2FDP(SchemeStrategy):
         edge_noise: bool = False,
         perturb_reg: bool = False,
         resources: ResourceModel | None = None,
-        keep_back: Sequence[str] = (),
+        keep_back: Sequence[str] | None = None,
         insecure_seed: int | None = None,
         paper: bool = False,
         **options: Any,
@@ -242,8 +246,9 @@ class M2FDP(SchemeStrategy):
             sampling_rate=sampling_rate,
             alpha=alpha,
             release_steps=release_steps or "round",
-            keep_back=list(keep_back),
+            keep_back=list(keep_back or ()),
         )
+        self._keep_back_given = keep_back
         self._least = check_integer("min_children", min_children, minimum=1)
         self._control = dict(control) if control else None
         self._relayed = relay
@@ -481,7 +486,7 @@ class M2FDP(SchemeStrategy):
         own = {} if self.relay is None else self.relay.starts(devices)
         # What a node that plays several devices must know to add their codes up.
         kept = list(self._wish.keep_back)
-        shared_terms: Fields = {"keep-back": kept} if kept else {}
+        shared_terms = {**self._settled_statistics(), **({"keep-back": kept} if kept else {})}
         messages = self.conversation.ask(
             server_round,
             TRAIN,

@@ -87,9 +87,11 @@ class MSP(DrawnStrategy):
         given up, and the model stays as it was; or it goes on with the others, towards a biased
         average; or it ends with the average before. Whoever is missing in the first exchange takes
         no part.
-    keep_back : sequence of str, default ()
-        Arrays that are not sent, beside those of integers and the running statistics of
-        normalisation layers, which never are: the model keeps the server's values of them.
+    keep_back : sequence of str, optional
+        Arrays that are not sent, beside those of integers and what torch calls running statistics
+        of normalisation layers, which never are: the model keeps the server's values of them.
+        Where it is left out and arrays that came as a list look like statistics, the first round is
+        refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
     paper : bool, default False
         The algorithm as printed: its defaults, sampling with replacement, and only couplings that
         its theorems allow.
@@ -113,6 +115,7 @@ class MSP(DrawnStrategy):
     """
 
     scheme: ClassVar[str] = "msp"
+    keeps_statistics: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -128,12 +131,13 @@ class MSP(DrawnStrategy):
         eps_s: float = 0.3,
         scale: float = 1.0,
         on_dropout: str | None = None,
-        keep_back: Sequence[str] = (),
+        keep_back: Sequence[str] | None = None,
         paper: bool = False,
         **options: Any,
     ) -> None:
         options.setdefault("replacement", paper)
         super().__init__(*arguments, **options)
+        self._keep_back_given = keep_back
         usual = self._usual(paper=paper)
         if tolerance is not None and mixing_rounds is not None:
             raise InvalidParameterError(
@@ -153,7 +157,7 @@ class MSP(DrawnStrategy):
             split=split,
             eps_s=eps_s,
             scale=scale,
-            keep_back=list(keep_back),
+            keep_back=list(keep_back or ()),
         )
         if tolerance is not None:
             if not 0 <= check_number("tolerance", tolerance) < 1:

@@ -55,9 +55,11 @@ class DrawnFedAvg(DrawnStrategy):
     *arguments, **options
         FedAvg's and those of `flwr_privacy.strategies.draws.DrawnStrategy`: `replacement` and
         `shares` among them.
-    keep_back : sequence of str, default ()
-        Arrays that are not sent, beside those of integers and the running statistics of
-        normalisation layers, which never are: the model keeps the server's values of them.
+    keep_back : sequence of str, optional
+        Arrays that are not sent, beside those of integers and what torch calls running statistics
+        of normalisation layers, which never are: the model keeps the server's values of them.
+        Where it is left out and arrays that came as a list look like statistics, the first round is
+        refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
 
     Guarantee
     ---------
@@ -70,11 +72,14 @@ class DrawnFedAvg(DrawnStrategy):
     """
 
     scheme: ClassVar[str] = "mspdq-fedavg"
+    keeps_statistics: ClassVar[bool] = True
     _seen: ClassVar[str] = "the model of a client: the server sees it as it is"
 
-    def __init__(self, *arguments: Any, keep_back: Sequence[str] = (), **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, keep_back: Sequence[str] | None = None, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
-        self._keep_back = list(keep_back)
+        self._keep_back_given, self._keep_back = keep_back, list(keep_back or ())
 
     def question(self, server_round: int) -> Fields:
         """Return what is not to be sent."""

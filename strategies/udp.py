@@ -125,9 +125,11 @@ class UDP(SchemeStrategy):
         18 at user level and 27 at record level, or as many as leave room for eight standard
         deviations of the noise (of a client with 16 records). Codes have 31 bits and a sign, noise
         included.
-    keep_back : sequence of str, default ()
-        Arrays of which nothing is released, beside integers and the statistics of normalisation
-        layers, which never are. The model keeps the server's values of them.
+    keep_back : sequence of str, optional
+        Arrays of which nothing is released, beside integers and what torch calls running statistics
+        of normalisation layers, which never are. The model keeps the server's values of them.
+        Where it is left out and arrays that came as a list look like statistics, the first round is
+        refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
 
     Attributes
     ----------
@@ -174,6 +176,7 @@ class UDP(SchemeStrategy):
 
     scheme: ClassVar[str] = "udp"
     summable: ClassVar[bool] = True
+    keeps_statistics: ClassVar[bool] = True
     weight_key = "num-examples"  # the clients' own: 1, or the number of records
 
     def __init__(
@@ -205,7 +208,7 @@ class UDP(SchemeStrategy):
         max_records: int = 2**14,
         rounds: int | None = None,
         grid_bits: int | None = None,
-        keep_back: Sequence[str] = (),
+        keep_back: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         if check_choice("unit", unit, (RECORD_UNIT, USER_UNIT)) == RECORD_UNIT:
@@ -222,7 +225,7 @@ class UDP(SchemeStrategy):
         if batch_size is not None:
             check_integer("batch_size", batch_size, minimum=1)
         check_choice("v_source", v_source, (SERVER, CLIENTS))
-        self._rounds = rounds
+        self._rounds, self._keep_back_given = rounds, keep_back
         self._judged_by = v_source if crd or lei == "plateau" else None
         self._validation_fn = validation_fn
         noised_losses = self._judged_by == CLIENTS and noise not in ("paper", NONE)
@@ -238,7 +241,7 @@ class UDP(SchemeStrategy):
             epochs=local_epochs,
             batch_size=batch_size or 0,
             bound=sensitivity_bound,
-            keep_back=list(keep_back),
+            keep_back=list(keep_back or ()),
             grid_bits=grid_bits,
             validation_share=validation_share if noised_losses else 0.0,
             loss_cap=loss_cap,

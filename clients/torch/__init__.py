@@ -6,6 +6,7 @@ from .extractor import FrozenExtractor
 from .models import cnn, linear, mlp
 from .per_record import evaluate_per_record, train_per_record
 from .poisson import train_poisson
+from .running_statistics import statistics_of
 from .training import evaluate, get_arrays, initialise, set_arrays, train
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "linear",
     "mlp",
     "set_arrays",
+    "statistics_of",
     "train",
     "train_per_record",
     "train_poisson",
