@@ -6,7 +6,7 @@ checked against the node's policy and charged as everywhere; see `flwr_privacy.r
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -14,56 +14,25 @@ from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_privacy import fields as records
-from flwr_privacy.accounting import Charge
-from flwr_privacy.acfl.encoding import Moments, check_data, clipped_gradient, upper
+from flwr_privacy.acfl.encoding import check_data, tables
 from flwr_privacy.acfl.features import FeatureMap
 from flwr_privacy.acfl.limits import DataLimits
-from flwr_privacy.acfl.sums import (
-    FEATURES,
-    GRADIENT,
-    LABELS,
-    SIZE,
-    coded_sum,
-    gradient_sum,
-    size_of,
-)
-from flwr_privacy.acfl.terms import (
-    MOMENTS,
-    RAW,
-    RECORD,
-    SCFL,
-    DataTerms,
-    GradientTerms,
-    SetupTerms,
-)
+from flwr_privacy.acfl.release import CodedData, CodedGradient
+from flwr_privacy.acfl.terms import MOMENTS, RAW, DataTerms, GradientTerms, SetupTerms
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import (
-    DataError,
-    DeclinedError,
     InvalidParameterError,
     ProtocolError,
     check_choice,
 )
-from flwr_privacy.grid import CODE_LIMIT, Grid, saturated
 from flwr_privacy.ledger import Question
-from flwr_privacy.noise import discrete_gaussian
+from flwr_privacy.mechanism import EXPERIMENT, ROUND, Facts, Release
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.release import (
-    PlannedRelease,
-    check_code_limit,
-    check_summed,
-    check_unaccounted,
-    check_unanswered,
-    question_of,
-)
-from flwr_privacy.udp import RECORD_UNIT
-from flwr_privacy.wire import METRICS, TRAIN, Fields
+from flwr_privacy.wire import TRAIN, Fields
 
 from .adapters import own_client_app
 from .base import SchemeClient, Train
-from .custody import Custody, refuse_node_keys
-from .kept import Answer, keep, kept_answer, mark_insecure, once
 from .play import discreet
 from .prepared import Prepared, PreparedData
 
@@ -76,8 +45,6 @@ Data = tuple[ArrayLike, ArrayLike]
 """A feature matrix, or raw data for a feature map, and a label matrix; as many rows."""
 
 _prepared: Prepared[PreparedData] = Prepared()
-
-_PROJECTION_STEPS = 2**16  # of the grid in a standard normal deviate of a projection
 
 
 class ACFLClient(SchemeClient):
@@ -135,113 +102,77 @@ class ACFLClient(SchemeClient):
         self._map = _checked_map(features)
         self._excess = check_choice("excess", excess, EXCESS)
         self._limits = DataLimits() if limits is None else limits
+        self._loaded: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer a setup with the local coded data set, a training question with a gradient.
-
-        Raises
-        ------
-        DeclinedError
-            If the policy or the budget does not allow it, the secure sum is too small, or the setup
-            was answered before with other terms.
-        LedgerError
-            If the node's files cannot be used.
-        InvalidParameterError, DataError, ProtocolError
-            If the question is malformed, the data do not fit it, or there was no setup before.
-        """
-        if self.context is None:
-            raise TypeError("ACFLClient needs the context: ACFLClient(data, context)")
-        refuse_node_keys("message", fields)
-        custody, question = Custody.of(self.context), question_of(phase, fields)
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
+        """Return the release of the local coded data set, or of a gradient."""
+        experiment: str = fields["experiment-id"]
         if phase == SETUP:
-            return self._set_up(custody, question, fields)
-        return self._descend(custody, question, arrays, fields)
+            setup = records.read(SetupTerms, fields)
+            self._check_terms(setup, fields)
+            exact = setup.charge() is None and setup.encoding == MOMENTS and not setup.parties
+            return Release(
+                mechanism=CodedData(setup),
+                work=lambda _, __: self._checked(experiment, setup),
+                facts=self._facts,
+                # One setup for an experiment, whatever the server counts. Exact moments are the
+                # same whenever they are asked for, and need not be kept.
+                name=Question(experiment_id=experiment, phase=SETUP, server_round=0),
+                keeps=ROUND if exact else EXPERIMENT,
+            )
+        terms = records.read(GradientTerms, fields)
+        self._check_terms(terms, fields)
+        return Release(
+            mechanism=CodedGradient(terms),
+            work=lambda random, _: self._batch(experiment, terms, random),
+            facts=self._facts,
+        )
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty sum of what is asked for."""
         if phase == SETUP:
-            return coded_sum(records.read(SetupTerms, fields))
+            return CodedData(records.read(SetupTerms, fields)).accumulator(arrays)
         if phase == TRAIN:
-            return gradient_sum(records.read(GradientTerms, fields))
+            return CodedGradient(records.read(GradientTerms, fields)).accumulator(arrays)
         return super().accumulator(phase, arrays, fields)
-
-    # -- The two answers ---------------------------------------------------------------------
-
-    def _set_up(self, custody: Custody, question: Question, fields: Fields) -> Answer:
-        terms = records.read(SetupTerms, fields)
-        _check_sum(terms, fields)
-        terms.check_grid()
-        # One setup for an experiment, whatever the server counts.
-        asking = Question(experiment_id=question.experiment_id, phase=SETUP, server_round=0)
-        asked, charge = records.write(terms), terms.charge()
-        sigma = min(terms.sigma_features, terms.sigma_labels)
-        if terms.noise != RECORD:
-            check_unaccounted(custody, scheme=self.scheme, sigma=sigma)
-
-        def prepare() -> Callable[[SecureRandom], Answer]:
-            data = self._checked(custody, asking, terms)
-            return partial(_encoded, terms, data)
-
-        if charge is not None and not terms.parties:
-            release = self._release(custody, asking, terms, charge)
-            release.check_policy(charge.noise_multiplier, sigma)
-            return once(release, asked, prepare, setups=custody.setups)
-        if charge is None and terms.encoding == MOMENTS and not terms.parties:
-            return prepare()(custody.random(asking, "noise"))  # exact: the same whenever asked
-        if (found := _kept_setup(custody, asking, terms)) is not None:
-            return found
-        if charge is None:
-            out, own = prepare()(custody.random(asking, "noise"))
-            mark_insecure(custody, own)
-        else:
-            release = self._release(custody, asking, terms, charge)
-            release.check_policy(charge.noise_multiplier, sigma)
-            out, own = _shared(release, prepare)
-        kept = {} if terms.parties else out
-        keep(custody.setups, asking, asked, (kept, own))
-        return out, own
-
-    def _descend(
-        self, custody: Custody, question: Question, arrays: Arrays, fields: Fields
-    ) -> Answer:
-        terms = records.read(GradientTerms, fields)
-        _check_sum(terms, fields)
-        terms.check_grid()
-        model = _model(terms, arrays)
-        charge = terms.charge()
-        if charge is None:
-            check_unaccounted(custody, scheme=self.scheme)
-            data = self._batch(custody, question, terms)
-            return _coded(terms, data.gradient(model), None)
-        release = self._release(custody, question, terms, charge)
-        release.check_policy(terms.noise_multiplier, terms.sigma)
-
-        def prepare() -> Callable[[SecureRandom], Answer]:
-            data = self._batch(custody, question, terms)
-            clipped, _ = clipped_gradient(data.features, data.labels, model, terms.clipping_norm)
-            return partial(_coded, terms, clipped)
-
-        if terms.parties:
-            return _shared(release, prepare)
-        return once(release, records.write(terms), prepare)
 
     # -- Data --------------------------------------------------------------------------------
 
-    def _checked(self, custody: Custody, question: Question, terms: DataTerms) -> PreparedData:
+    def _check_terms(self, terms: DataTerms, fields: Fields) -> None:
+        """Refuse terms that this client does not allow, whatever its data are."""
+        if not terms.parties and fields["summed"]:
+            raise ProtocolError("the entry 'parties' is 0: no share of noise for a secure sum")
         identity = RAW if self._map is None else self._map.identity
         if identity != terms.feature_map:
             raise InvalidParameterError(
                 "features", terms.feature_map, f"the feature map of this client, {identity!r}"
             )
         self._limits.check(terms)
-        key = (str(custody.setups.folder), question.experiment_id, *terms.of_the_data())
-        return _prepared.get(key, discreet(partial(self._prepare, terms), "data function"))
+
+    def _facts(self) -> Facts:
+        """Return the size of the data.
+
+        Data that no question fits are refused here, whatever the server asks.
+        """
+        features, labels = self._tables()
+        return Facts(records=len(features), columns=(features.shape[1], labels.shape[1]))
+
+    def _tables(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return features and labels, loaded once a message."""
+        if self._loaded is None:
+            self._loaded = discreet(self._load, "data function")()
+        return self._loaded
+
+    def _load(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        raw, labels = self._data() if callable(self._data) else self._data
+        return tables(raw if self._map is None else self._map(np.asarray(raw)), labels)
+
+    def _checked(self, experiment_id: str, terms: DataTerms) -> PreparedData:
+        key = (self.place(), experiment_id, *terms.of_the_data())
+        return _prepared.get(key, partial(self._prepare, terms))
 
     def _prepare(self, terms: DataTerms) -> PreparedData:
-        raw, labels = self._data() if callable(self._data) else self._data
-        features = raw if self._map is None else self._map(np.asarray(raw))
+        features, labels = self._tables()
         X, Y = check_data(
             features,
             labels,
@@ -252,40 +183,19 @@ class ACFLClient(SchemeClient):
             excess=self._excess,
             one_hot=terms.one_hot,
         )
-        if (X.shape[1], Y.shape[1]) != (terms.features, terms.labels):
-            raise InvalidParameterError(
-                "features, labels",
-                (terms.features, terms.labels),
-                f"the columns of this client's data, {X.shape[1]} and {Y.shape[1]}",
-            )
-        if len(X) > terms.max_records:
-            raise InvalidParameterError(
-                "max_records", terms.max_records, "at least the records of every client"
-            )
+        terms.check_sizes(len(X), X.shape[1], Y.shape[1])
         return PreparedData(X, Y)
 
-    def _batch(self, custody: Custody, question: Question, terms: GradientTerms) -> PreparedData:
-        data = self._checked(custody, question, terms)
+    def _batch(
+        self, experiment_id: str, terms: GradientTerms, random: SecureRandom
+    ) -> PreparedData:
+        data = self._checked(experiment_id, terms)
         if terms.batch_fraction == 1:
             return data
         # In secret: of coins that a server knows, a record more would shift all that follow.
-        coins = custody.random(question, "sample").uint64(len(data.features))
+        coins = random.uint64(len(data.features))
         drawn = coins < np.uint64(int(terms.batch_fraction * 2.0**64))
         return PreparedData(data.features[drawn], data.labels[drawn])
-
-    def _release(
-        self, custody: Custody, question: Question, terms: DataTerms, charge: Charge
-    ) -> PlannedRelease:
-        return PlannedRelease(
-            custody=custody,
-            question=question,
-            scheme=self.scheme,
-            proven=terms.noise == RECORD,
-            unit=RECORD_UNIT,
-            charge=charge,
-            epsilon=terms.epsilon,
-            delta=terms.delta,
-        )
 
 
 def acfl_client_app(
@@ -328,121 +238,3 @@ def _checked_map(features: FeatureMap | None) -> FeatureMap | None:
     if features is not None and not (callable(features) and isinstance(identity, str)):
         raise InvalidParameterError("features", features, "a feature map, or None")
     return features
-
-
-def _check_sum(terms: DataTerms, fields: Fields) -> None:
-    """Decline what is for a secure sum outside of one, and the other way round."""
-    if terms.parties:
-        check_summed(terms.parties, fields["summed"])
-        check_code_limit(fields, CODE_LIMIT)
-    elif fields["summed"]:
-        raise ProtocolError("the entry 'parties' is 0: no share of noise for a secure sum")
-
-
-def _kept_setup(custody: Custody, asking: Question, terms: SetupTerms) -> Answer | None:
-    """Return the answer to the setup that was given before, if there is one.
-
-    Raises
-    ------
-    DeclinedError
-        If it went into a secure sum, or was for other terms: another one would say more.
-    """
-    found = kept_answer(custody.setups, asking, records.write(terms))
-    if found is not None and terms.parties:
-        raise DeclinedError(
-            "the setup of this experiment was answered before, in a secure sum of its own"
-        )
-    return found
-
-
-def _shared(
-    release: PlannedRelease, prepare: Callable[[], Callable[[SecureRandom], Answer]]
-) -> Answer:
-    """Answer with codes that have a share of the noise, for one sum that is opened once."""
-    custody, question = release.custody, release.question
-    entries = custody.ledger.entries()
-    check_unanswered(question, entries)
-    release.check_affordable(entries)
-    noised = prepare()
-    with custody.ledger.locked() as book:
-        check_unanswered(question, book.entries)
-        release.check_affordable(book.entries)
-        book.charge(release.entry())
-    out, own = noised(custody.random(question, "noise"))
-    mark_insecure(custody, own)
-    return out, own
-
-
-def _encoded(terms: SetupTerms, data: PreparedData, random: SecureRandom) -> Answer:
-    """Return the local coded data set (ACFL, (2) and (3))."""
-    own: Fields = {METRICS: {"num-examples": 1}}
-    if terms.encoding == SCFL:
-        coded = _projected(terms, data, random)
-    else:
-        features, labels = data.take_moments()
-        coded = Moments(upper(features) if terms.symmetric else features, labels)
-    if not terms.coded:
-        return {FEATURES: coded.features, LABELS: coded.labels}, own
-    sigmas = (terms.sigma_features, terms.sigma_labels)
-    out = {
-        name: _noised(terms, values, sigma, random)
-        for name, values, sigma in zip((FEATURES, LABELS), coded, sigmas, strict=True)
-    }
-    return out, own
-
-
-def _projected(terms: SetupTerms, data: PreparedData, random: SecureRandom) -> Moments:
-    """Return random combinations of the records, as many as there are features (SCFL)."""
-    rows, count = terms.features, len(data.features)
-    steps = discrete_gaussian(rows * count, _PROJECTION_STEPS, random)
-    mixing = steps.reshape(rows, count) / _PROJECTION_STEPS
-    return Moments(mixing @ data.features, mixing @ data.labels)
-
-
-def _coded(
-    terms: GradientTerms, gradient: NDArray[np.float64], random: SecureRandom | None
-) -> Answer:
-    """Return a gradient and its size, noised where there is somebody to draw the noise."""
-    own: Fields = {METRICS: {"num-examples": 1}}
-    size = size_of(gradient, terms)
-    if not terms.coded:
-        return {GRADIENT: gradient, SIZE: size}, own
-    if random is None:
-        values = np.append(gradient.reshape(-1), size)
-        if not np.isfinite(values).all() or np.abs(values).max() > terms.gradient_bound:
-            raise DataError("a gradient is beyond what the secure sum takes")
-    sigma = terms.sigma
-    return {
-        GRADIENT: _noised(terms, gradient, sigma, random),
-        SIZE: _noised(terms, size, sigma, random),
-    }, own
-
-
-def _noised(
-    terms: SetupTerms | GradientTerms,
-    values: NDArray[np.float64],
-    sigma: float,
-    random: SecureRandom | None,
-) -> NDArray[Any]:
-    """Return the codes of some values with the client's part of the noise."""
-    grid = Grid(terms.grid)
-    codes = grid.encode(values.reshape(-1))
-    if random is not None and sigma > 0:
-        codes += discrete_gaussian(codes.size, terms.share_of(sigma) / grid.step, random)
-    # A share may not saturate, which its sum would show: the secure sum refuses it instead.
-    whole: NDArray[Any] = codes if terms.parties else saturated(codes)
-    return whole.reshape(values.shape)
-
-
-def _model(terms: GradientTerms, arrays: Arrays) -> NDArray[np.float64]:
-    if len(arrays) != 1:
-        raise ProtocolError(f"{len(arrays)} arrays were sent, and the model is one")
-    (array,) = arrays.values()
-    shape = (terms.features, terms.labels)
-    if np.shape(array) != shape:
-        raise InvalidParameterError("model", np.shape(array), f"shape {shape}")
-    model = np.asarray(array, dtype=np.float64)
-    if not np.isfinite(model).all():
-        raise ProtocolError("the model that was sent has NaN or infinity")
-    terms.check_model(float(np.linalg.norm(model)))
-    return model

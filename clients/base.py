@@ -16,6 +16,7 @@ from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.mechanism import Answer, Release
+from flwr_privacy.node_store import NodeStore
 from flwr_privacy.pipeline import answer, request_of
 from flwr_privacy.wire import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
@@ -165,12 +166,20 @@ class SchemeClient(NumPyClient):
             "evaluate on the server (fraction_evaluate = 0)"
         )
 
-    def _released(self, phase: str, arrays: Arrays, fields: Fields, release: Release) -> Answer:
+    def place(self) -> str:
+        """Return a name that no other client has: where its node keeps what is its own."""
+        store = self._store()
+        return f"{store.folder}/{store.client_id}"
+
+    def _store(self) -> NodeStore:
         if self.context is None:
             raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
+        return Custody.of(self.context)
+
+    def _released(self, phase: str, arrays: Arrays, fields: Fields, release: Release) -> Answer:
         refuse_node_keys("message", fields)
         request = request_of(self.scheme, phase, arrays, fields)
-        return answer(Custody.of(self.context), request, release)
+        return answer(self._store(), request, release)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty accumulator for the replies of several clients on one node.

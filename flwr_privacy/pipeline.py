@@ -128,7 +128,9 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         return _unaccounted(store, request, release, plan)
     planned = _planned(store, request, plan)
     if release.facts is not None:
-        planned.check_affordable(store.ledger.entries())  # before the user's code is called
+        entries = store.ledger.entries()
+        if all(entry.question != request.question for entry in entries):
+            planned.check_affordable(entries)  # before the user's code is called
         facts = _facts(store, request, release.facts)
         plan = mechanism.plan(request.arrays, facts)
         _admit(store, request, plan)
@@ -213,11 +215,8 @@ def _unaccounted(store: NodeStore, request: Request, release: Release, plan: Pla
             )
         if found is not None:
             return found
-    mechanism, facts = release.mechanism, Facts()
-    if release.facts is not None:
-        facts = release.facts()
-        plan = mechanism.plan(request.arrays, facts)
-    outcome = release.work(_sampler(store, request), facts)
+    mechanism = release.mechanism
+    outcome = release.work(_sampler(store, request), Facts())
     made = _noised(store, request, mechanism, mechanism.measure(request.arrays, outcome), plan)
     if release.keeps == EXPERIMENT:
         _kept(store, request, release, ({}, made[1]) if plan.once else made)
@@ -242,7 +241,7 @@ def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
     if plan.largest_code:
         check_code_limit(dict(request.fields), plan.largest_code)
     if plan.charge is None or not plan.proven:
-        check_unaccounted(store, scheme=request.scheme)
+        check_unaccounted(store, scheme=request.scheme, sigma=plan.sigma or 0.0)
     if plan.charge is not None:
         check_policy(
             store,

@@ -26,6 +26,7 @@ __all__ = [
     "moments_gradient",
     "one_hot",
     "symmetrise",
+    "tables",
     "upper",
 ]
 
@@ -266,9 +267,7 @@ def check_data(
     [[1.0]]
     """
     check_choice("excess", excess, ("refuse", "clip"))
-    features, labels = _table("X", X), _table("Y", Y)
-    if len(features) != len(labels):
-        raise InvalidParameterError("Y", "another number of records", "as many records as X has")
+    features, labels = tables(X, Y)
     if one_hot and not (np.isin(labels, (0.0, 1.0)).all() and (labels.sum(axis=1) == 1).all()):
         raise InvalidParameterError("Y", "another row", "rows of zeros with a single 1")
     clip = excess == "clip"
@@ -276,6 +275,20 @@ def check_data(
         _bounded(("X", "feature"), features, feature_bound, feature_norm, clip=clip),
         _bounded(("Y", "label"), labels, label_bound, label_norm, clip=clip),
     )
+
+
+def tables(X: ArrayLike, Y: ArrayLike) -> tuple[Array, Array]:
+    """Return features and labels as two float64 matrices of as many rows (copies).
+
+    Raises
+    ------
+    InvalidParameterError
+        If they are none, or a value is not finite. It shows none of the data.
+    """
+    features, labels = _table("X", X), _table("Y", Y)
+    if len(features) != len(labels):
+        raise InvalidParameterError("Y", "another number of records", "as many records as X has")
+    return features, labels
 
 
 def _table(name: str, values: ArrayLike) -> Array:

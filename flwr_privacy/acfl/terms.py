@@ -120,6 +120,25 @@ class DataTerms:
             *(self.one_hot, self.max_records),
         )
 
+    def check_sizes(self, records: int, features: int, labels: int) -> None:
+        """Refuse terms that are about data of another size.
+
+        Raises
+        ------
+        InvalidParameterError
+            If they are.
+        """
+        if (features, labels) != (self.features, self.labels):
+            raise InvalidParameterError(
+                "features, labels",
+                (self.features, self.labels),
+                f"the columns of this client's data, {features} and {labels}",
+            )
+        if records > self.max_records:
+            raise InvalidParameterError(
+                "max_records", self.max_records, "at least the records of every client"
+            )
+
     def share_of(self, sigma: float) -> float:
         """Return the standard deviation that one client adds, for one of the noise as a whole."""
         return sigma / math.sqrt(self.parties) if self.parties else sigma
