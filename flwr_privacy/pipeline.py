@@ -49,8 +49,7 @@ from .release import (
     check_unaccounted,
     check_unanswered,
 )
-from .replies import digest
-from .wire import METRICS, Fields, values_digest
+from .wire import EVALUATE, METRICS, TRAIN, Fields, values_digest
 
 __all__ = ["Request", "answer", "check_going_on", "request_of", "run"]
 
@@ -138,7 +137,7 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
     if kept is not None:
         return kept
     if facts.records is not None:
-        _note_records(store, request, facts.records)
+        _note_facts(store, request, facts)
     measured = run(
         store,
         request.question.experiment_id,
@@ -371,19 +370,22 @@ def _age(entry: Entry) -> timedelta:
 
 def _facts(store: NodeStore, request: Request, facts: Callable[[], Facts]) -> Facts:
     """Return what this experiment counts on: what was noted of it, or what the node says now."""
-    noted = store.noted(request.question.experiment_id, _records_note(request))
-    return facts() if noted is None else Facts(records=int(noted))
+    noted = store.noted(request.question.experiment_id, _facts_note(request))
+    if noted is None:
+        return facts()
+    records, *columns = map(int, noted.split())
+    return Facts(records=records, columns=tuple(columns))
 
 
-def _note_records(store: NodeStore, request: Request, records: int) -> None:
-    experiment, name = request.question.experiment_id, _records_note(request)
+def _note_facts(store: NodeStore, request: Request, facts: Facts) -> None:
+    experiment, name = request.question.experiment_id, _facts_note(request)
     if store.noted(experiment, name) is None:
-        store.note(experiment, name, str(records))
+        store.note(experiment, name, " ".join(map(str, [facts.records, *facts.columns])))
 
 
-def _records_note(request: Request) -> str:
+def _facts_note(request: Request) -> str:
     # A training and an evaluation have different records.
-    return f"{digest(request.question.phase)}.records"
+    return f"{EVALUATE if request.question.phase == EVALUATE else TRAIN}.facts"
 
 
 def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedFailureError:

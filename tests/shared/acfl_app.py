@@ -181,7 +181,7 @@ def set_noise(
         return np.zeros(size, np.int64)
 
     monkeypatch.setattr(Custody, "random", lambda self, question, purpose: self.client_id)
-    monkeypatch.setattr("flwr_privacy.clients.acfl.discrete_gaussian", given)
+    monkeypatch.setattr("flwr_privacy.acfl.release.discrete_gaussian", given)
 
 
 def descend(
