@@ -104,6 +104,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     weight_key: str | None = None  # of a scheme whose replies are not weighted by weighted_by_key
     planned_rounds: int | None = None
     _announced = False
+    _promised: Guarantee | None = None  # an earlier run's, until this one asks something
     _sums: SecureRounds | None = None
 
     def __init__(
@@ -601,7 +602,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         )
         self._sums = None
         self._promised_before: dict[str, int] = {}
-        self._promised: Guarantee | None = None  # an earlier run's, until this one asks something
+        self._promised = None
         self.releases: list[Release] = []
         self._names: dict[str, str] = {}  # of nodes that had not said who they are
         self._insecure = False  # whether a client said that its noise is from a seed
