@@ -8,7 +8,6 @@ own ``start`` that calls only Flower's abstract methods.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -44,8 +43,9 @@ from flwr_privacy.wire import (
 from .conversation import Assigned, Conversation
 from .experiment import Experiment, SchemeResult, to_record
 from .federation import Federation
-from .history import plain
+from .history import log, plain
 from .inner import InnerStrategy
+from .replies import check_alike, merge, warn_of_metrics, without_arrays
 from .round import ClientReply, PartialSum, Round, arrays_of
 from .secure_sum import SecureRounds, opened_mean
 
@@ -107,6 +107,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     keeps_statistics: ClassVar[bool] = False  # whether running statistics are never uploaded
     _keep_back_given: Sequence[str] | None = None  # None: the app has said nothing of it
     _announced = False
+    _promised: Guarantee | None = None  # an earlier run's, until this one asks something
     _sums: SecureRounds | None = None
 
     def __init__(
@@ -370,8 +371,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.planned_rounds = num_rounds
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        arrays, first_round, earlier = self._begin(initial_arrays)
-        began = time.monotonic() - earlier
+        arrays, first_round, line = self._begin(initial_arrays)
         logger.info("%s: %d rounds, experiment %s", self.scheme, num_rounds, self.experiment.id)
         self.federation.wait(grid, timeout)
         self.conversation.meet(grid)
@@ -388,36 +388,24 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self._template = arrays_of(arrays)
         self.setup(grid)
         card: PrivacyCard | None = None
+        if line:  # of a round that was trained, and not evaluated
+            line["rounds"] = num_rounds
+            card = self._end_round(grid, line, arrays, evaluate_config, evaluate_fn)
         for server_round in range(first_round, num_rounds + 1):
-            line: dict[str, Any] = {"round": server_round, "rounds": num_rounds}
+            line = {"round": server_round, "rounds": num_rounds}
             if server_round > 0 and (reason := self.stop()):
                 logger.warning("the training ends before round %d: %s", server_round, reason)
                 break
             if server_round > 0:
+                self._promised = None
                 self._welcome(grid, server_round)
                 trained, metrics = self.train_round(grid, server_round, arrays, train_config)
                 arrays = arrays if trained is None else trained
                 line["skipped"] = trained is None
                 line["train"] = plain(dict(metrics or {}))
-                line["evaluate"] = self._evaluate(grid, server_round, arrays, evaluate_config)
-            server = evaluate_fn(server_round, arrays) if evaluate_fn else None
-            line["server"] = plain(dict(server or {}))
-            self._charge_broken_off()
-            card = self.card(final=server_round == num_rounds or bool(self.stop()))
-            sums = self._sums.metrics() if self._sums is not None else {}
-            line["scheme"] = plain({**self.round_metrics(card), **sums})
-            line |= self.conversation.counts()
-            line["seconds"] = time.monotonic() - began
-            self._log(line)
-            self.experiment.end_round(
-                line,
-                arrays,
-                virtual_seconds=self.conversation.virtual_seconds,
-                scheme_state=self.state_dict(),
-                inner=self.inner.state_dict() if self.inner else {},
-                secure_sum=self._sums.state() if self._sums else {},
-                card=card,
-            )
+                if self.experiment.run_dir and (evaluate_fn or self.fraction_evaluate):
+                    self._end_training(line, arrays)
+            card = self._end_round(grid, line, arrays, evaluate_config, evaluate_fn)
         charged = len(self.releases)
         self._charge_broken_off()
         if card is None or len(self.releases) > charged:
@@ -434,7 +422,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             Whether to state epsilon by every accountant; some take seconds.
         """
         card = PrivacyCard(
-            experiment_id=self.experiment.id, guarantee=self._promise(), releases=self.releases
+            experiment_id=self.experiment.id,
+            guarantee=self._promised or self._promise(),
+            releases=self.releases,
         )
         if card.guarantee.delta is None:
             return card
@@ -462,14 +452,14 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         for reply in book.replies(messages):
             try:
                 if isinstance(reply, PartialSum):
-                    _merge(mean, reply)
+                    merge(mean, reply)
                 elif metrics_fn is None:
                     self.fold(phase, mean, reply)
-                    _warn_of_metrics(reply)
+                    warn_of_metrics(reply)
                 else:
-                    _check_alike(reply, contents)
+                    check_alike(reply, contents)
                     self.fold(phase, mean, reply)
-                    contents.append(_without_arrays(reply.content))
+                    contents.append(without_arrays(reply.content))
             except ReplyRefusedError as error:
                 book.withdraw(reply, error)
             del reply  # or its arrays would live while the next reply is made
@@ -641,6 +631,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         )
         self._sums = None
         self._promised_before: dict[str, int] = {}
+        self._promised = None
         self.releases: list[Release] = []
         self._names: dict[str, str] = {}  # of nodes that had not said who they are
         self._insecure = False  # whether a client said that its noise is from a seed
@@ -735,19 +726,70 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             grid, server_round, TRAIN, self.fraction_train, self.min_train_nodes
         )
 
-    def _begin(self, initial_arrays: ArrayRecord) -> tuple[ArrayRecord, int, float]:
-        """Return the arrays, the first round (0: evaluate first) and the seconds spent so far."""
+    def _begin(self, initial_arrays: ArrayRecord) -> tuple[ArrayRecord, int, dict[str, Any]]:
+        """Return the arrays, the first round to train (0: evaluate first) and a line to complete.
+
+        There is a line where the run before trained a round and did not come to its end.
+        """
+        self._began = time.monotonic()
         state = self.experiment.begin(initial_arrays)
         if state is None:
-            return initial_arrays, 0, 0.0
-        self.conversation.virtual_seconds = float(state["virtual_seconds"])
-        self.releases = PrivacyCard.from_json(state["card"]).releases
+            return initial_arrays, 0, {}
+        self.conversation.load_state(state["conversation"])
+        card = PrivacyCard.from_json(state["card"])
+        self.releases, self._promised = card.releases, card.guarantee
         self._promised_before = state["secure_sum"]
         self.load_state_dict(state["scheme_state"])
         if self.inner is not None:
             self.inner.load_state_dict(state["inner"])
-        earlier = float(self.experiment.history.lines[-1]["seconds"])
-        return to_record(state["arrays"]), int(state["round"]) + 1, earlier
+        line = dict(state["line"])
+        self._began -= float((line or self.experiment.history.lines[-1])["seconds"])
+        return to_record(state["arrays"]), int(state["round"]) + 1, line
+
+    def _end_training(self, line: dict[str, Any], arrays: ArrayRecord) -> None:
+        """Write the checkpoint of a round before anybody sees its model."""
+        self._charge_broken_off()
+        card = self.card()
+        seconds = time.monotonic() - self._began
+        known = {**line, "scheme": self._scheme_numbers(line, card), "seconds": seconds}
+        self.experiment.end_training(known, arrays, card=card, **self._state())
+
+    def _end_round(
+        self,
+        grid: Grid,
+        line: dict[str, Any],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> PrivacyCard:
+        """Have a model evaluated and complete its round's line; write checkpoint and card."""
+        server_round = line["round"]
+        if server_round > 0:
+            line["evaluate"] = self._evaluate(grid, server_round, arrays, config)
+        server = evaluate_fn(server_round, arrays) if evaluate_fn else None
+        line["server"] = plain(dict(server or {}))
+        self._charge_broken_off()
+        card = self.card(final=server_round >= line["rounds"] or bool(self.stop()))
+        line["scheme"] = self._scheme_numbers(line, card)
+        line |= self.conversation.counts()
+        line["seconds"] = time.monotonic() - self._began
+        log(line)
+        self.experiment.end_round(line, arrays, card=card, **self._state())
+        return card
+
+    def _scheme_numbers(self, line: dict[str, Any], card: PrivacyCard) -> dict[str, Any]:
+        """Return the scheme's numbers; a run that only evaluates has no others of the training."""
+        sums = self._sums.metrics() if self._sums is not None else {}
+        return {**plain(sums), **line.get("scheme", {}), **plain(self.round_metrics(card))}
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a resume needs besides the model, the history and the charges."""
+        return {
+            "conversation": self.conversation.state(),
+            "scheme_state": self.state_dict(),
+            "inner": self.inner.state_dict() if self.inner else {},
+            "secure_sum": self._sums.state() if self._sums else {},
+        }
 
     def _welcome(self, grid: Grid, server_round: int) -> None:
         if joined := self.conversation.meet(grid):
@@ -775,54 +817,12 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     ) -> dict[str, Any]:
         if self.fraction_evaluate == 0:
             return {}
+        self._promised = None  # who answers may say that its noise is from a seed
         messages = self.configure_evaluate(server_round, arrays, config, grid)
         replies = self.conversation.exchange(grid, messages, phase=EVALUATE)
         return plain(dict(self.aggregate_evaluate(server_round, replies) or {}))
-
-    def _log(self, line: dict[str, Any]) -> None:
-        if line.get("skipped"):
-            logger.warning(
-                "round %d skipped, the model stays as it was (%d clients were asked)",
-                line["round"],
-                line.get("asked", 0),
-            )
-        logger.info("round %d/%d: %s", line["round"], line["rounds"], line["server"])
 
 
 def _name(book: Round) -> str:
     header = book.header
     return f"{header.phase} {header.server_round} {header.request}"
-
-
-def _without_arrays(content: RecordDict) -> RecordDict:
-    return RecordDict(
-        {name: value for name, value in content.items() if not isinstance(value, ArrayRecord)}
-    )
-
-
-def _check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
-    """Refuse metrics of another form than the first reply's: a user's function cannot mix them."""
-    if not earlier:
-        return
-    (expected,) = (dict(r) for r in earlier[0].values() if isinstance(r, MetricRecord))
-    if _form(reply.metrics()) != _form(expected):
-        raise ReplyRefusedError("malformed", "its metrics have another form than the first reply's")
-
-
-def _warn_of_metrics(reply: ClientReply) -> None:
-    """Say of metrics that are not finite that they are in no mean."""
-    values = {name: value for name, value in reply.metrics().items() if isinstance(value, float)}
-    if strange := sorted(name for name, value in values.items() if not math.isfinite(value)):
-        logger.warning("client %s: metrics %s are not finite: left out", reply.client_id, strange)
-
-
-def _form(metrics: Mapping[str, Any]) -> dict[str, int | None]:
-    return {key: len(v) if isinstance(v, list) else None for key, v in metrics.items()}
-
-
-def _merge(mean: WeightedMean, reply: PartialSum) -> None:
-    """Add a node's sum to a mean."""
-    other = mean.from_state(reply.arrays, reply.fields)
-    if other.clients != set(reply.clients):
-        raise ReplyRefusedError("malformed", "the sum is over other clients than the answer")
-    mean.merge(other)

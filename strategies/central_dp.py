@@ -120,7 +120,11 @@ class CentralDP(SchemeStrategy):
     With noise in shares a client answers a question once. A round that broke off after clients had
     answered is skipped on a resume, unless enough others are drawn: their answers were charged, and
     a second sum over the same round could give them away. A trusted server does such a round again,
-    with other noise; the model that was lost must not have been published (`evaluate_fn` saw it).
+    with other noise, as nobody has seen the model that was lost: a round has its checkpoint, with
+    its charges, before `evaluate_fn` and `on_round`, and a resumed run shows the same model again.
+    What an `aggregate_train` of your own hands out has left before that checkpoint. A `start` of
+    your own has none at all: each time that it has a round aggregated is a release, on the card of
+    the strategy that did it, and a strategy that is made anew knows nothing of those before.
 
     Guarantee
     ---------

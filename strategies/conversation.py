@@ -43,6 +43,8 @@ logger = logging.getLogger("flwr.privacy")
 
 _FOREVER = 3600.0  # Flower's default timeout, where a user's own start gives none
 
+_SIZES = ("bytes_down", "bytes_up", "wire_bytes_down", "wire_bytes_up")
+
 _LOOK = 0.05  # seconds between two looks at who still owes an answer
 
 Assigned = Mapping[int, list[str]]
@@ -107,6 +109,9 @@ class Conversation:
         self._exchanges: list[Round] = []  # since the last call of `counts`
         self._open: dict[str, tuple[Round, int, float]] = {}  # unanswered: book, node, expiry
         self._late_answers = self._late_bytes = 0
+        self._sizes: Counter[str] = Counter()  # of the round, as far as it is tallied
+        self._fates: dict[str, Any] = {}
+        self._tallied_seconds = 0.0
         self._requests: Counter[tuple[int, str]] = Counter()
         self._patient = False
 
@@ -324,33 +329,54 @@ class Conversation:
 
     def counts(self) -> dict[str, Any]:
         """Return what was counted since the last call: bytes of all, fates of the last training."""
+        self._tally()
+        if "late" in self._fates:
+            self._fates["late"] += self._late_answers
+            self._late_answers = 0
+        for key in ("bytes_up", "wire_bytes_up"):
+            self._sizes[key] += self._late_bytes
+        self._late_bytes = 0
+        self.virtual_seconds += self._tallied_seconds
+        self._release()
+        sizes = {key: self._sizes[key] for key in (*_SIZES, "exchanges")}
+        counts = {**self._fates, **sizes, "virtual_seconds": self.virtual_seconds}
+        self._sizes, self._fates, self._tallied_seconds = Counter(), {}, 0.0
+        return counts
+
+    def _tally(self) -> None:
+        """Add what was exchanged to the counts of the round."""
         for book in self._exchanges:
             _say_who_is_missing(book)
-        trained = [book for book in self._exchanges if book.header.phase == TRAIN]
-        counts = trained[-1].counts() if trained else {}
-        if counts:
-            counts["late"] += self._late_answers
-            self._late_answers = 0
-        if evaluated := [book for book in self._exchanges if book.header.phase == EVALUATE]:
-            counts["evaluated"] = evaluated[-1].folded
-        self.virtual_seconds += sum(book.virtual_seconds for book in self._exchanges)
-        sizes = {
-            key: sum(getattr(book, key) for book in self._exchanges)
-            for key in ("bytes_down", "bytes_up", "wire_bytes_down", "wire_bytes_up")
-        }
-        sizes["bytes_up"] += self._late_bytes
-        sizes["wire_bytes_up"] += self._late_bytes
-        self._late_bytes = 0
-        self._release()
-        hello = any(book.header.phase == HELLO for book in self._exchanges)
-        questions = sum(book.header.phase != HELLO for book in self._exchanges)
+            if book.header.phase == TRAIN:
+                self._fates |= book.counts()
+            elif book.header.phase == EVALUATE:
+                self._fates["evaluated"] = book.folded
+            self._sizes.update({key: getattr(book, key) for key in _SIZES})
+            self._sizes["exchanges"] += book.header.phase != HELLO
+            self._tallied_seconds += book.virtual_seconds
+        self._sizes["exchanges"] += any(book.header.phase == HELLO for book in self._exchanges)
         self._exchanges = []
+
+    def state(self) -> dict[str, Any]:
+        """Return the clock, and the counts and questions of the round so far, for a checkpoint."""
+        self._tally()
         return {
-            **counts,
-            **sizes,
-            "exchanges": questions + hello,
             "virtual_seconds": self.virtual_seconds,
+            "tallied_seconds": self._tallied_seconds,
+            "sizes": dict(self._sizes),
+            "fates": dict(self._fates),
+            "late": [self._late_answers, self._late_bytes],
+            # What is set up in round 0 is asked again by each run, as it was.
+            "requests": [[*key, number] for key, number in self._requests.items() if key[0]],
         }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take up what `state` returned, before anything is asked."""
+        self.virtual_seconds = state["virtual_seconds"]
+        self._tallied_seconds = state["tallied_seconds"]
+        self._sizes, self._fates = Counter(state["sizes"]), dict(state["fates"])
+        self._late_answers, self._late_bytes = state["late"]
+        self._requests = Counter({(r, phase): n for r, phase, n in state["requests"]})
 
     def _release(self) -> None:
         """Let those clients go to other nodes who left nothing where they were.

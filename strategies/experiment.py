@@ -131,11 +131,12 @@ class Experiment:
         state = checkpoint.load(path)
         self._check_same(path, state, initial_arrays)
         self._id = state["experiment_id"]
-        # The note may be of the round of the checkpoint, which has its charges.
+        # The note may be older than the checkpoint, which has its charges.
+        done, settled = state["round"] - bool(state["line"]), state["settled"]
         self._asked_before = {
             question: costs
             for question, costs in self._read_asked().items()
-            if int(question.rsplit(" ", 2)[1]) > state["round"]
+            if int(question.rsplit(" ", 2)[1]) > done and question not in settled
         }
         self._asked = {name: dict(costs) for name, costs in self._asked_before.items()}
         self.history.restart(state["history"])
@@ -180,19 +181,44 @@ class Experiment:
         except (ValueError, AttributeError, TypeError, KeyError) as error:
             raise CheckpointError(f"{path} is damaged ({error})") from error
 
+    def end_training(
+        self, line: dict[str, Any], arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
+    ) -> None:
+        """Write checkpoint and privacy card of a round whose model nobody has seen yet.
+
+        A run that goes on from here shows the same model. A model that was lost after it was shown
+        would be trained again, with other noise: one more release, which no charge is for.
+
+        Parameters
+        ----------
+        line : dict
+            The line of the round as far as it is known; a resume completes it.
+        arrays, card, **state
+            As for `end_round`.
+        """
+        self._save(arrays, card, state, round=line["round"], line=line)
+
     def end_round(
         self, line: dict[str, Any], arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
     ) -> None:
         """Write checkpoint and privacy card after a round, then its line."""
+        history = self.history.text_with(line) if self.run_dir is not None else ""
+        self._save(arrays, card, state, round=line["round"], line={}, history=history)
+        self.history.add(line)
+
+    def _save(
+        self, arrays: ArrayRecord, card: PrivacyCard, state: dict[str, Any], **document: Any
+    ) -> None:
         if self.run_dir is not None:
             document = {
                 "experiment_id": self.id,
                 "scheme": self._scheme,
                 "seed": self._seed,
-                "round": line["round"],
                 "arrays": {name: array.numpy() for name, array in arrays.items()},
-                "history": self.history.text_with(line),
+                "history": self.history.text_with(),
                 "card": card.to_json(),
+                "settled": sorted(self._asked),
+                **document,
                 **state,
             }
             # In this order: a kill in between leaves a card that says too much, never too little.
@@ -200,7 +226,6 @@ class Experiment:
             checkpoint.save(self.run_dir / CHECKPOINT, document)
             (self.run_dir / ASKED).unlink(missing_ok=True)
         self._asked, self._asked_before = {}, {}
-        self.history.add(line)
 
     def keep_card(self, card: PrivacyCard) -> None:
         """Write the privacy card, for programs and for people."""

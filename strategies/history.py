@@ -1,6 +1,7 @@
 """What happened in each round: one JSON line per round for whoever watches."""
 
 import json
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 from flwr_privacy.files import write_text
 
 __all__ = ["History"]
+
+logger = logging.getLogger("flwr.privacy")
 
 Line = dict[str, Any]
 
@@ -39,9 +42,9 @@ class History:
         if self._path is not None:
             write_text(self._path, text)
 
-    def text_with(self, line: Line) -> str:
-        """Return all lines as the file has them, and one more."""
-        return "".join([*self._encoded, _encode(line)])
+    def text_with(self, *lines: Line) -> str:
+        """Return all lines as the file has them, and some more."""
+        return "".join([*self._encoded, *map(_encode, lines)])
 
     def add(self, line: Line) -> None:
         """Append the line of a round."""
@@ -52,6 +55,17 @@ class History:
                 file.write(self._encoded[-1])
         if self._on_round is not None:
             self._on_round(line)
+
+
+def log(line: Line) -> None:
+    """Log how a round ended."""
+    if line.get("skipped"):
+        logger.warning(
+            "round %d skipped, the model stays as it was (%d clients were asked)",
+            line["round"],
+            line.get("asked", 0),
+        )
+    logger.info("round %d/%d: %s", line["round"], line["rounds"], line["server"])
 
 
 def plain(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -393,6 +393,7 @@ class UDP(SchemeStrategy):
 
     def question(self, server_round: int) -> Fields:
         """Return the terms of a round that all clients share."""
+        self._loss = None  # of the round before
         plan, honest = self._begun(), 0
         if self.secure_sum is not None and self._sums is not None and self._wish.shared:
             honest = self.secure_sum.honest_in_sums(self._sums.cohort)
@@ -462,6 +463,8 @@ class UDP(SchemeStrategy):
         arrays, metrics = super().aggregate_train(server_round, replies)
         self._trained = arrays is not None
         if self._judged_by != CLIENTS:
+            # Before the checkpoint: a run that goes on gets the same bytes from the clients, whose
+            # noise is their own, and any model made of them is paid for by what they charged.
             judged = arrays is not None and self._judged_by == SERVER
             self._settle(self._validated(server_round, arrays) if judged else None)
         return arrays, metrics
@@ -567,6 +570,7 @@ class UDP(SchemeStrategy):
             "plan": None if self.plan is None else self.plan.state(),
             "judged_by": self._judged_by,
             "loss": self._loss,
+            "trained": self._trained,
             "insecure": self._insecure,
             "secret": self._secret if self._participants_are == SECRET else b"",
         }
@@ -579,7 +583,7 @@ class UDP(SchemeStrategy):
         CheckpointError
             If it was made for another budget, another number of rounds, or another judge.
         """
-        self._insecure = state["insecure"]
+        self._insecure, self._trained = state["insecure"], state["trained"]
         self._secret = state["secret"] or self._secret
         if self._participants_are == SECRET:
             self._known = {client for release in self.releases for client in release.clients}

@@ -12,6 +12,7 @@ from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import OPEN
 from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies.experiment import Experiment
 from flwr_privacy.wire import RECORD
 
 
@@ -55,9 +56,30 @@ def test_a_round_that_was_not_opened_is_done_again(tmp_path: Path) -> None:
     assert [line["scheme"]["sum_opened"] for line in resumed.history] == [0, 4, 4, 4]
 
 
-def test_a_round_that_was_opened_is_not_opened_again(tmp_path: Path, caplog: Any) -> None:
+def test_a_round_that_was_opened_is_not_opened_again(
+    tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its sum over other survivors, with the same vectors, would give somebody's away."""
+    end_round = Experiment.end_round
 
+    def dying(self: Experiment, line: dict[str, Any], *given: Any, **named: Any) -> None:
+        if line["round"] == 2:
+            raise Killed
+        end_round(self, line, *given, **named)
+
+    kept = folders(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "end_round", dying)
+        with pytest.raises(Killed):
+            trained(**kept)
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        resumed = trained(**kept, resume=True)
+    assert [line.get("skipped") for line in resumed.history] == [None, False, True, False]
+    assert "round 2 does not follow round 2, whose sum this client has opened" in caplog.text
+    assert same(resumed.arrays, trained(None, num_rounds=2).arrays)
+
+
+def test_a_round_that_was_opened_is_not_lost_while_its_model_is_evaluated(tmp_path: Path) -> None:
     def kill(server_round: int, arrays: Any) -> None:
         if server_round == 2:
             raise Killed
@@ -65,8 +87,7 @@ def test_a_round_that_was_opened_is_not_opened_again(tmp_path: Path, caplog: Any
     kept = folders(tmp_path)
     with pytest.raises(Killed):
         trained(**kept, evaluate_fn=kill)
-    with caplog.at_level("WARNING", "flwr.privacy"):
-        resumed = trained(**kept, resume=True)
-    assert [line.get("skipped") for line in resumed.history] == [None, False, True, False]
-    assert "round 2 does not follow round 2, whose sum this client has opened" in caplog.text
-    assert same(resumed.arrays, trained(None, num_rounds=2).arrays)
+    resumed = trained(**kept, resume=True)
+    assert [line.get("skipped") for line in resumed.history] == [None, False, False, False]
+    assert [line["scheme"]["sum_opened"] for line in resumed.history] == [0, 4, 4, 4]
+    assert same(resumed.arrays, trained(None).arrays)

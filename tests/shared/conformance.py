@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from apps import StepClient, message_app, record, run_strategy, same
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
@@ -28,6 +28,7 @@ from flwr_privacy.simulations.jobs import Engine, carry_out
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.strategies import SchemeStrategy
+from flwr_privacy.strategies.experiment import Experiment
 from flwr_privacy.wire import RECORD, Header, payload_bytes
 
 HARMLESS = {"delay", "reorder", "duplicate"}  # with a deadline that is longer than the delay
@@ -163,6 +164,46 @@ class SchemeConformance:
         assert [line["round"] for line in lines] == [0, 1, 2, 3]
         assert lines == resumed.history
         assert resumed.train_metrics_clientapp == unbroken.train_metrics_clientapp
+
+    @pytest.mark.parametrize("killed_in", [1, 3])
+    def test_killed_between_training_and_end_of_a_round_it_shows_no_other_model(
+        self, killed_in: int, tmp_path: Any
+    ) -> None:
+        """First as the model is shown, then when the round is evaluated and has no line yet."""
+        seen: dict[int, list[Any]] = {}
+        kill = True
+
+        def show(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+            seen.setdefault(server_round, []).append(arrays)
+            if kill and server_round == killed_in:
+                raise Killed
+            return MetricRecord({"seen": float(server_round)})
+
+        options = {"experiment_id": "e", "run_dir": tmp_path, "evaluate_fn": show}
+        with pytest.raises(Killed):
+            self.run(**options)
+        kill = False
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Experiment, "end_round", _killed)
+            with pytest.raises(Killed):
+                self.run(**options, resume=True)
+        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+        assert [line["round"] for line in lines] == list(range(killed_in))
+        resumed = self.run(**options, resume=True)
+        assert [len(seen[r]) for r in range(4)] == [3 if r == killed_in else 1 for r in range(4)]
+        assert all(same(shown, seen[killed_in][0]) for shown in seen[killed_in])
+        unbroken = self.run(experiment_id="e", evaluate_fn=show)
+        assert same(unbroken.arrays, resumed.arrays)
+        assert resumed.guarantee == unbroken.guarantee
+        assert resumed.train_metrics_clientapp == unbroken.train_metrics_clientapp
+        assert resumed.evaluate_metrics_clientapp == unbroken.evaluate_metrics_clientapp
+        # Nodes are greeted again, and deal again for a secure sum.
+        varies = {"seconds", "exchanges", *(key for key in unbroken.history[0] if "bytes" in key)}
+        for line, twin in zip(resumed.history, unbroken.history, strict=True):
+            assert {k: v for k, v in line.items() if k not in varies} == {
+                k: v for k, v in twin.items() if k not in varies
+            }
+        assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()] == resumed.history
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_fault_is_survived_and_counted(self, kind: str) -> None:
@@ -355,6 +396,10 @@ class OwnClientConformance(SchemeConformance):
 @cache
 def _plain(scheme: type[SchemeConformance], options: tuple[tuple[str, Any], ...]) -> Any:
     return scheme().run(**dict(options))
+
+
+def _killed(*given: Any, **named: Any) -> None:
+    raise Killed
 
 
 def _kill_after(server_round: int) -> Callable[[dict[str, Any]], None]:

@@ -30,6 +30,13 @@ def end_round(made: Experiment, server_round: int) -> None:
     made.end_round(line, record(), card=card)
 
 
+def end_training(made: Experiment, server_round: int) -> None:
+    promise = Guarantee(scheme="udp", protects="nothing", adversary="nobody")
+    card = PrivacyCard(experiment_id="e", guarantee=promise, releases=[])
+    line: dict[str, Any] = {"round": server_round, "seconds": 0.0}
+    made.end_training(line, record(), card=card)
+
+
 def broken(folder: Path) -> Experiment:
     """Return an experiment that goes on after it was killed in round 2."""
     first = experiment(folder)
@@ -107,4 +114,24 @@ def test_a_note_of_a_round_that_has_its_checkpoint_is_charged_there_alone(tmp_pa
     note = (tmp_path / ASKED).read_bytes()
     end_round(resumed, 2)
     (tmp_path / ASKED).write_bytes(note)  # as if the process had ended before it was removed
+    assert experiment(tmp_path, resume=True).broken_off() == {}
+
+
+def test_a_note_of_a_training_that_has_its_checkpoint_is_charged_there_alone(
+    tmp_path: Path,
+) -> None:
+    """What is asked about its model is noted from then on, and not forgotten."""
+    first = experiment(tmp_path)
+    end_round(first, 1)
+    first.note_asked("train 2 0", {"a": ONE})
+    note = (tmp_path / ASKED).read_bytes()
+    end_training(first, 2)
+    assert experiment(tmp_path, resume=True).broken_off() == {}
+    (tmp_path / ASKED).write_bytes(note)  # as if the process had ended before it was removed
+    resumed = experiment(tmp_path, resume=True)
+    assert resumed.broken_off() == {}
+    resumed.note_asked("evaluate 2 0", {"a": OTHER})
+    again = experiment(tmp_path, resume=True)
+    assert again.broken_off() == {"evaluate 2 0": {"a": OTHER}}
+    end_round(again, 2)
     assert experiment(tmp_path, resume=True).broken_off() == {}

@@ -14,7 +14,8 @@ from flwr_privacy.strategies import UDP, checkpoint
 from flwr_privacy.strategies.experiment import CARD, Experiment
 
 ROUNDS = 2
-save, keep_card, end_round = checkpoint.save, Experiment.keep_card, Experiment.end_round
+save, keep_card = checkpoint.save, Experiment.keep_card
+end_training, end_round = Experiment.end_training, Experiment.end_round
 
 
 def before_the_card(self: Experiment, *given: Any) -> None:
@@ -31,6 +32,11 @@ def after_the_checkpoint(*given: Any) -> None:
     raise Killed
 
 
+def after_the_training(self: Experiment, *given: Any, **named: Any) -> None:
+    end_training(self, *given, **named)
+    raise Killed
+
+
 def after_the_round(self: Experiment, *given: Any, **named: Any) -> None:
     end_round(self, *given, **named)
     raise Killed
@@ -40,7 +46,10 @@ MOMENTS = {
     "before the card": (Experiment, "keep_card", before_the_card),
     "before the checkpoint": (Experiment, "keep_card", after_the_card),
     "before the note is removed": (checkpoint, "save", after_the_checkpoint),
-    "after the round": (Experiment, "end_round", after_the_round),
+}
+AFTER = {
+    "training": (Experiment, "end_training", after_the_training),
+    "round": (Experiment, "end_round", after_the_round),
 }
 
 
@@ -52,15 +61,15 @@ def charges(folder: Path) -> dict[str, list[Any]]:
     }
 
 
-def train(folder: Path, *, stops: bool = False, **options: Any) -> Any:
+def train(folder: Path, *, stops: bool = False, show: Any = None, **options: Any) -> Any:
     class Stopping(UDP):
         def stop(self) -> str:
             return "enough" if stops else super().stop()
 
     strategy = Stopping(seed=1, experiment_id="e", run_dir=folder / "run", **options)
-    return run_strategy(
-        strategy, message_app([as_mod(UDPClient)]), num_rounds=ROUNDS, state=folder / "state"
-    )
+    app = message_app([as_mod(UDPClient)])
+    state = folder / "state"
+    return run_strategy(strategy, app, num_rounds=ROUNDS, state=state, evaluate_fn=show)
 
 
 @pytest.fixture
@@ -72,23 +81,44 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("killed_in", [1, ROUNDS])
-@pytest.mark.parametrize("moment", list(MOMENTS))
+@pytest.mark.parametrize("moment", [*MOMENTS, "after"])
+@pytest.mark.parametrize(
+    ("end", "shown"), [("round", False), ("training", True), ("round", True)], ids=str
+)
 def test_a_killed_server_that_goes_on_ends_with_the_card_of_all_that_left(
-    folder: Path, moment: str, killed_in: int, stops: bool
+    folder: Path, end: str, shown: bool, moment: str, killed_in: int, stops: bool
 ) -> None:
-    """Also where the run that goes on trains nothing: it was the last round, or it stops."""
-    owner, name, dying = MOMENTS[moment]
+    """Also where the run that goes on trains nothing: it was the last round, or it stops.
+
+    A model that is shown has a checkpoint before, at the end of its training.
+    """
+    owner, name, dying = MOMENTS.get(moment, AFTER[end])
+    seen: list[int] = []
+
+    def show(server_round: int, arrays: Any) -> None:
+        charged = PrivacyCard.from_json((folder / "run" / CARD).read_bytes()) if seen else None
+        assert charged is None or len(charged.charges()["0"]) == server_round
+        seen.append(server_round)
+
     with pytest.MonkeyPatch.context() as patch:
 
-        def arm(line: dict[str, Any]) -> None:
-            if line["round"] == killed_in - 1:
+        def after_its_training(server_round: int, arrays: Any) -> None:
+            show(server_round, arrays)
+            if end == "round" and server_round == killed_in:
+                patch.setattr(owner, name, dying)
+
+        def after_the_one_before(line: dict[str, Any]) -> None:
+            if not (shown and end == "round") and line["round"] == killed_in - 1:
                 patch.setattr(owner, name, dying)
 
         with pytest.raises(Killed):
-            train(folder, on_round=arm)
-    result = train(folder, resume=True, stops=stops)
+            train(folder, show=after_its_training if shown else None, on_round=after_the_one_before)
+    result = train(folder, resume=True, stops=stops, show=show if shown else None)
     card = PrivacyCard.from_json((folder / "run" / CARD).read_bytes())
     assert card.charges() == charges(folder)
     assert len(card.charges()["0"]) == (killed_in if stops else ROUNDS)
     assert card.verify()
     assert result.guarantee.spent == card.guarantee.spent
+    if shown and not stops:
+        lost = end == "round" and moment in ("before the card", "before the checkpoint")
+        assert seen == sorted([*range(ROUNDS + 1), *([killed_in] if lost else [])])

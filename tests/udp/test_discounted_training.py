@@ -18,6 +18,7 @@ from flwr_privacy.accounting import new_accountant
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.strategies import UDP
@@ -270,6 +271,33 @@ def test_a_resumed_training_is_the_unbroken_one_bit_for_bit(
     again = resumable(tmp_path / "run", **options, resume=True)
     assert same(run(again, 10, **kept).arrays, resumed.arrays)
     assert again.T_history == whole.T_history
+
+
+def test_a_server_that_dies_as_it_judges_a_model_judges_the_same_one_again(tmp_path: Path) -> None:
+    """`validation_fn` sees a model before its checkpoint; the clients send it once."""
+    for name in ("run", "state"):
+        (tmp_path / name).mkdir()
+    seen: list[ArrayRecord] = []
+
+    def judge(server_round: int, arrays: ArrayRecord) -> float:
+        if server_round == 2:
+            seen.append(arrays)
+            if len(seen) <= 3:
+                raise Killed
+        return 1.0
+
+    for attempt in range(4):
+        strategy = resumable(tmp_path / "run", validation_fn=judge, resume=attempt > 0)
+        try:
+            run(strategy, 3, state=tmp_path / "state")
+        except Killed:
+            assert attempt < 3
+    assert len(seen) == 4
+    assert all(same(model, seen[0]) for model in seen)
+    assert [r.server_round for r in strategy.releases] == [1, 2, 3][: len(strategy.releases)]
+    for client, charges in strategy.card().charges().items():
+        entries = Ledger(tmp_path / "state" / f"{client}.ledger", data_set=client).entries()
+        assert [entry.charge for entry in entries] == charges
 
 
 def test_a_checkpoint_of_another_rule_is_refused(tmp_path: Path) -> None:
