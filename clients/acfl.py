@@ -112,12 +112,15 @@ class ACFLClient(SchemeClient):
     setup is encoded once for an experiment: asked again, the same bytes leave, or nothing (a random
     projection, which is charged to nobody, is drawn anew if its file is lost). With
     noise in shares, or exact gradients that only a secure sum protects, the client answers only
-    within one. A node whose policy has ``max_epsilon`` or ``units`` declines what is exact.
+    within one. What is exact, a client gives only if its node's operator lists the scheme in
+    ``allow_unprotected`` or it is simulated, and never if the policy has ``max_epsilon`` or
+    ``units``.
     Not covered: a refusal tells that data lie beyond a bound, and a server may name what bounds it
     likes, again and again: give the client `limits` of its own.
     """
 
     scheme: ClassVar[str] = "acfl"
+    promises_dp: ClassVar[bool] = True
     phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN})
     sums: ClassVar[str] = "may"
 
@@ -178,7 +181,7 @@ class ACFLClient(SchemeClient):
         asked, charge = records.write(terms), terms.charge()
         sigma = min(terms.sigma_features, terms.sigma_labels)
         if terms.noise != RECORD:
-            check_unaccounted(custody, scheme=self.scheme, sigma=sigma)
+            check_unaccounted(self, sigma=sigma, noised=charge is not None)
 
         def prepare() -> Callable[[SecureRandom], Answer]:
             data = self._checked(custody, asking, terms)
@@ -212,7 +215,7 @@ class ACFLClient(SchemeClient):
         model = _model(terms, arrays)
         charge = terms.charge()
         if charge is None:
-            check_unaccounted(custody, scheme=self.scheme)
+            check_unaccounted(self)
             data = self._batch(custody, question, terms)
             return _coded(terms, data.gradient(model), None)
         release = self._release(custody, question, terms, charge)

@@ -5,6 +5,7 @@
 `flwr_privacy.clients.adapters`.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,7 +18,11 @@ from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.wire import RECORD, TRAIN, Fields
 
+from .release import check_unaccounted, check_unsummed
+
 __all__ = ["Evaluate", "SchemeClient", "Train", "Trained"]
+
+logger = logging.getLogger("flwr.privacy")
 
 
 class Trained(NamedTuple):
@@ -56,6 +61,10 @@ class SchemeClient(NumPyClient):
         Whether messages that are not of this library reach the user's training and evaluation. A
         scheme that protects something says no: otherwise a server could leave out the record and
         get the bare update.
+    promises_dp : bool
+        Whether the scheme promises differential privacy. Then its client half gives an answer
+        without noise only where the node's operator or a simulation allows it: it asks
+        `flwr_privacy.clients.release.check_unaccounted` before it does.
     sums : {"never", "may", "only"}
         Whether the client can send its answers, which are codes on a grid then, into a secure sum.
     """
@@ -63,6 +72,7 @@ class SchemeClient(NumPyClient):
     scheme: ClassVar[str]
     phases: ClassVar[frozenset[str]] = frozenset({"train"})
     bare: ClassVar[bool] = False
+    promises_dp: ClassVar[bool] = False
     sums: ClassVar[str] = "never"
 
     def __init__(self, inner: NumPyClient | None = None, context: Context | None = None) -> None:
@@ -196,9 +206,27 @@ class SchemeClient(NumPyClient):
         loss, examples, metrics = self._inner().evaluate(parameters, dict(config))
         return {**numbers_of(metrics), "loss": float(loss), _NUM_EXAMPLES: int(examples)}
 
-    def _bare_inner(self) -> NumPyClient:
+    def check_bare(self) -> None:
+        """Refuse to work outside of the scheme, unless the scheme and the node's policy allow it.
+
+        Raises
+        ------
+        ProtocolError
+            If the scheme does not allow it; the node's log has it too.
+        DeclinedError
+            If the policy does not.
+        LedgerError
+            If the policy cannot be read.
+        """
         if not self.bare:
-            raise ProtocolError(bare_refusal(self.scheme))
+            text = bare_refusal(self.scheme)
+            logger.warning("refused: %s", text)
+            raise ProtocolError(text)
+        check_unsummed(self)
+        check_unaccounted(self)
+
+    def _bare_inner(self) -> NumPyClient:
+        self.check_bare()
         return self._inner()
 
     def _inner(self) -> NumPyClient:

@@ -5,7 +5,6 @@ enough clients, and a question only once: with the same share in two sums, or in
 the difference of the two would have hardly any noise. There are no kept replies.
 """
 
-import logging
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.central_dp import DISTRIBUTED, Terms
 from flwr_privacy.central_mean import CentralMean, add_noise
-from flwr_privacy.errors import DeclinedError
 from flwr_privacy.grid import Grid
 from flwr_privacy.udp import USER_UNIT
 from flwr_privacy.updates import Update
@@ -27,15 +25,13 @@ from .custody import Custody, refuse_node_keys
 from .release import (
     PlannedRelease,
     check_code_limit,
-    check_policy,
     check_summed,
+    check_unaccounted,
     check_unanswered,
     question_of,
 )
 
 __all__ = ["CentralDPClient"]
-
-logger = logging.getLogger("flwr.privacy")
 
 _Code = TypeVar("_Code", np.int32, np.int64)
 
@@ -50,14 +46,17 @@ class CentralDPClient(SchemeClient):
     As `flwr_privacy.strategies.CentralDP`. With noise in shares the client answers only within a
     secure sum of at least as many clients as the noise was planned for, charges its own ledger
     before its share leaves, and declines what would pass the budget of the experiment or the node's
-    policy. With noise by the server its answers have none: a node whose policy limits epsilon or
-    noise declines them, and its ledger does not know them, as they are the trusted server's books.
+    policy. With noise by the server its answers have none, and its ledger does not know them, as
+    they are the trusted server's books: a node gives them only if its operator lists the scheme in
+    ``allow_unprotected`` or the client is simulated, and never if its policy limits epsilon, noise
+    or units.
     Not covered: a server that says of the clients of a sum what is not so (how many collude with
     it, how often it draws them, how large a cohort in a sparse graph is); the node's policy is what
     binds it, as far as a node can see: ``min_noise_multiplier``, ``max_epsilon``, ``min_summed``.
     """
 
     scheme: ClassVar[str] = "central-dp"
+    promises_dp: ClassVar[bool] = True
     sums: ClassVar[str] = "may"
 
     def handle(
@@ -83,7 +82,7 @@ class CentralDPClient(SchemeClient):
         custody = Custody.of(self.context)
         terms, start = Terms.read(fields), dict(arrays)
         if terms.noise != DISTRIBUTED:
-            _check_trusted(custody, self.scheme)
+            check_unaccounted(self)
             return _clipped(terms, start, train, np.int32), {METRICS: dict(_METRICS)}
         check_summed(terms.parties, fields["summed"])
         question = question_of(phase, fields)
@@ -118,18 +117,6 @@ class CentralDPClient(SchemeClient):
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
         return CentralMean(arrays, Terms.read(fields))
-
-
-def _check_trusted(custody: Custody, scheme: str) -> None:
-    """Decline to answer without noise if the node's operator limits what it releases."""
-    check_policy(custody, scheme=scheme, unit=USER_UNIT, noise_multiplier=0.0, sigma=0.0)
-    if custody.policy.max_epsilon is not None:
-        text = (
-            "noise = 'server' asks for an answer without noise: the node's policy has "
-            f"max_epsilon = {custody.policy.max_epsilon:g}"
-        )
-        logger.warning("client %s declines: %s", custody.client_id, text)
-        raise DeclinedError(text)
 
 
 def _clipped(

@@ -33,7 +33,7 @@ from flwr_privacy.wire import TRAIN, Fields
 from .adapters import own_client_app
 from .base import SchemeClient, Train
 from .coded_session import CodedSession, text_in
-from .custody import SIMULATED, Custody, is_simulated, refuse_node_keys
+from .custody import Custody, is_simulated_client, refuse_node_keys
 from .experiment_keys import check_signature, own_pair
 from .release import check_unaccounted, question_of
 from .sealed_shares import SCHEME, key_name
@@ -117,9 +117,8 @@ class FedVSClient(SchemeClient):
             raise TypeError("FedVSClient needs the context: FedVSClient(data, context)")
         refuse_node_keys("message", fields)
         custody, question = Custody.of(self.context), question_of(phase, fields)
-        check_unaccounted(custody, scheme=self.scheme)
-        config = self.context.node_config
-        simulated = is_simulated() or bool(config.get(SIMULATED))
+        check_unaccounted(self)
+        simulated = is_simulated_client(self.context)
         session = CodedSession(custody, question, self._data, simulated=simulated)
         if phase == ENROL:
             return session.enrol(text_in(fields, "generation"))

@@ -72,7 +72,7 @@ class _MixingClient(SchemeClient):
         custody = Custody.of(self.context)
         if self.sums == "never":
             custody.policy.check_sum(None)
-        check_unaccounted(custody, scheme=self.scheme)
+        check_unaccounted(self)
         random = custody.random(question_of(phase, fields), "mixing")
         round_ = _Round(self.context, fields)
         if phase == TRAIN:

@@ -64,7 +64,7 @@ class _BaselineClient(SchemeClient):
             raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
         custody = Custody.of(self.context)
         custody.policy.check_sum(None)
-        check_unaccounted(custody, scheme=self.scheme, sigma=sigma)
+        check_unaccounted(self, sigma=sigma)
         start = dict(arrays)
         layout = Layout.of(start, released_names(start, read(_Released, fields).keep_back))
         return _Local(

@@ -3,13 +3,28 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from flwr.app import Context
 
 from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
 from flwr_privacy.errors import DeclinedError, ProtocolError
+from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.wire import Fields
 
-from .custody import Custody
+from .custody import (
+    ALLOW_UNPROTECTED,
+    ALLOW_VARIABLE,
+    Custody,
+    has_policy_file,
+    is_simulated_client,
+    policy_of,
+)
+
+if TYPE_CHECKING:
+    from .base import SchemeClient
 
 __all__ = [
     "PlannedRelease",
@@ -18,7 +33,10 @@ __all__ = [
     "check_summed",
     "check_unaccounted",
     "check_unanswered",
+    "check_unprotected",
+    "check_unsummed",
     "question_of",
+    "warn_once",
 ]
 
 logger = logging.getLogger("flwr.privacy")
@@ -73,29 +91,109 @@ def check_policy(
         raise
 
 
-def check_unaccounted(custody: Custody, *, scheme: str, sigma: float = 0.0) -> None:
-    """Decline a scheme that charges nothing if the node's operator asks for what is charged.
+def check_unaccounted(
+    client: "SchemeClient", *, sigma: float | None = 0.0, noised: bool = False
+) -> None:
+    """Decline a release that no ledger is charged for, if the node's operator does not allow it.
 
     Parameters
     ----------
-    custody : Custody
-        What the node keeps for the client.
-    scheme : str
-        Which scheme asks.
-    sigma : float, default 0.0
-        Standard deviation (or Laplace scale) of its noise, if it has any.
+    client : SchemeClient
+        The client half that is asked.
+    sigma : float, optional
+        Standard deviation (or Laplace scale) of its noise; by default it has none. None where it is
+        not known yet: then the policy's ``min_sigma`` is not checked.
+    noised : bool, default False
+        Whether there is noise all the same, whose cost is charged but not proven.
 
     Raises
     ------
     DeclinedError
-        If the policy has a largest epsilon, units of protection, or more noise.
+        If the policy does not name the scheme, or has a largest epsilon, units of protection, or
+        more noise; or if `check_unprotected` declines an answer without noise.
     """
-    check_policy(custody, scheme=scheme, unit="user", noise_multiplier=0.0, sigma=sigma)
-    if custody.policy.max_epsilon is not None or custody.policy.units is not None:
-        raise DeclinedError(
-            f"'{scheme}' has no budget: the node's policy has max_epsilon or units, so it answers "
-            "only where a unit is protected"
-        )
+    context, scheme = _context_of(client), client.scheme
+    policy = policy_of(context)
+    try:
+        policy.check(scheme=scheme, unit="user", noise_multiplier=0.0, sigma=sigma)
+        if policy.max_epsilon is not None or policy.units is not None:
+            raise DeclinedError(
+                f"'{scheme}' has no budget: the node's policy has max_epsilon or units, so it "
+                "answers only where a unit is protected"
+            )
+    except DeclinedError as error:
+        _log_declined(context, error)
+        raise
+    if not noised:
+        check_unprotected(client)
+
+
+def check_unprotected(client: "SchemeClient") -> None:
+    """Decline an answer without noise under a scheme that promises differential privacy.
+
+    Simulated clients give it, and nodes whose operator lists the scheme in ``allow_unprotected``. A
+    scheme that promises nothing answers as its class says, with a line in the node's log if no
+    policy allows it.
+
+    Raises
+    ------
+    DeclinedError
+        If the scheme promises differential privacy, and neither holds.
+    """
+    context, scheme = _context_of(client), client.scheme
+    if is_simulated_client(context):
+        return
+    if not client.promises_dp:
+        if not has_policy_file(context):
+            warn_once(
+                f"answers leave this node without differential privacy: the scheme '{scheme}' "
+                "promises none, and the node has no policy"
+            )
+        return
+    if scheme in (policy_of(context).allow_unprotected or ()):
+        return
+    error = DeclinedError(
+        f"an answer without noise was asked for, and the scheme '{scheme}' promises differential "
+        f"privacy: this node gives it only if its operator lists the scheme in allow_unprotected "
+        f"(policy, node configuration {ALLOW_UNPROTECTED}, or {ALLOW_VARIABLE})"
+    )
+    _log_declined(context, error)
+    raise error
+
+
+def check_unsummed(client: "SchemeClient") -> None:
+    """Decline to answer outside of a secure sum if the node's policy asks for one.
+
+    Raises
+    ------
+    DeclinedError
+        If the policy has ``min_summed``.
+    """
+    context = _context_of(client)
+    try:
+        policy_of(context).check_sum(None)
+    except DeclinedError as error:
+        _log_declined(context, error)
+        raise
+
+
+@lru_cache(maxsize=256)
+def warn_once(text: str) -> None:
+    """Write a line into the node's log, unless this process has written it before."""
+    logger.warning(text)
+
+
+def _context_of(client: "SchemeClient") -> Context:
+    if client.context is None:
+        name = type(client).__name__
+        raise TypeError(f"{name} needs the context: give it as second argument")
+    return client.context
+
+
+def _log_declined(context: Context, error: DeclinedError) -> None:
+    config = context.node_config
+    client_id = config.get(CLIENT_ID_KEY, config.get(PARTITION_ID_KEY))
+    logger.warning("client %s declines: %s", client_id, error)
 
 
 def check_summed(parties: int, least: int) -> None:

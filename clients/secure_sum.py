@@ -74,15 +74,14 @@ class SecureSumClient(SchemeClient):
         Raises
         ------
         DeclinedError
-            If the node's policy asks for a budget or noise: there is none.
+            If the node's policy does not allow the scheme, or asks for a budget or noise: there is
+            none.
         DataError
             If the update is not finite or goes beyond the range that was agreed on.
         ProtocolError
             If the question is malformed or the weight is no whole number.
         """
-        if self.context is None:
-            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
-        check_unaccounted(Custody.of(self.context), scheme=self.scheme)
+        check_unaccounted(self)
         terms = Terms.read(fields)
         start = dict(arrays)
         names = terms.names(start)

@@ -70,16 +70,18 @@ class UDPClient(SchemeClient):
     stay within the budget that the server names, and the whole ledger within the node's
     policy. With noise in shares the client answers only within a secure sum of at least as many
     clients as the shares are meant for, and a question only once.
-    Against a server that does not follow the protocol: it names budgets and noise as it likes, none
-    too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds it. A node
-    with such a policy declines what has no noise and what has no proven cost
-    (``sensitivity_unproven``). With noise in shares a server that makes clients up gets by with
-    less noise than is charged: pinned keys bind it (``privacy-pins``). It may send a model with
-    which training fails for some data and not for others, and learn from that, as from whether a
-    client declines.
+    Without noise it answers only if the node's operator lists the scheme in ``allow_unprotected``,
+    or the client is simulated.
+    Against a server that does not follow the protocol: it names budgets and noise as it likes, so
+    the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds it. A node with such
+    a policy declines what has no noise and what has no proven cost (``sensitivity_unproven``).
+    With noise in shares a server that makes clients up gets by with less noise than is charged:
+    pinned keys bind it (``privacy-pins``). It may send a model with which training fails for some
+    data and not for others, and learn from that, as from whether a client declines.
     """
 
     scheme: ClassVar[str] = "udp"
+    promises_dp: ClassVar[bool] = True
     sums: ClassVar[str] = "may"
 
     def handle(
@@ -104,14 +106,14 @@ class UDPClient(SchemeClient):
         check_code_limit(fields, CODE_LIMIT)
         charge = terms.charge()
         if charge is None:
-            check_unaccounted(custody, scheme=self.scheme)
+            check_unaccounted(self)
             update, weight, _ = _released_update(terms, start, train, SecureRandom())
             codes = Grid(terms.grid).encode(update.vector, np.empty(update.vector.size, np.int32))
             metrics: dict[str, Any] = {_NUM_EXAMPLES: weight, "sigma": 0.0}
             return update.arrays(codes), {METRICS: metrics}
         release = self._release(custody, question, terms, charge)
         if not terms.proven:
-            check_unaccounted(custody, scheme=self.scheme)
+            check_unaccounted(self, noised=True)
             release = replace(release, proven=False)
         release.check_policy(terms.noise_multiplier)
         if terms.parties:
@@ -149,7 +151,7 @@ class UDPClient(SchemeClient):
         terms, start = records.read(LossTerms, fields), dict(arrays)
         charge = terms.charge()
         if charge is None:
-            check_unaccounted(custody, scheme=self.scheme)
+            check_unaccounted(self)
             loss, weight, _ = _judged(terms, start, evaluate)
             return {_NUM_EXAMPLES: weight, "loss": loss}
         release = self._release(custody, question, terms, charge)

@@ -17,6 +17,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from flwr_privacy.clients.custody import SIMULATED
 from flwr_privacy.clients.node_settings import STACK_MODES
 from flwr_privacy.clients.records import copied
 from flwr_privacy.errors import check_choice
@@ -89,7 +90,7 @@ class InlineGrid(Grid):
         if state is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="flwr-privacy-")
             state = self._temporary.name
-        own: dict[str, Any] = {"privacy-state": str(state)}
+        own: dict[str, Any] = {"privacy-state": str(state), SIMULATED: True}
         if insecure_seed is not None:
             own["insecure-seed"] = insecure_seed
         if stack is not None:

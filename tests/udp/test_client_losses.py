@@ -201,6 +201,7 @@ def test_a_loss_that_is_a_list_is_refused_and_not_a_crash(node: Node) -> None:
 
 
 def test_the_loss_of_stock_apps_is_known_by_both_names(node: Node) -> None:
+    node.config["privacy-allow-unprotected"] = "udp"
     node.loss = lambda: {"eval_loss": 0.75}
     assert node.ask(changed(noise_multiplier=0.0)) == {"num-examples": 1, "loss": 0.75}
 
