@@ -79,12 +79,15 @@ class ACFLClient(SchemeClient):
     setup is encoded once for an experiment: asked again, the same bytes leave, or nothing (a random
     projection, which is charged to nobody, is drawn anew if its file is lost). With
     noise in shares, or exact gradients that only a secure sum protects, the client answers only
-    within one. A node whose policy has ``max_epsilon`` or ``units`` declines what is exact.
+    within one. What is exact, a client gives only if its node's operator lists the scheme in
+    ``allow_unprotected`` or it is simulated, and never if the policy has ``max_epsilon`` or
+    ``units``.
     Not covered: a refusal tells that data lie beyond a bound, and a server may name what bounds it
     likes, again and again: give the client `limits` of its own.
     """
 
     scheme: ClassVar[str] = "acfl"
+    promises_dp: ClassVar[bool] = True
     phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN})
     sums: ClassVar[str] = "may"
 

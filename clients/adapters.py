@@ -8,6 +8,7 @@ brings its own client  ``app = own_client_app(Scheme, data_fn)``
 =====================  ==================================================================
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,6 @@ from flwr.app import (
     Context,
     Error,
     Message,
-    MessageType,
     MetricRecord,
     RecordDict,
 )
@@ -25,16 +25,20 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.errors import ProtocolError
+from flwr_privacy.errors import DeclinedError, ProtocolError
+from flwr_privacy.release import warn_once
 from flwr_privacy.secure_sum.messages import JOIN
 from flwr_privacy.wire import ERROR_CODE, RECORD
 
-from .base import SchemeClient, Train, Trained, bare_refusal
-from .node import answer
-from .play import App
+from .base import SchemeClient, Train, Trained
+from .custody import has_policy_file, policy_of
+from .node import answer, or_refusal
+from .play import App, discreet, is_of_the_app
 from .records import RecordArrays, first_array_record, to_record
 
 __all__ = ["OwnClient", "as_mod", "numpy_client_app", "own_client_app"]
+
+logger = logging.getLogger("flwr.privacy")
 
 ClientFunction = Callable[[Message, Context], Message]
 
@@ -65,9 +69,8 @@ class SchemeMod:
     def __call__(self, message: Message, context: Context, call_next: ClientFunction) -> Message:
         """Answer a message of this library; see to every other one as the scheme allows."""
         if not message.has_content() or RECORD not in message.content:
-            if not self.scheme_client.bare and _is_bare_work(message):
-                return _refusal(bare_refusal(self.scheme_client.scheme), message)
-            return call_next(message, context)
+            client = self.scheme_client(None, context)
+            return or_refusal(lambda: _outside(client, message, context, call_next), message)
         app = App(
             client=lambda own_context: self.scheme_client(None, own_context),
             train=lambda _, own_message, own_context: _train_by_message(
@@ -104,6 +107,8 @@ def numpy_client_app(
             raise ProtocolError(
                 f"client_fn returned a {type(client).__name__}: return a scheme's client around it"
             )
+        if client.context is None:
+            client.context = context  # its node's policy binds it all the same
         return client
 
     numpy_app = App(client=scheme_client, train=_train_by_numpy, evaluate=_evaluate_by_numpy)
@@ -113,9 +118,11 @@ def numpy_client_app(
             if RECORD in message.content:
                 return answer(numpy_app, message, context)
             client = scheme_client(context)
-            if not client.bare:
-                return _refusal(bare_refusal(client.scheme), message)
-            return Message(bare_work(client, message, context), reply_to=message)
+
+            def bare(message: Message, context: Context) -> Message:
+                return Message(bare_work(client, message, context), reply_to=message)
+
+            return or_refusal(lambda: _outside(client, message, context, bare), message)
 
         return function
 
@@ -176,7 +183,9 @@ class OwnClient:
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message of this library; refuse every other one."""
         if not message.has_content() or RECORD not in message.content:
-            return _refusal(f"the message has no record '{RECORD}'", message)
+            text = f"the message has no record '{RECORD}'"
+            logger.warning("a message '%s' is refused: %s", message.metadata.message_type, text)
+            return Message(Error(ERROR_CODE, text), reply_to=message)
         return answer(self._app, message, context)
 
 
@@ -191,21 +200,48 @@ def _no_evaluation(client: SchemeClient, message: Message, context: Context) -> 
     raise ProtocolError(f"the scheme '{client.scheme}' has no evaluation on the clients")
 
 
-def _is_bare_work(message: Message) -> bool:
-    """Tell whether a message asks for training or evaluation outside of the scheme.
+def _outside(
+    client: SchemeClient, message: Message, context: Context, work: ClientFunction
+) -> Message:
+    """Answer a message without our record as far as the scheme and the node's operator allow it.
 
-    A message type of the user's own, like ``train.report``, passes as long as it brings no arrays
-    to train on.
+    Raises
+    ------
+    DeclinedError
+        If the node's policy does not allow it.
+    ProtocolError
+        If the scheme does not.
+    LedgerError
+        If the policy cannot be read.
     """
-    category, _, action = message.metadata.message_type.partition(".")
-    if category not in (MessageType.TRAIN, MessageType.EVALUATE):
-        return False
-    brings_arrays = message.has_content() and len(first_array_record(message.content)) > 0
-    return action in ("", "default") or brings_arrays
+    kind = message.metadata.message_type
+    if not is_of_the_app(kind):
+        client.check_bare()
+        return work(message, context)
+    if not has_policy_file(context):
+        warn_once(
+            f"messages '{kind}' are not protected: what they bring and return is outside of the "
+            f"scheme '{client.scheme}', and the node has no policy"
+        )
+        return work(message, context)
+    if kind in (policy_of(context).allowed_messages or ()):
+        return work(message, context)
+    if message.has_content() and len(message.content) > 0:
+        raise _declined(kind, "brings")
+    reply = discreet(work, "function")(message, context)
+    # An error has a text of the app's own, which may have data in it.
+    if reply.has_error() or len(reply.content) > 0:
+        raise _declined(kind, "returns")
+    return Message(RecordDict(), reply_to=message)
 
 
-def _refusal(reason: str, message: Message) -> Message:
-    return Message(Error(ERROR_CODE, reason), reply_to=message)
+def _declined(message_type: str, does: str) -> DeclinedError:
+    error = DeclinedError(
+        f"a message '{message_type}' {does} something outside of the scheme: the node's policy "
+        "does not have the type in allowed_messages"
+    )
+    logger.warning("refused: %s", error)
+    return error
 
 
 def _train_by_numpy(client: SchemeClient, message: Message, context: Context) -> Train:

@@ -5,6 +5,7 @@
 `flwr_privacy.clients.adapters`.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,13 +17,16 @@ from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.mechanism import Answer, Release
-from flwr_privacy.node_store import NodeStore
+from flwr_privacy.node_store import NodeRules, NodeStore
 from flwr_privacy.pipeline import answer, request_of
+from flwr_privacy.release import check_unaccounted, check_unprotected, check_unsummed
 from flwr_privacy.wire import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
-from .custody import Custody, refuse_node_keys
+from .custody import Custody, refuse_node_keys, rules_of
 
 __all__ = ["Evaluate", "SchemeClient", "Train", "Trained"]
+
+logger = logging.getLogger("flwr.privacy")
 
 
 class Trained(NamedTuple):
@@ -61,6 +65,10 @@ class SchemeClient(NumPyClient):
         Whether messages that are not of this library reach the user's training and evaluation. A
         scheme that protects something says no: otherwise a server could leave out the record and
         get the bare update.
+    promises_dp : bool
+        Whether the scheme promises differential privacy. Then its client half gives an answer
+        without noise only where the node's operator or a simulation allows it: it asks
+        `check_unaccounted` before it does.
     sums : {"never", "may", "only"}
         Whether the client can send its answers, which are codes on a grid then, into a secure sum.
     keeps_statistics : bool
@@ -72,6 +80,7 @@ class SchemeClient(NumPyClient):
     scheme: ClassVar[str]
     phases: ClassVar[frozenset[str]] = frozenset({"train"})
     bare: ClassVar[bool] = False
+    promises_dp: ClassVar[bool] = False
     sums: ClassVar[str] = "never"
     keeps_statistics: ClassVar[bool] = False
 
@@ -172,13 +181,11 @@ class SchemeClient(NumPyClient):
         return f"{store.folder}/{store.client_id}"
 
     def _store(self) -> NodeStore:
-        if self.context is None:
-            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
-        return Custody.of(self.context)
+        return Custody.of(self._context())
 
     def _released(self, phase: str, arrays: Arrays, fields: Fields, release: Release) -> Answer:
         refuse_node_keys("message", fields)
-        request = request_of(self.scheme, phase, arrays, fields)
+        request = request_of(self.scheme, phase, arrays, fields, promises_dp=self.promises_dp)
         return answer(self._store(), request, release)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
@@ -240,9 +247,53 @@ class SchemeClient(NumPyClient):
         loss, examples, metrics = self._inner().evaluate(parameters, dict(config))
         return {**numbers_of(metrics), "loss": float(loss), _NUM_EXAMPLES: int(examples)}
 
-    def _bare_inner(self) -> NumPyClient:
+    def check_unaccounted(self, *, sigma: float | None = 0.0, noised: bool = False) -> None:
+        """Decline what no ledger is charged for; see `flwr_privacy.release.check_unaccounted`."""
+        check_unaccounted(
+            self._rules(),
+            scheme=self.scheme,
+            promises_dp=self.promises_dp,
+            sigma=sigma,
+            noised=noised,
+        )
+
+    def check_unprotected(self) -> None:
+        """Decline what has no noise; see `flwr_privacy.release.check_unprotected`."""
+        check_unprotected(self._rules(), scheme=self.scheme, promises_dp=self.promises_dp)
+
+    def check_unsummed(self) -> None:
+        """Decline what is in no secure sum; see `flwr_privacy.release.check_unsummed`."""
+        check_unsummed(self._rules())
+
+    def _rules(self) -> NodeRules:
+        return rules_of(self._context())
+
+    def _context(self) -> Context:
+        if self.context is None:
+            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
+        return self.context
+
+    def check_bare(self) -> None:
+        """Refuse to work outside of the scheme, unless the scheme and the node's policy allow it.
+
+        Raises
+        ------
+        ProtocolError
+            If the scheme does not allow it; the node's log has it too.
+        DeclinedError
+            If the policy does not.
+        LedgerError
+            If the policy cannot be read.
+        """
         if not self.bare:
-            raise ProtocolError(bare_refusal(self.scheme))
+            text = bare_refusal(self.scheme)
+            logger.warning("refused: %s", text)
+            raise ProtocolError(text)
+        self.check_unsummed()
+        self.check_unaccounted()
+
+    def _bare_inner(self) -> NumPyClient:
+        self.check_bare()
         return self._inner()
 
     def _inner(self) -> NumPyClient:

@@ -33,6 +33,7 @@ class CentralDPClient(SchemeClient):
     """
 
     scheme: ClassVar[str] = "central-dp"
+    promises_dp: ClassVar[bool] = True
     sums: ClassVar[str] = "may"
     keeps_statistics: ClassVar[bool] = True
 

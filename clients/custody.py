@@ -3,18 +3,29 @@
 All of it is the operator's: it is named in the node's configuration or environment, and nothing in
 a message or in the run's configuration can change it.
 
-====================  =======================  ===================================================
-node configuration    environment              meaning
-====================  =======================  ===================================================
-``privacy-state``     FLWR_PRIVACY_STATE       existing folder for ledgers and kept replies
-``privacy-policy``    FLWR_PRIVACY_POLICY      TOML file with what the node allows; by default all
-``privacy-data-set``                           name of the data set; by default the client's
-``privacy-identity``  FLWR_PRIVACY_IDENTITY    PEM file with the client's long-term key (Ed25519)
-``privacy-pins``      FLWR_PRIVACY_PINS        TOML file with the other clients' long-term keys
-``insecure-seed``                              seed of the noise, for tests: nothing is protected
-``privacy-simulated``                          whether the client is made up, for tests: a server
-                                               may play the aggregators that it trusts
-====================  =======================  ===================================================
+=============================  ================================  ==================================
+node configuration             environment                       meaning
+=============================  ================================  ==================================
+``privacy-state``              FLWR_PRIVACY_STATE                existing folder for ledgers and
+                                                                 kept replies
+``privacy-policy``             FLWR_PRIVACY_POLICY               TOML file with what the node
+                                                                 allows; by default what each
+                                                                 scheme promises
+``privacy-allow-unprotected``  FLWR_PRIVACY_ALLOW_UNPROTECTED    schemes, with commas between them,
+                                                                 that promise differential privacy
+                                                                 and may answer without noise
+``privacy-data-set``                                             name of the data set; by default
+                                                                 the client's
+``privacy-identity``           FLWR_PRIVACY_IDENTITY             PEM file with the client's
+                                                                 long-term key (Ed25519)
+``privacy-pins``               FLWR_PRIVACY_PINS                 TOML file with the other clients'
+                                                                 long-term keys
+``insecure-seed``                                                seed of the noise, for tests:
+                                                                 nothing is protected
+``privacy-simulated``                                            whether the client is made up, for
+                                                                 tests: answers without noise are
+                                                                 allowed
+=============================  ================================  ==================================
 """
 
 import hashlib
@@ -24,6 +35,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,21 +43,27 @@ from flwr.app import Context
 
 from flwr_privacy.common_replies import CommonReplies
 from flwr_privacy.errors import InvalidParameterError, LedgerError, check_integer
-from flwr_privacy.identity import check_client_id, client_id_from
+from flwr_privacy.identity import CLIENT_ID_KEY, PARTITION_ID_KEY, check_client_id, client_id_from
 from flwr_privacy.ledger import Ledger
-from flwr_privacy.node_store import NodeStore
+from flwr_privacy.node_store import NodeRules, NodeStore
 from flwr_privacy.pins import Identity, Pins
 from flwr_privacy.policy import Policy
+from flwr_privacy.release import ALLOW_UNPROTECTED, ALLOW_VARIABLE
 from flwr_privacy.replies import EXPERIMENTS, KeptReplies
 
 __all__ = [
+    "ALLOW_UNPROTECTED",
+    "ALLOW_VARIABLE",
     "POLICY_VARIABLE",
     "SIMULATED",
     "STATE_VARIABLE",
     "Custody",
+    "has_policy_file",
     "is_simulated",
+    "is_simulated_client",
     "policy_of",
     "refuse_node_keys",
+    "rules_of",
     "storage",
 ]
 
@@ -58,9 +76,17 @@ IDENTITY_VARIABLE, PINS_VARIABLE = "FLWR_PRIVACY_IDENTITY", "FLWR_PRIVACY_PINS"
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
 SIMULATED = "privacy-simulated"
-_OF_THE_NODE = (_STATE, _POLICY, _DATA_SET, _SEED, _IDENTITY, _PINS, SIMULATED, "m2fdp-role")
+_OF_THE_NODE = (
+    *(_STATE, _POLICY, ALLOW_UNPROTECTED, _DATA_SET, _SEED, _IDENTITY, _PINS, SIMULATED),
+    "m2fdp-role",
+)
 _REFUSED = {name for key in _OF_THE_NODE for name in (key, key.replace("-", "_"))}
-_PATHS = {_POLICY: POLICY_VARIABLE, _IDENTITY: IDENTITY_VARIABLE, _PINS: PINS_VARIABLE}
+_VARIABLES = {
+    _POLICY: POLICY_VARIABLE,
+    ALLOW_UNPROTECTED: ALLOW_VARIABLE,
+    _IDENTITY: IDENTITY_VARIABLE,
+    _PINS: PINS_VARIABLE,
+}
 
 _Content = TypeVar("_Content")
 
@@ -91,8 +117,8 @@ class Custody(NodeStore):
             logger.warning("client %s draws its noise from a seed: nothing is protected", client_id)
         # What guards against power cuts protects nobody in a simulation; without it a killed
         # process still loses nothing.
-        durable = not (is_simulated() or config.get(SIMULATED))
-        identity, pins = (_path(context, key) for key in (_IDENTITY, _PINS))
+        durable = not is_simulated_client(context)
+        identity, pins = (_of_node(context, key) for key in (_IDENTITY, _PINS))
         return cls(
             ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
             replies=KeptReplies(
@@ -109,22 +135,56 @@ class Custody(NodeStore):
             durable=durable,
             identity=None if identity is None else _usable("identity", Identity.read, identity),
             pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
+            has_policy_file=has_policy_file(context),
         )
 
 
 def policy_of(context: Context) -> Policy:
     """Return what the operator of a context's node allows.
 
+    The schemes of ``allow_unprotected`` are those of the policy file and those that the node's
+    configuration, or else its environment, names.
+
     Raises
     ------
     LedgerError
-        If the policy cannot be read.
+        If the policy cannot be read, or allows what it refuses elsewhere.
     InvalidParameterError
         If a run's configuration tries to set what is the node's.
     """
     refuse_node_keys("run-config", context.run_config)
-    path = _path(context, _POLICY)
-    return Policy() if path is None else _usable("policy", Policy.read, path)
+    path, names = (_of_node(context, key) for key in (_POLICY, ALLOW_UNPROTECTED))
+    policy = Policy() if path is None else _usable("policy", Policy.read, path)
+    listed = [name.strip() for name in str(names or "").split(",") if name.strip()]
+    if not listed:
+        return policy
+
+    def also(_: str) -> Policy:
+        return replace(policy, allow_unprotected=[*(policy.allow_unprotected or ()), *listed])
+
+    return _usable("policy", also, names)
+
+
+def rules_of(context: Context) -> NodeRules:
+    """Return what the operator of a context's node says of its client; it needs no folder.
+
+    Raises
+    ------
+    LedgerError, InvalidParameterError
+        As `policy_of`.
+    """
+    config = context.node_config
+    return NodeRules(
+        policy=policy_of(context),
+        client_id=str(config.get(CLIENT_ID_KEY, config.get(PARTITION_ID_KEY))),
+        simulated=is_simulated_client(context),
+        has_policy_file=has_policy_file(context),
+    )
+
+
+def has_policy_file(context: Context) -> bool:
+    """Tell whether the operator of a context's node has written a policy."""
+    return _of_node(context, _POLICY) is not None
 
 
 def refuse_node_keys(source: str, values: Collection[str]) -> None:
@@ -139,9 +199,9 @@ def refuse_node_keys(source: str, values: Collection[str]) -> None:
         raise InvalidParameterError(source, taken, "no keys of the node's own configuration")
 
 
-def _path(context: Context, key: str) -> Any:
-    """Return a path that the node's configuration has, or else its environment."""
-    return context.node_config.get(key, os.environ.get(_PATHS[key]))
+def _of_node(context: Context, key: str) -> Any:
+    """Return what the node's configuration has, or else its environment."""
+    return context.node_config.get(key, os.environ.get(_VARIABLES[key]))
 
 
 def _usable(name: str, read: Callable[[str], _Content], path: Any) -> _Content:
@@ -157,6 +217,11 @@ def is_simulated() -> bool:
     if ray is None or not ray.is_initialized():
         return False
     return ray.get_runtime_context().get_actor_id() is not None
+
+
+def is_simulated_client(context: Context) -> bool:
+    """Tell whether a client is made up: by Flower's simulation, our engines, or in a cohort."""
+    return is_simulated() or bool(context.node_config.get(SIMULATED))
 
 
 def storage(context: Context) -> str:

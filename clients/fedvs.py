@@ -28,13 +28,13 @@ from flwr_privacy.fedvs.terms import (
     Evaluation,
 )
 from flwr_privacy.ledger import Question
-from flwr_privacy.release import check_unaccounted, question_of
+from flwr_privacy.release import question_of
 from flwr_privacy.wire import TRAIN, Fields
 
 from .adapters import own_client_app
 from .base import SchemeClient, Train
 from .coded_session import CodedSession, text_in
-from .custody import SIMULATED, Custody, is_simulated, refuse_node_keys
+from .custody import Custody, is_simulated_client, refuse_node_keys
 from .experiment_keys import check_signature, own_pair
 from .sealed_shares import SCHEME, key_name
 from .vertical import GivenData
@@ -117,9 +117,8 @@ class FedVSClient(SchemeClient):
             raise TypeError("FedVSClient needs the context: FedVSClient(data, context)")
         refuse_node_keys("message", fields)
         custody, question = Custody.of(self.context), question_of(phase, fields)
-        check_unaccounted(custody, scheme=self.scheme)
-        config = self.context.node_config
-        simulated = is_simulated() or bool(config.get(SIMULATED))
+        self.check_unaccounted()
+        simulated = is_simulated_client(self.context)
         session = CodedSession(custody, question, self._data, simulated=simulated)
         if phase == ENROL:
             return session.enrol(text_in(fields, "generation"))

@@ -2,7 +2,8 @@
 
 A device clips the update of its training and puts it on a grid. If its parent in the tree is on its
 own list of trusted parents, it seals the codes for it; otherwise it adds noise. Nothing that a
-server says makes it send codes without noise in the open, but on a node that simulates clients.
+server says makes it send codes without noise in the open: only its operator can allow that, or a
+simulation.
 """
 
 import logging
@@ -10,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
@@ -35,14 +35,13 @@ from flwr_privacy.m2fdp import (
     trained,
 )
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.release import PlannedRelease, check_unaccounted
+from flwr_privacy.release import PlannedRelease
 from flwr_privacy.updates import Update, released_names
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
-from .custody import SIMULATED, Custody, is_simulated, refuse_node_keys
+from .custody import Custody, refuse_node_keys
 from .kept import Answer, mark_insecure, once
-from .node_settings import may_play_any
 from .poisson import PoissonPlan, asked_steps
 from .zone_aggregator import Aggregator
 from .zone_keys import introduction
@@ -69,7 +68,8 @@ class M2FDPClient(SchemeClient):
     ---------
     As `flwr_privacy.strategies.M2FDP`. A device sends codes without noise only sealed
     (`flwr_privacy.channel.Channel`) for a parent that is in ``trusted_parents`` of its own policy
-    and whose key it pins, or on a node that simulates clients. An aggregator opens only what
+    and whose key it pins, or if its operator lists the scheme in ``allow_unprotected`` or the
+    client is simulated. An aggregator opens only what
     children whose keys it pins sealed for this event and this set of siblings, adds the noise by
     itself, and hands out one noised average per period: the same again if it is asked again.
     Against a server that does not follow the protocol: it names budgets, noise and the tree, so
@@ -80,6 +80,7 @@ class M2FDPClient(SchemeClient):
     """
 
     scheme: ClassVar[str] = SCHEME
+    promises_dp: ClassVar[bool] = True
     phases: ClassVar[frozenset[str]] = frozenset({TRAIN, AGGREGATE, DELIVER})
     keeps_statistics: ClassVar[bool] = True
 
@@ -138,21 +139,11 @@ class M2FDPClient(SchemeClient):
                 return device.noised()
             if terms.sealed:
                 return device.sealed()
-        config = self._context().node_config
-        if not (is_simulated() or config.get(SIMULATED) or may_play_any(config)):
-            raise DeclinedError(
-                f"an answer without noise in the open was asked for (parent '{terms.parent}' is "
-                "played by the server): this node simulates no clients"
-            )
         if terms.noise_multiplier == 0:
-            check_unaccounted(custody, scheme=self.scheme)
+            self.check_unaccounted()
             return device.plain()
+        self.check_unprotected()  # the server plays the parent, which adds the noise
         return device.in_the_open()
-
-    def _context(self) -> Context:
-        if self.context is None:
-            raise TypeError("M2FDPClient needs the context: M2FDPClient(client, context)")
-        return self.context
 
     def _role(self) -> str:
         role = self._context().node_config.get(_ROLE, DEVICE)

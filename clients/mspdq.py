@@ -31,7 +31,7 @@ from flwr_privacy.mspdq import (
 )
 from flwr_privacy.packing import pack
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.release import check_unaccounted, question_of
+from flwr_privacy.release import question_of
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
@@ -74,7 +74,7 @@ class _MixingClient(SchemeClient):
         custody = Custody.of(self.context)
         if self.sums == "never":
             custody.policy.check_sum(None)
-        check_unaccounted(custody, scheme=self.scheme)
+        self.check_unaccounted()
         random = custody.random(question_of(phase, fields), "mixing")
         round_ = _Round(self.context, fields)
         if phase == TRAIN:

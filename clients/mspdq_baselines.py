@@ -16,7 +16,7 @@ from flwr_privacy.mspdq.codec import encode_start
 from flwr_privacy.mspdq.terms import CODES
 from flwr_privacy.packing import pack
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.release import check_unaccounted, question_of
+from flwr_privacy.release import question_of
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import Fields
 
@@ -66,7 +66,7 @@ class _BaselineClient(SchemeClient):
             raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
         custody = Custody.of(self.context)
         custody.policy.check_sum(None)
-        check_unaccounted(custody, scheme=self.scheme, sigma=sigma)
+        self.check_unaccounted(sigma=sigma)
         start = dict(arrays)
         layout = Layout.of(start, released_names(start, read(_Released, fields).keep_back))
         return _Local(

@@ -4,6 +4,8 @@ A question reaches one client, or names several that the node is to play (a coho
 answers with their replies or with one accumulator.
 """
 
+from collections.abc import Callable
+
 from flwr.app import Context, Error, Message
 
 from flwr_privacy.errors import (
@@ -18,7 +20,7 @@ from flwr_privacy.wire import COHORT, DECLINED_CODE, ERROR_CODE, FAILED_CODE, RE
 from .cohort import play_cohort
 from .play import App, built, config_record, play, untold
 
-__all__ = ["answer"]
+__all__ = ["answer", "or_refusal"]
 
 
 def answer(app: App, message: Message, context: Context) -> Message:
@@ -27,7 +29,8 @@ def answer(app: App, message: Message, context: Context) -> Message:
     What a server or a configuration did wrong becomes an error reply with its reason; what the
     user's own code raises goes through to Flower, which makes an error reply of it.
     """
-    try:
+
+    def reply() -> Message:
         header, _ = Header.read(config_record(message.content, RECORD))
         if COHORT in message.content:
             content = play_cohort(app, header, message, context)
@@ -35,6 +38,14 @@ def answer(app: App, message: Message, context: Context) -> Message:
             client_id = client_id_from(context.node_config)
             content = play(app, built(app, context), client_id, message, context)
         return Message(content, reply_to=message)
+
+    return or_refusal(reply, message)
+
+
+def or_refusal(reply: Callable[[], Message], message: Message) -> Message:
+    """Return a reply to a message, or an error reply that says why there is none."""
+    try:
+        return reply()
     except DeclinedError as error:
         return Message(Error(DECLINED_CODE, str(error)), reply_to=message)
     except ChargedFailureError as error:

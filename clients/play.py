@@ -26,7 +26,7 @@ from flwr_privacy.wire import (
 
 from . import secure_sum
 from .base import SchemeClient, Train
-from .custody import storage
+from .custody import refuse_node_keys, storage
 from .node_settings import may_play_any
 from .records import RecordArrays, first_array_record, to_record
 
@@ -37,6 +37,7 @@ __all__ = [
     "check_round",
     "config_record",
     "discreet",
+    "is_of_the_app",
     "play",
     "reply_record",
     "untold",
@@ -87,6 +88,19 @@ def discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Made
     return guarded
 
 
+def is_of_the_app(message_type: str) -> bool:
+    """Tell whether a type of message is the app's own: ``query``, or one with a name of its own.
+
+    Flower gives ``train`` and ``evaluate`` without a name to the functions that the scheme is
+    around, and what is none of these (``get_parameters``) to a NumPyClient.
+    """
+    category, _, action = message_type.partition(".")
+    if category == MessageType.QUERY:
+        return True
+    named = action not in ("", "default")
+    return named and category in (MessageType.TRAIN, MessageType.EVALUATE)
+
+
 def built(app: App, context: Context) -> SchemeClient:
     """Build the client half; what the user's code says of its data on the way stays here."""
     try:
@@ -116,11 +130,18 @@ def play(
 ) -> RecordDict:
     """Return one client's reply to a question, which may have been put to a cohort."""
     header, fields = Header.read(config_record(message.content, RECORD))
-    evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
+    kind = message.metadata.message_type
+    if is_of_the_app(kind):
+        # Else a scheme that promises nothing would hand out what the policy keeps in.
+        raise ProtocolError(f"a message '{kind}' has the record '{RECORD}': it is the app's own")
+    evaluation = kind.partition(".")[0] == MessageType.EVALUATE
     own_phases = {HELLO, *client.phases}
     if client.sums != "never":
         own_phases |= {KEYS, SHARES}
     header.check(scheme=client.scheme, phases={EVALUATE} if evaluation else own_phases)
+    refuse_node_keys("message", fields)
+    if client.context is None:
+        client.context = context  # its node's policy binds it all the same
     if header.phase == HELLO:
         own = {**client.introduce(header.experiment_id), "plays": "one"}
         if may_play_any(context.node_config):
@@ -128,6 +149,9 @@ def play(
         return RecordDict({RECORD: reply_record(header, client_id, own)})
     if cohort is None:
         check_round(header, context)
+    if not client.promises_dp and header.phase not in (KEYS, SHARES):
+        # Also a scheme of the user's own that does not ask by itself, whose noise nobody knows.
+        client.check_unaccounted(sigma=None)
     arrays = RecordArrays(first_array_record(message.content))
     told = _told(message.content)
     if evaluation:
@@ -144,10 +168,8 @@ def play(
     if header.phase in (KEYS, SHARES):
         records = secure_sum.answer_phase(context, header, message.content)
         return RecordDict({**records, RECORD: reply_record(header, client_id, {})})
-    if JOIN in message.content and message.metadata.message_type != MessageType.TRAIN:
-        raise ProtocolError(
-            f"a secure sum over answers to '{message.metadata.message_type}': only 'train' has one"
-        )
+    if JOIN in message.content and kind != MessageType.TRAIN:
+        raise ProtocolError(f"a secure sum over answers to '{kind}': only 'train' has one")
     # Before the client joins a sum: a refusal must leave no trace there.
     if client.keeps_statistics and header.phase == TRAIN:
         check_question(arrays, fields)

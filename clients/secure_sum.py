@@ -28,7 +28,6 @@ from flwr_privacy.fields import read, write
 from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from flwr_privacy.grid import GridMean
 from flwr_privacy.packing import pack
-from flwr_privacy.release import check_unaccounted
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.secure_sum.graph import is_safe
@@ -74,15 +73,14 @@ class SecureSumClient(SchemeClient):
         Raises
         ------
         DeclinedError
-            If the node's policy asks for a budget or noise: there is none.
+            If the node's policy does not allow the scheme, or asks for a budget or noise: there is
+            none.
         DataError
             If the update is not finite or goes beyond the range that was agreed on.
         ProtocolError
             If the question is malformed or the weight is no whole number.
         """
-        if self.context is None:
-            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
-        check_unaccounted(Custody.of(self.context), scheme=self.scheme)
+        self.check_unaccounted()
         terms = Terms.read(fields)
         start = dict(arrays)
         names = terms.names(start)

@@ -17,7 +17,7 @@ from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
 from flwr_privacy.fedvs.network import initial_weights
 from flwr_privacy.grid import GridMean
 from flwr_privacy.ledger import Question
-from flwr_privacy.release import check_unaccounted, question_of
+from flwr_privacy.release import question_of
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.split_vfl import Step, noisy
 from flwr_privacy.wire import METRICS, TRAIN, Fields
@@ -25,7 +25,7 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 from .adapters import own_client_app
 from .base import SchemeClient, Train
 from .coded_files import Memory
-from .custody import SIMULATED, Custody, refuse_node_keys
+from .custody import Custody, is_simulated_client, refuse_node_keys
 from .kept import Answer, mark_insecure
 from .vertical import (
     GivenData,
@@ -86,7 +86,7 @@ class SplitVFLClient(SchemeClient):
             raise TypeError("SplitVFLClient needs the context: SplitVFLClient(data, context)")
         refuse_node_keys("message", fields)
         custody, question = Custody.of(self.context), question_of(phase, fields)
-        check_unaccounted(custody, scheme=self.scheme)
+        self.check_unaccounted()
         owned = Owned(self._data, custody, question.experiment_id)
         if phase == ENROL:
             return {}, told_of(owned)
@@ -114,7 +114,7 @@ class SplitVFLClient(SchemeClient):
         expanded = owned.expanded(order=step.order, bias=step.bias, x_max=step.x_max)
         own: Fields = {METRICS: {"num-examples": 1}}
         mark_insecure(custody, own)
-        simulated = self.context is not None and bool(self.context.node_config.get(SIMULATED))
+        simulated = self.context is not None and is_simulated_client(self.context)
         memory = Memory(custody, self.scheme, question.experiment_id, simulated=simulated)
         with memory.state() as state:
             shape = expanded.parts[TRAIN_PART].shape[1], step.embedding

@@ -43,6 +43,7 @@ class UDPClient(SchemeClient):
     """
 
     scheme: ClassVar[str] = "udp"
+    promises_dp: ClassVar[bool] = True
     sums: ClassVar[str] = "may"
     keeps_statistics: ClassVar[bool] = True
 

@@ -16,9 +16,31 @@ from .policy import Policy
 from .randomness import SecureRandom
 from .replies import KeptReplies, digest
 
-__all__ = ["NodeStore"]
+__all__ = ["NodeRules", "NodeStore"]
 
 _NOTE = b"flwr-privacy note\n"
+
+
+@dataclass(frozen=True)
+class NodeRules:
+    """What the operator of a node says of one of its clients.
+
+    Parameters
+    ----------
+    policy : Policy
+        What the operator allows.
+    client_id : str
+        Whose answers it is about.
+    simulated : bool
+        Whether the client's data are nobody's.
+    has_policy_file : bool
+        Whether the operator has written a policy.
+    """
+
+    policy: Policy
+    client_id: str
+    simulated: bool
+    has_policy_file: bool
 
 
 @dataclass(frozen=True)
@@ -50,6 +72,8 @@ class NodeStore:
         Its long-term key, with which it signs others.
     pins : Pins, optional
         Long-term keys of the others.
+    has_policy_file : bool, default False
+        Whether the operator has written a policy.
     """
 
     ledger: Ledger
@@ -63,6 +87,17 @@ class NodeStore:
     durable: bool
     identity: Identity | None
     pins: Pins | None
+    has_policy_file: bool = False
+
+    @property
+    def rules(self) -> NodeRules:
+        """What the operator says of the client."""
+        return NodeRules(
+            policy=self.policy,
+            client_id=self.client_id,
+            simulated=self.simulated,
+            has_policy_file=self.has_policy_file,
+        )
 
     @property
     def simulated(self) -> bool:

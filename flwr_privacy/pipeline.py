@@ -48,6 +48,7 @@ from .release import (
     check_summed,
     check_unaccounted,
     check_unanswered,
+    check_unsummed,
 )
 from .wire import EVALUATE, METRICS, TRAIN, Fields, values_digest
 
@@ -77,12 +78,15 @@ class Request:
         The arrays that came with it.
     fields : Mapping
         The scheme's own values, and ``summed`` and ``code-limit`` of the secure sum.
+    promises_dp : bool, default True
+        Whether the client half promises differential privacy.
     """
 
     scheme: str
     question: Question
     arrays: Arrays
     fields: Mapping[str, Any]
+    promises_dp: bool = True
 
     @cached_property
     def digest(self) -> str:
@@ -236,11 +240,17 @@ def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
     if plan.parties:
         check_summed(plan.parties, request.fields["summed"])
     elif not request.fields["summed"]:
-        store.policy.check_sum(None)
+        check_unsummed(store.rules)
     if plan.largest_code:
         check_code_limit(dict(request.fields), plan.largest_code)
     if plan.charge is None or not plan.proven:
-        check_unaccounted(store, scheme=request.scheme, sigma=plan.sigma or 0.0)
+        check_unaccounted(
+            store.rules,
+            scheme=request.scheme,
+            promises_dp=request.promises_dp,
+            sigma=plan.sigma or 0.0,
+            noised=plan.charge is not None,
+        )
     if plan.charge is not None:
         check_policy(
             store,
@@ -412,7 +422,9 @@ def _read(kept: bytes) -> Answer:
     return state["arrays"], state["fields"]
 
 
-def request_of(scheme: str, phase: str, arrays: Arrays, fields: Fields) -> Request:
+def request_of(
+    scheme: str, phase: str, arrays: Arrays, fields: Fields, *, promises_dp: bool
+) -> Request:
     """Return the request that a client half was asked to handle."""
     question = Question(
         experiment_id=fields["experiment-id"],
@@ -422,4 +434,5 @@ def request_of(scheme: str, phase: str, arrays: Arrays, fields: Fields) -> Reque
     )
     named = {"experiment-id", "round", "request"}
     own = {key: value for key, value in fields.items() if key not in named}
-    return Request(scheme, question, dict(arrays), {"summed": 0, "code-limit": 0, **own})
+    own = {"summed": 0, "code-limit": 0, **own}
+    return Request(scheme, question, dict(arrays), own, promises_dp)

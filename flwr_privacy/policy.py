@@ -30,7 +30,7 @@ _LONGEST_NAME = 64  # characters of a server's word in an error
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a node may release; by default everything.
+    """What a node may release; by default what each scheme promises.
 
     Parameters
     ----------
@@ -60,10 +60,10 @@ class Policy:
         1.
     allow_unprotected : list of str, optional
         Schemes that promise differential privacy and may all the same send answers without noise,
-        e.g. ``["central-dp"]`` for a trusted server. By default none.
+        e.g. ``["central-dp"]`` for a trusted server. By default none; simulated clients may always.
     allowed_messages : list of str, optional
         Types of the app's own messages (``"query.report"``) that are answered outside of the
-        scheme. By default none of those that bring or return anything.
+        scheme. By default none of those that bring or return a record.
     max_cohort : int, optional
         Largest number of clients in a secure sum that this node believes a server, at least 2.
     max_releases : int, optional

@@ -3,24 +3,34 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .accounting import Charge, fitting, new_accountant, spent
 from .errors import DeclinedError, ProtocolError
 from .ledger import Entry, Question
-from .node_store import NodeStore
+from .node_store import NodeRules, NodeStore
 from .wire import Fields
 
 __all__ = [
+    "ALLOW_UNPROTECTED",
+    "ALLOW_VARIABLE",
     "PlannedRelease",
     "check_code_limit",
     "check_policy",
     "check_summed",
     "check_unaccounted",
     "check_unanswered",
+    "check_unprotected",
+    "check_unsummed",
     "question_of",
+    "warn_once",
 ]
 
 logger = logging.getLogger("flwr.privacy")
+
+ALLOW_UNPROTECTED = "privacy-allow-unprotected"
+ALLOW_VARIABLE = "FLWR_PRIVACY_ALLOW_UNPROTECTED"
+"""Key of a node's configuration, and variable of its environment: schemes, with commas between."""
 
 _UNPROVEN = "-unproven"  # ends the scheme of an entry whose cost is claimed, or is not all
 
@@ -77,29 +87,106 @@ def check_policy(
         raise
 
 
-def check_unaccounted(custody: NodeStore, *, scheme: str, sigma: float = 0.0) -> None:
-    """Decline a scheme that charges nothing if the node's operator asks for what is charged.
+def check_unaccounted(
+    rules: NodeRules,
+    *,
+    scheme: str,
+    promises_dp: bool,
+    sigma: float | None = 0.0,
+    noised: bool = False,
+) -> None:
+    """Decline a release that no ledger is charged for, if the node's operator does not allow it.
 
     Parameters
     ----------
-    custody : NodeStore
-        What the node keeps for the client.
+    rules : NodeRules
+        What the operator of the node says.
     scheme : str
         Which scheme asks.
-    sigma : float, default 0.0
-        Standard deviation (or Laplace scale) of its noise, if it has any.
+    promises_dp : bool
+        Whether the client half promises differential privacy.
+    sigma : float, optional
+        Standard deviation (or Laplace scale) of its noise; by default it has none. None where it is
+        not known yet: then the policy's ``min_sigma`` is not checked.
+    noised : bool, default False
+        Whether there is noise all the same, whose cost is charged but not proven.
 
     Raises
     ------
     DeclinedError
-        If the policy has a largest epsilon, units of protection, or more noise.
+        If the policy does not name the scheme, or has a largest epsilon, units of protection, or
+        more noise; or if `check_unprotected` declines an answer without noise.
     """
-    check_policy(custody, scheme=scheme, unit="user", noise_multiplier=0.0, sigma=sigma)
-    if custody.policy.max_epsilon is not None or custody.policy.units is not None:
-        raise DeclinedError(
-            f"'{scheme}' has no budget: the node's policy has max_epsilon or units, so it answers "
-            "only where a unit is protected"
-        )
+    policy = rules.policy
+    try:
+        policy.check(scheme=scheme, unit="user", noise_multiplier=0.0, sigma=sigma)
+        if policy.max_epsilon is not None or policy.units is not None:
+            raise DeclinedError(
+                f"'{scheme}' has no budget: the node's policy has max_epsilon or units, so it "
+                "answers only where a unit is protected"
+            )
+    except DeclinedError as error:
+        _log_declined(rules, error)
+        raise
+    if not noised:
+        check_unprotected(rules, scheme=scheme, promises_dp=promises_dp)
+
+
+def check_unprotected(rules: NodeRules, *, scheme: str, promises_dp: bool) -> None:
+    """Decline an answer without noise under a scheme that promises differential privacy.
+
+    Simulated clients give it, and nodes whose operator lists the scheme in ``allow_unprotected``. A
+    scheme that promises nothing answers as its class says, with a line in the node's log if no
+    policy allows it.
+
+    Raises
+    ------
+    DeclinedError
+        If the scheme promises differential privacy, and neither holds.
+    """
+    if rules.simulated:
+        return
+    if not promises_dp:
+        if not rules.has_policy_file:
+            warn_once(
+                f"answers leave this node without differential privacy: the scheme '{scheme}' "
+                "promises none, and the node has no policy"
+            )
+        return
+    if scheme in (rules.policy.allow_unprotected or ()):
+        return
+    error = DeclinedError(
+        f"an answer without noise was asked for, and the scheme '{scheme}' promises differential "
+        "privacy: this node gives it only if its operator lists the scheme in allow_unprotected "
+        f"(policy, node configuration {ALLOW_UNPROTECTED}, or {ALLOW_VARIABLE})"
+    )
+    _log_declined(rules, error)
+    raise error
+
+
+def check_unsummed(rules: NodeRules) -> None:
+    """Decline to answer outside of a secure sum if the node's policy asks for one.
+
+    Raises
+    ------
+    DeclinedError
+        If the policy has ``min_summed``.
+    """
+    try:
+        rules.policy.check_sum(None)
+    except DeclinedError as error:
+        _log_declined(rules, error)
+        raise
+
+
+@lru_cache(maxsize=256)
+def warn_once(text: str) -> None:
+    """Write a line into the node's log, unless this process has written it before."""
+    logger.warning(text)
+
+
+def _log_declined(rules: NodeRules, error: DeclinedError) -> None:
+    logger.warning("client %s declines: %s", rules.client_id, error)
 
 
 def check_summed(parties: int, least: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flwr_privacy.clients.custody import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.policy import Policy
 from flwr_privacy.simulations.deploy_nodes import Member, prepare, tree_of
@@ -179,8 +180,9 @@ def deploy(
         run.update(lost_nodes=earlier)
         rounds_before = _last_round(run)
         folder.mkdir(mode=0o700, exist_ok=True)
+        nodes = prepare(members, folder, policy=options.policy, test_seed=options.test_seed)
         deployment = Deployment(
-            nodes=prepare(members, folder, policy=options.policy, test_seed=options.test_seed),
+            nodes=nodes,
             folder=folder,
             node_environment=_threads(len(members)),
             port=options.port,
@@ -213,6 +215,11 @@ def deploy(
             for index, member in enumerate(members):
                 name = "aggregator" if member.aggregator else "client"
                 say(f"node {index}: {name} {member.client_id}, process {deployment.pid(index)}")
+            if trusting := [i for i, node in enumerate(nodes) if ALLOW_UNPROTECTED in node]:
+                say(
+                    f"the server is trusted with answers without noise: {ALLOW_UNPROTECTED} = "
+                    f'"{nodes[trusting[0]][ALLOW_UNPROTECTED]}" on nodes {_few(trusting)}'
+                )
             deployment.run(
                 APP,
                 run_config={

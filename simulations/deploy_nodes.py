@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tomli_w
 
+from flwr_privacy.central_dp import SERVER
+from flwr_privacy.clients.custody import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import CLOUD, TierTree
 from flwr_privacy.pins import Identity
@@ -34,6 +36,9 @@ class Member:
         Whether it is an aggregator of its own, in a scheme with tiers.
     trusted_parent : str, optional
         Aggregator that its policy trusts.
+    allow_unprotected : str, default ""
+        Scheme in which the server is trusted with its answers without noise. A policy of the node
+        has to list it by itself.
     """
 
     client_id: str
@@ -41,12 +46,15 @@ class Member:
     partitions: int
     aggregator: bool = False
     trusted_parent: str | None = None
+    allow_unprotected: str = ""
 
 
 def members_of(settings: Settings, nodes: int) -> list[Member]:
     """Return the nodes of a run: the clients first, then aggregators that are nodes of their own.
 
-    Clients are called by their numbers, as in a simulation, or as the tree calls them.
+    Clients are called by their numbers, as in a simulation, or as the tree calls them. Under
+    ``central-dp`` with ``noise = "server"`` they trust the server; whoever wants answers without
+    noise in another way has to write a policy that allows them.
 
     Raises
     ------
@@ -56,7 +64,16 @@ def members_of(settings: Settings, nodes: int) -> list[Member]:
     """
     from flwr_privacy.simulations.tasks import check_data
 
-    plain = [Member(client_id=str(i), partition=i, partitions=nodes) for i in range(nodes)]
+    trusted_server = settings.scheme == "central-dp" and settings.strategy.get("noise") == SERVER
+    plain = [
+        Member(
+            client_id=str(i),
+            partition=i,
+            partitions=nodes,
+            allow_unprotected=settings.scheme if trusted_server else "",
+        )
+        for i in range(nodes)
+    ]
     tree = tree_of(settings)
     if tree is None:
         return plain
@@ -158,6 +175,8 @@ def _config(member: Member, home: Path, test_seed: int | None) -> Config:
         config["m2fdp-role"] = "aggregator"
     if (home / "policy.toml").exists():
         config["privacy-policy"] = str(home / "policy.toml")
+    elif member.allow_unprotected:
+        config[ALLOW_UNPROTECTED] = member.allow_unprotected
     if test_seed is not None:
         config["insecure-seed"] = test_seed
     return config

@@ -26,6 +26,7 @@ from flwr_privacy.clients import (
     as_mod,
     own_client_app,
 )
+from flwr_privacy.clients.custody import SIMULATED
 from flwr_privacy.identity import client_id_from
 from flwr_privacy.m2fdp import CLOUD, TierTree
 from flwr_privacy.pins import Identity
@@ -145,7 +146,8 @@ _MODEL: Values = {
 
 
 def _nodes(count: int) -> list[dict[str, Any]]:
-    return [{"partition-id": i, "num-partitions": count} for i in range(count)]
+    # They stand for deployed ones, and keep their files as those do.
+    return [{"partition-id": i, "num-partitions": count, SIMULATED: False} for i in range(count)]
 
 
 def _app(client: type[SchemeClient]) -> ClientApp:
@@ -204,6 +206,7 @@ def _tree_nodes(folder: Path) -> list[dict[str, Any]]:
         nodes.append(
             {
                 "client-id": name,
+                SIMULATED: False,
                 "partition-id": index,
                 "num-partitions": len(names),
                 "m2fdp-role": "device" if name in tree.devices else "aggregator",

@@ -73,7 +73,8 @@ class CentralDP(SchemeStrategy):
         L2 bound of an update; of the first round, where clipping is adaptive.
     noise : {"distributed", "server"}, default "distributed"
         Who adds the noise: the clients, each a share under a secure sum, so that nobody is trusted;
-        or a trusted server.
+        or a server that the operators of the nodes trust: deployed nodes send it answers without
+        noise only if they list ``central-dp`` in ``allow_unprotected``.
     sampling : {"fixed", "poisson"}, default "fixed"
         Whether a cohort has a fixed number of clients, or as many as are drawn when each is drawn
         by itself, with that number in expectation. Only a trusted server can draw in secret, and

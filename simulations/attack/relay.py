@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from flwr_privacy.clients import M2FDPClient, as_mod
+from flwr_privacy.clients.custody import SIMULATED
 from flwr_privacy.errors import check_integer
 from flwr_privacy.grid import Grid
 from flwr_privacy.identity import client_id_from, stream
@@ -231,6 +232,7 @@ class Training:
             nodes.append(
                 {
                     "client-id": name,
+                    SIMULATED: False,  # they stand for deployed ones
                     "m2fdp-role": "aggregator" if name in inner else "device",
                     "privacy-state": str(state),
                     "privacy-identity": str(folder / f"{name}.pem"),

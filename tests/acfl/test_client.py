@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from acfl_app import (
+    ALL_ALLOWED,
     FEATURES,
     LABELS,
     RECORDS,
@@ -242,8 +243,9 @@ POLICIES: dict[str, tuple[set[str], set[str]]] = {  # whose setup and whose grad
     "min_sigma = 0.1": ({"record", "paper"}, {"record"}),
     "min_sigma = 1000": (set(), set()),
     'schemes = ["udp"]': (set(), set()),
-    'schemes = ["acfl"]': (ALL, ALL),
-    "": (ALL, ALL),
+    'schemes = ["acfl"]': ({"record", "paper"}, {"record"}),
+    "": ({"record", "paper"}, {"record"}),
+    ALL_ALLOWED: (ALL, ALL),
 }
 
 

@@ -53,6 +53,7 @@ class TestExact(_Conformance):
     """Without noise: the same on every engine, to rounding."""
 
     options: ClassVar[dict[str, Any]] = {"noise": "none", "alpha": 0.5}
+    no_noise: ClassVar[dict[str, Any]] = {"alpha": 0.5}
     on_ray = True
     alone_on_ray = True
     app_options: ClassVar[dict[str, Any]] = {"noise": "none", "alpha": 0.5}
@@ -60,6 +61,7 @@ class TestExact(_Conformance):
 
 class TestRescaled(_Conformance):
     options: ClassVar[dict[str, Any]] = {"noise": "none", "alpha": 0.0, "learning_rate": 0.01}
+    no_noise: ClassVar[dict[str, Any]] = {"alpha": 0.0}  # there is no setup
     steps_alone = False
 
 

@@ -174,12 +174,15 @@ def test_a_server_cannot_weaken_the_nodes_policy(node: Node, policy: str, text: 
 
 
 @pytest.mark.parametrize(
-    "policy", ["max_epsilon = 1000.0", "min_noise_multiplier = 0.1", "min_sigma = 1e-9"]
+    "policy",
+    ["max_epsilon = 1000.0", "min_noise_multiplier = 0.1", "min_sigma = 1e-9", 'units = ["user"]'],
 )
 def test_a_node_that_limits_its_releases_trusts_no_server_with_its_noise(
     node: Node, policy: str, caplog: Any
 ) -> None:
+    node.config["privacy-allow-unprotected"] = "central-dp"
     node.ask(TRUSTED, summed=0)
+    del node.config["privacy-allow-unprotected"]
     path = node.folder / "policy.toml"
     path.write_text(policy)
     node.config["privacy-policy"] = str(path)
@@ -191,6 +194,7 @@ def test_a_node_that_limits_its_releases_trusts_no_server_with_its_noise(
 
 
 def test_where_the_server_adds_noise_a_client_sends_codes_without(node: Node) -> None:
+    node.config["privacy-allow-unprotected"] = "central-dp"
     codes, fields = node.ask(TRUSTED, summed=0)
     assert fields == {"metrics": {"num-examples": 1}}
     assert {array.dtype for array in codes.values()} == {np.dtype(np.int32)}

@@ -1,6 +1,7 @@
 """Both kinds of app: what passes, what is refused, what a stock app's author changes."""
 
 import pickle
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from flwr_privacy.clients import (
     as_mod,
     numpy_client_app,
 )
-from flwr_privacy.errors import ProtocolError
+from flwr_privacy.errors import DeclinedError, ProtocolError
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
@@ -95,11 +96,18 @@ def test_a_numpy_client_may_train_in_place() -> None:
 
 
 @pytest.mark.parametrize("name", ["fit", "evaluate", "get_parameters", "get_properties"])
-def test_a_legacy_server_gets_nothing_past_the_scheme(name: str) -> None:
+def test_a_legacy_server_gets_nothing_past_the_scheme(name: str, tmp_path: Path) -> None:
     arguments = ([np.ones(3, np.float32)], {}) if name in ("fit", "evaluate") else ({},)
-    assert getattr(FedAvgClient(StepClient(2)), name)(*arguments) is not None
+    context = Context(1, 1, {"client-id": "a"}, RecordDict(), {})
+    assert getattr(FedAvgClient(StepClient(2), context), name)(*arguments) is not None
     with pytest.raises(ProtocolError, match="works under the scheme 'fedavg' only"):
-        getattr(StrictClient(StepClient(2)), name)(*arguments)
+        getattr(StrictClient(StepClient(2), context), name)(*arguments)
+    with pytest.raises(TypeError, match="FedAvgClient needs the context"):
+        getattr(FedAvgClient(StepClient(2)), name)(*arguments)
+    (tmp_path / "policy.toml").write_text('schemes = ["udp"]')
+    context.node_config["privacy-policy"] = str(tmp_path / "policy.toml")
+    with pytest.raises(DeclinedError, match="schemes = "):
+        getattr(FedAvgClient(StepClient(2), context), name)(*arguments)
 
 
 @pytest.mark.parametrize(

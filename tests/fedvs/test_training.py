@@ -396,7 +396,8 @@ def test_the_oracle_sees_what_the_secure_evaluation_sees_up_to_rounding(
 
 
 def test_plain_embeddings_do_not_leave_a_node_that_is_not_simulated() -> None:
-    result = vertical.train(num_rounds=2, evaluation="oracle")
+    nodes = [{"partition-id": i, "privacy-simulated": False} for i in range(4)]
+    result = vertical.train(num_rounds=2, evaluation="oracle", nodes=nodes)
     assert result.history[2]["server"] == {}
     assert not result.history[2]["skipped"]
 

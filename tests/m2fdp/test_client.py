@@ -320,7 +320,7 @@ def test_a_device_that_noises_itself_needs_no_law_of_drift(tmp_path: Path) -> No
 
 # -- In the open ----------------------------------------------------------------------------------
 
-BARE = "an answer without noise in the open was asked for .*: this node simulates no clients"
+BARE = "an answer without noise was asked for, and the scheme 'm2fdp' promises"
 
 
 @pytest.mark.parametrize(
@@ -336,13 +336,22 @@ def test_A24_a_node_that_simulates_nobody_sends_nothing_bare(
     assert (node.entries(), node.trainings) == ([], 0)
 
 
-@pytest.mark.parametrize("config", [{"privacy-simulated": True}, {"cohorts": True}])
-def test_who_simulates_is_said_by_the_node(config: Fields, tmp_path: Path) -> None:
-    node = Node(tmp_path, **config)
-    if "cohorts" in config:
-        del node.config["client-id"]
-        node.config["partition-id"] = 0
-    assert node.ask(terms(**OPEN))[0]
+@pytest.mark.parametrize("asked", [OPEN, NONE])
+@pytest.mark.parametrize(
+    "config", [{"privacy-simulated": True}, {"privacy-allow-unprotected": "udp, m2fdp"}]
+)
+def test_the_node_says_who_gets_answers_without_noise(
+    config: Fields, asked: Fields, tmp_path: Path
+) -> None:
+    assert Node(tmp_path, **config).ask(terms(**asked))[0]
+
+
+def test_a_node_that_plays_any_client_gives_its_own_no_leave(tmp_path: Path) -> None:
+    node = Node(tmp_path, cohorts=True)
+    del node.config["client-id"]
+    node.config["partition-id"] = 0
+    with pytest.raises(DeclinedError, match=BARE):
+        node.ask(terms(**OPEN))
 
 
 @pytest.mark.parametrize(

@@ -37,4 +37,5 @@ class TestM2FDP(WrapsConformance):
     }
     exact_cohorts = True
     codes = True
+    no_noise: ClassVar[dict[str, Any]] = {"calibration": "none"}
     own_start = "only where this strategy's own start runs the rounds"

@@ -238,10 +238,15 @@ def _wish(values: dict[str, Any]) -> Wish:
     return Wish(**{"max_records": 20, **values})
 
 
-class Node:
-    """One client, asked directly, with what its node keeps of it."""
+ALL_ALLOWED = 'allow_unprotected = ["acfl"]'
 
-    def __init__(self, folder: Path, data: Any = None, *, policy: str = "", **options: Any) -> None:
+
+class Node:
+    """One client, asked directly, with what its node keeps of it; by default it allows all."""
+
+    def __init__(
+        self, folder: Path, data: Any = None, *, policy: str = ALL_ALLOWED, **options: Any
+    ) -> None:
         self.folder = folder
         self.loaded = 0
         self._data = data_of(0) if data is None else data

@@ -4,6 +4,7 @@
 bring their own client.
 """
 
+import contextlib
 import inspect
 import json
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.clients import SchemeClient, as_mod, numpy_client_app
-from flwr_privacy.errors import ProtocolError
+from flwr_privacy.errors import FlwrPrivacyError, ProtocolError
+from flwr_privacy.secure_sum.messages import KEYS, SHARES
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.faults import KINDS
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
@@ -29,7 +31,7 @@ from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.strategies.experiment import Experiment
-from flwr_privacy.wire import RECORD, Header, payload_bytes
+from flwr_privacy.wire import DECLINED_CODE, HELLO, RECORD, Header, payload_bytes
 
 HARMLESS = {"delay", "reorder", "duplicate"}  # with a deadline that is longer than the delay
 
@@ -69,6 +71,9 @@ class SchemeConformance:
         Whether replies are integers, among which a value that is not finite is one of another type.
     steps_alone : bool
         Whether the server goes on by itself in a round that nobody answers.
+    no_noise : dict
+        Of a scheme that promises differential privacy: parameters with which its clients are asked
+        for answers without noise.
     """
 
     strategy: ClassVar[type[SchemeStrategy]]
@@ -83,6 +88,7 @@ class SchemeConformance:
     noise: ClassVar[float] = 0.0
     codes: ClassVar[bool] = False
     steps_alone: ClassVar[bool] = False
+    no_noise: ClassVar[dict[str, Any]] = {}
 
     def app(self) -> ClientApp:
         """Return a client app under the scheme."""
@@ -285,6 +291,44 @@ class SchemeConformance:
             near = {"rtol": 1e-5, "atol": 1e-6 + self.noise}
             for other in models[1:]:
                 np.testing.assert_allclose(other[name], array, **near)
+
+    def answers(self, node: dict[str, Any], **changes: Any) -> list[Message]:
+        """Return what four such nodes reply to all but hellos and what prepares a secure sum."""
+        replies: list[Message] = []
+
+        def listen(grid: Any) -> None:
+            pull = grid.pull_messages
+
+            def pull_messages(ids: list[str]) -> Any:
+                replies.extend(pulled := list(pull(ids)))
+                return pulled
+
+            grid.pull_messages = pull_messages
+
+        nodes = [{"partition-id": i, "num-partitions": 4, **node} for i in range(4)]
+        with contextlib.suppress(FlwrPrivacyError):  # some schemes cannot begin without a setup
+            self.run(nodes=nodes, before=listen, **changes)
+        nothing = (HELLO, KEYS, SHARES)
+        return [r for r in replies if r.has_error() or r.content[RECORD]["phase"] not in nothing]
+
+    @pytest.mark.parametrize("policy", ['schemes = ["nobody"]', "max_epsilon = 0"])
+    def test_a_nodes_policy_binds_it(self, policy: str, tmp_path: Path) -> None:
+        (tmp_path / "policy.toml").write_text(policy)
+        answers = self.answers({"privacy-policy": str(tmp_path / "policy.toml")})
+        assert answers
+        assert {reply.error.code for reply in answers} == {DECLINED_CODE}
+
+    def test_a_deployed_node_answers_without_noise_only_where_none_is_promised(self) -> None:
+        if not self.no_noise:
+            return
+        deployed = {"privacy-simulated": False}
+        answers = self.answers(deployed, **self.no_noise)
+        assert answers
+        assert {reply.error.code for reply in answers} == {DECLINED_CODE}
+        allowed = {**deployed, "privacy-allow-unprotected": self.strategy.scheme}
+        answers = self.answers(allowed, **self.no_noise)
+        assert answers
+        assert not any(reply.has_error() for reply in answers)
 
     def test_no_answer_skips_the_round(self) -> None:
         fault = Fault(kind="drop", server_round=2)

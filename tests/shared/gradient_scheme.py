@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.clients import SchemeClient, Train, own_client_app
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.wire import METRICS, Fields
@@ -64,7 +65,8 @@ class GradientStrategy(SchemeStrategy):
         assigned = talk.sample(grid, 0, "setup", fraction=1.0, minimum=1)
         messages = talk.ask(0, "setup", RecordDict({"config": ConfigRecord()}), assigned)
         _, metrics = self.collect("setup", talk.exchange(grid, messages, phase="setup"))
-        assert metrics is not None
+        if metrics is None:
+            raise ProtocolError("nobody answered the setup")
         self.largest = float(metrics["largest"])
 
     def aggregate_train(

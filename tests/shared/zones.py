@@ -45,6 +45,7 @@ def zone_nodes(
         nodes.append(
             {
                 "client-id": name,
+                "privacy-simulated": False,  # they stand for deployed ones
                 "partition-id": index,
                 "num-partitions": len(names),
                 "m2fdp-role": "device" if device else "aggregator",

@@ -115,7 +115,7 @@ def test_A24_a_server_that_forges_gets_nothing(forged: dict[str, Forged], name: 
         ("one child alone", "1 of 3 children answered: this node averages at least 2"),
         ("less noise than the devices were told", "was asked for another noise"),
         ("itself as the parent", "the parent 'server' is not trusted"),
-        ("an answer in the open", "an answer without noise in the open was asked for"),
+        ("an answer in the open", "an answer without noise was asked for"),
         ("the same event again, of fewer children", "the same answer"),
     ],
 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -144,6 +145,27 @@ def test_a_node_has_a_folder_keys_and_a_policy_of_its_own(tmp_path: Path) -> Non
     assert [tuple(p.trusted_parents or ()) for p in policies] == [("t1-0",), (), ()]
     assert [c.get("m2fdp-role") for c in configs] == [None, None, "aggregator"]
     assert [c.get("partition-id") for c in configs] == [0, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "strategy", "listed"),
+    [
+        ("central-dp", {"noise": "server"}, "central-dp"),
+        ("central-dp", {}, None),
+        ("udp", {"noise": "none"}, None),  # nobody is trusted: their operators have to say so
+    ],
+)
+def test_nodes_trust_the_server_where_the_settings_say_that_it_adds_the_noise(
+    scheme: str, strategy: dict[str, Any], listed: str | None, tmp_path: Path
+) -> None:
+    settings = Settings(scheme=scheme, task="digits-linear", clients=2, strategy=strategy)
+    members = members_of(settings, 2)
+    configs = prepare(members, tmp_path / "plain", policy=None, test_seed=None)
+    assert [config.get("privacy-allow-unprotected") for config in configs] == [listed] * 2
+    policy = tmp_path / "policy.toml"
+    policy.write_text("max_epsilon = 4.0\n")  # then it decides, and it lists nothing
+    configs = prepare(members, tmp_path / "strict", policy=policy, test_seed=None)
+    assert not any("privacy-allow-unprotected" in config for config in configs)
 
 
 def test_a_second_start_finds_the_keys_of_the_first(tmp_path: Path) -> None:
@@ -324,11 +346,12 @@ def staged(
     course: Callable[[Callable[[int, str], None]], None],
     *,
     resume: bool = False,
+    members: list[Member] = MEMBERS,
 ) -> list[str]:
     monkeypatch.setattr(Stage, "course", staticmethod(course), raising=False)
     monkeypatch.setattr("flwr_privacy.simulations.deploy.Deployment", Stage)
     said: list[str] = []
-    deploy(run, MEMBERS, DeployOptions(nodes=3), say=said.append, resume=resume)
+    deploy(run, members, DeployOptions(nodes=3), say=said.append, resume=resume)
     return said
 
 
@@ -365,6 +388,19 @@ def test_a_run_that_is_gone_on_with_keeps_who_was_lost_before(
     staged(run, monkeypatch, lose(2, 1), resume=True)
     told_of = [(n["node"], n["server_round"], n["returned"]) for n in run.summary["lost_nodes"]]
     assert told_of == [(1, 1, True), (2, 2, False)]
+
+
+def test_it_says_that_the_server_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusting = [replace(member, allow_unprotected="central-dp") for member in MEMBERS]
+    told = (
+        "the server is trusted with answers without noise: "
+        'privacy-allow-unprotected = "central-dp" on nodes 0, 1, 2'
+    )
+    for members, count in ((trusting, 1), (MEMBERS, 0)):
+        run = finished(tmp_path / str(count), [])
+        assert staged(run, monkeypatch, lambda on_lost: None, members=members).count(told) == count
 
 
 def test_a_run_without_a_checkpoint_begins_again(

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -412,22 +413,28 @@ def leaking_app(scheme: type[FedAvgClient]) -> ClientApp:
     return app
 
 
-@pytest.mark.parametrize(
-    "message_type", ["train", "train.default", "train.custom", "evaluate", "evaluate.default"]
-)
-def test_a_protecting_node_gives_nothing_outside_its_scheme(message_type: str) -> None:
+@pytest.mark.parametrize("message_type", ["train", "train.default", "evaluate", "evaluate.default"])
+def test_a_protecting_node_gives_nothing_outside_its_scheme(
+    message_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
     bare = RecordDict({"arrays": record(), "config": ConfigRecord()})
     numpy_app = numpy_client_app(lambda context: StrictClient(StepClient(0), context))
     assert (
         "works under the scheme" in ask(leaking_app(StrictClient), bare, message_type).error.reason
     )
-    if message_type != "train.custom":
-        assert "works under the scheme" in ask(numpy_app, bare, message_type).error.reason
+    assert "works under the scheme" in ask(numpy_app, bare, message_type).error.reason
+    assert caplog.text.count("refused: this node works under the scheme") == 2
 
 
-def test_a_message_type_of_the_users_own_passes_without_arrays() -> None:
-    reply = ask(leaking_app(StrictClient), RecordDict(), "train.custom")
-    assert not reply.has_error()
+@pytest.mark.parametrize("content", [{}, {"arrays": record(), "config": ConfigRecord()}])
+def test_a_message_type_of_the_users_own_passes_without_a_policy(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    app = leaking_app(StrictClient)
+    assert ask(app, RecordDict(content), "train.custom").content == RecordDict(content)
+    (tmp_path / "policy.toml").write_text("")
+    policy = {"privacy-policy": str(tmp_path / "policy.toml")}
+    assert ask(app, RecordDict(content), "train.custom", **policy).has_error() == bool(content)
 
 
 def test_a_phase_belongs_to_its_type_of_message() -> None:

@@ -204,6 +204,7 @@ def test_an_evaluation_without_a_loss_cannot_be_told_from_the_cap(
 
 
 def test_the_loss_of_stock_apps_is_known_by_both_names(node: Node) -> None:
+    node.config["privacy-allow-unprotected"] = "udp"
     node.loss = lambda: {"eval_loss": 0.75}
     assert node.ask(changed(noise_multiplier=0.0)) == {"num-examples": 1, "loss": 0.75}
 

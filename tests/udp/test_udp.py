@@ -46,6 +46,7 @@ class TestUDP(WrapsConformance):
     # Three rounds with three of four clients at an epsilon without meaning: little noise is left.
     app_options: ClassVar[dict[str, Any]] = {"epsilon": 1e6}
     noise = 0.05
+    no_noise: ClassVar[dict[str, Any]] = {"noise": "none"}
 
 
 TERMS = Terms(
