@@ -29,6 +29,7 @@ from flwr_privacy.acfl.sums import (
 )
 from flwr_privacy.acfl.terms import (
     MOMENTS,
+    NO_NOISE,
     RAW,
     RECORD,
     SCFL,
@@ -61,7 +62,7 @@ from .prepared import Prepared, PreparedData
 from .release import (
     PlannedRelease,
     check_code_limit,
-    check_summed,
+    check_shares,
     check_unaccounted,
     check_unanswered,
     question_of,
@@ -171,12 +172,12 @@ class ACFLClient(SchemeClient):
 
     def _set_up(self, custody: Custody, question: Question, fields: Fields) -> Answer:
         terms = records.read(SetupTerms, fields)
-        _check_sum(terms, fields)
+        certain = _check_sum(custody, terms, fields)
         terms.check_grid()
         # One setup for an experiment, whatever the server counts.
         asking = Question(experiment_id=question.experiment_id, phase=SETUP, server_round=0)
         asked, charge = records.write(terms), terms.charge()
-        sigma = min(terms.sigma_features, terms.sigma_labels)
+        sigma = min(terms.sigma_features, terms.sigma_labels) * certain
         if terms.noise != RECORD:
             check_unaccounted(custody, scheme=self.scheme, sigma=sigma)
 
@@ -197,7 +198,7 @@ class ACFLClient(SchemeClient):
             mark_insecure(custody, own)
         else:
             release = self._release(custody, asking, terms, charge)
-            release.check_policy(charge.noise_multiplier, sigma)
+            release.check_policy(charge.noise_multiplier * certain, sigma)
             out, own = _shared(release, prepare)
         kept = {} if terms.parties else out
         keep(custody.setups, asking, asked, (kept, own))
@@ -207,7 +208,7 @@ class ACFLClient(SchemeClient):
         self, custody: Custody, question: Question, arrays: Arrays, fields: Fields
     ) -> Answer:
         terms = records.read(GradientTerms, fields)
-        _check_sum(terms, fields)
+        certain = _check_sum(custody, terms, fields)
         terms.check_grid()
         model = _model(terms, arrays)
         charge = terms.charge()
@@ -216,7 +217,7 @@ class ACFLClient(SchemeClient):
             data = self._batch(custody, question, terms)
             return _coded(terms, data.gradient(model), None)
         release = self._release(custody, question, terms, charge)
-        release.check_policy(terms.noise_multiplier, terms.sigma)
+        release.check_policy(terms.noise_multiplier * certain, terms.sigma * certain)
 
         def prepare() -> Callable[[SecureRandom], Answer]:
             data = self._batch(custody, question, terms)
@@ -330,13 +331,20 @@ def _checked_map(features: FeatureMap | None) -> FeatureMap | None:
     return features
 
 
-def _check_sum(terms: DataTerms, fields: Fields) -> None:
-    """Decline what is for a secure sum outside of one, and the other way round."""
-    if terms.parties:
-        check_summed(terms.parties, fields["summed"])
-        check_code_limit(fields, CODE_LIMIT)
-    elif fields["summed"]:
+def _check_sum(custody: Custody, terms: DataTerms, fields: Fields) -> float:
+    """Decline what is for a secure sum outside of one, and the other way round.
+
+    Returns
+    -------
+    float
+        What `check_shares` says of the noise, 1 without noise in shares.
+    """
+    if terms.parties == 0 and fields["summed"]:
         raise ProtocolError("the entry 'parties' is 0: no share of noise for a secure sum")
+    if terms.parties == 0:
+        return 1.0
+    check_code_limit(fields, CODE_LIMIT)
+    return check_shares(custody, terms.parties, fields, noised=terms.noise != NO_NOISE)
 
 
 def _kept_setup(custody: Custody, asking: Question, terms: SetupTerms) -> Answer | None:

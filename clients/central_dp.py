@@ -28,7 +28,7 @@ from .release import (
     PlannedRelease,
     check_code_limit,
     check_policy,
-    check_summed,
+    check_shares,
     check_unanswered,
     question_of,
 )
@@ -85,7 +85,7 @@ class CentralDPClient(SchemeClient):
         if terms.noise != DISTRIBUTED:
             _check_trusted(custody, self.scheme)
             return _clipped(terms, start, train, np.int32), {METRICS: dict(_METRICS)}
-        check_summed(terms.parties, fields["summed"])
+        certain = check_shares(custody, terms.parties, fields)
         question = question_of(phase, fields)
         release = PlannedRelease(
             custody=custody,
@@ -98,7 +98,7 @@ class CentralDPClient(SchemeClient):
         )
         entries = custody.ledger.entries()
         check_unanswered(question, entries)
-        release.check_policy(terms.noise_multiplier, terms.sigma())
+        release.check_policy(terms.noise_multiplier * certain, terms.sigma() * certain)
         release.check_affordable(entries)
         terms.check_grid(sum(np.size(start[name]) for name in terms.names(start)))
         check_code_limit(fields, terms.code_limit())

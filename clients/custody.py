@@ -146,6 +146,11 @@ class Custody:
             pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
         )
 
+    @property
+    def pinned(self) -> int | None:
+        """How many clients the node knows by their keys, its own included; None without pins."""
+        return None if self.pins is None else len({*self.pins.clients, self.client_id})
+
     def random(self, question: Question, purpose: str) -> SecureRandom:
         """Return a source of numbers for one answer and one purpose, such as its noise."""
         if self.insecure_seed is None:

@@ -41,7 +41,7 @@ from .per_record import PerRecordPlan, asked, asked_loss
 from .release import (
     PlannedRelease,
     check_code_limit,
-    check_summed,
+    check_shares,
     check_unaccounted,
     check_unanswered,
     question_of,
@@ -113,10 +113,11 @@ class UDPClient(SchemeClient):
         if not terms.proven:
             check_unaccounted(custody, scheme=self.scheme)
             release = replace(release, proven=False)
-        release.check_policy(terms.noise_multiplier)
         if terms.parties:
-            check_summed(terms.parties, fields["summed"])
-            return _shared(release, terms, start, train)
+            certain = check_shares(custody, terms.parties, fields)
+            release.check_policy(terms.noise_multiplier * certain)
+            return _shared(release, terms, start, train, certain)
+        release.check_policy(terms.noise_multiplier)
 
         def prepare() -> Callable[[SecureRandom], Answer]:
             sampler = custody.random(question, "sample")
@@ -204,7 +205,9 @@ class UDPClient(SchemeClient):
         )
 
 
-def _shared(release: PlannedRelease, terms: Terms, start: Arrays, train: Train) -> Answer:
+def _shared(
+    release: PlannedRelease, terms: Terms, start: Arrays, train: Train, certain: float
+) -> Answer:
     """Answer with codes that have a share of the noise, for one sum that is opened once.
 
     There is no kept reply: with the same share in two sums, or in none, the one or the difference
@@ -218,7 +221,7 @@ def _shared(release: PlannedRelease, terms: Terms, start: Arrays, train: Train) 
     grid = Grid(terms.grid)
     total = terms.noise_multiplier * terms.shared_sensitivity()
     share = share_sigma(total, terms.parties)
-    release.check_policy(terms.noise_multiplier, total / weight)
+    release.check_policy(terms.noise_multiplier * certain, total / weight * certain)
     out: dict[str, Any] = {}
     if terms.unit == RECORD_UNIT:
         _check_room(terms, weight, weight * bound + _apart(terms, update.vector.size))

@@ -282,7 +282,7 @@ def test_a_policy_declines_what_is_exact_whatever_the_setup_has(tmp_path: Path) 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("summed", "text"), [(0, "outside of a secure sum"), (2, "in a secure sum of at least 2")]
+    ("summed", "text"), [(0, "outside of a secure sum"), (2, "this node counts on 2")]
 )
 def test_a_share_is_given_to_enough_others_only(
     mode: str, summed: int, text: str, node: Node
