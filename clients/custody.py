@@ -48,7 +48,7 @@ from flwr_privacy.ledger import Ledger
 from flwr_privacy.node_store import NodeRules, NodeStore
 from flwr_privacy.pins import Identity, Pins
 from flwr_privacy.policy import Policy
-from flwr_privacy.release import ALLOW_UNPROTECTED, ALLOW_VARIABLE
+from flwr_privacy.release import ALLOW_UNPROTECTED, ALLOW_VARIABLE, PINS_VARIABLE
 from flwr_privacy.replies import EXPERIMENTS, KeptReplies
 
 __all__ = [
@@ -71,7 +71,7 @@ logger = logging.getLogger("flwr.privacy")
 
 STATE_VARIABLE, POLICY_VARIABLE = "FLWR_PRIVACY_STATE", "FLWR_PRIVACY_POLICY"
 
-IDENTITY_VARIABLE, PINS_VARIABLE = "FLWR_PRIVACY_IDENTITY", "FLWR_PRIVACY_PINS"
+IDENTITY_VARIABLE = "FLWR_PRIVACY_IDENTITY"
 
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"

@@ -206,7 +206,9 @@ def _named(header: Header, place: secure_sum.Place | None, told: bytes) -> Field
         "experiment-id": header.experiment_id,
         "round": header.server_round,
         "request": header.request,
-        "summed": 0 if place is None else place.least,
+        "summed": 0 if place is None else place.believed.clients,
+        "honest": 0 if place is None else place.believed.honest,
+        "certain": 0 if place is None else place.believed.certain,
         "code-limit": 0 if place is None else place.bounds.code_limit,
     }
 

@@ -30,9 +30,9 @@ from flwr_privacy.grid import GridMean
 from flwr_privacy.packing import pack
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.federated import Terms
-from flwr_privacy.secure_sum.graph import is_safe
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
 from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, OWN, Opening, Revealed
+from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum
 from flwr_privacy.updates import Update
 from flwr_privacy.wire import METRICS, TRAIN, Fields, Header, question_digest
 
@@ -130,15 +130,15 @@ class Place:
         Who dealt, and what it dealt to the client.
     bounds : Bounds
         What its vector must keep to.
-    least : int
-        Least number of clients in the sum.
+    believed : BelievedSum
+        How many clients are in any sum that the server can open.
     """
 
     custody: Custody
     header: Header
     joined: Joined
     bounds: Bounds
-    least: int
+    believed: BelievedSum
 
     def masked(self, arrays: Arrays, metrics: Metrics) -> tuple[Arrays, dict[str, Any]]:
         """Return a reply of codes as it may leave the node, and what may be said beside it.
@@ -167,9 +167,11 @@ def join(
     Raises
     ------
     DeclinedError
-        If there is none, and the client or its node answers only within one.
+        If there is none, and the client or its node answers only within one; or if too few clients
+        are in it for the node's policy.
     ProtocolError
-        If the client cannot join: a share is damaged, or it was asked in this session before.
+        If the client cannot join: a share is damaged, it was asked in this session before, or the
+        server contradicts itself.
     """
     if JOIN not in content:
         if client.sums == "only":
@@ -195,12 +197,18 @@ def join(
     # Before the training: a question that is refused must have no effect, and a second one in
     # the same session would be another one.
     with _participant(custody, header.experiment_id) as participant:
-        threshold, roster = participant.seat(joined.session, header.server_round, step_of(header))
+        local, roster = participant.seat(joined.session, header.server_round, step_of(header))
+        believed = believed_sum(
+            cohort=bounds.cohort,
+            threshold=joined.threshold,
+            roster=roster,
+            local_threshold=local,
+            pinned=custody.pinned,
+            max_cohort=custody.policy.max_cohort,
+        )
+        custody.policy.check_sum(believed.clients)
         participant.join(joined, question_digest(content, without=OWN))
-    # In a sparse graph a client knows its share of the threshold, and no more can be true.
-    cohort = bounds.cohort if is_safe(bounds.cohort, roster, joined.threshold) else roster
-    least = min(joined.threshold, threshold * max(cohort, roster) // roster)
-    return Place(custody, header, joined, bounds, least)
+    return Place(custody, header, joined, bounds, believed)
 
 
 def step_of(header: Header) -> int:

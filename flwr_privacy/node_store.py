@@ -104,6 +104,11 @@ class NodeStore:
         """Whether the client's data are nobody's."""
         return not self.durable
 
+    @property
+    def pinned(self) -> int | None:
+        """How many clients the node knows by their keys, its own included; None without pins."""
+        return None if self.pins is None else len({*self.pins.clients, self.client_id})
+
     def note(self, experiment_id: str, name: str, value: str) -> None:
         """Keep a short text about an experiment, durably.
 

@@ -45,7 +45,7 @@ from .release import (
     PlannedRelease,
     check_code_limit,
     check_policy,
-    check_summed,
+    check_shares,
     check_unaccounted,
     check_unanswered,
     check_unsummed,
@@ -56,7 +56,7 @@ __all__ = ["Request", "answer", "check_going_on", "request_of", "run"]
 
 logger = logging.getLogger("flwr.privacy")
 
-_DELIVERY = frozenset({"summed", "code-limit"})
+_DELIVERY = frozenset({"summed", "honest", "certain", "code-limit"})
 """Entries that say how an answer is delivered; they do not change what is released."""
 
 _STOPPED = "stopped"  # name of the note that ends an experiment for the node
@@ -77,7 +77,8 @@ class Request:
     arrays : Mapping of str to ndarray
         The arrays that came with it.
     fields : Mapping
-        The scheme's own values, and ``summed`` and ``code-limit`` of the secure sum.
+        The scheme's own values; of the secure sum ``summed``, ``honest`` and ``certain``, what the
+        client believes of it (`flwr_privacy.secure_sum.trust`), and ``code-limit``.
     promises_dp : bool, default True
         Whether the client half promises differential privacy.
     """
@@ -237,8 +238,10 @@ def _noised(
 
 def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
     """Refuse what the node's operator does not allow."""
+    certain = 1.0
     if plan.parties:
-        check_summed(plan.parties, request.fields["summed"])
+        noised = plan.charge is not None
+        certain = check_shares(store, plan.parties, dict(request.fields), noised=noised)
     elif not request.fields["summed"]:
         check_unsummed(store.rules)
     if plan.largest_code:
@@ -256,8 +259,8 @@ def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
             store,
             scheme=request.scheme,
             unit=plan.unit,
-            noise_multiplier=plan.noise_multiplier,
-            sigma=plan.sigma,
+            noise_multiplier=plan.noise_multiplier * certain,
+            sigma=None if plan.sigma is None else plan.sigma * certain,
         )
 
 
@@ -434,5 +437,5 @@ def request_of(
     )
     named = {"experiment-id", "round", "request"}
     own = {key: value for key, value in fields.items() if key not in named}
-    own = {"summed": 0, "code-limit": 0, **own}
+    own = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0, **own}
     return Request(scheme, question, dict(arrays), own, promises_dp)

@@ -54,7 +54,8 @@ class Policy:
         Aggregators that this node trusts with answers without noise, sealed for them, in a scheme
         with tiers; their keys must be pinned too. By default none.
     min_summed : int, optional
-        Least number of clients in a secure sum, at least 2; the node then answers only within one.
+        Least number of clients in a secure sum, at least 2, without those beyond `max_cohort`; the
+        node then answers only within one.
     min_children : int, default 2
         Of an aggregator in a scheme with tiers: fewest children whose answers it averages, at least
         1.
@@ -65,7 +66,8 @@ class Policy:
         Types of the app's own messages (``"query.report"``) that are answered outside of the
         scheme. By default none of those that bring or return a record.
     max_cohort : int, optional
-        Largest number of clients in a secure sum that this node believes a server, at least 2.
+        Largest cohort of a secure sum that this node believes a server, at least 2. Clients beyond
+        it count as the server's.
     max_releases : int, optional
         Most releases that the node's ledger may ever hold, at least 0.
     max_releases_per_day : int, optional

@@ -1,6 +1,7 @@
 """A release that a server asks for: whether the policy and the budget allow it, and its entry."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,10 +15,11 @@ from .wire import Fields
 __all__ = [
     "ALLOW_UNPROTECTED",
     "ALLOW_VARIABLE",
+    "PINS_VARIABLE",
     "PlannedRelease",
     "check_code_limit",
     "check_policy",
-    "check_summed",
+    "check_shares",
     "check_unaccounted",
     "check_unanswered",
     "check_unprotected",
@@ -31,6 +33,9 @@ logger = logging.getLogger("flwr.privacy")
 ALLOW_UNPROTECTED = "privacy-allow-unprotected"
 ALLOW_VARIABLE = "FLWR_PRIVACY_ALLOW_UNPROTECTED"
 """Key of a node's configuration, and variable of its environment: schemes, with commas between."""
+
+PINS_VARIABLE = "FLWR_PRIVACY_PINS"
+"""Variable of a node's environment: the file with the other clients' long-term keys."""
 
 _UNPROVEN = "-unproven"  # ends the scheme of an entry whose cost is claimed, or is not all
 
@@ -189,26 +194,55 @@ def _log_declined(rules: NodeRules, error: DeclinedError) -> None:
     logger.warning("client %s declines: %s", rules.client_id, error)
 
 
-def check_summed(parties: int, least: int) -> None:
+def check_shares(store: NodeStore, parties: int, fields: Fields, *, noised: bool = True) -> float:
     """Decline to add a share of noise to what is not summed up with enough others.
 
     Parameters
     ----------
+    store : NodeStore
+        What the node keeps for the client.
     parties : int
         Honest clients for whose sum the shares are meant.
-    least : int
-        Least number of clients in the secure sum; 0 outside of one.
+    fields : Fields
+        What `SchemeClient.handle` got: what the client believes of the secure sum.
+    noised : bool, default True
+        Whether there is a share of noise; if not, the node needs no pins.
+
+    Returns
+    -------
+    float
+        Standard deviation of the noise that is in a sum whatever the server says, over that of the
+        whole noise: at most 1, and less only in a sparse graph.
 
     Raises
     ------
     DeclinedError
-        If there are fewer than that in the secure sum, or there is none.
+        If there is no secure sum, its server may have made up the others, or the client counts on
+        fewer honest ones.
     """
-    if least == 0 or least < parties:
-        where = f"in a secure sum of at least {least}" if least else "outside of a secure sum"
+    try:
+        _check_shares(store, parties, fields, noised)
+    except DeclinedError as error:
+        logger.warning("client %s declines: %s", store.client_id, error)
+        raise
+    return math.sqrt(min(1.0, fields["certain"] / parties))
+
+
+def _check_shares(store: NodeStore, parties: int, fields: Fields, noised: bool) -> None:
+    asked = f"noise in shares for a sum of at least {parties} honest clients was asked for"
+    if not fields["summed"]:
+        raise DeclinedError(f"{asked} outside of a secure sum: a share alone hides nothing")
+    if noised and not store.simulated and store.pins is None:
         raise DeclinedError(
-            f"noise in shares for a sum of at least {parties} honest clients was asked for "
-            f"{where} ({least} clients): a share alone hides nothing"
+            f"{asked}, and this node pins no keys: a server may have made up all other clients. "
+            "Name a file with their public keys as privacy-pins in the node's configuration or as "
+            f"{PINS_VARIABLE} in its environment"
+        )
+    if fields["honest"] < parties:
+        raise DeclinedError(
+            f"{asked} in a secure sum in which this node counts on {fields['honest']}: of the "
+            "clients that it pins, its policy's max_cohort and its own roster bear out, a fifth "
+            "may collude with the server"
         )
 
 

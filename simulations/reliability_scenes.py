@@ -150,6 +150,19 @@ def _nodes(count: int) -> list[dict[str, Any]]:
     return [{"partition-id": i, "num-partitions": count, SIMULATED: False} for i in range(count)]
 
 
+def _pinned_nodes(folder: Path) -> list[dict[str, Any]]:
+    """Return nodes that pin each other's keys: without pins they give no share of noise."""
+    nodes, publics = _nodes(CLIENTS), {}
+    pins = folder / "pins.toml"
+    for index, node in enumerate(nodes):
+        identity, key = Identity.generate(), folder / f"{index}.pem"
+        identity.write(key)
+        publics[str(index)] = identity.public
+        node |= {"privacy-identity": str(key), "privacy-pins": str(pins)}
+    pins.write_text(tomli_w.dumps({"clients": publics}), encoding="utf-8")
+    return nodes
+
+
 def _app(client: type[SchemeClient]) -> ClientApp:
     """Return an app whose local training moves every client elsewhere."""
     app = ClientApp(mods=[as_mod(client)])
@@ -350,6 +363,7 @@ SCENES = {
     "central-dp": Scene(
         title="Central DP, noise in shares of the clients",
         strategy=CentralDP,
+        nodes=_pinned_nodes,
         client=CentralDPClient,
         spots=_spots(_HELLO, _KEYS, "train", "shares"),
         options={"rounds": ROUNDS, "epsilon": 100.0},
@@ -374,6 +388,7 @@ SCENES = {
     "acfl-sum": Scene(
         title="ACFL under a secure sum",
         strategy=ACFL,
+        nodes=_pinned_nodes,
         client=ACFLClient,
         spots=_spots(_HELLO, Spot(phase="keys", server_round=0), _SETUP, "train", "shares"),
         start=lambda: {"W": np.zeros((3, 2))},

@@ -454,6 +454,7 @@ class ACFL(SchemeStrategy):
         """Return the bounds of the codes, noise included; everybody weighs 1."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
+        self.secure_sum.parties_of(len(clients))  # what clients would refuse ends the run
         return self.secure_sum.bounds(len(clients), code_limit=CODE_LIMIT, largest_weight=1)
 
     def aggregate_train(
@@ -640,7 +641,7 @@ class ACFL(SchemeStrategy):
             return 0
         cohort, settings = self._sums.cohort, self.secure_sum
         self._quorum = cohort, settings.threshold_of(cohort), settings.colluders_of(cohort)
-        return settings.honest_in_sums(cohort)
+        return settings.parties_of(cohort)
 
     def _model(self) -> NDArray[np.float64]:
         """Return the model as it is before the step."""

@@ -435,7 +435,7 @@ class CentralDP(SchemeStrategy):
         """Return the terms for a cohort of so many clients and a clipping norm."""
         schedule, parties = self._scheduled(), 1
         if self._mode["noise"] == DISTRIBUTED and self.secure_sum is not None:
-            parties = self.secure_sum.honest_in_sums(asked)
+            parties = self.secure_sum.parties_of(asked)
         bits = self._clipping["grid_bits"]
         if bits is None:
             spread = schedule.update_noise_multiplier * sensitivity(1.0, **self._mode)

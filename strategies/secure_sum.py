@@ -354,7 +354,13 @@ class SecureRounds:
                 f"clients have a key, {threshold - len(cohort)} are missing"
             )
         try:
-            graph = rosters(cohort, self._settings, seed=self._seed, server_round=server_round)
+            graph = rosters(
+                cohort,
+                self._settings,
+                seed=self._seed,
+                server_round=server_round,
+                drawn=len(asked),
+            )
         except InvalidParameterError as error:
             raise NotOpenedError(f"there is no sum of round {server_round}: {error}") from error
         session = Session(

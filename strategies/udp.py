@@ -396,7 +396,7 @@ class UDP(SchemeStrategy):
         self._loss = None  # of the round before
         plan, honest = self._begun(), 0
         if self.secure_sum is not None and self._sums is not None and self._wish.shared:
-            honest = self.secure_sum.honest_in_sums(self._sums.cohort)
+            honest = self.secure_sum.parties_of(self._sums.cohort)
         clients = self._wish.named()
         if self._wish.own_terms and not clients and self.federation.met:
             clients = self.federation.clients()
@@ -419,6 +419,8 @@ class UDP(SchemeStrategy):
         """Return the bounds of the codes, noise included, and of the weights."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
+        if self._wish.shared:  # what clients would refuse ends the run before they are asked
+            self.secure_sum.parties_of(len(clients))
         alike = self._wish.shared or self._wish.unit == USER_UNIT
         return self.secure_sum.bounds(
             len(clients), code_limit=CODE_LIMIT, largest_weight=1 if alike else None

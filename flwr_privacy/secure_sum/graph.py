@@ -6,6 +6,7 @@ sides (Bell et al., CCS 2020, section 4). It fails with a probability that `inse
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.identity import stream
@@ -21,7 +22,12 @@ _MOST_NEIGHBOURS = 254  # with itself a client deals to 255: as many as GF(2^8) 
 
 
 def rosters(
-    cohort: Sequence[str], settings: SecureSum, *, seed: int | str, server_round: int
+    cohort: Sequence[str],
+    settings: SecureSum,
+    *,
+    seed: int | str,
+    server_round: int,
+    drawn: int | None = None,
 ) -> dict[str, list[str]]:
     """Return for each client those with whom it shares masks, itself included, sorted.
 
@@ -35,6 +41,9 @@ def rosters(
         Root seed of the experiment.
     server_round : int
         Round; every round has another graph.
+    drawn : int, optional
+        How many clients were drawn, if some of them cannot take part. A graph over them all with
+        as many neighbours would be safe too, because that is what the clients can check.
 
     Raises
     ------
@@ -43,15 +52,19 @@ def rosters(
     """
     members = sorted(cohort)
     size = len(members)
+    sizes = {size, size if drawn is None else drawn}
     neighbours = settings.neighbours
     if neighbours is None:
-        neighbours = size - 1 if size <= COMPLETE_UP_TO else degree(size, settings)
-    elif neighbours < size - 1 and insecurity(size, neighbours, settings) > LARGEST_INSECURITY:
-        raise InvalidParameterError(
-            "secure_sum.neighbours",
-            neighbours,
-            f"at least {degree(size, settings)} in a cohort of {size}, or fewer colluders",
-        )
+        complete = size <= COMPLETE_UP_TO
+        neighbours = size - 1 if complete else max(degree(s, settings) for s in sizes)
+    elif neighbours < size - 1:
+        for each in sizes:
+            if insecurity(each, neighbours, settings) > LARGEST_INSECURITY:
+                raise InvalidParameterError(
+                    "secure_sum.neighbours",
+                    neighbours,
+                    f"at least {degree(each, settings)} in a cohort of {each}, or fewer colluders",
+                )
     if neighbours >= size - 1:
         return dict.fromkeys(members, members)
     order = stream(seed, "secure-sum-graph", server_round).permutation(size)
@@ -100,15 +113,16 @@ def degree(cohort: int, settings: SecureSum) -> int:
 def is_safe(cohort: int, roster: int, threshold: int) -> bool:
     """Tell whether a client may believe that its roster is one of a sparse graph.
 
-    A server that claims a large cohort around a small roster is not believed; which clients collude
-    a client does not know.
+    A server that claims a large cohort around a small roster is not believed. Which clients collude
+    a client does not know: a fifth of the cohort, and up to ``cohort - threshold`` are missing.
     """
     if cohort <= roster:
         return True
-    settings = SecureSum(threshold=min(max(threshold, 2), cohort), colluders=0)
+    settings = SecureSum(threshold=threshold, colluders=cohort // 5)
     return insecurity(cohort, roster - 1, settings) <= LARGEST_INSECURITY
 
 
+@lru_cache(maxsize=1024)  # every client of a simulation asks the same
 def insecurity(cohort: int, neighbours: int, settings: SecureSum) -> float:
     """Return a bound of the probability that a random graph does not protect every client.
 

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.grid import CODE_LIMIT, MOST_WEIGHT, Grid
 
-__all__ = ["COMPLETE_UP_TO", "Bounds", "SecureSum"]
+__all__ = ["COMPLETE_UP_TO", "LARGEST_COHORT", "Bounds", "SecureSum"]
 
 COMPLETE_UP_TO = 100
 """Clients of a cohort up to which everybody shares masks with everybody."""
+
+LARGEST_COHORT = 2**20
+"""Most clients of a cohort; a node refuses to hear of more."""
 
 _MOST_BITS = 64
 
@@ -163,6 +166,30 @@ class SecureSum:
             return 1
         return max(1, honest - (cohort - colluders) * (cohort - threshold) // honest)
 
+    def parties_of(self, cohort: int) -> int:
+        """Return over how many honest clients the noise of a sum may be split.
+
+        Raises
+        ------
+        InvalidParameterError
+            If `colluders` is less than a fifth of the cohort: clients would refuse.
+
+        Examples
+        --------
+        >>> SecureSum().parties_of(20)
+        7
+        """
+        fifth = cohort // 5
+        if self.colluders_of(cohort) < fifth:
+            raise InvalidParameterError(
+                "secure_sum.colluders",
+                self.colluders,
+                f"at least {fifth} with noise in shares: whatever a server says, a client reckons "
+                f"that a fifth of the {cohort} clients of a cohort collude with it, and refuses a "
+                "smaller share",
+            )
+        return self.honest_in_sums(cohort)
+
     def bounds(
         self,
         cohort: int,
@@ -217,7 +244,7 @@ class Bounds:
     Parameters
     ----------
     cohort : int
-        Number of clients, at least 2.
+        Number of clients, from 2 to 2^20.
     code_limit : int
         Codes lie between minus this and this.
     largest_weight : int
@@ -250,7 +277,7 @@ expected at least 23 for 100 clients with codes up to 32767 and weights up to 1
     total_weight: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("cohort", self.cohort, minimum=2, maximum=2**31)
+        check_integer("cohort", self.cohort, minimum=2, maximum=LARGEST_COHORT)
         check_integer("code_limit", self.code_limit, minimum=1, maximum=CODE_LIMIT)
         check_integer("largest_weight", self.largest_weight, minimum=1, maximum=2**31)
         check_integer(

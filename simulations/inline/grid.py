@@ -39,8 +39,8 @@ class InlineGrid(Grid):
     client_app : ClientApp or str
         The app; with workers a reference "module:attribute", because an app cannot be sent.
     nodes : int or sequence of mappings
-        Number of nodes with partitions 0, 1, ..., which may play any client; or the configuration
-        of each.
+        Number of simulated nodes with partitions 0, 1, ..., which may play any client; or the
+        configuration of each, which is a deployed node unless it says otherwise.
     run_config : mapping, optional
         The run's configuration, as `flwr run --run-config` gives it.
     faults : sequence of Fault
@@ -74,7 +74,8 @@ class InlineGrid(Grid):
     ) -> None:
         if isinstance(nodes, int):
             nodes = [
-                {"partition-id": i, "num-partitions": nodes, "cohorts": True} for i in range(nodes)
+                {"partition-id": i, "num-partitions": nodes, "cohorts": True, SIMULATED: True}
+                for i in range(nodes)
             ]
         self.run_id = secrets.randbits(62)
         self._run = empty_run(self.run_id)

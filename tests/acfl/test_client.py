@@ -287,7 +287,7 @@ def test_a_policy_declines_what_is_exact_whatever_the_setup_has(tmp_path: Path) 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("summed", "text"), [(0, "outside of a secure sum"), (2, "in a secure sum of at least 2")]
+    ("summed", "text"), [(0, "outside of a secure sum"), (2, "this node counts on 2")]
 )
 def test_a_share_is_given_to_enough_others_only(
     mode: str, summed: int, text: str, node: Node
@@ -311,6 +311,46 @@ def test_what_is_not_meant_for_a_sum_is_not_given_into_one(mode: str, node: Node
     with pytest.raises(ProtocolError, match="the noise needs"):
         node.set_up(setup_terms(**MODES[mode], **TOGETHER), **small)
     assert (node.loaded, node.entries()) == (0, [])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_deployed_node_without_pins_gives_no_share_of_noise(mode: str, node: Node) -> None:
+    """Where there is no noise, what is in a sum of clients that are made up is exact anyway."""
+    del node.config["privacy-pins"]
+    setup = setup_terms(**MODES[mode], **TOGETHER)
+    gradient = gradient_terms(**MODES[mode], **TOGETHER, alpha=0.0)
+    for ask in (lambda: node.set_up(setup, **SUMMED), lambda: node.descend(gradient, **SUMMED)):
+        declined = pytest.raises(DeclinedError, match="this node pins no keys")
+        with contextlib.nullcontext() if mode == "none" else declined:
+            ask()
+    assert node.entries() == []
+
+
+@pytest.mark.parametrize("what", ["setup", "gradient"])
+@pytest.mark.parametrize("limit", ["min_noise_multiplier", "min_sigma"])
+def test_the_policys_noise_is_that_which_a_sum_has_in_any_case(
+    what: str, limit: str, tmp_path: Path
+) -> None:
+    """With one client of three certain a sum may have 0.58 of the noise that is asked for."""
+    setup = setup_terms(**MODES["record"], **TOGETHER)
+    gradient = gradient_terms(**MODES["record"], **TOGETHER, alpha=0.0)
+    charge = (setup if what == "setup" else gradient).charge()
+    assert charge is not None
+    sigma = gradient.sigma
+    if what == "setup":
+        sigma = min(setup.sigma_features, setup.sigma_labels)
+    asked = charge.noise_multiplier if limit == "min_noise_multiplier" else sigma
+    node = Node(tmp_path, policy=f"{limit} = {0.9 * asked}")
+
+    def ask(certain: int) -> None:
+        place = {**SUMMED, "certain": certain}
+        _ = node.set_up(setup, **place) if what == "setup" else node.descend(gradient, **place)
+
+    with pytest.raises(DeclinedError, match=limit):
+        ask(certain=1)
+    assert (node.loaded, node.entries()) == (0, [])
+    ask(certain=3)
+    assert len(node.entries()) == 1
 
 
 def test_a_gradient_in_a_sum_is_given_once(node: Node) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from apps import MODEL
 from flwr.app import Context, RecordDict
+from pinned import pinned_nodes
 
 from flwr_privacy.accounting import spent
 from flwr_privacy.adaptive_clipping import COUNT_NAME
@@ -33,7 +34,8 @@ TERMS = Terms(
     grid=-20,
     parties=3,
 )
-QUESTION = {"experiment-id": "e", "round": 1, "request": 0, "summed": 3, "code-limit": 2**31 - 1}
+QUESTION = {"experiment-id": "e", "round": 1, "request": 0, "code-limit": 2**31 - 1}
+QUESTION |= {"summed": 3, "honest": 3, "certain": 3}  # what the client believes of the secure sum
 
 
 def changed(**values: Any) -> Terms:
@@ -48,7 +50,10 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = {"client-id": "ward-7", "privacy-state": str(folder)}
+        pins = folder.with_name(f"{folder.name}-pins")
+        pins.mkdir(exist_ok=True)
+        (own,) = pinned_nodes(pins, ["ward-7"])
+        self.config = {**own, "privacy-state": str(folder)}
         self.run_config: dict[str, Any] = {}
         self.trained = 0
 
@@ -79,22 +84,26 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("summed", "text"),
+    ("believed", "text"),
     [
-        (0, r"at least 3 honest clients was asked for outside of a secure sum \(0 clients\)"),
-        (2, r"at least 3 honest clients was asked for in a secure sum of at least 2 \(2 clients\)"),
+        ({"summed": 0}, r"at least 3 honest clients was asked for outside of a secure sum"),
+        (
+            {"honest": 2},
+            r"at least 3 honest clients was asked for in a secure sum in which this node counts "
+            "on 2",
+        ),
     ],
 )
 def test_a_share_is_not_added_to_what_is_not_summed_with_enough(
-    node: Node, summed: int, text: str
+    node: Node, believed: dict[str, int], text: str
 ) -> None:
     with pytest.raises(DeclinedError, match=text):
-        node.ask(summed=summed)
+        node.ask(**believed)
     with pytest.raises(DeclinedError, match="outside of a secure sum"):
         node.ask(changed(parties=1), summed=0)
     node.ask()
-    with pytest.raises(DeclinedError, match="a share alone hides nothing"):
-        node.ask(summed=summed)  # also of what it has answered before
+    with pytest.raises(DeclinedError, match=text):
+        node.ask(**believed)  # also of what it has answered before
     assert node.trained == 1
     assert len(node.charges()) == 1
 

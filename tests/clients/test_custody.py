@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from pinned import pinned_nodes
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.clients.custody import (
@@ -57,6 +58,17 @@ def enter(kept: Custody, server_round: int = 1) -> None:
         charge = Charge(noise_multiplier=1.25)
         book.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
     kept.replies.keep(question, b"noised")
+
+
+# -- Who -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", [["ward-1", "ward-2"], ["ward-1", "ward-2", "ward-7"]])
+def test_a_node_counts_itself_among_those_that_it_pins(tmp_path: Path, others: list[str]) -> None:
+    config = pinned_nodes(tmp_path, others)[0]
+    pins = {"privacy-state": str(tmp_path), "privacy-pins": config["privacy-pins"]}
+    assert custody(pins).pinned == 3
+    assert custody({"privacy-state": str(tmp_path)}).pinned is None
 
 
 # -- Where ---------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from apps import message_app, record, run_strategy, same
 from flwr.app import ConfigRecord, Message
+from pinned import pinned_nodes
 
 from flwr_privacy.channel import KeyPair
 from flwr_privacy.clients import SecureSumClient, as_mod
@@ -15,21 +16,6 @@ from flwr_privacy.secure_sum.messages import DEAL
 from flwr_privacy.strategies import FedAvg
 
 CLIENTS = ["ward-0", "ward-1", "ward-2"]
-
-
-def nodes(folder: Path, *, pinned: bool) -> list[dict[str, Any]]:
-    """Return the configuration of three nodes, each with a long-term key of its own."""
-    lines = ["[clients]"]
-    configs: list[dict[str, Any]] = []
-    for index, client in enumerate(CLIENTS):
-        identity = Identity.generate()
-        identity.write(folder / f"{client}.pem")
-        lines.append(f'"{client}" = "{identity.public}"')
-        config = {"client-id": client, "partition-id": index}
-        configs.append({**config, "privacy-identity": str(folder / f"{client}.pem")})
-    pins = folder / "pins.toml"
-    pins.write_text("\n".join(lines))
-    return [{**config, "privacy-pins": str(pins)} if pinned else config for config in configs]
 
 
 def swapping(victim: str, *, from_round: int) -> Any:
@@ -63,7 +49,7 @@ def trained(folder: Path, *, pinned: bool, before: Any = None, rounds: int = 1) 
         strategy,
         message_app([as_mod(SecureSumClient)]),
         arrays=record(),
-        nodes=nodes(folder, pinned=pinned),
+        nodes=pinned_nodes(folder, CLIENTS, pinned=pinned),
         num_rounds=rounds,
         before=before,
     )
@@ -100,7 +86,7 @@ def test_a_key_that_changes_within_a_run_is_refused_without_pins(
 def test_a_file_that_is_missing_is_the_nodes_own_trouble(
     missing: str, tmp_path: Path, caplog: Any
 ) -> None:
-    configs = nodes(tmp_path, pinned=True)
+    configs = pinned_nodes(tmp_path, CLIENTS)
     configs[0][missing] = str(tmp_path / "nowhere")
     strategy = FedAvg(seed=3, secure_sum=SecureSum(threshold=2), deadline=1.0)
     with caplog.at_level("ERROR", "flwr.privacy"):

@@ -12,6 +12,7 @@ from apps import message_app, model_of, record, run_strategy, same
 from conformance import Killed
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from pinned import pinned_nodes
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.clients import Trained, UDPClient, as_mod
@@ -65,11 +66,11 @@ def check_variance(noise: np.ndarray, sigma: float) -> None:
 @pytest.mark.parametrize(
     ("secure_sum", "parties", "lost"),
     [
-        (SecureSum(colluders=0), 3, ()),
-        (SecureSum(colluders=0), 3, (1, 4)),
+        (SecureSum(colluders=1), 2, ()),
+        (SecureSum(colluders=1), 2, (1, 4)),
         (SecureSum(colluders=2), 1, ()),
         (SecureSum(threshold=5), 4, ()),  # by default a fifth of them may collude
-        (SecureSum(threshold=5, colluders=0), 5, ()),
+        (SecureSum(threshold=4), 3, (2,)),
     ],
 )
 def test_a_sum_has_the_noise_of_its_shares_and_at_least_what_is_charged(
@@ -118,7 +119,7 @@ def test_the_noise_of_a_sum_is_that_many_times_less_than_with_noise_of_each() ->
 
 
 def test_below_the_threshold_nothing_is_opened_and_the_model_stays(tmp_path: Path) -> None:
-    strategy = UDP(shared_noise=True, secure_sum=SecureSum(colluders=0), seed=1)
+    strategy = UDP(shared_noise=True, secure_sum=SecureSum(), seed=1)
     faults = [Fault(kind="drop", client=str(i), server_round=1) for i in (0, 1, 2)]
     models: list[ArrayRecord] = []
     result = run_strategy(
@@ -305,7 +306,8 @@ TERMS = Terms(
 class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config: dict[str, Any] = {"client-id": "w", "privacy-state": str(folder)}
+        (own,) = pinned_nodes(folder, ["w"])
+        self.config: dict[str, Any] = {**own, "privacy-state": str(folder)}
         self.trained = 0
 
     def ask(self, terms: Terms = TERMS, **changes: Any) -> Any:
@@ -314,7 +316,7 @@ class Node:
             return Trained(start, {})
 
         question = {"experiment-id": "e", "round": 1, "request": 0}
-        summed = {"summed": 3, "code-limit": CODE_LIMIT}
+        summed = {"summed": 3, "honest": 3, "certain": 3, "code-limit": CODE_LIMIT}
         fields = {**write(terms), **question, **summed, **changes}
         client = UDPClient(None, Context(1, 1, self.config, RecordDict(), {}))
         return client.handle("train", BIG, fields, train)
@@ -329,14 +331,18 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("least", "text"),
-    [(0, "outside of a secure sum"), (1, "at least 1"), (2, "in a secure sum of at least 2")],
+    ("believed", "text"),
+    [
+        ({"summed": 0}, "outside of a secure sum"),
+        ({"honest": 1}, "counts on 1"),
+        ({"honest": 2}, "counts on 2"),
+    ],
 )
 def test_a_share_is_not_given_to_fewer_than_it_is_meant_for(
-    node: Node, least: int, text: str
+    node: Node, believed: dict[str, int], text: str
 ) -> None:
     with pytest.raises(DeclinedError, match=text):
-        node.ask(summed=least)
+        node.ask(**believed)
     assert (node.trained, node.charges()) == (0, [])
 
 
@@ -349,7 +355,7 @@ def test_a_question_is_answered_once(node: Node) -> None:
     with pytest.raises(DeclinedError, match="the question of round 1 was answered before"):
         node.ask()
     assert (node.trained, len(node.charges())) == (1, 1)
-    node.ask(round=2, summed=50)  # more are as good
+    node.ask(round=2, summed=50, honest=40, certain=40)  # more are as good
     assert node.charges() == [Charge(noise_multiplier=2.0, gap=1e-3)] * 2
 
 
