@@ -658,7 +658,7 @@ class Rehearsal:
             (shape, dtype), (label_shape, label_dtype) = self.layout
             made = np.zeros((count, *shape), dtype)
             if np.issubdtype(dtype, np.floating):
-                made = draws.standard_normal(made.shape).astype(dtype)
+                made = np.asarray(draws.standard_normal(made.shape)).astype(dtype)
             return made, np.zeros((count, *label_shape), label_dtype)
 
         began = time.perf_counter()

@@ -132,7 +132,7 @@ class Descent(Job[float]):
                 for p in self._model.parameters()
                 if p.requires_grad and p.grad is not None
             ]
-        return value if all(bool(t.isfinite().all()) for t in (value, *ends)) else None
+        return value if all(map(_all_finite, (value, *ends))) else None
 
     def may_wait(self) -> bool:
         """Tell whether no mode of torch is on that would hold for other clients too."""
@@ -263,6 +263,11 @@ def _of_equal_length(batches: Sequence[Sequence[Tensor]], number: int) -> list[l
 def _where(fine: Tensor, rows: Tensor) -> Tensor:
     """Return the tensors of some clients, with zeros for those who are not fine."""
     return rows.masked_fill(~fine.view(-1, *[1] * (rows.ndim - 1)), 0)
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    # Many times faster than `isfinite` of each number; NaN is both the least and the largest.
+    return not tensor.numel() or all(bool(end.isfinite()) for end in torch.aminmax(tensor))
 
 
 def _rows(clients: list[int], count: int) -> slice | list[int]:
