@@ -6,20 +6,31 @@ only if they are the asked steps from the arrays that it handed out. So it opens
 `flwr_privacy.clients.torch.train_per_record`, reads the plan and leaves a `PerRecordStep` there,
 which knows the arrays before and after by their digests. In the same way `asked_loss` gets the mean
 of losses that were clipped one by one, from `flwr_privacy.clients.torch.evaluate_per_record`.
+
+Before the first charge a scheme may open a scope with `counted`: in it a trainer tells the number
+of its records, tries itself on generated ones, and ends the user's function.
 """
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    check_choice,
+    check_integer,
+    check_number,
+)
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.udp.sensitivity import RECORD_UNIT, check_steps, sensitivity
 from flwr_privacy.updates import SMALLEST_NORM
+from flwr_privacy.wire import EVALUATE, TRAIN
 
 from .certificates import Request, check_same, chosen, digests, opened
 
@@ -29,16 +40,21 @@ __all__ = [
     "PerRecordLoss",
     "PerRecordPlan",
     "PerRecordStep",
+    "Rehearsal",
+    "RehearsedError",
     "StepRequest",
     "asked",
     "asked_loss",
     "certify",
     "certify_loss",
     "check_cap",
+    "counted",
     "current_cap",
     "current_plan",
+    "declared_losses",
     "digests",
     "in_step",
+    "rehearse",
 ]
 
 ROUNDING = 1e-3
@@ -78,6 +94,11 @@ class PerRecordPlan:
         Which sensitivity several steps have; see `flwr_privacy.udp.sensitivity.BOUNDS`. For
         ``convex`` the trainer checks that the model is linear with one output, and whoever asks
         vouches for the loss and the learning rate.
+    records : int, optional
+        Number of records that the node has declared, at least 1. The steps, the divisor and the
+        sensitivity are those of so many, whatever the data set has: records beyond it are left out,
+        and missing ones count as zero. By default the data set says how many there are, and the
+        sensitivity is only known with it.
 
     Raises
     ------
@@ -91,6 +112,7 @@ class PerRecordPlan:
     epochs: int = 1
     batch_size: int | None = None
     bound: str = "general"
+    records: int | None = None
 
     def __post_init__(self) -> None:
         check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
@@ -104,8 +126,30 @@ class PerRecordPlan:
             batch_size=self.batch_size,
             bound=self.bound,
         )
+        if self.records is not None:
+            self.sensitivity()  # raises if there are none, or fewer than a batch has
 
-    def batch(self, records: int) -> float:
+    def count(self, records: int | None = None) -> int:
+        """Return the number of records that the steps are for: the declared one, or else `records`.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there is neither.
+
+        Examples
+        --------
+        >>> PerRecordPlan(clipping_norm=1.0, learning_rate=0.5).count(600)
+        600
+        >>> PerRecordPlan(clipping_norm=1.0, learning_rate=0.5, records=500).count(600)
+        500
+        """
+        count = records if self.records is None else self.records
+        if count is None:
+            raise InvalidParameterError("records", None, "a number, as the plan declares none")
+        return count
+
+    def batch(self, records: int | None = None) -> float:
         """Return b, the expected number of records in a step, by which its sum is divided.
 
         Examples
@@ -113,9 +157,11 @@ class PerRecordPlan:
         >>> PerRecordPlan(clipping_norm=1.0, learning_rate=0.5, sampling_rate=0.25).batch(600)
         150.0
         """
-        return self.sampling_rate * records if self.batch_size is None else self.batch_size
+        if self.batch_size is not None:
+            return self.batch_size
+        return self.sampling_rate * self.count(records)
 
-    def steps(self, records: int) -> int:
+    def steps(self, records: int | None = None) -> int:
         """Return the number of steps.
 
         Examples
@@ -124,21 +170,25 @@ class PerRecordPlan:
         >>> plan.steps(800)
         14
         """
-        return self.epochs * (1 if self.batch_size is None else -(-records // self.batch_size))
+        if self.batch_size is None:
+            return self.epochs
+        return self.epochs * -(-self.count(records) // self.batch_size)
 
-    def sensitivity(self, records: int) -> float:
+    def sensitivity(self, records: int | None = None) -> float:
         """Return the sensitivity of the exact steps: `flwr_privacy.udp.sensitivity.sensitivity`.
+
+        Where the plan declares the number of records, `records` plays no part.
 
         Raises
         ------
         InvalidParameterError
-            If there are no records, or fewer than a batch has.
+            If there are no records, or fewer than a batch has, or nobody says how many.
         """
         return sensitivity(
             RECORD_UNIT,
             clipping_norm=self.clipping_norm,
             learning_rate=self.learning_rate,
-            records=records,
+            records=self.count(records),
             sampling_rate=self.sampling_rate,
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -158,7 +208,8 @@ class PerRecordStep:
     plan : PerRecordPlan
         What was done.
     records : int
-        Number of records n of the data set, whether they were in the steps or not. It is public.
+        Number of records n of the data set, whether they were in the steps or not; the declared one
+        where the plan has it. It is public.
     before, after : tuple of bytes
         `digests` of the model's arrays before and after the training.
     rounding : float, default 0.0
@@ -171,11 +222,15 @@ class PerRecordStep:
     `sensitivity` bounds the L2 distance between the arrays after this training and after the same
     training on a data set in which one record was replaced by another, in the same place; with
     sampling, for every choice of records. A record that was put into the data set several times
-    counts as that many records. With the bound ``convex`` this rests on what whoever asks vouches
-    for; with ``unproven`` and more than one step it does not hold.
+    counts as that many records. With a declared number the data set may also have one record fewer
+    at its end. With the bound ``convex`` this rests on what whoever asks vouches for; with
+    ``unproven`` and more than one step it does not hold.
 
-    Not covered: that a training is refused because a gradient is not finite; anything that the user
-    derives from the records besides it, such as a loss.
+    It holds for every record: one whose gradient is not finite, or for which the model or the loss
+    raises, counts as zero, and the others as if it were an ordinary one.
+
+    Not covered: how long the training takes; that it fails because memory or a device is lacking;
+    anything that the user derives from the records besides it, such as a loss.
 
     Examples
     --------
@@ -248,9 +303,9 @@ class PerRecordLoss:
     cap : float
         What each record's loss was clipped to, from 0; above 0.
     records : int
-        Number of records, at least 1. It is public.
+        Number of records, at least 1; the declared one where the scheme has it. It is public.
     mean : float
-        Mean of the clipped losses.
+        Mean of the clipped losses over that number.
     model : tuple of bytes
         `digests` of the arrays of the model that was evaluated.
 
@@ -343,9 +398,11 @@ class StepRequest(Request[PerRecordStep]):
         )
 
     def _differing(self, certificate: PerRecordStep) -> str:
-        if certificate.plan == self.plan:
-            return ""
-        return f"the scheme asks for a training by {self.plan}, done was one by {certificate.plan}"
+        if certificate.plan != self.plan:
+            return (
+                f"the scheme asks for a training by {self.plan}, done was one by {certificate.plan}"
+            )
+        return _not_declared(self.plan.records, certificate.records)
 
 
 _request: ContextVar[StepRequest | None] = ContextVar("flwr_privacy_per_record", default=None)
@@ -386,6 +443,8 @@ def current_plan() -> PerRecordPlan | None:
 def in_step(plan: PerRecordPlan, records: int) -> NDArray[np.bool_]:
     """Choose the records of a step, each with the plan's sampling rate, exact to 2**-64.
 
+    Where the plan declares the number of records, so many are chosen from, whatever `records` says.
+
     Returns
     -------
     (records,) bool ndarray
@@ -398,7 +457,7 @@ def in_step(plan: PerRecordPlan, records: int) -> NDArray[np.bool_]:
     """
     request = _request.get()
     random = SecureRandom() if request is None else request.random
-    return chosen(records, plan.sampling_rate, random)
+    return chosen(plan.count(records), plan.sampling_rate, random)
 
 
 def certify(step: PerRecordStep) -> None:
@@ -423,11 +482,14 @@ class LossRequest(Request[PerRecordLoss]):
     ----------
     cap : float
         What the scheme asks each record's loss to be clipped to.
+    records : int, optional
+        Number of records that the node has declared.
     """
 
-    def __init__(self, cap: float) -> None:
+    def __init__(self, cap: float, records: int | None = None) -> None:
         super().__init__()
         self.cap = check_cap("cap", cap)
+        self.records = None if records is None else check_integer("records", records, minimum=1)
 
     @property
     def loss(self) -> PerRecordLoss:
@@ -450,18 +512,18 @@ class LossRequest(Request[PerRecordLoss]):
         return f"the evaluation measured {count} per-record losses: the noise of a round is for one"
 
     def _differing(self, certificate: PerRecordLoss) -> str:
-        if certificate.cap == self.cap:
-            return ""
-        return (
-            f"the scheme asks for losses clipped to {self.cap}, measured were some clipped to "
-            f"{certificate.cap}"
-        )
+        if certificate.cap != self.cap:
+            return (
+                f"the scheme asks for losses clipped to {self.cap}, measured were some clipped to "
+                f"{certificate.cap}"
+            )
+        return _not_declared(self.records, certificate.records)
 
 
 _loss_request: ContextVar[LossRequest | None] = ContextVar("flwr_privacy_loss", default=None)
 
 
-def asked_loss(cap: float) -> AbstractContextManager[LossRequest]:
+def asked_loss(cap: float, *, records: int | None = None) -> AbstractContextManager[LossRequest]:
     """Open a scope in which the user's evaluation is to measure exactly one per-record loss.
 
     Take `LossRequest.loss` once the evaluation is over, and `PerRecordLoss.check` it against the
@@ -471,11 +533,14 @@ def asked_loss(cap: float) -> AbstractContextManager[LossRequest]:
     ----------
     cap : float
         What each record's loss is to be clipped to, above 0.
+    records : int, optional
+        Number of records that the node has declared, at least 1. The mean is over so many, whatever
+        the data set has: records beyond it are left out, and a missing one counts as a loss of 0.
 
     Raises
     ------
     InvalidParameterError
-        If the cap is not allowed.
+        If a value is not allowed.
 
     Examples
     --------
@@ -484,13 +549,19 @@ def asked_loss(cap: float) -> AbstractContextManager[LossRequest]:
     >>> request.loss.records, current_cap()
     (10, None)
     """
-    return opened(_loss_request, LossRequest(cap))
+    return opened(_loss_request, LossRequest(cap, records))
 
 
 def current_cap() -> float | None:
     """Return what the scheme around the evaluation asks losses to be clipped to; None without."""
     request = _loss_request.get()
     return None if request is None else request.cap
+
+
+def declared_losses() -> int | None:
+    """Return how many records the scheme around the evaluation declares; None if it does not."""
+    request = _loss_request.get()
+    return None if request is None else request.records
 
 
 def certify_loss(loss: PerRecordLoss) -> None:
@@ -517,3 +588,153 @@ def check_cap(parameter: str, cap: float) -> float:
     if check_number(parameter, cap) <= 0:
         raise InvalidParameterError(parameter, cap, "a number above 0")
     return cap
+
+
+def _not_declared(declared: int | None, done: int) -> str:
+    if declared in (None, done):
+        return ""
+    return f"{declared} records are declared, and the certificate is for {done}"
+
+
+class RehearsedError(BaseException):
+    """Ends the user's function once a rehearsal knows what it needs. It is no error of anybody's.
+
+    It is no `Exception`, so that a user's function with ``except Exception`` ends too and does not
+    go on to train on the records in another way. `counted` stops it.
+    """
+
+
+Generated = Callable[[int], tuple[NDArray[Any], NDArray[Any]]]
+"""From a number of records to features and labels that look like the user's."""
+
+
+class Rehearsal:
+    """What a scope that `counted` opened has learned. Nothing of it depends on a record's values.
+
+    Parameters
+    ----------
+    kind : {"train", "evaluate"}
+        Whether trainers or evaluators are rehearsed; the others work as always.
+
+    Attributes
+    ----------
+    records : int or None
+        Number of records that the trainer was given first; None if it was not called.
+    layout : tuple of pairs of shape and dtype
+        What features and label of one record look like.
+    seconds : float
+        How long the generated records took.
+    error : Exception or None
+        What the generated records raised, or a check of the settings and the model.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = check_choice("kind", kind, (TRAIN, EVALUATE))
+        self.records: int | None = None
+        self.layout: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = ()
+        self.seconds = 0.0
+        self.error: Exception | None = None
+
+    @property
+    def called(self) -> bool:
+        """Whether the user's function called a trainer (an evaluator)."""
+        return self.records is not None
+
+    def of(
+        self, features: NDArray[Any], labels: NDArray[Any], work: Callable[[Generated], None]
+    ) -> None:
+        """Note the number of the records and do the work on generated ones. The first call counts.
+
+        The features are standard normal, or zeros where they are no floating-point numbers; the
+        labels are zeros.
+        """
+        if self.called:
+            return
+        self.records = len(labels)
+        self.layout = tuple((part.shape[1:], part.dtype) for part in (features, labels))
+        draws = np.random.default_rng(0)
+
+        def generated(count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+            (shape, dtype), (label_shape, label_dtype) = self.layout
+            made = np.zeros((count, *shape), dtype)
+            if np.issubdtype(dtype, np.floating):
+                made = np.asarray(draws.standard_normal(made.shape)).astype(dtype)
+            return made, np.zeros((count, *label_shape), label_dtype)
+
+        began = time.perf_counter()
+        try:
+            work(generated)
+        # The model and the loss are the user's: whatever they raise, a rehearsal is to tell it.
+        except Exception as error:  # noqa: BLE001
+            self.error = error
+        self.seconds = time.perf_counter() - began
+
+
+_rehearsal: ContextVar[Rehearsal | None] = ContextVar("flwr_privacy_rehearsal", default=None)
+
+
+@contextmanager
+def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
+    """Open a scope in which the user's function only tells the number of its records.
+
+    A trainer that the user calls in it looks at no value of its features and labels. It tries
+    itself on generated records of the same layout and then ends the user's function. What the
+    function raises after that is of no interest, and stops here. Open it inside of `asked`
+    (`asked_loss`), so that the settings of the scheme are rehearsed too.
+
+    Parameters
+    ----------
+    kind : {"train", "evaluate"}, default "train"
+        Whether trainers or evaluators are rehearsed.
+
+    Examples
+    --------
+    >>> def users_function():
+    ...     rehearse(TRAIN, np.zeros((10, 3)), np.zeros(10), work=lambda generated: None)
+    ...     raise RuntimeError("never reached")
+    >>> with counted() as rehearsal:
+    ...     users_function()
+    >>> rehearsal.records, rehearsal.error
+    (10, None)
+    """
+    rehearsal = Rehearsal(kind)
+    try:
+        with opened(_rehearsal, rehearsal):
+            yield rehearsal
+    except RehearsedError:
+        pass
+    # A user's function may catch what ends it, and raise something of its own.
+    except Exception:
+        if not rehearsal.called:
+            raise
+
+
+def rehearse(
+    kind: str,
+    features: NDArray[Any],
+    labels: NDArray[Any],
+    work: Callable[[Generated], None],
+) -> None:
+    """In a scope of `counted`, do `work` on generated records and end the user's function.
+
+    A trainer calls this first. Outside of such a scope, or in one of another kind, it does nothing.
+
+    Parameters
+    ----------
+    kind : {"train", "evaluate"}
+        What the caller does.
+    features, labels : ndarray
+        The user's records.
+    work : callable
+        What is to be tried; it gets a function that generates records.
+
+    Raises
+    ------
+    RehearsedError
+        In such a scope, always.
+    """
+    rehearsal = _rehearsal.get()
+    if rehearsal is None or rehearsal.kind != kind:
+        return
+    rehearsal.of(features, labels, work)
+    raise RehearsedError("the rehearsal has what it needs")

@@ -88,8 +88,10 @@ class PoissonSteps:
 
     This covers each entry of the data set that the trainer was given. A record that was put into it
     several times counts as that many, and what the user chose before (a loader, dropped or added
-    records) is not seen here. Not covered either: that a training is refused or fails, how long it
-    takes, and what the user derives from the records besides it, such as a loss.
+    records) is not seen here. A step that fails is left out, which is a matter of the records that
+    it took. Not covered: that a training fails because memory or a device is lacking, or in a
+    loop of the user's own; how long it takes; what the user derives from the records besides it,
+    such as a loss.
 
     Examples
     --------

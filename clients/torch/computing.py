@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Loss", "allotted_device", "one_thread"]
+__all__ = ["Loss", "allotted_device", "one_thread", "raise_resource_error"]
 
 Loss = Callable[[Any, Tensor], Tensor]
 """From the model's output for a batch and the batch of its labels to the (mean) loss."""
@@ -32,3 +32,17 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def raise_resource_error(error: Exception) -> None:
+    """Raise an error again if it says that memory or a device is lacking.
+
+    Any other error of a model or a loss may be due to the records that they were given.
+    """
+    lost = getattr(torch, "AcceleratorError", ())  # new in torch 2.8
+    # On a CPU torch has no type of its own for it. A device is lost after a kernel's assertion.
+    signs = ("DefaultCPUAllocator", "CUDA error")
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError, lost)) or (
+        type(error) is RuntimeError and any(sign in str(error) for sign in signs)
+    ):
+        raise error

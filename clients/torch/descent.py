@@ -6,7 +6,7 @@ each client would compute by itself, up to rounding.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from flwr_privacy.clients.job import Job
 from flwr_privacy.errors import check_number
 from flwr_privacy.identity import derive_seed
 
-from .computing import Loss, allotted_device, one_thread
+from .computing import Loss, allotted_device, one_thread, raise_resource_error
 from .stacked import ModelState, name_of, none_in_force, same_loss, stack_of
 
 __all__ = ["Descent"]
@@ -30,15 +30,16 @@ Two orders of sums differ by about 1e-7 in a step, and steps can make more of it
 find, such as a loss of which one part has no effect, differs by more.
 """
 
-Done = tuple[dict[str, Tensor], float]
-"""The parameters and buffers of a client by name, and its mean loss."""
+Done = tuple[dict[str, Tensor], float, int]
+"""The parameters and buffers of a client by name, its mean loss, and the steps left out."""
 
 
 class Descent(Job[float]):
     """A step on each batch, in place; the result is the mean loss per record.
 
     The parameters are those of `flwr_privacy.clients.torch.train`; the batches are places of
-    records, and an empty one moves nothing.
+    records, and an empty one moves nothing. Where it is `total`, a step that raises, or whose loss
+    or weights are not finite, moves nothing either.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Descent(Job[float]):
         seed: int,
         loss: Loss,
         device: str | None,
+        total: bool = False,
     ) -> None:
         check_number("learning_rate", learning_rate, minimum=0)
         check_number("perturbation", perturbation, minimum=0)
@@ -63,6 +65,9 @@ class Descent(Job[float]):
         self._learning_rate, self._perturbation = learning_rate, perturbation
         self._seed = seed
         self._loss = loss
+        self._total = total
+        self.left_out = 0
+        """How many steps were left out, if this one was done alone or has finished."""
         self._state: ModelState | None = None
         self._tensors: tuple[Tensor, Tensor] | None = None
 
@@ -78,29 +83,56 @@ class Descent(Job[float]):
         last_layer = _last_layer(self._model) if self._perturbation else {}
         noise = torch.Generator().manual_seed(derive_seed(self._seed, "perturbation"))
         total, seen = torch.zeros((), device=self._device), 0
+        self.left_out = 0
+
+        def backward(batch: Tensor) -> Tensor:
+            value = self._loss(self._model(inputs[batch]), targets[batch])
+            objective = value
+            if self._perturbation:
+                moved = {
+                    name: p + self._perturbation * torch.randn(p.shape, generator=noise).to(p)
+                    for name, p in last_layer.items()
+                }
+                outputs = functional_call(self._model, moved, (inputs[batch],))
+                objective = value + self._loss(outputs, targets[batch])
+            objective.backward()  # type: ignore[no-untyped-call]
+            return value.detach()
+
         with one_thread():
             for places in self._batches:
                 if len(places) == 0:
                     continue
                 batch = places.to(self._device)
-                value = self._loss(self._model(inputs[batch]), targets[batch])
-                objective = value
-                if self._perturbation:
-                    moved = {
-                        name: p + self._perturbation * torch.randn(p.shape, generator=noise).to(p)
-                        for name, p in last_layer.items()
-                    }
-                    outputs = functional_call(self._model, moved, (inputs[batch],))
-                    objective = value + self._loss(outputs, targets[batch])
-                objective.backward()  # type: ignore[no-untyped-call]
+                value = self._tried(backward, batch) if self._total else backward(batch)
+                if value is None:
+                    self.left_out += 1
+                    for parameter in parameters:
+                        parameter.grad = None
+                    continue
                 with torch.no_grad():
                     for parameter in parameters:
                         if parameter.grad is not None:
                             parameter.add_(parameter.grad, alpha=-self._learning_rate)
                             parameter.grad = None
-                total += value.detach() * len(batch)
+                total += value * len(batch)
                 seen += len(batch)
         return float(total) / seen if seen else 0.0
+
+    def _tried(self, backward: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor | None:
+        """Return the loss of a batch; None if it raises or the step is not finite."""
+        try:
+            value = backward(batch)
+        # The model and the loss are the user's, and any error may be that of a record.
+        except Exception as error:  # noqa: BLE001
+            raise_resource_error(error)
+            return None
+        with torch.no_grad():
+            ends = [
+                torch.add(p, p.grad, alpha=-self._learning_rate)
+                for p in self._model.parameters()
+                if p.requires_grad and p.grad is not None
+            ]
+        return value if all(map(_all_finite, (value, *ends))) else None
 
     def may_wait(self) -> bool:
         """Tell whether no mode of torch is on that would hold for other clients too."""
@@ -124,6 +156,7 @@ class Descent(Job[float]):
             and self._left()[0].computes_like(other._left()[0])
             and same_loss(self._loss, other._loss)
             and self._learning_rate == other._learning_rate
+            and self._total == other._total
             and self._device == other._device
             and self._looks() == other._looks()
             and not self._perturbation
@@ -139,6 +172,7 @@ class Descent(Job[float]):
         firsts = torch.tensor([0] + [len(targets) for _, targets in tensors]).cumsum(0)
         batches = [list(job._batches) for job in jobs]
         totals, seen = torch.zeros(len(jobs), device=self._device), torch.zeros(len(jobs))
+        left_out = torch.zeros(len(jobs), dtype=torch.int64)
 
         def mean_loss(
             own: dict[str, Tensor], others: dict[str, Tensor], batch: Tensor, classes: Tensor
@@ -156,6 +190,12 @@ class Descent(Job[float]):
                     others = {name: t[rows] for name, t in fixed.items()}
                     where = places.to(self._device)
                     gradients, values = step(own, others, inputs[where], targets[where])
+                    fine = torch.ones(len(clients), dtype=torch.bool)
+                    if self._total:
+                        fine = self._finite(own, gradients, values)
+                        left_out[rows] += (~fine).cpu()
+                        gradients = {name: _where(fine, g) for name, g in gradients.items()}
+                        values, fine = _where(fine, values), fine.cpu()
                     for name, gradient in gradients.items():
                         own[name].add_(gradient, alpha=-self._learning_rate)
                     if not isinstance(rows, slice):  # they are copies then
@@ -163,17 +203,27 @@ class Descent(Job[float]):
                             for name, tensor in part.items():
                                 whole[name][rows] = tensor
                     totals[rows] += values * places.shape[1]
-                    seen[rows] += places.shape[1]
+                    seen[rows] += places.shape[1] * fine
         means = [t / max(n, 1) for t, n in zip(totals.tolist(), seen.tolist(), strict=True)]
         trained = weights | fixed  # with statistics of batch normalisation among them
         return [
-            ({name: tensor[place] for name, tensor in trained.items()}, mean)
+            ({name: tensor[place] for name, tensor in trained.items()}, mean, int(left_out[place]))
             for place, mean in enumerate(means)
         ]
 
+    def _finite(
+        self, weights: dict[str, Tensor], gradients: dict[str, Tensor], values: Tensor
+    ) -> Tensor:
+        """Tell for each client whether its loss, and its weights after a step, are finite."""
+        fine = values.isfinite()
+        for name, gradient in gradients.items():
+            ends = weights[name].add(gradient, alpha=-self._learning_rate)
+            fine &= ends.reshape(len(fine), -1).isfinite().all(dim=1)
+        return fine
+
     def alike(self, done: Done) -> bool:
         """Train alone to see whether it comes to the same weights, buffers and loss."""
-        trained, mean = done
+        trained, mean, _ = done
         state, _ = self._left()
         own = self.alone()
         now, start = state.now(), {**state.trainable, **state.fixed}
@@ -183,7 +233,7 @@ class Descent(Job[float]):
 
     def finish(self, done: Done) -> float:
         """Put the trained parameters into the client's model."""
-        trained, mean = done
+        trained, mean, self.left_out = done
         state, _ = self._left()
         state.put_back(trained)
         return mean
@@ -208,6 +258,16 @@ def _of_equal_length(batches: Sequence[Sequence[Tensor]], number: int) -> list[l
         if number < len(own) and len(own[number]):
             groups[len(own[number])].append(client)
     return list(groups.values())
+
+
+def _where(fine: Tensor, rows: Tensor) -> Tensor:
+    """Return the tensors of some clients, with zeros for those who are not fine."""
+    return rows.masked_fill(~fine.view(-1, *[1] * (rows.ndim - 1)), 0)
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    # Many times faster than `isfinite` of each number; NaN is both the least and the largest.
+    return not tensor.numel() or all(bool(end.isfinite()) for end in torch.aminmax(tensor))
 
 
 def _rows(clients: list[int], count: int) -> slice | list[int]:

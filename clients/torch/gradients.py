@@ -14,14 +14,20 @@ Norms and sums are computed in float64: a sum of n vectors in float32 could be o
 Within a block of 64 records it is 2.5e-4, and a record that is replaced by another in the same
 place leaves every other block as it was, bit for bit. So where that is all that is asked, products
 of matrices may be in float32 within a block; it is twice as fast.
+
+Nothing that a record does may show in the gradients of the others, in no bit: whoever chooses the
+weights can make much of a rounding. So where a batch raises, the records for which it raises are
+found, and it is computed anew with others in their places, in the same shape and with the same
+random numbers.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,15 +39,23 @@ from torch.nn.utils.rnn import pad_sequence
 from flwr_privacy.clients.job import Job
 from flwr_privacy.errors import InvalidParameterError
 
-from .computing import Loss, one_thread
+from .computing import Loss, one_thread, raise_resource_error
 from .stacked import ModelState, name_of, none_in_force, same_loss, stack_of
 
-__all__ = ["Gradients", "GradientsJob", "RecordGradients", "record_losses"]
+__all__ = ["Gradients", "GradientsJob", "RecordGradients", "for_each", "record_losses"]
 
 _BLOCK = 64  # records
 _ROUNDING = 1e-3  # share of the gradients by which those of several clients at once may differ
 _LARGEST_INPUT = 2.0**20  # in a product in float32
+_LARGEST_NORM = 1e50
+"""Of a gradient, or of a factor of one: the rest of what float64 can hold is for its products.
+
+So a norm is never too small where squares vanish: they do below 1e-162, and the product with 1e50
+is less than any norm that is clipped to. Nothing in float32 is as large.
+"""
 _FAST_MATH = ("DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE")  # of oneDNN, on ARM
+
+Rows = TypeVar("Rows")
 
 _Tap = Callable[[str, nn.Linear, Tensor, Tensor], Tensor]
 """From the name of a layer, the layer, its input and output to what goes on as its output."""
@@ -65,6 +79,8 @@ class Gradients:
     def norms(self, copies: Mapping[str, int]) -> Tensor:
         """Return the L2 norm of each record's gradient over all parameters, (B,) float64.
 
+        It is NaN where the gradient is not finite, or too large to be clipped (`_LARGEST_NORM`).
+
         Parameters
         ----------
         copies : Mapping of str to int
@@ -72,7 +88,26 @@ class Gradients:
         """
         norms = [copies[name] ** 0.5 * _norms(g) for name, g in self.whole.items()]
         norms += [copies[n] ** 0.5 * _norms(d) * _norms(x) for n, (d, x) in self.outer.items()]
-        return _norms(torch.stack(norms, dim=1))
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms, dim=1), dim=1)
+        return total
+
+    def scales(self, copies: Mapping[str, int], clipping_norm: float) -> Tensor:
+        """Return what clips each record's gradient to a norm, (B,) float64, from 0 to 1.
+
+        It is 0 where there is no finite gradient.
+        """
+        scales = (clipping_norm / self.norms(copies)).clamp(max=1)
+        return scales.nan_to_num(nan=0.0)
+
+    def without(self, records: Tensor) -> "Gradients":
+        """Return the same with NaN in place of some records' gradients: a (B,) bool Tensor."""
+        return Gradients(
+            whole={name: _filled(g, records, math.nan) for name, g in self.whole.items()},
+            outer={
+                name: (_filled(d, records, math.nan), _filled(x, records, math.nan))
+                for name, (d, x) in self.outer.items()
+            },
+        )
 
     def add_to(self, total: Mapping[str, Tensor], weights: Tensor, *, short: bool = False) -> None:
         """Add the sum of the gradients with weights to float64 tensors.
@@ -82,19 +117,28 @@ class Gradients:
         total : Mapping of str to Tensor
             By name.
         weights : (B,) float64 Tensor
-            At most 1 each.
+            At most 1 each. Where it is 0, the gradient need not be finite.
         short : bool, default False
             Whether blocks of 64 records may be summed in float32. It is for weights that clip to
             a norm from 1e-9 to 1e9: far beyond, the products leave the range of float32.
         """
         short = short and _full_float32()
+        left_out = weights == 0
+        some = bool(left_out.any())
+
+        def taken(tensor: Tensor, rows: slice) -> Tensor:
+            # What is left out may be NaN, which is NaN even 0 times.
+            return _filled(tensor[rows], left_out[rows], 0) if some else tensor[rows]
+
         for start in range(0, len(weights), _BLOCK):
             rows = slice(start, start + _BLOCK)
             part = weights[rows]
             for name, gradients in self.whole.items():
-                total[name].view(-1).addmv_(gradients[rows].double().flatten(start_dim=1).T, part)
+                block = taken(gradients, rows).double().flatten(start_dim=1)
+                total[name].view(-1).addmv_(block.T, part)
             for name, (deltas, inputs) in self.outer.items():
-                weighted, vectors = part[:, None] * deltas[rows].double(), inputs[rows]
+                weighted = part[:, None] * taken(deltas, rows).double()
+                vectors = taken(inputs, rows)
                 # With large inputs the weighted deltas may be too small for float32.
                 if short and _fits(vectors):
                     total[name].add_(weighted.float().T @ vectors)
@@ -155,6 +199,35 @@ class RecordGradients:
         Features and labels are of shape (B, ...).
         """
         return Gradients(*self._each(self.state(parameters), features, labels))
+
+    def of_all(
+        self, parameters: Mapping[str, Tensor], take: Callable[[], tuple[Tensor, Tensor]]
+    ) -> Gradients:
+        """Return the gradients of all records that `take` returns, whatever they are.
+
+        They are NaN for records for which the model or the loss raises.
+
+        Raises
+        ------
+        Exception
+            What is no record's fault: see `for_each`.
+        """
+        found, raised = for_each(lambda x, y: self(parameters, x, y), take)
+        if found is None:
+            layers = self._layers.values()
+            shapes = {name: self._parameters[name].shape for name in (*self.whole, *self._biases)}
+            nowhere = torch.full((), math.nan, device=raised.device)
+            return Gradients(
+                whole={n: nowhere.expand(len(raised), *shape) for n, shape in shapes.items()},
+                outer={
+                    name: (
+                        nowhere.expand(len(raised), layer.out_features),
+                        nowhere.expand(len(raised), layer.in_features),
+                    )
+                    for name, layer in zip(self.outer, layers, strict=True)
+                },
+            )
+        return found.without(raised) if bool(raised.any()) else found
 
     def state(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of the model by name, with these values of the trainable ones."""
@@ -316,8 +389,8 @@ class GradientsJob(Job[Gradients]):
         Computes them.
     parameters : Mapping of str to Tensor
         Values of the trainable parameters; nobody else has them.
-    features, labels : Tensor
-        The records, (B, ...).
+    take : callable
+        Returns new copies of the records: features and labels, (B, ...).
     """
 
     def __init__(
@@ -325,23 +398,24 @@ class GradientsJob(Job[Gradients]):
         model: nn.Module,
         gradients: RecordGradients,
         parameters: Mapping[str, Tensor],
-        features: Tensor,
-        labels: Tensor,
+        take: Callable[[], tuple[Tensor, Tensor]],
     ) -> None:
         self._model, self._gradients = model, gradients
         self._parameters = parameters
-        self._records = features, labels
+        self._take = take
+        self._records: tuple[Tensor, ...] = ()
         self._model_left: ModelState | None = None
         self._state: dict[str, Tensor] = {}
-        self.records = len(labels)
 
     def may_wait(self) -> bool:
         """Tell whether no mode of torch is on that would hold for other clients too."""
         return none_in_force()
 
     def leave(self) -> None:
-        """Copy the model's state."""
+        """Copy the model's state, and the records."""
         self._model_left = ModelState(self._model)
+        self._records = self._take()
+        self.records = len(self._records[1])
         device = str(self._records[0].device)
         self.kind = ("gradients", name_of(self._gradients.loss), device, self._model_left.kind)
         state = self._gradients.state(self._parameters)
@@ -354,10 +428,10 @@ class GradientsJob(Job[Gradients]):
         )
 
     def alone(self) -> Gradients:
-        """Compute them."""
+        """Compute them; those of records for which the model or the loss raises are NaN."""
         self._come_back()
         with one_thread():
-            return self._gradients(self._parameters, *self._records)
+            return self._gradients.of_all(self._parameters, self._take)
 
     def fits(self, other: Job[Any]) -> bool:
         """Tell whether models, losses and the shapes of records are the same."""
@@ -383,9 +457,8 @@ class GradientsJob(Job[Gradients]):
         pairs = [(tensor, done.whole[name]) for name, tensor in own.whole.items()]
         for name, outer in own.outer.items():
             pairs += zip(outer, done.outer[name], strict=True)
-        return all(
-            float((a - b).double().norm()) <= _ROUNDING * float(a.double().norm()) for a, b in pairs
-        )
+        known = [(_finite(a), _finite(b)) for a, b in pairs]
+        return all(float((a - b).norm()) <= _ROUNDING * float(a.norm()) for a, b in known)
 
     def finish(self, done: Gradients) -> Gradients:
         """Return them, with the model as it was."""
@@ -400,8 +473,78 @@ class GradientsJob(Job[Gradients]):
         return [(t.shape[1:], t.dtype, t.device) for t in self._records]
 
 
-def record_losses(model: nn.Module, loss: Loss, features: Tensor, labels: Tensor) -> Tensor:
+def for_each(
+    compute: Callable[[Tensor, Tensor], Rows], take: Callable[[], tuple[Tensor, Tensor]]
+) -> tuple[Rows | None, Tensor]:
+    """Compute something for each of some records, and find those for which that raises.
+
+    Parameters
+    ----------
+    compute : callable
+        From features and labels, (B, ...), to something of which a record has a row of its own.
+    take : callable
+        Returns new copies of the records.
+
+    Returns
+    -------
+    found : object or None
+        The rows of those that raise are another record's; None if there is none for all together.
+    raised : (B,) bool Tensor
+        Whether it raises for a record. The others have the rows, to the bit, that they would have
+        if it did for none.
+
+    Raises
+    ------
+    Exception
+        If memory or a device is lacking.
+    """
+    features, labels = take()
+    again = _generators(features.device)
+    raised = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
+    try:
+        return compute(features, labels), raised
+    # The model and the loss are the user's, and any error may be that of a single record.
+    except Exception as error:  # noqa: BLE001
+        raise_resource_error(error)
+    features, labels = take()  # the model may have changed what it got
+
+    def find(places: Tensor) -> None:
+        again()
+        try:
+            compute(features[places], labels[places])
+        except Exception as error:  # noqa: BLE001
+            raise_resource_error(error)
+            if len(places) == 1:
+                raised[places] = True
+                return
+            for half in places.tensor_split(2):
+                find(half)
+
+    places = torch.arange(len(labels), device=labels.device)
+    find(places)
+    if bool(raised.all()):
+        # For the numbers alone that the others of its kind would draw.
+        features, labels = torch.zeros_like(features), torch.zeros_like(labels)
+    else:
+        places[raised] = places[~raised][0]
+    again()
+    try:
+        return compute(features[places], labels[places]), raised
+    except Exception as error:  # noqa: BLE001
+        raise_resource_error(error)
+    return None, torch.ones_like(raised)
+
+
+def record_losses(
+    model: nn.Module,
+    loss: Loss,
+    take: Callable[[], tuple[Tensor, Tensor]],
+    *,
+    forgiving: bool = True,
+) -> Tensor:
     """Return the losses of B records, of shape (B,); each goes through the model on its own.
+
+    They are NaN for records for which the model or the loss raises, unless it is not `forgiving`.
 
     Raises
     ------
@@ -412,9 +555,15 @@ def record_losses(model: nn.Module, loss: Loss, features: Tensor, labels: Tensor
     def of_one(feature: Tensor, label: Tensor) -> Tensor:
         return loss(model(feature[None]), label[None]).squeeze()
 
-    losses = vmap(of_one, randomness="different")(features, labels)
+    each = vmap(of_one, randomness="different")
+    if forgiving:
+        losses, raised = for_each(each, take)
+    else:
+        losses, raised = each(*take()), torch.zeros((), dtype=torch.bool)
+    if losses is None:
+        return torch.full(raised.shape, math.nan)
     _check_loss(losses[0])
-    return losses
+    return losses.masked_fill(raised.to(losses.device), math.nan)
 
 
 def _check_loss(loss: Tensor) -> None:
@@ -468,11 +617,34 @@ def _fits(inputs: Tensor) -> bool:
 
 
 def _norms(gradients: Tensor) -> Tensor:
-    """Return the L2 norms of B tensors, in float64."""
+    """Return the L2 norms of B tensors, in float64; NaN where they are beyond `_LARGEST_NORM`."""
     norms: Tensor = torch.linalg.vector_norm(
         gradients.flatten(start_dim=1), dim=1, dtype=torch.float64
     )
-    return norms
+    return norms.masked_fill(~(norms <= _LARGEST_NORM), math.nan)
+
+
+def _filled(rows: Tensor, where: Tensor, value: float) -> Tensor:
+    """Return B tensors with one value in place of some of them."""
+    return rows.masked_fill(where.view(-1, *[1] * (rows.ndim - 1)), value)
+
+
+def _finite(rows: Tensor) -> Tensor:
+    """Return tensors in float64, with 0 where they are not finite."""
+    return rows.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _generators(device: torch.device) -> Callable[[], None]:
+    """Note the states of torch's generators; return what puts them back."""
+    state = torch.get_rng_state()
+    devices = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def put_back() -> None:
+        torch.set_rng_state(state)
+        if devices is not None:
+            torch.cuda.set_rng_state(devices, device)
+
+    return put_back
 
 
 def _name(module: str, parameter: str) -> str:

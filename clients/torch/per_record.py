@@ -2,12 +2,16 @@
 
 A scheme with ``unit="record"`` needs a bound on what one record can do to the trained arrays. A
 clip of the update gives none; here it follows from the steps themselves, and `PerRecordStep` is the
-proof that the scheme gets.
+proof that the scheme gets. It holds for every record: whatever one does to its gradient or its
+loss, it counts as a number within the bound, and is nothing to the others.
 """
 
 import copy
+import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_privacy.clients.job import carried_out
 from flwr_privacy.clients.per_record import (
+    Generated,
     PerRecordLoss,
     PerRecordPlan,
     PerRecordStep,
@@ -27,16 +32,21 @@ from flwr_privacy.clients.per_record import (
     check_cap,
     current_cap,
     current_plan,
+    declared_losses,
     digests,
     in_step,
+    rehearse,
 )
-from flwr_privacy.errors import DataError, InvalidParameterError, check_integer, check_number
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.wire import EVALUATE, TRAIN
 
 from .computing import Loss, allotted_device, one_thread
 from .gradients import GradientsJob, RecordGradients, record_losses
 from .training import check_records
 
 __all__ = ["evaluate_per_record", "train_per_record"]
+
+logger = logging.getLogger("flwr.privacy")
 
 _LARGEST_CHUNK = 1024  # records
 _CHUNK_BYTES = 256 * 2**20
@@ -69,6 +79,10 @@ def train_per_record(
     Inside a scheme's round the scheme gives the settings and gets what was done: call this once in
     ``train`` or ``fit``, on the arrays that came in, and return the arrays as they are afterwards.
 
+    A record whose gradient is not finite, or for which the model or the loss raises, counts as zero
+    in that step; the node's log says how many did. Where the scheme's plan declares the number of
+    records, those beyond it are left out and missing ones count as zero.
+
     Parameters
     ----------
     model : nn.Module
@@ -95,8 +109,10 @@ def train_per_record(
         float64.
     smoothness : float, optional
         With ``bound="convex"`` only, and needed there: a number L such that the loss of every
-        record is convex and L-smooth in the weights. Whoever calls this vouches for it, not the
-        server; for logistic regression a quarter of the largest squared norm of the features and 1.
+        record is convex and L-smooth in the weights, and its gradient is a number at all weights as
+        it is computed: ``softplus(z)``, not ``log(1 + exp(z))``. Whoever calls this vouches for it,
+        not the server; for logistic regression L is a quarter of the largest squared norm of the
+        features and 1.
     loss : callable, default cross entropy of logits
         Loss of one record, from the model's output for a batch of one and the batch of its label.
         A regulariser that the model returns beside its output may be part of it.
@@ -114,13 +130,13 @@ def train_per_record(
     Raises
     ------
     DataError
-        If there are no records, not one label per record, or a gradient is not finite. The
+        If there is not one label per record, or there are no records and none are declared. The
         parameters are then as they were.
     InvalidParameterError
         If a setting is missing, out of range or not what the scheme asks, or the model is not fit:
-        it has batch normalisation, no parameters to train, types that NumPy lacks, it changes its
-        buffers, or the bound is ``"convex"`` and it trains more than one linear layer of one
-        output.
+        it has batch normalisation, no parameters to train, weights that are not finite, types that
+        NumPy lacks, it changes its buffers, or the bound is ``"convex"`` and it trains more than
+        one linear layer of one output.
     ProtocolError
         If this is the second call in a scheme's round.
 
@@ -129,10 +145,14 @@ def train_per_record(
     ``PerRecordStep.sensitivity`` has the bound and what it covers. It holds for every model and
     loss that keep nothing from one record for another in Python attributes. Layers that draw
     numbers (dropout) draw them from torch's generator for each record.
+    What raises because memory or a GPU is lacking is no record's fault and goes on to the caller.
+    On a GPU a label out of range is of that kind, because the kernel's assertion ends the use of
+    the device for this process; on the CPU it is that record's.
 
     Notes
     -----
-    Models with data-dependent control flow do not run under `torch.func.vmap`.
+    Models with data-dependent control flow do not run under `torch.func.vmap`: all their records
+    count as zero. `flwr_privacy.clients.per_record.counted` shows the error.
 
     Examples
     --------
@@ -145,31 +165,52 @@ def train_per_record(
     >>> round(step.sensitivity(), 4)
     0.025
     """
-    plan = _agreed(
-        clipping_norm=clipping_norm,
-        learning_rate=learning_rate,
-        sampling_rate=sampling_rate,
-        epochs=epochs,
-        batch_size=batch_size,
-        bound=bound,
-    )
-    if chunk_size is not None:
-        check_integer("chunk_size", chunk_size, minimum=1)
-    check_records(features, labels)
-    plan.sensitivity(len(labels))  # raises if there are fewer records than a batch has
-    _check_model(model)
-    _check_convex(model, plan, smoothness)
-    model.to(device or allotted_device()).train()
+
+    def agreed() -> tuple[PerRecordPlan, float]:
+        """Return the plan and the rounding. Nothing in here depends on a record's values."""
+        plan = _agreed(
+            clipping_norm=clipping_norm,
+            learning_rate=learning_rate,
+            sampling_rate=sampling_rate,
+            epochs=epochs,
+            batch_size=batch_size,
+            bound=bound,
+        )
+        if chunk_size is not None:
+            check_integer("chunk_size", chunk_size, minimum=1)
+        check_records(features, labels, may_be_none=plan.records is not None)
+        plan.sensitivity(len(labels))  # raises if there are fewer records than a batch has
+        _check_model(model)
+        _check_convex(model, plan, smoothness)
+        model.to(device or allotted_device()).train()
+        trainable = [t for t in _floating(model) if t.requires_grad]
+        rounding = _rounding(trainable, plan, plan.steps(len(labels)))
+        if not math.isfinite(rounding):
+            raise InvalidParameterError(
+                "model",
+                "a model whose weights are not finite, or too large",
+                "one whose weights and steps have a length in float64",
+            )
+        return plan, rounding
+
+    def rehearsal(generated: Generated) -> None:
+        plan, _ = agreed()
+        count = min(plan.count(len(labels)), plan.batch_size or _LARGEST_CHUNK)
+        made = generated(_rehearsed(min(count, chunk_size or _LARGEST_CHUNK), features))
+        one = replace(plan, sampling_rate=1.0, epochs=1, batch_size=None, records=None)
+        with torch.random.fork_rng(devices=[]):
+            _descend(model, *made, one, loss, chunk_size, rehearsed=True)
+
+    rehearse(TRAIN, features, labels, rehearsal)
+    plan, rounding = agreed()
     tensors = _floating(model)
     before = digests(map(_array, tensors))
-    rounding = _rounding([t for t in tensors if t.requires_grad], plan, plan.steps(len(labels)))
     trained = _descend(model, features, labels, plan, loss, chunk_size)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    stepped = {id(p): trained[name].to(p.dtype) for name, p in trainable.items()}
+    stepped = {id(p): _typed(trained[name], p.dtype) for name, p in trainable.items()}
     after = digests(_array(stepped.get(id(tensor), tensor)) for tensor in tensors)
-    step = PerRecordStep(
-        plan=plan, records=len(labels), before=before, after=after, rounding=rounding
-    )
+    count = plan.count(len(labels))
+    step = PerRecordStep(plan=plan, records=count, before=before, after=after, rounding=rounding)
     certify(step)
     with torch.no_grad():
         for parameter in trainable.values():
@@ -191,7 +232,8 @@ def evaluate_per_record(
 
     A clip of the mean would not do: one record may move that by all of the cap. Inside a scheme's
     round the scheme gives the cap and gets the mean: call this once in ``evaluate``, with the
-    arrays that came in loaded into the model.
+    arrays that came in loaded into the model. Where the scheme declares the number of records, the
+    mean is over that number: records beyond it are left out, and a missing one counts as 0.
 
     Parameters
     ----------
@@ -205,7 +247,8 @@ def evaluate_per_record(
         Their labels; integers of shape (n,) for the default loss.
     loss : callable, default cross entropy of logits
         Loss of one record, from the model's output for a batch of one and the batch of its label.
-        One that is not a number counts as the cap.
+        One that is not a number counts as the cap, and so does that of a record for which the model
+        or the loss raises; the node's log says how many did.
     loss_cap : float, optional
         Above 0. Required outside of a scheme's round.
     chunk_size : int, default 1024
@@ -221,7 +264,7 @@ def evaluate_per_record(
     Raises
     ------
     DataError
-        If there are no records, or not one label per record.
+        If there is not one label per record, or there are no records and none are declared.
     InvalidParameterError
         If a setting is missing, out of range or not what the scheme asks, or the loss is not one
         number for one record.
@@ -243,38 +286,77 @@ def evaluate_per_record(
     >>> found.mean, round(found.sensitivity(), 4)
     (0.5, 0.0626)
     """
-    asked = current_cap()
-    cap = loss_cap if asked is None else asked
-    if cap is None:
-        raise InvalidParameterError(
-            "loss_cap", None, "a number above 0, as there is no scheme around the evaluation to ask"
-        )
-    if loss_cap not in (None, cap):
-        raise InvalidParameterError("loss_cap", loss_cap, f"{cap}, as the scheme asks, or nothing")
-    check_cap("loss_cap", cap)
-    check_integer("chunk_size", chunk_size, minimum=1)
-    check_records(features, labels)
-    device = device or allotted_device()
-    model.to(device).eval()
-    clipped: list[float] = []
-    with one_thread(), torch.no_grad():
-        for start in range(0, len(labels), chunk_size):
-            chunk = slice(start, start + chunk_size)
-            losses = record_losses(
-                model,
-                loss,
-                torch.tensor(features[chunk], device=device),
-                torch.tensor(labels[chunk], device=device),
+
+    def agreed() -> float:
+        asked = current_cap()
+        cap = loss_cap if asked is None else asked
+        if cap is None:
+            raise InvalidParameterError(
+                "loss_cap",
+                None,
+                "a number above 0, as there is no scheme around the evaluation to ask",
             )
-            clipped += losses.double().nan_to_num(nan=cap).clamp(0, cap).tolist()
+        if loss_cap not in (None, cap):
+            raise InvalidParameterError(
+                "loss_cap", loss_cap, f"{cap}, as the scheme asks, or nothing"
+            )
+        check_cap("loss_cap", cap)
+        check_integer("chunk_size", chunk_size, minimum=1)
+        check_records(features, labels, may_be_none=declared_losses() is not None)
+        model.to(device or allotted_device()).eval()
+        return cap
+
+    def rehearsal(generated: Generated) -> None:
+        agreed()
+        made = generated(_rehearsed(min(len(labels) or 1, chunk_size), features))
+        with torch.random.fork_rng(devices=[]):
+            _losses(model, loss, *made, slice(None), device, rehearsed=True)
+
+    rehearse(EVALUATE, features, labels, rehearsal)
+    cap = agreed()
+    count = declared_losses() or len(labels)
+    clipped: list[float] = []
+    no_number = 0
+    for start in range(0, min(count, len(labels)), chunk_size):
+        chunk = slice(start, min(start + chunk_size, count))
+        losses = _losses(model, loss, features, labels, chunk, device).double()
+        no_number += int(losses.isnan().sum())
+        clipped += losses.nan_to_num(nan=cap).clamp(0, cap).tolist()
+    if no_number:
+        logger.warning(
+            "evaluate_per_record: %d of %d records counted as the cap: their loss is no number, or "
+            "the model or the loss raises for them",
+            no_number,
+            len(clipped),
+        )
     found = PerRecordLoss(
         cap=cap,
-        records=len(labels),
-        mean=min(cap, math.fsum(clipped) / len(clipped)),
+        records=count,
+        mean=min(cap, math.fsum(clipped) / count),
         model=digests(map(_array, _floating(model))),
     )
     certify_loss(found)
     return found
+
+
+def _losses(
+    model: nn.Module,
+    loss: Loss,
+    features: NDArray[Any],
+    labels: NDArray[Any],
+    chunk: slice,
+    device: str | None,
+    *,
+    rehearsed: bool = False,
+) -> Tensor:
+    """Return the losses of some records; rehearsed, what the model or the loss raises is raised."""
+    on = device or allotted_device()
+
+    def take() -> tuple[Tensor, Tensor]:
+        return torch.tensor(features[chunk], device=on), torch.tensor(labels[chunk], device=on)
+
+    with one_thread(), torch.no_grad():
+        return record_losses(model, loss, take, forgiving=not rehearsed)
 
 
 def _agreed(**given: Any) -> PerRecordPlan:
@@ -380,8 +462,13 @@ def _descend(
     plan: PerRecordPlan,
     loss: Loss,
     chunk_size: int | None,
+    *,
+    rehearsed: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the trainable parameters after the steps, in float64, by name."""
+    """Return the trainable parameters after the steps, in float64, by name.
+
+    Rehearsed, what the model or the loss raises is raised.
+    """
     # The convex bound is one of exact gradients: rounded ones could drive the weights apart.
     exact = plan.bound == "convex"
     own = model
@@ -390,10 +477,8 @@ def _descend(
     trainable = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     device = next(iter(trainable.values())).device
 
-    def tensors(records: Any) -> tuple[Tensor, Tensor]:
-        # Taking records by their places copies them, so that the model may change its input.
-        x = torch.from_numpy(features[records]).to(device)
-        y = torch.from_numpy(labels[records]).to(device)
+    def tensors(records: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
+        x, y = (_taken(part, records).to(device) for part in (features, labels))
         if exact:
             x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
         return x, y
@@ -407,30 +492,70 @@ def _descend(
     fitting = max(1, _CHUNK_BYTES // max(1, gradients.bytes_per_record))
     size = chunk_size or min(_LARGEST_CHUNK, fitting)
     rate = plan.learning_rate / plan.batch(len(labels))
+    without = np.zeros(len(labels), np.bool_)  # which records were without a gradient in a step
     weights = {name: p.to(torch.float64, copy=True) for name, p in trainable.items()}
     # In a sample, one record more or less moves the places of others: see `add_to`.
     short = plan.sampling_rate == 1 and 1e-9 <= plan.clipping_norm <= 1e9
     for batch in _batches(plan, len(labels)):
-        current = {name: weights[name].to(p.dtype) for name, p in trainable.items()}
+        current = {name: _typed(weights[name], p.dtype) for name, p in trainable.items()}
         total = {name: torch.zeros_like(w) for name, w in weights.items()}
         for records in np.array_split(batch, -(-len(batch) // size)) if len(batch) else []:
-            chunk = carried_out(GradientsJob(own, gradients, current, *tensors(records)))
+            take = partial(tensors, records)
+            if rehearsed:
+                with one_thread():
+                    chunk = gradients(current, *take())
+            else:
+                chunk = carried_out(GradientsJob(own, gradients, current, take))
             with one_thread():
-                norms = chunk.norms(copies)
-                if not bool(torch.isfinite(norms).all()):
-                    # Not how many: the text may leave the node.
-                    raise DataError(
-                        f"the gradient of a record, of {len(labels)} records, is not finite: look "
-                        "for NaN in the records and in the model; nothing was trained"
-                    )
-                scales = (plan.clipping_norm / norms).clamp(max=1)
+                scales = chunk.scales(copies, plan.clipping_norm)
+                missing = records >= len(labels)
+                # A missing record is in the batch as zeros, so that the others' rounding does not
+                # tell of it, and its gradient is left out.
+                if missing.any():
+                    scales[torch.from_numpy(missing).to(device)] = 0
+                without[records[~missing]] |= (scales == 0).cpu().numpy()[~missing]
                 chunk.add_to(total, scales, short=short)
         weights = {name: w - rate * total[name] for name, w in weights.items()}
+    if count := int(without.sum()):
+        logger.warning(
+            "train_per_record: %d of %d records counted as zero in a step: their gradient is not "
+            "finite, or the model or the loss raises for them",
+            count,
+            len(without),
+        )
     return weights
 
 
+def _typed(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return weights in another type, the nearest it has: never an infinity."""
+    info = torch.finfo(dtype)
+    return weights.clamp(info.min, info.max).to(dtype)
+
+
+def _taken(array: NDArray[Any], places: NDArray[np.intp]) -> Tensor:
+    """Return a copy of some records, which the model may change; zeros for those that are missing.
+
+    It is in memory of torch's, which is aligned: a product of matrices may depend on that.
+    """
+    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    taken = torch.zeros((len(places), *array.shape[1:]), dtype=dtype)
+    there = places < len(array)
+    if there.all():
+        np.take(array, places, axis=0, out=taken.numpy(), mode="clip")
+    else:
+        taken.numpy()[there] = array[places[there]]
+    return taken
+
+
+def _rehearsed(records: int, features: NDArray[Any]) -> int:
+    """Return how many records a rehearsal generates, where training would take `records`."""
+    size = math.prod(features.shape[1:]) * features.dtype.itemsize
+    return max(1, min(records, _CHUNK_BYTES // max(1, size)))
+
+
 def _batches(plan: PerRecordPlan, records: int) -> Iterator[NDArray[np.intp]]:
-    """Yield the places of the records of each step."""
+    """Yield the places of the records of each step; some may be beyond what there is."""
+    records = plan.count(records)
     for _ in range(plan.epochs):
         if plan.batch_size is None:
             yield np.flatnonzero(in_step(plan, records))

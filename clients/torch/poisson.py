@@ -1,6 +1,9 @@
 """Training on Poisson batches: what a scheme's credit for the secret choice of records rests on."""
 
+import logging
+import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_privacy.clients.job import carried_out
+from flwr_privacy.clients.per_record import Generated, rehearse
 from flwr_privacy.clients.poisson import (
     PoissonPlan,
     PoissonSteps,
@@ -19,13 +23,17 @@ from flwr_privacy.clients.poisson import (
     poisson_batches,
 )
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.wire import TRAIN
 
 from .computing import Loss
 from .descent import Descent
 from .per_record import _array, _check_model, _floating
+from .stacked import ModelState
 from .training import check_records
 
 __all__ = ["train_poisson"]
+
+logger = logging.getLogger("flwr.privacy")
 
 
 def train_poisson(
@@ -44,7 +52,9 @@ def train_poisson(
     """Do gradient descent in place on batches that take each record independently.
 
     A step is along the gradient of the batch's mean loss. A batch has ``sampling_rate`` times the
-    number of records on average, and may have none: then the step moves nothing.
+    number of records on average, and may have none: then the step moves nothing. Neither does one
+    for which the model or the loss raises, or after which the loss or the weights are not finite;
+    the node's log says how many were left out.
 
     Inside a scheme's round the scheme gives the sampling rate and the number of steps, draws the
     batches and gets what was done: call this once in ``train`` or ``fit``, on the arrays that came
@@ -96,6 +106,7 @@ def train_poisson(
     ---------
     `PoissonSteps` has what is certified and what is not. It holds for every model and loss that
     keep nothing of the records in Python attributes from one round to another.
+    What raises because memory or a GPU is lacking goes on to the caller.
 
     Examples
     --------
@@ -109,24 +120,43 @@ def train_poisson(
     ... )
     PoissonSteps(plan=PoissonPlan(sampling_rate=0.25, steps=5), records=8)
     """
-    plan = _agreed(sampling_rate=sampling_rate, steps=steps)
-    check_records(features, labels)
-    _check_model(model)
+    descend = partial(
+        Descent,
+        model,
+        learning_rate=learning_rate,
+        perturbation=perturbation,
+        seed=seed,
+        loss=loss,
+        device=device,
+    )
+
+    def agreed() -> PoissonPlan:
+        plan = _agreed(sampling_rate=sampling_rate, steps=steps)
+        check_records(features, labels)
+        _check_model(model)
+        return plan
+
+    def rehearsal(generated: Generated) -> None:
+        expected = math.ceil(agreed().sampling_rate * len(labels))
+        made = generated(expected)
+        state = ModelState(model)
+        with torch.random.fork_rng(devices=[]):
+            descend(*made, [torch.arange(expected)]).alone()
+        state.put_back()
+
+    rehearse(TRAIN, features, labels, rehearsal)
+    plan = agreed()
     tensors = _floating(model)
     before = digests(map(_array, tensors))
-    carried_out(
-        Descent(
-            model,
-            features,
-            labels,
-            _batches(plan, len(labels)),
-            learning_rate=learning_rate,
-            perturbation=perturbation,
-            seed=seed,
-            loss=loss,
-            device=device,
+    descent = descend(features, labels, _batches(plan, len(labels)), total=True)
+    carried_out(descent)
+    if descent.left_out:
+        logger.warning(
+            "train_poisson: %d of %d steps were left out: the model or the loss raises, or the "
+            "step is not finite",
+            descent.left_out,
+            plan.steps,
         )
-    )
     done = PoissonSteps(
         plan=plan,
         records=len(labels),

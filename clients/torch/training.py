@@ -220,15 +220,17 @@ def _shuffled(records: int, batch_size: int, epochs: int | None, seed: int) -> I
         epochs = None if epochs is None else epochs - 1
 
 
-def check_records(features: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
-    """Check that there are records, and a label for each.
+def check_records(
+    features: NDArray[np.float32], labels: NDArray[np.int64], *, may_be_none: bool = False
+) -> None:
+    """Check that there are records, unless there may be none, and a label for each.
 
     Raises
     ------
     DataError
         If not.
     """
-    if len(labels) == 0:
+    if len(labels) == 0 and not may_be_none:
         raise DataError("there are no records: training and evaluation need at least one")
     if len(features) != len(labels):
         raise DataError(f"{len(features)} records but {len(labels)} labels")

@@ -3,8 +3,9 @@
 At record level two worlds are compared that differ in one record and agree in everything else: the
 weights at the start, which are public, the number of records and the order of the batches. Up to
 the first step in which that record takes part the weights are the same; this step can bring them
-``2 * learning_rate * clipping_norm / batch`` apart, one clipped gradient against another. What
-happens afterwards depends on the function that is trained, which is what `BOUNDS` is about.
+``2 * learning_rate * clipping_norm / batch`` apart, one clipped gradient against another; a record
+that is missing, or has no finite gradient, has the gradient 0. What happens afterwards depends on
+the function that is trained, which is what `BOUNDS` is about.
 """
 
 import math

@@ -312,21 +312,6 @@ def linear_argmin(arrays, features):
     return (features @ arrays["1.weight"].T)[0].argmin()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("index", [0, 19])
-def test_a_record_that_is_not_finite_changes_nothing(value, index):
-    features, labels = records()
-    features[index, 2] = value
-    model = initialise(lambda: mlp([6, 8, 3]), 0)
-    before = get_arrays(model)
-    with asked(PLAN) as request, pytest.raises(DataError, match="of 20 records, is not finite"):
-        train_per_record(model, features, labels, chunk_size=6)
-    after = get_arrays(model)
-    assert all(np.array_equal(before[name], after[name]) for name in before)
-    with pytest.raises(ProtocolError, match="did no per-record step"):
-        _ = request.step
-
-
 @pytest.mark.parametrize(
     "layer",
     [
@@ -694,10 +679,7 @@ def test_the_step_is_taken_on_one_thread():
     try:
         torch.set_num_threads(3)
         train_per_record(linear(6, 3), *records(), **settings)
-        with pytest.raises(DataError):
-            train_per_record(
-                linear(6, 3), np.full((20, 6), np.nan, np.float32), records()[1], **settings
-            )
+        train_per_record(linear(6, 3), records()[0], records()[1] + 7, **settings)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)

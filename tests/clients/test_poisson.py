@@ -19,6 +19,7 @@ from flwr_privacy.clients.poisson import (
     digests,
     poisson_batches,
 )
+from flwr_privacy.clients.side_by_side import side_by_side
 from flwr_privacy.clients.torch import (
     get_arrays,
     initialise,
@@ -253,11 +254,11 @@ def test_a_second_training_spoils_the_request():
 def test_who_does_not_like_the_batches_cannot_draw_again():
     def picky(outputs, labels):
         if len(labels) < 12:
-            raise ValueError("too few")
+            raise MemoryError("too few")  # any other error is a step that is left out
         return functional.cross_entropy(outputs, labels)
 
     with asked_steps(PLAN, seeded()) as request:
-        with pytest.raises(ValueError, match="too few"):
+        with pytest.raises(MemoryError, match="too few"):
             train_poisson(linear(6, 3), *records(), learning_rate=0.1, loss=picky)
         with pytest.raises(ProtocolError, match=r"drew .* batches, the scheme asks for 7: a train"):
             train_poisson(linear(6, 3), *records(), learning_rate=0.1)
@@ -354,3 +355,72 @@ def test_arrays_set_anew_are_where_the_training_starts():
     set_arrays(model, other)
     steps = train_poisson(model, *records(), learning_rate=0.1, sampling_rate=0.5, steps=1)
     assert steps.before == digests(other.values())
+
+
+# Steps that fail
+
+
+def spoiled(kind):
+    features, labels = records()
+    if kind == "raises":
+        labels[3] = 99
+    else:
+        features[3] = float(kind)
+    return features, labels
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf", "raises"])
+@pytest.mark.parametrize("perturbation", [0.0, 0.5])
+def test_a_step_that_fails_is_left_out_and_the_others_are_as_without_it(kind, perturbation, caplog):
+    data = spoiled(kind)
+    model = initialise(factory, 0)
+    start = get_arrays(model)
+    with asked_steps(PLAN, seeded()) as request:
+        train_poisson(model, *data, learning_rate=0.3, perturbation=perturbation)
+    end = get_arrays(model)
+    request.steps.check(start.values(), end.values())
+    assert all(np.isfinite(array).all() for array in end.values())
+    with asked_steps(PLAN, seeded()):
+        batches = list(poisson_batches(PLAN, 40))
+    without = [batch for batch in batches if 3 not in batch]
+    assert 0 < len(without) < 7
+    assert f"train_poisson: {7 - len(without)} of 7 steps were left out" in caplog.text
+    if perturbation:
+        return
+    oracle = initialise(factory, 0)
+    optimiser = torch.optim.SGD(oracle.parameters(), lr=0.3)
+    for batch in without:
+        optimiser.zero_grad()
+        outputs = oracle(torch.tensor(data[0][batch]))
+        functional.cross_entropy(outputs, torch.tensor(data[1][batch])).backward()
+        optimiser.step()
+    for name, array in get_arrays(oracle).items():
+        np.testing.assert_allclose(end[name], array, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf", "raises"])
+def test_stacked_a_step_that_fails_is_left_out_for_its_client_alone(kind):
+    def work(client):
+        model = initialise(factory, 0)
+        with asked_steps(PLAN, seeded(client)):
+            train_poisson(model, *(spoiled(kind) if client == 1 else records()), learning_rate=0.3)
+        return get_arrays(model)
+
+    alone = [work(client) for client in range(3)]
+    made = dict(side_by_side([lambda c=c: (c, work(c)) for c in range(3)]))
+    for client, arrays in enumerate(alone):
+        for name, array in arrays.items():
+            np.testing.assert_allclose(made[client][name], array, atol=1e-6)
+
+
+def test_a_step_beyond_the_range_of_the_weights_is_left_out():
+    model = initialise(factory, 0)
+    start = get_arrays(model)
+    settings = {"learning_rate": 1e38, "sampling_rate": 1.0, "steps": 2}
+    train_poisson(model, records()[0] * 1e10, records()[1], **settings)
+    assert same(get_arrays(model), start)
+
+
+def test_plain_training_goes_on_to_raise():
+    with pytest.raises(IndexError):
+        train(initialise(factory, 0), *spoiled("raises"), seed=0)
