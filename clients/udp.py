@@ -3,20 +3,26 @@
 What is released, in which order, and what it costs is the pipeline's (`flwr_privacy.pipeline`).
 """
 
+import logging
 from typing import ClassVar
+
+import numpy as np
 
 from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.mechanism import Release
+from flwr_privacy.errors import FlwrPrivacyError
+from flwr_privacy.mechanism import Facts, Release
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, Terms
-from flwr_privacy.wire import TRAIN, Fields
+from flwr_privacy.wire import EVALUATE, TRAIN, Fields
 
 from .base import Evaluate, SchemeClient, Train
-from .per_record import PerRecordPlan, asked, asked_loss
+from .per_record import PerRecordPlan, Rehearsal, asked, asked_loss, counted
 
 __all__ = ["UDPClient"]
+
+logger = logging.getLogger("flwr.privacy")
 
 
 class UDPClient(SchemeClient):
@@ -52,14 +58,22 @@ class UDPClient(SchemeClient):
         terms = records.read(Terms, fields)
         if terms.unit != RECORD_UNIT:
             return Release(mechanism=terms, work=lambda _, __: train(arrays).arrays)
-        return Release(mechanism=terms, work=lambda random, _: _steps(terms, arrays, train, random))
+        return Release(
+            mechanism=terms,
+            work=lambda random, facts: _steps(terms, arrays, train, facts, random),
+            facts=lambda: _counted_steps(terms, arrays, train),
+        )
 
     def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
         """Return the release of the loss of a model."""
         terms = records.read(LossTerms, fields)
         if terms.unit != RECORD_UNIT:
             return Release(mechanism=terms, work=lambda _, __: evaluate())
-        return Release(mechanism=terms, work=lambda _, __: _mean_loss(terms, arrays, evaluate))
+        return Release(
+            mechanism=terms,
+            work=lambda _, facts: _mean_loss(terms, arrays, evaluate, facts),
+            facts=lambda: _counted_losses(terms, evaluate),
+        )
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty sum of codes for a training."""
@@ -68,25 +82,60 @@ class UDPClient(SchemeClient):
         return records.read(Terms, fields).accumulator(arrays)
 
 
-def _steps(terms: Terms, start: Arrays, train: Train, random: SecureRandom) -> Steps:
+def _steps(terms: Terms, start: Arrays, train: Train, facts: Facts, random: SecureRandom) -> Steps:
     """Have the user's training do the steps that were asked for, and nothing else."""
-    plan = PerRecordPlan(
+    with asked(_plan(terms, facts), random) as request:
+        trained = dict(train(start).arrays)
+    request.step.check(start.values(), trained.values())
+    return Steps(trained, request.step.records, request.step.sensitivity())
+
+
+def _counted_steps(terms: Terms, start: Arrays, train: Train) -> Facts:
+    """Rehearse the training on generated arrays, which say nothing of data or question."""
+    zeros = {name: np.zeros_like(array) for name, array in start.items()}
+    with asked(_plan(terms, Facts()), SecureRandom()) as request, counted(TRAIN) as rehearsal:
+        train(zeros)
+    if not rehearsal.called:
+        return Facts(records=request.step.records)  # which says what is wrong
+    return Facts(records=terms.counted(_rehearsed(rehearsal)))
+
+
+def _mean_loss(terms: LossTerms, start: Arrays, evaluate: Evaluate, facts: Facts) -> MeanLoss:
+    """Have the user's evaluation measure the loss that was asked for."""
+    with asked_loss(terms.cap, records=facts.records) as request:
+        evaluate()
+    request.loss.check(start.values())
+    return MeanLoss(request.loss.mean, request.loss.records, request.loss.sensitivity())
+
+
+def _counted_losses(terms: LossTerms, evaluate: Evaluate) -> Facts:
+    """Rehearse the evaluation; see `_counted_steps`."""
+    with asked_loss(terms.cap) as request, counted(EVALUATE) as rehearsal:
+        evaluate()
+    if not rehearsal.called:
+        return Facts(records=request.loss.records)
+    return Facts(records=_rehearsed(rehearsal))
+
+
+def _rehearsed(rehearsal: Rehearsal) -> int:
+    """Return the number of records; what is wrong with settings or model is told before a charge.
+
+    What the user's own code raises on generated records may be their fault: the log has it.
+    """
+    if isinstance(rehearsal.error, FlwrPrivacyError):
+        raise rehearsal.error
+    if rehearsal.error is not None:
+        logger.warning("on generated records the client's code fails", exc_info=rehearsal.error)
+    return rehearsal.records or 0
+
+
+def _plan(terms: Terms, facts: Facts) -> PerRecordPlan:
+    return PerRecordPlan(
         clipping_norm=terms.clipping_norm,
         learning_rate=terms.learning_rate,
         sampling_rate=terms.sampling_rate,
         epochs=terms.epochs,
         batch_size=terms.batch_size or None,
         bound=terms.bound,
+        records=facts.records,
     )
-    with asked(plan, random) as request:
-        trained = dict(train(start).arrays)
-    request.step.check(start.values(), trained.values())
-    return Steps(trained, request.step.records, request.step.sensitivity())
-
-
-def _mean_loss(terms: LossTerms, start: Arrays, evaluate: Evaluate) -> MeanLoss:
-    """Have the user's evaluation measure the loss that was asked for."""
-    with asked_loss(terms.cap) as request:
-        evaluate()
-    request.loss.check(start.values())
-    return MeanLoss(request.loss.mean, request.loss.records, request.loss.sensitivity())

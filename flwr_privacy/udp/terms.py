@@ -147,6 +147,10 @@ class Terms(Mechanism):
             return step * records
         return step * self.epochs * math.ceil(records / (self.batch_size or records))
 
+    def counted(self, records: int) -> int:
+        """Return how many of a client's records count: where noise is shared, `max_records`."""
+        return min(records, self.max_records) if self.max_records else records
+
     def shared_sensitivity(self) -> float:
         """Return the L2 sensitivity of a sum of which each client noises its part.
 
@@ -273,7 +277,7 @@ class Terms(Mechanism):
             total = self.noise_multiplier * self.shared_sensitivity()
             if self.unit == USER_UNIT:
                 return total
-            return None if facts.records is None else total / self._counted(facts.records)
+            return None if facts.records is None else total / self.counted(facts.records)
         if self.unit == USER_UNIT:
             bound = sensitivity(USER_UNIT, clipping_norm=self.clipping_norm)
             return self.noise_multiplier * bound
@@ -291,10 +295,6 @@ class Terms(Mechanism):
         )
         return self.noise_multiplier * (bound + self._apart(dimension))
 
-    def _counted(self, records: int) -> int:
-        """Return the number of records that count, where noise is shared."""
-        return max(1, min(records, self.max_records))
-
     def _apart(self, dimension: int) -> float:
         """Return what truncation to the grid may add to the sensitivity."""
         # It shortens a vector: two updates clipped as a whole stay within twice the norm.
@@ -310,7 +310,7 @@ class Terms(Mechanism):
                 f"a finer grid (more grid_bits): a share is {share / step:.3g} steps",
             )
         self._check_gap(summed_gap(dimension, share / step, self.parties))
-        weight = self.max_records if records is None else self._counted(records)
+        weight = self.max_records if records is None else self.counted(records)
         self._check_reach(self.reach(weight) + _SHARE_REACH * share)
 
     def _check_gap(self, gap: float) -> None:
