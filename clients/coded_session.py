@@ -38,12 +38,13 @@ from flwr_privacy.fedvs.terms import (
     Evaluation,
 )
 from flwr_privacy.ledger import Question
+from flwr_privacy.mechanism import Answer
+from flwr_privacy.pipeline import mark_insecure
 from flwr_privacy.wire import METRICS, Fields
 
 from .coded_files import CodedRows, Memory
 from .custody import Custody
 from .experiment_keys import forget_pair, own_pair, signature_of
-from .kept import Answer, mark_insecure
 from .prepared import Prepared
 from .sealed_shares import SCHEME, SealedShares, key_name
 from .vertical import (

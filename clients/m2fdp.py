@@ -7,7 +7,7 @@ simulation.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.channel import Channel
-from flwr_privacy.errors import DataError, DeclinedError, ProtocolError, check_choice
+from flwr_privacy.errors import DeclinedError, ProtocolError, check_choice
 from flwr_privacy.grid import Grid
 from flwr_privacy.layout import Layout
 from flwr_privacy.ledger import Entry, Question
@@ -25,15 +25,16 @@ from flwr_privacy.m2fdp import (
     AGGREGATE,
     DELIVER,
     SCHEME,
-    VALUE_RANGE,
+    DeviceUpdate,
     Reach,
     Terms,
     TierSums,
     Upload,
     moved,
-    noised,
     trained,
 )
+from flwr_privacy.mechanism import Answer, Release
+from flwr_privacy.pipeline import check_going_on, check_limits, mark_insecure, run
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.release import PlannedRelease
 from flwr_privacy.updates import Update, released_names
@@ -41,7 +42,6 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody, refuse_node_keys
-from .kept import Answer, mark_insecure, once
 from .poisson import PoissonPlan, asked_steps
 from .zone_aggregator import Aggregator
 from .zone_keys import introduction
@@ -108,16 +108,16 @@ class M2FDPClient(SchemeClient):
         """
         refuse_node_keys("message", fields)
         custody = Custody.of(self._context())
-        custody.policy.check_sum(None)
+        self.check_unsummed()
         role = self._role()
         if role != (DEVICE if phase == TRAIN else AGGREGATOR):
             raise ProtocolError(
                 f"phase '{phase}' is not for this node: its configuration has {_ROLE} = '{role}'"
             )
         if phase == AGGREGATE:
-            return Aggregator(custody, fields).average()
+            return Aggregator(custody, fields, self._hand_out).average()
         if phase == DELIVER:
-            return Aggregator(custody, fields).deliver()
+            return Aggregator(custody, fields, self._hand_out).deliver()
         return self._answer(custody, arrays, fields, train)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
@@ -129,19 +129,19 @@ class M2FDPClient(SchemeClient):
             raise ProtocolError("the entry 'keep-back' is no list of names")
         return TierSums(arrays, released_names(arrays, keep_back), fields["groups"])
 
+    def _hand_out(self, release: Release, fields: Fields) -> Answer:
+        return self._released(AGGREGATE, {}, fields, release)
+
     def _answer(
         self, custody: Custody, arrays: Arrays, fields: Fields, train: Train
     ) -> tuple[Arrays, Fields]:
         terms = records.read(Terms, fields)
         device = _Device(custody, terms, fields, dict(arrays), train)
-        if terms.noise_multiplier:
-            if terms.noised:
-                return device.noised()
-            if terms.sealed:
-                return device.sealed()
-        if terms.noise_multiplier == 0:
-            self.check_unaccounted()
-            return device.plain()
+        if not terms.noise_multiplier or terms.noised:
+            return self._released(TRAIN, arrays, fields, device.release())
+        check_going_on(custody, str(fields["experiment-id"]))
+        if terms.sealed:
+            return device.sealed()
         self.check_unprotected()  # the server plays the parent, which adds the noise
         return device.in_the_open()
 
@@ -177,37 +177,20 @@ class _Device:
             request=self._terms.period,
         )
 
-    def plain(self) -> Answer:
-        """Answer without noise, which protects nothing."""
-        update = self._update(self._start, SecureRandom())
-        return update.arrays(self._open_codes(update)), _weighted()
-
-    def noised(self) -> Answer:
-        """Answer with noise: nobody above is trusted."""
-        release = self._release(self._question())
-
-        def prepare() -> Callable[[SecureRandom], Answer]:
-            update = self._update(self._start, self._sampler())
-            sigma = self._terms.noise_multiplier * 2 * self._terms.clipping_norm
-            release.check_policy(self._terms.noise_multiplier, sigma)
-            codes = self._grid.encode(update.vector, update.vector.view(np.int64))
-
-            def noise(random: SecureRandom) -> Answer:
-                return update.arrays(
-                    noised(codes, sigma=sigma, grid=self._grid, random=random)
-                ), _weighted()
-
-            return noise
-
-        return once(release, records.write(self._terms), prepare)
+    def release(self) -> Release:
+        """Return the release of an update with noise, or without any."""
+        return Release(
+            mechanism=DeviceUpdate(self._terms, {}),
+            work=lambda random, _: self._trained(self._start, random),
+            name=self._question(),
+            asked=records.write(self._terms),
+        )
 
     def in_the_open(self) -> Answer:
         """Answer without noise to a server that plays the trusted parent, in a simulation."""
-        release = self._release(self._question("in the open"))
-        self._check_paid(release, self._custody.ledger.entries())
-        update = self._update(self._start, self._sampler())
-        codes = self._open_codes(update)
-        self._pay(release)
+        self._pay(self._release(self._question("in the open")))
+        update = self._update(self._start)
+        codes = self._grid.encode(update.vector, np.empty(update.vector.size, np.int32))
         own = _weighted()
         mark_insecure(self._custody, own)
         return update.arrays(codes), own
@@ -223,20 +206,19 @@ class _Device:
         release.check_policy(
             terms.noise_multiplier, terms.noise_multiplier * 2 * terms.clipping_norm
         )
-        self._check_paid(release, self._custody.ledger.entries())
         offset, reach = self._offset(channel)
         layout = Layout.of(self._start, self._names)
         model = self._start
         if offset is not None:
             model = moved(self._start, layout, self._grid.step * offset)
-        update = self._update(model, self._sampler())
+        self._pay(release)
+        update = self._update(model)
         codes = self._grid.encode(update.vector)
         reach = trained(
             terms.drift, reach, terms.clipping_norm, terms.steps, self._grid, codes.size
         )
         if offset is not None:
             codes += offset
-        self._pay(release)
         parts = going_up(
             self._experiment,
             fields["round"],
@@ -273,24 +255,28 @@ class _Device:
             raise ProtocolError("the sealed start has another size than the model")
         return upload.codes, upload.reach
 
-    def _update(self, start: Arrays, sampler: SecureRandom) -> Update:
-        """Train; return the clipped update."""
+    def _trained(self, start: Arrays, sampler: SecureRandom) -> Arrays:
+        """Have the user's training do its work, on Poisson batches where records are protected."""
         terms = self._terms
-        if terms.unit == "record":
-            plan = PoissonPlan(sampling_rate=terms.sampling_rate, steps=terms.steps)
-            with asked_steps(plan, sampler) as request:
-                arrays = dict(self._train(start).arrays)
-            request.steps.check(start.values(), arrays.values())
-        else:
+        if terms.unit != "record":
+            return self._train(start).arrays
+        plan = PoissonPlan(sampling_rate=terms.sampling_rate, steps=terms.steps)
+        with asked_steps(plan, sampler) as request:
             arrays = dict(self._train(start).arrays)
-        norm = terms.clipping_norm or None
-        update = Update.between(start, arrays, self._names, clipping_norm=norm)
-        if norm is None and np.abs(update.vector).max(initial=0.0) > VALUE_RANGE:
-            raise DataError(f"the update has values beyond {VALUE_RANGE:g}: clip it")
-        return update
+        request.steps.check(start.values(), arrays.values())
+        return arrays
 
-    def _open_codes(self, update: Update) -> NDArray[np.int32]:
-        return self._grid.encode(update.vector, np.empty(update.vector.size, np.int32))
+    def _update(self, start: Arrays) -> Update:
+        """Train after the charge; return the clipped update, zero if the training fails."""
+        mechanism = DeviceUpdate(self._terms, {})
+        sampler = self._custody.random(self._question(), "sample")
+        update: Update = run(
+            self._custody,
+            self._experiment,
+            lambda: mechanism.measure(start, self._trained(start, sampler)),
+            lambda: mechanism.failed(start),
+        )
+        return update
 
     def _release(self, question: Question) -> PlannedRelease:
         terms, charge = self._terms, self._terms.charge()
@@ -313,6 +299,7 @@ class _Device:
         """Charge the release that this answer goes into, unless an earlier answer has."""
         with self._custody.ledger.locked() as book:
             if not self._check_paid(release, book.entries):
+                check_limits(self._custody, book)
                 book.charge(release.entry())
 
     @staticmethod
@@ -333,9 +320,6 @@ class _Device:
                 return True
         release.check_affordable(entries)
         return False
-
-    def _sampler(self) -> SecureRandom:
-        return self._custody.random(self._question(), "sample")
 
 
 def _weighted() -> Fields:

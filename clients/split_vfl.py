@@ -17,6 +17,8 @@ from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
 from flwr_privacy.fedvs.network import initial_weights
 from flwr_privacy.grid import GridMean
 from flwr_privacy.ledger import Question
+from flwr_privacy.mechanism import Answer
+from flwr_privacy.pipeline import mark_insecure
 from flwr_privacy.release import question_of
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.split_vfl import Step, noisy
@@ -26,7 +28,6 @@ from .adapters import own_client_app
 from .base import SchemeClient, Train
 from .coded_files import Memory
 from .custody import Custody, is_simulated_client, refuse_node_keys
-from .kept import Answer, mark_insecure
 from .vertical import (
     GivenData,
     Owned,

@@ -8,23 +8,19 @@ from flwr_privacy.errors import DeclinedError, ProtocolError
 from flwr_privacy.grid import Grid
 from flwr_privacy.ledger import Question
 from flwr_privacy.m2fdp import (
-    CODES,
     DOWN,
     EVENT,
-    SCHEME,
     UP,
     Delivery,
     Duty,
     Upload,
+    ZoneAverage,
     averaged,
-    noised,
 )
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.release import PlannedRelease
-from flwr_privacy.wire import METRICS, Fields
+from flwr_privacy.mechanism import Answer, Release
+from flwr_privacy.wire import Fields
 
 from .custody import Custody
-from .kept import Answer, once
 from .zone_keys import channel_to
 from .zone_messages import going_down, going_up, packed, trusted_channel, unpacked
 
@@ -34,8 +30,11 @@ __all__ = ["Aggregator"]
 class Aggregator:
     """An aggregator's answer to one question."""
 
-    def __init__(self, custody: Custody, fields: Fields) -> None:
+    def __init__(
+        self, custody: Custody, fields: Fields, hand_out: Callable[[Release, Fields], Answer]
+    ) -> None:
         self._custody = custody
+        self._hand_out = hand_out
         self._fields = fields
         self._me = custody.client_id
         self._experiment = str(fields["experiment-id"])
@@ -70,7 +69,7 @@ class Aggregator:
             return {}, {"sealed": self._for_children(content, duty, channels)}
         if duty.way == UP:
             return {}, {"sealed": self._for_parent(mean, duty)}
-        return self._noised(mean, duty, grid)
+        return self._noised(mean, duty)
 
     def deliver(self) -> Answer:
         """Open the model of a clean event above, and seal it for each child."""
@@ -123,36 +122,17 @@ class Aggregator:
         )
         return channel.seal(packed(mean, duty), *parts)
 
-    def _noised(self, mean: Upload, duty: Duty, grid: Grid) -> Answer:
+    def _noised(self, mean: Upload, duty: Duty) -> Answer:
         """Hand out the average with noise, once per period.
 
         Not if this node trusts a parent: the same answers would be in two releases, of which the
         devices pay one.
         """
-        custody, charge = self._custody, duty.charge()
-        if custody.policy.trusted_parents:
+        if self._custody.policy.trusted_parents:
             raise DeclinedError(
                 "this node's policy has trusted_parents: it hands nothing on with noise"
             )
-        if charge is None:
-            raise ProtocolError("there is no noise to charge")
-        release = PlannedRelease(
-            custody=custody,
-            question=Question(
-                experiment_id=self._experiment,
-                phase=EVENT,
-                server_round=self._round,
-                request=duty.period,
-            ),
-            scheme=SCHEME,
-            unit=duty.unit,
-            charge=charge,
-            epsilon=duty.epsilon,
-            delta=duty.delta,
-            proven=duty.proven,
-        )
         sigma = duty.noise_multiplier * mean.reach.total
-        release.check_policy(duty.noise_multiplier, sigma)
         if sigma < mean.floor:
             raise DeclinedError(
                 f"the noise would be {sigma:.6g}: a member of the zone has min_sigma = "
@@ -160,17 +140,20 @@ class Aggregator:
             )
         # A round that is resumed brings the same answers sealed anew, and perhaps not all of them:
         # it gets what was handed out before.
-        once_only = ("senders", "sealed", "siblings")
-        asked = {k: v for k, v in records.write(duty).items() if k not in once_only}
-
-        def prepare() -> Callable[[SecureRandom], Answer]:
-            def noise(random: SecureRandom) -> Answer:
-                codes = noised(mean.codes, sigma=sigma, grid=grid, random=random)
-                return {CODES: codes}, {METRICS: {}, "sigma": sigma}
-
-            return noise
-
-        return once(release, asked, prepare, single=True)
+        anew = ("senders", "sealed", "siblings")
+        release = Release(
+            mechanism=ZoneAverage(duty, mean),
+            work=lambda _, __: None,
+            name=Question(
+                experiment_id=self._experiment,
+                phase=EVENT,
+                server_round=self._round,
+                request=duty.period,
+            ),
+            asked={k: v for k, v in records.write(duty).items() if k not in anew},
+            single=True,
+        )
+        return self._hand_out(release, self._fields)
 
     def _for_children(
         self, content: bytes, about: Duty | Delivery, channels: dict[str, Channel]

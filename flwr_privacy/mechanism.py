@@ -6,7 +6,7 @@ lets it release something.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +172,9 @@ class Release:
     keeps : {"round", "experiment"}
         Whether the reply is kept for its round, and other questions of the round are other
         releases; or whether there is one for the whole experiment.
+    asked : Mapping, optional
+        What of the scheme's own values makes the question what it is, where a resumed round brings
+        others of them (sealed anew, say) and asks for the same; by default all.
     single : bool, default False
         Whether a reply that was lost is not given again, and no other question of that name is
         answered; so it is where a reply is kept for the experiment.
@@ -182,6 +185,7 @@ class Release:
     facts: Callable[[], Facts] | None = None
     name: Question | None = None
     keeps: str = ROUND
+    asked: Mapping[str, Any] | None = None
     single: bool = False
 
     def __post_init__(self) -> None:

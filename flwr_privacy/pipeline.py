@@ -52,7 +52,15 @@ from .release import (
 )
 from .wire import EVALUATE, METRICS, TRAIN, Fields, values_digest
 
-__all__ = ["Request", "answer", "check_going_on", "request_of", "run"]
+__all__ = [
+    "Request",
+    "answer",
+    "check_going_on",
+    "check_limits",
+    "mark_insecure",
+    "request_of",
+    "run",
+]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -125,6 +133,9 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
     check_going_on(store, request.question.experiment_id)
     if release.name is not None:
         request = replace(request, question=release.name)
+    if release.asked is not None:
+        delivery = {key: request.fields[key] for key in _DELIVERY & set(request.fields)}
+        request = replace(request, fields={**release.asked, **delivery})
     mechanism, facts = release.mechanism, Facts()
     plan = mechanism.plan(request.arrays, facts)
     _admit(store, request, plan)
@@ -231,9 +242,14 @@ def _noised(
     store: NodeStore, request: Request, mechanism: Mechanism, measured: Any, plan: Plan
 ) -> Answer:
     arrays, own = mechanism.noise(measured, plan, store.random(request.question, "noise"))
+    mark_insecure(store, own)
+    return arrays, own
+
+
+def mark_insecure(store: NodeStore, own: Fields) -> None:
+    """Say in a reply that its noise is no secret, if it is none."""
     if store.insecure_seed is not None:
         own[METRICS]["insecure-noise"] = 1.0
-    return arrays, own
 
 
 def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
@@ -308,7 +324,7 @@ def _reserved(
                 )
         elif charged and release.single:
             raise _other_terms(question)
-        _check_limits(store, book)
+        check_limits(store, book)
         planned.check_affordable(book.entries)
         book.charge(planned.entry())
         if not plan.once:
@@ -352,7 +368,7 @@ def _other_terms(question: Question) -> DeclinedError:
     )
 
 
-def _check_limits(store: NodeStore, book: Book) -> None:
+def check_limits(store: NodeStore, book: Book) -> None:
     """Decline one more release than the node's operator allows, whatever it costs.
 
     Raises

@@ -25,6 +25,7 @@ from .privacy import (
     true_epsilon,
 )
 from .promise import promise
+from .release import DeviceUpdate, ZoneAverage
 from .resources import Cost, Link, ResourceModel
 from .schedule import EventSchedule, Segment
 from .sensitivity import (
@@ -72,6 +73,7 @@ __all__ = [
     "Cost",
     "Decision",
     "Delivery",
+    "DeviceUpdate",
     "Drift",
     "Duty",
     "EventSchedule",
@@ -90,6 +92,7 @@ __all__ = [
     "TreeModels",
     "Upload",
     "Wish",
+    "ZoneAverage",
     "abc_terms",
     "aggregate_event",
     "any_batch",

@@ -20,7 +20,7 @@ from flwr_privacy.randomness import SecureRandom
 
 from .sensitivity import Drift, Reach
 
-__all__ = ["GAP", "NOISE_REACH", "Upload", "averaged", "noised", "trained"]
+__all__ = ["GAP", "NOISE_REACH", "Codes", "Upload", "averaged", "check_gap", "noised", "trained"]
 
 GAP = 1e-9
 """Epsilon set aside per release for noise that lives on a grid."""
@@ -140,11 +140,21 @@ def noised(codes: Codes, *, sigma: float, grid: Grid, random: SecureRandom) -> N
     InvalidParameterError
         If the grid is too coarse for the noise to be worth what is charged for it.
     """
+    check_gap(codes.size, sigma=sigma, grid=grid)
+    codes += discrete_gaussian(codes.size, sigma / grid.step, random)
+    return saturated(codes)
+
+
+def check_gap(dimension: int, *, sigma: float, grid: Grid) -> None:
+    """Refuse a grid that is too coarse for the noise to be worth what is charged for it.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is.
+    """
     steps = sigma / grid.step
-    gap = discretisation_gap(codes.size, steps)
-    if gap > GAP:
+    if discretisation_gap(dimension, steps) > GAP:
         raise InvalidParameterError(
             "grid", grid.exponent, f"a finer one: the noise is {steps:.3g} steps"
         )
-    codes += discrete_gaussian(codes.size, steps, random)
-    return saturated(codes)

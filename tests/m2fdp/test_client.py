@@ -14,6 +14,7 @@ from flwr_privacy.clients import M2FDPClient
 from flwr_privacy.clients.base import Trained
 from flwr_privacy.documents import loads
 from flwr_privacy.errors import (
+    ChargedFailureError,
     DataError,
     DeclinedError,
     FlwrPrivacyError,
@@ -177,13 +178,13 @@ def test_the_same_question_gets_the_same_bytes_and_costs_once(tmp_path: Path) ->
     assert (len(node.entries()), node.trainings) == (1, 1)
 
 
-def test_the_same_question_with_other_terms_is_declined(tmp_path: Path) -> None:
+def test_the_same_question_with_other_terms_is_another_charge(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.ask()
-    for change in ({"noise_multiplier": 0.25}, {"clipping_norm": 0.25}, {"keep_back": ["b"]}):
-        with pytest.raises(DeclinedError, match="answered before, with other terms"):
-            node.ask(terms(**change))
-    assert len(node.entries()) == 1
+    changes = ({"clipping_norm": 0.25}, {"keep_back": ["b"]})
+    for change in changes:
+        node.ask(terms(epsilon=100.0, **change))
+    assert len(node.entries()) == 1 + len(changes)
 
 
 def test_a_lost_answer_is_given_and_paid_for_again(tmp_path: Path) -> None:
@@ -234,29 +235,55 @@ def test_an_experiment_protects_one_unit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", [{}, OPEN], ids=["noised", "in the open"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_an_update_that_is_not_finite_is_neither_sent_nor_paid_for(
-    asked: Fields, value: float, tmp_path: Path
+def test_an_update_that_is_not_finite_cannot_be_told_from_none(
+    asked: Fields, value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = simulated(tmp_path)
+    sent = []
+    for name, w in (("one", np.full((2, 3), value)), ("other", START["w"])):
+        (tmp_path / name).mkdir()
+        node = Node(tmp_path / name, **{"privacy-simulated": True, "insecure-seed": 3})
 
-    def train(start: Any) -> Trained:
-        return Trained({**START, "w": np.full((2, 3), value)}, {"num-examples": 1})
+        def train(start: Any, w: Any = w) -> Trained:
+            return Trained({**START, "w": w}, {"num-examples": 1})
 
-    with pytest.raises(DataError, match="the update of 'w' has NaN or infinity"):
-        node.ask(terms(**asked), train=train)
-    assert node.entries() == []
+        sent.append(vector(node.ask(terms(**asked), train=train)[0]))
+        assert len(node.entries()) == 1
+    np.testing.assert_array_equal(*sent)
+    assert "the update of 'w' has NaN or infinity" in caplog.text  # in the log of the node
 
 
 @pytest.mark.parametrize("asked", [{}, OPEN], ids=["noised", "in the open"])
-def test_a_training_that_fails_costs_nothing(asked: Fields, tmp_path: Path) -> None:
+def test_a_training_that_fails_is_paid_for_and_told_of_simulated_clients(
+    asked: Fields, tmp_path: Path
+) -> None:
     node = simulated(tmp_path)
 
     def train(start: Any) -> Trained:
         raise RuntimeError("no data")
 
-    with pytest.raises(RuntimeError, match="no data"):
+    with pytest.raises(ChargedFailureError, match="there is no answer: RuntimeError"):
         node.ask(terms(**asked), train=train)
-    assert node.entries() == []
+    assert len(node.entries()) == 1
+
+
+@pytest.mark.parametrize("unit", ["user", "record"])
+def test_a_training_that_fails_tells_a_server_nothing_that_is_not_paid_for(
+    unit: str, tmp_path: Path
+) -> None:
+    node = Node(tmp_path)
+
+    def train(start: Any) -> Trained:
+        raise RuntimeError("no data")
+
+    if unit == "user":
+        node.ask(train=train)
+    else:  # nobody knows which records were in the steps of a training that failed
+        asked = terms(unit="record", sampling_rate=0.1, steps=2, sampling=0.19)
+        with pytest.raises(ChargedFailureError, match="until its operator acts"):
+            node.ask(asked, train=train)
+        with pytest.raises(DeclinedError, match="nothing more of this experiment"):
+            node.ask(asked, round=2)
+    assert len(node.entries()) == 1
 
 
 # -- What the operator allows ---------------------------------------------------------------------
@@ -297,7 +324,7 @@ def test_A24_what_the_operator_does_not_allow_is_declined_unseen(what: str, tmp_
     with pytest.raises(DeclinedError, match=text):
         node.ask(terms(**changes))
     assert node.entries() == []
-    assert node.trainings == (1 if what == "sigma" else 0)
+    assert node.trainings == 0
 
 
 def test_what_the_operator_allows_is_answered(tmp_path: Path) -> None:

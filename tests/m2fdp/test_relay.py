@@ -237,6 +237,10 @@ def test_records_are_protected_in_a_zone_too(tmp_path: Path) -> None:
 # -- Who is missing -------------------------------------------------------------------------------
 
 
+LOUD = {"privacy-simulated": True}
+"""Training that fails is told; on a deployed node it would count as one that changed nothing."""
+
+
 def failing(*names: str, segment: int | None = None) -> Callable[[str, int], bool]:
     return lambda name, at: name in names and segment in (None, at)
 
@@ -269,7 +273,8 @@ def test_devices_that_drop_out_leave_the_model_of_the_simulation(
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 2, "insecure_seed": SEED}
     relay = M2FDP(tree=tree, relay=True, **options)
     other = M2FDP(tree=tree, insecure_seed=SEED, **options)
-    result = run_strategy(relay, Seen().app(gone), nodes=zone_nodes(tree, tmp_path), **start)
+    nodes = zone_nodes(tree, tmp_path, **LOUD)
+    result = run_strategy(relay, Seen().app(gone), nodes=nodes, **start)
     expected = run_strategy(other, Seen().app(gone), nodes=len(tree.devices), **start)
     assert same(result.arrays, expected.arrays)
     for line, twin in zip(result.history[1:], expected.history[1:], strict=True):
@@ -399,7 +404,7 @@ def test_a_device_that_trusts_no_parent_declines(
 def test_an_aggregators_own_least_number_of_children_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nodes = zone_nodes(WARDS, tmp_path, policies={"t1-0": {"min_children": 3}})
+    nodes = zone_nodes(WARDS, tmp_path, policies={"t1-0": {"min_children": 3}}, **LOUD)
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
     app = Seen().app(failing("2"))
     result = run_strategy(M2FDP(tree=WARDS, relay=True), app, nodes=nodes, **start)
