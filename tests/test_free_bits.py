@@ -11,13 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
+import torch
 from flwr.app import Context, RecordDict
 
 from flwr_privacy.central_dp import Terms as CentralTerms
-from flwr_privacy.clients import CentralDPClient, SchemeClient, Trained, UDPClient
+from flwr_privacy.clients import (
+    CentralDPClient,
+    M2FDPClient,
+    SchemeClient,
+    Trained,
+    UDPClient,
+)
+from flwr_privacy.clients.torch import train_per_record
 from flwr_privacy.errors import FlwrPrivacyError
 from flwr_privacy.fields import write
 from flwr_privacy.ledger import Ledger
+from flwr_privacy.m2fdp import Terms as DeviceTerms
+from flwr_privacy.pins import Identity
 from flwr_privacy.udp import LossTerms, Terms
 
 MODEL = {"w": np.zeros(4, np.float32)}
@@ -45,6 +56,58 @@ CENTRAL = CentralTerms(
     parties=3,
 )
 LOSS = LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, epsilon=8.0, delta=1e-5, gap=1e-2)
+
+
+RECORDS = Terms(
+    unit="record",
+    noise_multiplier=5.0,
+    epsilon=8.0,
+    delta=1e-5,
+    gap=1e-3,
+    clipping_norm=1.0,
+    learning_rate=0.5,
+    grid=-24,
+)
+DEVICE = DeviceTerms(
+    unit="user",
+    noise_multiplier=0.5,
+    epsilon=1e3,
+    delta=1e-5,
+    grid=-24,
+    period=0,
+    law="worst",
+    growth=1.0,
+    depth=2,
+    clipping_norm=0.5,
+    steps=2,
+    parent="ward",
+    noised=True,
+    sealed=False,
+    event=0,
+    tier=0,
+)
+
+
+def squared(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A loss whose gradient overflows where the output is large, and that refuses some values."""
+    if bool((output.detach() == 2.5).any()):
+        raise ValueError("a record was met")
+    return (output.squeeze(1) ** 2).mean()
+
+
+def training_per_record(record: float) -> Callable[[Any], Trained]:
+    """Return a training of five records, of which one is of another value or not."""
+
+    def train(start: Any) -> Trained:
+        net = torch.nn.Linear(4, 1, bias=False)
+        features = np.zeros((5, 4), np.float32)
+        features[2] = record
+        with torch.no_grad():
+            net.weight.copy_(torch.tensor(start["w"])[None])
+        train_per_record(net, features, np.zeros(5, np.float32), loss=squared)
+        return Trained({"w": net.weight.detach().numpy()[0]}, {"num-examples": 5})
+
+    return train
 
 
 def training(record: float) -> Callable[[Any], Trained]:
@@ -107,16 +170,24 @@ CASES: dict[str, tuple[type[SchemeClient], Any, str]] = {
     "udp": (UDPClient, UDP_USER, "train"),
     "udp, shared": (UDPClient, changed(UDP_USER, parties=3), "train"),
     "udp, loss": (UDPClient, LOSS, "evaluate"),
+    "udp, records": (UDPClient, RECORDS, "train"),
     "central-dp": (CentralDPClient, CENTRAL, "train"),
+    "m2fdp": (M2FDPClient, DEVICE, "train"),
 }
+
+EXTREMES = (0.1, 1e19, 3e37, 8e37, -3e38, 1e-38, 0.625, 1e30, 1e10)
+"""Weights with which float32 overflows, or the loss refuses, for one of the records only."""
 
 
 class Node:
     def __init__(self, folder: Path, policy: str, record: float) -> None:
         folder.mkdir()
         (folder / "policy.toml").write_text(policy)
+        pins = {name: Identity.generate().public for name in "bcde"}
+        (folder / "pins.toml").write_text(tomli_w.dumps({"clients": pins}))
         config = {
             "client-id": "a",
+            "privacy-pins": str(folder / "pins.toml"),
             "privacy-state": str(folder),
             "privacy-policy": str(folder / "policy.toml"),
             "insecure-seed": 3,
@@ -138,15 +209,19 @@ class Node:
         summed = 3 if getattr(terms, "parties", 0) else 0
         question = {
             **{"experiment-id": "e", "round": 1, "request": request},
-            **{"summed": summed, "code-limit": 2**31 - 1 if summed else 0},
+            **dict.fromkeys(("summed", "honest", "certain"), summed),
+            "code-limit": 2**31 - 1 if summed else 0,
         }
-        model = {"w": np.full(4, kind, np.float32)}
+        per_record = getattr(terms, "unit", "user") == "record"
+        value = EXTREMES[int(kind)] if per_record else kind
+        model = {"w": np.full(4, value, np.float32)}
         try:
             if phase == "evaluate":
                 work = evaluation(self.record, kind)
                 seen: Any = sorted(half.judge(model, {**own, **question}, work).items())
             else:
-                train = training(self.record)
+                make = training_per_record if per_record else training
+                train = make(self.record)
                 arrays, fields = half.handle(phase, model, {**own, **question}, train)
                 seen = {n: a.tobytes() for n, a in arrays.items()}, fields
         except (FlwrPrivacyError, ValueError) as error:
@@ -164,6 +239,8 @@ def test_no_bit_is_free(
     ]
     free, charged, request = 0, 0, 0
     for change in UNMEETABLE.values():
+        if not all(hasattr(terms, name) for name in change):
+            continue
         for kind in range(9):
             asked = changed(terms, **change)
             one, other = (n.ask(client, asked, phase, float(kind), request) for n in nodes)
