@@ -18,13 +18,13 @@ to be flagged, and the correct one to pass:
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flwr_privacy.accounting import Charge
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.attacks.audit import (
     GaussianAudit,
@@ -36,15 +36,14 @@ from flwr_privacy.attacks.audit import (
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import UDPClient
 from flwr_privacy.clients.base import Train
-from flwr_privacy.clients.custody import Custody
 from flwr_privacy.errors import check_integer
 from flwr_privacy.grid import Grid
 from flwr_privacy.identity import stream
-from flwr_privacy.ledger import Question
-from flwr_privacy.release import PlannedRelease
+from flwr_privacy.mechanism import Answer, Plan, Release
+from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.strategies import UDP
 from flwr_privacy.strategies.round import ClientReply
-from flwr_privacy.udp import LossTerms, Terms
+from flwr_privacy.udp import Terms
 from flwr_privacy.wire import TRAIN, Fields
 
 from .training import DELTA, Records, budget, epsilon_spent, everybody, train_inline
@@ -72,24 +71,26 @@ CEILING = largest_epsilon(GUESSES, confidence=CONFIDENCE)
 _OTHERS = 64  # records of a client without canaries
 
 
+@dataclass(frozen=True, kw_only=True)
+class _WeakNoise(Terms):
+    """A mechanism whose noise is less than its plan says."""
+
+    def noise(self, measured: Any, plan: Plan, random: SecureRandom) -> Answer:
+        """Return the answer with too little noise."""
+        weak = replace(self, noise_multiplier=self.noise_multiplier / BROKEN)
+        return Terms.noise(weak, measured, plan, random)
+
+
 class WeakNoiseUDPClient(UDPClient):
     """A client with a defect: it adds a third of the noise that it was asked for and charges for.
 
     It serves to show that the audit finds such a thing.
     """
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer with too little noise."""
-        weak = {**fields, "noise-multiplier": fields["noise-multiplier"] / BROKEN}
-        return super().handle(phase, arrays, weak, train)
-
-    def _release(
-        self, custody: Custody, question: Question, terms: Terms | LossTerms, charge: Charge
-    ) -> PlannedRelease:
-        charge = replace(charge, noise_multiplier=charge.noise_multiplier * BROKEN)
-        return super()._release(custody, question, terms, charge)
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
+        """Return the release of a training, with the defect in its mechanism."""
+        release = super().release(phase, arrays, fields, train)
+        return replace(release, mechanism=_WeakNoise(**vars(release.mechanism)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
