@@ -82,8 +82,8 @@ class ACFLClient(SchemeClient):
     within one. What is exact, a client gives only if its node's operator lists the scheme in
     ``allow_unprotected`` or it is simulated, and never if the policy has ``max_epsilon`` or
     ``units``.
-    Not covered: a refusal tells that data lie beyond a bound, and a server may name what bounds it
-    likes, again and again: give the client `limits` of its own.
+    Not covered: that data lie beyond a bound that the server names, which ends the experiment for
+    the node and is charged: give the client `limits` of its own, or ``excess="clip"``.
     """
 
     scheme: ClassVar[str] = "acfl"

@@ -27,9 +27,11 @@ class CentralDPClient(SchemeClient):
     before its share leaves, and declines what would pass the budget of the experiment or the node's
     policy. With noise by the server its answers have none: a node whose policy limits epsilon or
     noise declines them, and its ledger does not know them, as they are the trusted server's books.
-    Not covered: a server that says of the clients of a sum what is not so (how many collude with
-    it, how often it draws them, how large a cohort in a sparse graph is); the node's policy is what
-    binds it, as far as a node can see: ``min_noise_multiplier``, ``max_epsilon``, ``min_summed``.
+    A training that fails tells the server nothing that is not charged: see
+    `flwr_privacy.pipeline`.
+    Not covered: a server that says of the clients of a sum what is not so (how often it draws them,
+    that a roster of a sparse graph was drawn at random); the node's policy is what binds it, as far
+    as a node can see: ``min_noise_multiplier``, ``max_epsilon``, ``min_summed``, ``max_cohort``.
     """
 
     scheme: ClassVar[str] = "central-dp"

@@ -42,10 +42,9 @@ class UDPClient(SchemeClient):
     Against a server that does not follow the protocol: it names budgets and noise as it likes, none
     too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds it. A node
     with such a policy declines what has no noise and what has no proven cost
-    (``sensitivity_unproven``). With noise in shares a server that makes clients up gets by with
-    less noise than is charged: pinned keys bind it (``privacy-pins``). It may send a model with
-    which training fails for some data and not for others, and learn from that, as from whether a
-    client declines.
+    (``sensitivity_unproven``). With noise in shares it counts on no more honest clients than its
+    pins, its roster and its policy bear out. A training that fails tells the server nothing that
+    is not charged: see `flwr_privacy.pipeline`.
     """
 
     scheme: ClassVar[str] = "udp"
