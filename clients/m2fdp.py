@@ -33,7 +33,7 @@ from flwr_privacy.m2fdp import (
     moved,
     trained,
 )
-from flwr_privacy.mechanism import Answer, Release
+from flwr_privacy.mechanism import Answer, Facts, Release
 from flwr_privacy.pipeline import check_going_on, check_limits, mark_insecure, run
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.release import PlannedRelease
@@ -42,6 +42,7 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody, refuse_node_keys
+from .per_record import counted
 from .poisson import PoissonPlan, asked_steps
 from .zone_aggregator import Aggregator
 from .zone_keys import introduction
@@ -182,9 +183,27 @@ class _Device:
         return Release(
             mechanism=DeviceUpdate(self._terms, {}),
             work=lambda random, _: self._trained(self._start, random),
+            facts=self._rehearsed if self._terms.unit == "record" else None,
             name=self._question(),
             asked=records.write(self._terms),
         )
+
+    def _rehearsed(self) -> Facts:
+        """Rehearse the training on generated arrays: what is missing in it shows before a charge.
+
+        Raises
+        ------
+        ProtocolError
+            If it calls no trainer for Poisson batches.
+        """
+        zeros = {name: np.zeros_like(array) for name, array in self._start.items()}
+        with asked_steps(self._plan()) as request, counted(TRAIN) as rehearsal:
+            self._train(zeros)
+        return Facts(records=rehearsal.records or request.steps.records)
+
+    def _plan(self) -> PoissonPlan:
+        terms = self._terms
+        return PoissonPlan(sampling_rate=terms.sampling_rate, steps=terms.steps)
 
     def in_the_open(self) -> Answer:
         """Answer without noise to a server that plays the trusted parent, in a simulation."""
@@ -260,8 +279,7 @@ class _Device:
         terms = self._terms
         if terms.unit != "record":
             return self._train(start).arrays
-        plan = PoissonPlan(sampling_rate=terms.sampling_rate, steps=terms.steps)
-        with asked_steps(plan, sampler) as request:
+        with asked_steps(self._plan(), sampler) as request:
             arrays = dict(self._train(start).arrays)
         request.steps.check(start.values(), arrays.values())
         return arrays

@@ -96,7 +96,14 @@ def _counted_steps(terms: Terms, start: Arrays, train: Train) -> Facts:
         train(zeros)
     if not rehearsal.called:
         return Facts(records=request.step.records)  # which says what is wrong
-    return Facts(records=terms.counted(_rehearsed(rehearsal)))
+    found = _rehearsed(rehearsal)
+    counted_on = terms.counted(found)
+    if counted_on < found:
+        logger.warning(
+            "%d of %d records are left out: max_records = %d",
+            *(found - counted_on, found, terms.max_records),
+        )
+    return Facts(records=counted_on)
 
 
 def _mean_loss(terms: LossTerms, start: Arrays, evaluate: Evaluate, facts: Facts) -> MeanLoss:

@@ -66,6 +66,9 @@ class Plan:
         Whether the charge is all that the release costs.
     parties : int, default 0
         Honest clients whose noise the sum is to have; 0 if the release has all of its noise.
+    needs_pins : bool, default True
+        Whether a deployed node must know the others of the sum by their keys: without noise it
+        does not matter who they are.
     largest_code : int, default 0
         Largest code that a secure sum has to take; 0 if it need not take any.
     """
@@ -78,6 +81,7 @@ class Plan:
     sigma: float | None = None
     proven: bool = True
     parties: int = 0
+    needs_pins: bool = True
     largest_code: int = 0
 
     @property

@@ -256,8 +256,8 @@ def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
     """Refuse what the node's operator does not allow."""
     certain = 1.0
     if plan.parties:
-        noised = plan.charge is not None
-        certain = check_shares(store, plan.parties, dict(request.fields), noised=noised)
+        fields = dict(request.fields)
+        certain = check_shares(store, plan.parties, fields, noised=plan.needs_pins)
     elif not request.fields["summed"]:
         check_unsummed(store.rules)
     if plan.largest_code:

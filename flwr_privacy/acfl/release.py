@@ -17,7 +17,7 @@ from flwr_privacy.wire import METRICS, Fields
 
 from .encoding import Moments, clipped_gradient, upper
 from .sums import FEATURES, GRADIENT, LABELS, SIZE, coded_sum, gradient_sum, size_of
-from .terms import RECORD, SCFL, DataTerms, GradientTerms, SetupTerms
+from .terms import NO_NOISE, RECORD, SCFL, DataTerms, GradientTerms, SetupTerms
 
 __all__ = ["CodedData", "CodedGradient", "Data"]
 
@@ -165,6 +165,7 @@ def _plan(terms: DataTerms, charge: Any, noise_multiplier: float, sigma: float) 
         sigma=sigma,
         proven=terms.noise == RECORD,
         parties=terms.parties,
+        needs_pins=terms.noise != NO_NOISE,
         largest_code=CODE_LIMIT if terms.parties else 0,
     )
 

@@ -230,6 +230,7 @@ def test_an_update_that_is_not_finite_cannot_be_told_from_none(tmp_path: Path, f
 
 
 def test_where_nothing_is_promised_an_update_that_is_not_finite_is_refused(node: Node) -> None:
+    node.config["privacy-allow-unprotected"] = "central-dp"
     with pytest.raises(DataError, match="has NaN or infinity"):
         node.ask(TRUSTED, far=math.nan, summed=0)
     assert node.charges() == []

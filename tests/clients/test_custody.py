@@ -149,7 +149,7 @@ def test_a_deployed_node_waits_for_the_disk(
 ) -> None:
     kept = custody({"privacy-state": str(tmp_path), **config})
     assert kept.durable
-    assert flushed(kept, monkeypatch) == (2, 2)
+    assert flushed(kept, monkeypatch) == (4, 2)  # a file and its folder, each
 
 
 def test_a_simulated_client_does_not_wait_for_the_disk(

@@ -12,6 +12,7 @@ from flwr.app import Context, RecordDict
 from flwr_privacy.accounting import Charge
 from flwr_privacy.clients import M2FDPClient
 from flwr_privacy.clients.base import Trained
+from flwr_privacy.clients.per_record import rehearse
 from flwr_privacy.documents import loads
 from flwr_privacy.errors import (
     ChargedFailureError,
@@ -273,6 +274,8 @@ def test_a_training_that_fails_tells_a_server_nothing_that_is_not_paid_for(
     node = Node(tmp_path)
 
     def train(start: Any) -> Trained:
+        # In a rehearsal it gets no further than a trainer would.
+        rehearse("train", np.zeros((3, 2)), np.zeros(3), work=lambda generated: None)
         raise RuntimeError("no data")
 
     if unit == "user":

@@ -19,6 +19,7 @@ def pinned_nodes(
             Identity.generate().write(key)
         lines.append(f'"{client}" = "{Identity.read(key).public}"')
         config = {"client-id": client, "partition-id": index, "num-partitions": len(clients)}
+        config["privacy-simulated"] = False  # they stand for deployed ones
         configs.append({**config, "privacy-identity": str(key)})
     pins, rules = folder / "pins.toml", folder / "pinned-policy.toml"
     pins.write_text("\n".join(lines))

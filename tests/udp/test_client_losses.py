@@ -24,7 +24,12 @@ from flwr_privacy.clients.torch import (
     set_arrays,
     train_per_record,
 )
-from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
+from flwr_privacy.errors import (
+    ChargedFailureError,
+    DeclinedError,
+    InvalidParameterError,
+    ProtocolError,
+)
 from flwr_privacy.fields import write
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import Fault
@@ -209,7 +214,9 @@ def test_the_loss_of_stock_apps_is_known_by_both_names(node: Node) -> None:
     assert node.ask(changed(noise_multiplier=0.0)) == {"num-examples": 1, "loss": 0.75}
 
 
-def test_at_record_level_the_evaluation_has_to_measure_this_model_once(node: Node) -> None:
+def test_at_record_level_the_evaluation_has_to_measure_this_model_once(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     terms, model = changed(unit="record"), net()
     arrays = get_arrays(model)
     with pytest.raises(ProtocolError, match="the evaluation measured no per-record loss"):
@@ -226,15 +233,18 @@ def test_at_record_level_the_evaluation_has_to_measure_this_model_once(node: Nod
     def another_cap() -> Any:
         evaluate_per_record(model, *data(0), loss_cap=400.0)
 
-    for evaluation, error in (
-        (elsewhere, "given other arrays"),
-        (twice, "2 per-record losses"),
-        (another_cap, "loss_cap = 400"),
+    node.loss = another_cap  # a rehearsal shows it
+    with pytest.raises(InvalidParameterError, match="loss_cap = 400"):
+        node.ask(terms, arrays)
+    assert node.charges() == []
+    for count, (evaluation, text) in enumerate(
+        ((elsewhere, "given other arrays"), (twice, "2 per-record losses")), start=1
     ):
         node.loss = evaluation
-        with pytest.raises((ProtocolError, InvalidParameterError), match=error):
-            node.ask(terms, arrays)
-    assert node.charges() == []
+        with pytest.raises(ChargedFailureError, match="until its operator acts"):
+            node.ask(terms, arrays, **{"experiment-id": f"e{count}"})
+        assert text in caplog.text  # in the log of the node
+        assert len(node.charges()) == count
 
 
 def test_what_is_the_nodes_is_not_taken_from_a_server(node: Node) -> None:

@@ -110,21 +110,21 @@ def test_the_noise_is_inverse_in_the_number_of_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("client_app", "text"),
+    ("client_app", "text", "paid"),
     [
-        (lambda: app(steps=0), "did no per-record step"),
-        (lambda: app(steps=2), "a per-record trainer 2 times"),
-        (lambda: app(after=_further), "returned other arrays"),
+        (lambda: app(steps=0), "did no per-record step", False),  # which a rehearsal shows
+        (lambda: app(steps=2), "a per-record trainer 2 times", True),
+        (lambda: app(after=_further), "returned other arrays", True),
     ],
 )
 def test_what_is_not_the_step_that_was_asked_for_is_refused(
-    client_app: Any, text: str, caplog: pytest.LogCaptureFixture
+    client_app: Any, text: str, paid: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy = UDP(**OPTIONS)
     result = run_strategy(strategy, client_app(), arrays=initial(), num_rounds=1)
-    assert result.history[1]["refused"] == {"error": 4}
+    assert result.history[1]["refused"] == {"failed" if paid else "error": 4}
     assert result.history[1]["skipped"]
-    assert strategy.releases == []
+    assert [len(release.clients) for release in strategy.releases] == [4] * paid
     assert text in caplog.text
 
 

@@ -280,13 +280,13 @@ def test_at_record_level_the_noise_of_a_sum_is_for_one_record() -> None:
     assert abs((noise**2).mean() / sigma**2 - 1) < 5 * math.sqrt(2 / noise.size) + step
 
 
-def test_more_records_than_there_is_room_for_are_refused_by_name(caplog: Any) -> None:
+def test_more_records_than_there_is_room_for_are_left_out_and_the_log_says_so(caplog: Any) -> None:
     strategy = UDP(**RECORD_LEVEL, secure_sum=SecureSum(colluders=0), max_records=60)
     result = run_strategy(strategy, record_app(), arrays=initial(), num_rounds=1, timeout=2)
-    assert "max_records = 60: expected at least the 80 records" in caplog.text
-    assert result.history[1]["refused"] == {"error": 1}
-    assert result.history[1]["scheme"]["sum_opened"] == 3
-    assert strategy.releases[0].clients == ("0", "1", "2")
+    assert "20 of 80 records are left out: max_records = 60" in caplog.text
+    assert result.history[1]["refused"] == {}
+    assert result.history[1]["scheme"]["sum_opened"] == 4
+    assert strategy.releases[0].clients == ("0", "1", "2", "3")
 
 
 # -- One client, asked directly ------------------------------------------------------------------
