@@ -25,6 +25,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.ledger import Entry, Ledger, Question
 from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan, Release
 from flwr_privacy.node_store import NodeStore
+from flwr_privacy.pins import Identity, Pins
 from flwr_privacy.policy import Policy
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.replies import KeptReplies
@@ -73,6 +74,9 @@ class Sum(Mechanism):
         return WeightedMean({})
 
 
+PINS = Pins(clients={name: Identity.generate().public for name in "bcd"})
+
+
 def store_in(folder: Path, policy: Policy | None = None, *, durable: bool = True) -> NodeStore:
     return NodeStore(
         ledger=Ledger(folder / "a.ledger", data_set="a", durable=durable),
@@ -85,7 +89,7 @@ def store_in(folder: Path, policy: Policy | None = None, *, durable: bool = True
         sessions=folder / "a.secure-sum",
         durable=durable,
         identity=None,
-        pins=None,
+        pins=PINS,
     )
 
 
@@ -100,7 +104,8 @@ def ask(
     given: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Answer:
-    own = {"summed": 0, "code-limit": 0, **fields}
+    summed = fields.get("summed", 0)
+    own = {"summed": 0, "honest": summed, "certain": summed, "code-limit": 0, **fields}
     request = pipeline.Request("toy", question, arrays, own)
     facts = None if count is None else (lambda: Facts(records=count()))
     release = Release(
@@ -441,7 +446,7 @@ REFUSED: dict[str, tuple[Policy, Mechanism, dict[str, Any], str]] = {
     "budget": (Policy(), Sum(epsilon=0.01), {}, "the budget is spent"),
     "outside of a sum": (Policy(min_summed=3), Sum(), {}, "min_summed = 3"),
     "shares outside of a sum": (Policy(), Sum(parties=2), {}, "a share alone hides nothing"),
-    "shares of too few": (Policy(), Sum(parties=3), {"summed": 2}, "a share alone hides nothing"),
+    "shares of too few": (Policy(), Sum(parties=3), {"summed": 2}, "this node counts on 2"),
     "no release": (Policy(max_releases=0), Sum(), {}, "max_releases = 0"),
     "no release today": (Policy(max_releases_per_day=0), Sum(), {}, "max_releases_per_day = 0"),
     "no disk": (Policy(max_disk=0), Sum(), {}, "max_disk = 0"),
