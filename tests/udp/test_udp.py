@@ -245,6 +245,16 @@ def test_an_update_that_is_not_finite_cannot_be_told_from_none(
     assert "the update of '0' has NaN or infinity" in caplog.text  # in the log of the node
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_model_that_no_update_can_start_from_is_refused_before_training(
+    node: Node, value: float
+) -> None:
+    arrays = {**MODEL, "0": np.full_like(MODEL["0"], value)}
+    with pytest.raises(ProtocolError, match="the model that was sent has NaN or infinity in '0'"):
+        node.ask(arrays=arrays)
+    assert (node.trained, node.charges()) == (0, [])
+
+
 def test_integers_and_statistics_are_kept_back_and_named(tmp_path: Path) -> None:
     model = {
         "w": np.zeros(4, np.float32),
