@@ -161,7 +161,7 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         lambda: mechanism.failed(request.arrays),
     )
     made = _noised(store, request, mechanism, measured, plan)
-    return made if plan.once else _kept(store, request, release, made)
+    return made if plan.once else _kept(store, request, release, made, reserved=True)
 
 
 def check_going_on(store: NodeStore, experiment_id: str) -> None:
@@ -339,12 +339,14 @@ def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replie
     return store.replies, request.digest
 
 
-def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
+def _kept(
+    store: NodeStore, request: Request, release: Release, made: Answer, *, reserved: bool = False
+) -> Answer:
     """Keep a reply; return the one that is to be sent."""
     cache, key = _cache(store, request, release)
     arrays, own = made
     reply = dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
-    kept = cache.keep(request.question, reply, key)
+    kept = cache.keep(request.question, reply, key, reserved=reserved)
     return made if kept is reply else _read(kept)
 
 
