@@ -55,6 +55,7 @@ __all__ = [
     "digests",
     "in_step",
     "rehearse",
+    "rehearsing",
 ]
 
 ROUNDING = 1e-3
@@ -707,6 +708,11 @@ def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
     except Exception:
         if not rehearsal.called:
             raise
+
+
+def rehearsing() -> bool:
+    """Tell whether a scope of `counted` is open: nothing has been charged then."""
+    return _rehearsal.get() is not None
 
 
 def rehearse(
