@@ -210,3 +210,11 @@ def test_the_text_of_an_apps_own_error_reply_stays_on_a_node_that_protects_somet
     told = [entry.getMessage() for entry in caplog.records if "refused" in entry.getMessage()]
     assert any("the client's own training failed" in text for text in told)
     assert not any("Smith" in text for text in told)
+
+
+def test_a_client_that_cannot_be_built_says_nothing_of_its_data_to_any_message() -> None:
+    def client_fn(context: Context) -> Any:
+        raise ValueError("the record is 17")
+
+    reply = ask(numpy_client_app(client_fn), question())
+    assert reply.error.reason == "the client could not be built; the log of the node says how"
