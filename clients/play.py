@@ -32,7 +32,7 @@ from flwr_privacy.wire import (
     Cohort,
     Fields,
     Header,
-    question_digest,
+    values_digest,
 )
 
 from . import secure_sum
@@ -229,9 +229,19 @@ def _asked(message: Message) -> Message:
 
 def _told(content: RecordDict) -> bytes:
     """Return a hash of what the user's code is told beside the arrays of the question."""
-    ours = (RECORD, JOIN)
-    own = {n: r for n, r in content.items() if isinstance(r, ConfigRecord) and n not in ours}
-    return question_digest(own, without={})
+    told: list[Any] = []
+    first = True  # record of arrays: the question's, whose values are hashed with it
+    for name, record in content.items():
+        if name in (RECORD, JOIN):
+            continue
+        told += [type(record).__name__, name, len(record)]
+        if not isinstance(record, ArrayRecord):
+            told += [item for entry in record.items() for item in entry]
+        elif first:
+            first = False
+        else:
+            told += [[key, a.dtype, list(a.shape), a.data] for key, a in record.items()]
+    return values_digest(*told)
 
 
 def _named(header: Header, place: secure_sum.Place | None, told: bytes) -> Fields:
