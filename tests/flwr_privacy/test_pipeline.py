@@ -554,6 +554,23 @@ def test_the_disk_that_questions_can_fill_is_bounded(tmp_path: Path) -> None:
         ask(store, mechanism=large, arrays=model, question=replace(QUESTION, request=5))
 
 
+def test_a_file_that_goes_while_the_disk_is_measured_counts_as_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path, Policy(max_disk=10**6))
+    ask(store)
+    before, glob = store.disk(), Path.glob
+
+    def racing(self: Path, pattern: str) -> Any:
+        yield from glob(self, pattern)
+        yield self / "a.replies.new"  # it was there when the folder was listed
+
+    monkeypatch.setattr(Path, "glob", racing)
+    monkeypatch.setattr(Path, "is_file", lambda self: not self.is_dir())
+    assert store.disk() == before
+    assert ask(store, question=replace(QUESTION, server_round=2))
+
+
 def test_kept_replies_do_not_pile_up(tmp_path: Path) -> None:
     store, cheap = store_in(tmp_path), Sum(noise_multiplier=20_000.0)
     for number in range(20):
