@@ -439,3 +439,11 @@ def test_nothing_of_ledger_and_replies_is_in_a_repr(tmp_path: Path) -> None:
         assert "918273" not in text
         assert "noised" not in text
         assert str(drawn) not in text
+
+
+@pytest.mark.parametrize("value", ["false", "no", "0", "true", 1])
+def test_a_node_is_simulated_only_if_its_configuration_says_true(
+    tmp_path: Path, value: str | int
+) -> None:
+    with pytest.raises(InvalidParameterError, match="privacy-simulated"):
+        custody({"privacy-state": str(tmp_path), "privacy-simulated": value})
