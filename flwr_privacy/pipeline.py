@@ -55,6 +55,7 @@ from .wire import EVALUATE, METRICS, TRAIN, Fields, values_digest
 __all__ = [
     "Request",
     "answer",
+    "check_disk",
     "check_going_on",
     "check_limits",
     "mark_insecure",
@@ -385,8 +386,20 @@ def check_limits(store: NodeStore, book: Book) -> None:
         today = sum(_age(entry) < _DAY for entry in entries)
         if today >= policy.max_releases_per_day:
             raise _over(store, "max_releases_per_day", policy.max_releases_per_day)
-    if policy.max_disk is not None and store.disk() >= policy.max_disk:
-        raise _over(store, "max_disk", policy.max_disk)
+    check_disk(store)
+
+
+def check_disk(store: NodeStore) -> None:
+    """Decline what would leave another file on a disk that is as full as it may be.
+
+    Raises
+    ------
+    DeclinedError
+        If it is.
+    """
+    limit = store.policy.max_disk
+    if limit is not None and store.disk() >= limit:
+        raise _over(store, "max_disk", limit)
 
 
 def _over(store: NodeStore, name: str, limit: int) -> DeclinedError:
