@@ -33,7 +33,7 @@ from flwr_privacy.wire import ERROR_CODE, RECORD
 from .base import SchemeClient, Train, Trained
 from .custody import has_policy_file, policy_of
 from .node import answer, or_refusal
-from .play import App, discreet, is_of_the_app
+from .play import App, built, discreet, is_of_the_app
 from .records import RecordArrays, first_array_record, to_record
 
 __all__ = ["OwnClient", "as_mod", "numpy_client_app", "own_client_app"]
@@ -117,12 +117,16 @@ def numpy_client_app(
         def function(message: Message, context: Context) -> Message:
             if RECORD in message.content:
                 return answer(numpy_app, message, context)
-            client = scheme_client(context)
 
-            def bare(message: Message, context: Context) -> Message:
-                return Message(bare_work(client, message, context), reply_to=message)
+            def outside() -> Message:
+                client = built(numpy_app, context)
 
-            return or_refusal(lambda: _outside(client, message, context, bare), message)
+                def bare(message: Message, context: Context) -> Message:
+                    return Message(bare_work(client, message, context), reply_to=message)
+
+                return _outside(client, message, context, bare)
+
+            return or_refusal(outside, message)
 
         return function
 

@@ -220,8 +220,17 @@ def is_simulated() -> bool:
 
 
 def is_simulated_client(context: Context) -> bool:
-    """Tell whether a client is made up: by Flower's simulation, our engines, or in a cohort."""
-    return is_simulated() or bool(context.node_config.get(SIMULATED))
+    """Tell whether a client is made up: by Flower's simulation, our engines, or in a cohort.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the node's configuration has something else than true or false: "false" is text.
+    """
+    named = context.node_config.get(SIMULATED, False)
+    if not isinstance(named, bool):
+        raise InvalidParameterError(SIMULATED, named, "true or false, without quotes")
+    return named or is_simulated()
 
 
 def storage(context: Context) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from flwr_privacy.channel import KeyPair
 from flwr_privacy.errors import LedgerError, ProtocolError
 from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.pipeline import check_disk
 
 from .custody import Custody, is_simulated
 
@@ -23,8 +24,12 @@ def own_pair(custody: Custody, scheme: str, experiment_id: str) -> KeyPair:
     ------
     LedgerError
         If its file cannot be used.
+    DeclinedError
+        If the node's policy has ``max_disk``, and there is no room for a new one.
     """
     path = _path(custody, scheme, experiment_id)
+    if not path.exists():  # a server names as many experiments as it likes
+        check_disk(custody)
     try:
         custody.sessions.mkdir(mode=0o700, exist_ok=True)
         with exclusive_lock(path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT):

@@ -195,10 +195,13 @@ class _Device:
         ------
         ProtocolError
             If it calls no trainer for Poisson batches.
+        InvalidParameterError
+            If its settings or its model do not fit.
         """
         zeros = {name: np.zeros_like(array) for name, array in self._start.items()}
         with asked_steps(self._plan()) as request, counted(TRAIN) as rehearsal:
             self._train(zeros)
+        rehearsal.check()
         return Facts(records=rehearsal.records or request.steps.records)
 
     def _plan(self) -> PoissonPlan:

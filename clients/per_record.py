@@ -11,6 +11,7 @@ Before the first charge a scheme may open a scope with `counted`: in it a traine
 of its records, tries itself on generated ones, and ends the user's function.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import (
+    FlwrPrivacyError,
     InvalidParameterError,
     check_choice,
     check_integer,
@@ -55,7 +57,10 @@ __all__ = [
     "digests",
     "in_step",
     "rehearse",
+    "rehearsing",
 ]
+
+logger = logging.getLogger("flwr.privacy")
 
 ROUNDING = 1e-3
 """Relative share of the sensitivity that is set aside for rounding.
@@ -640,6 +645,21 @@ class Rehearsal:
         """Whether the user's function called a trainer (an evaluator)."""
         return self.records is not None
 
+    def check(self) -> None:
+        """Raise what is wrong with the settings or the model, so that it is told before a charge.
+
+        What the user's own code raises on generated records may be their fault: the log has it.
+
+        Raises
+        ------
+        FlwrPrivacyError
+            If something is.
+        """
+        if isinstance(self.error, FlwrPrivacyError):
+            raise self.error
+        if self.error is not None:
+            logger.warning("on generated records the client's code fails", exc_info=self.error)
+
     def of(
         self, features: NDArray[Any], labels: NDArray[Any], work: Callable[[Generated], None]
     ) -> None:
@@ -707,6 +727,11 @@ def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
     except Exception:
         if not rehearsal.called:
             raise
+
+
+def rehearsing() -> bool:
+    """Tell whether a scope of `counted` is open: nothing has been charged then."""
+    return _rehearsal.get() is not None
 
 
 def rehearse(

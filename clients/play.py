@@ -1,13 +1,24 @@
 """How one client answers a question: through its client half, with the user's training within."""
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 
+from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import Metrics
 from flwr_privacy.errors import FlwrPrivacyError, LedgerError, ProtocolError
 from flwr_privacy.running_statistics import check_question
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
@@ -21,13 +32,14 @@ from flwr_privacy.wire import (
     Cohort,
     Fields,
     Header,
-    question_digest,
+    values_digest,
 )
 
 from . import secure_sum
-from .base import SchemeClient, Train
+from .base import SchemeClient, Train, Trained
 from .custody import refuse_node_keys, storage
 from .node_settings import may_play_any
+from .per_record import rehearsing
 from .records import RecordArrays, first_array_record, to_record
 
 __all__ = [
@@ -156,7 +168,10 @@ def play(
     told = _told(message.content)
     if evaluation:
         fields |= _named(header, None, told)
-        evaluate = partial(app.evaluate, client, message, context)
+
+        def evaluate() -> Metrics:
+            return app.evaluate(client, _asked(message), context)
+
         metrics = dict(
             client.judge(
                 arrays, fields, evaluate if client.bare else discreet(evaluate, "evaluation")
@@ -175,7 +190,10 @@ def play(
         check_question(arrays, fields)
     place = secure_sum.join(client, context, header, message.content)
     fields |= _named(header, place, told)
-    train = app.train(client, message, context)
+
+    def train(start: Arrays) -> Trained:
+        return app.train(client, _asked(message), context)(start)
+
     out, own = client.handle(
         header.phase, arrays, fields, train if client.bare else discreet(train, "training")
     )
@@ -192,11 +210,38 @@ def play(
     )
 
 
+def _asked(message: Message) -> Message:
+    """Return a question as the user's code gets it: in a rehearsal no array has its values.
+
+    Before a charge a server must not choose what that code computes of the data on its way.
+    """
+    if not rehearsing():
+        return message
+    content: dict[str, Any] = dict(message.content)
+    for name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            arrays = RecordArrays(record).items()
+            content[name] = to_record({key: np.zeros_like(array) for key, array in arrays})
+    rehearsed = copy.copy(message)
+    rehearsed.content = RecordDict(content)
+    return rehearsed
+
+
 def _told(content: RecordDict) -> bytes:
     """Return a hash of what the user's code is told beside the arrays of the question."""
-    ours = (RECORD, JOIN)
-    own = {n: r for n, r in content.items() if isinstance(r, ConfigRecord) and n not in ours}
-    return question_digest(own, without={})
+    told: list[Any] = []
+    first = True  # record of arrays: the question's, whose values are hashed with it
+    for name, record in content.items():
+        if name in (RECORD, JOIN):
+            continue
+        told += [type(record).__name__, name, len(record)]
+        if not isinstance(record, ArrayRecord):
+            told += [item for entry in record.items() for item in entry]
+        elif first:
+            first = False
+        else:
+            told += [[key, a.dtype, list(a.shape), a.data] for key, a in record.items()]
+    return values_digest(*told)
 
 
 def _named(header: Header, place: secure_sum.Place | None, told: bytes) -> Fields:

@@ -28,6 +28,7 @@ from flwr_privacy.fields import read, write
 from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from flwr_privacy.grid import GridMean
 from flwr_privacy.packing import pack
+from flwr_privacy.pipeline import check_disk
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
@@ -299,6 +300,8 @@ def _participant(custody: Custody, experiment_id: str) -> Iterator[Participant]:
     """Lend a client's side of an experiment; what it remembers is on the disk afterwards."""
     name = hashlib.sha256(experiment_id.encode()).hexdigest()[:32]
     path = custody.sessions / name
+    if not path.exists():  # a server names as many experiments as it likes
+        check_disk(custody)
     try:
         custody.sessions.mkdir(mode=0o700, exist_ok=True)
         with exclusive_lock(path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT):

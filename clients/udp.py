@@ -11,14 +11,13 @@ import numpy as np
 from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.errors import FlwrPrivacyError
 from flwr_privacy.mechanism import Facts, Release
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, Terms
 from flwr_privacy.wire import EVALUATE, TRAIN, Fields
 
 from .base import Evaluate, SchemeClient, Train
-from .per_record import PerRecordPlan, Rehearsal, asked, asked_loss, counted
+from .per_record import PerRecordPlan, asked, asked_loss, counted
 
 __all__ = ["UDPClient"]
 
@@ -96,7 +95,8 @@ def _counted_steps(terms: Terms, start: Arrays, train: Train) -> Facts:
         train(zeros)
     if not rehearsal.called:
         return Facts(records=request.step.records)  # which says what is wrong
-    found = _rehearsed(rehearsal)
+    rehearsal.check()
+    found = rehearsal.records or 0
     counted_on = terms.counted(found)
     if counted_on < found:
         logger.warning(
@@ -120,19 +120,8 @@ def _counted_losses(terms: LossTerms, evaluate: Evaluate) -> Facts:
         evaluate()
     if not rehearsal.called:
         return Facts(records=request.loss.records)
-    return Facts(records=_rehearsed(rehearsal))
-
-
-def _rehearsed(rehearsal: Rehearsal) -> int:
-    """Return the number of records; what is wrong with settings or model is told before a charge.
-
-    What the user's own code raises on generated records may be their fault: the log has it.
-    """
-    if isinstance(rehearsal.error, FlwrPrivacyError):
-        raise rehearsal.error
-    if rehearsal.error is not None:
-        logger.warning("on generated records the client's code fails", exc_info=rehearsal.error)
-    return rehearsal.records or 0
+    rehearsal.check()
+    return Facts(records=rehearsal.records)
 
 
 def _plan(terms: Terms, facts: Facts) -> PerRecordPlan:

@@ -89,12 +89,15 @@ class CommonReplies:
         """Tell whether a reply was reserved, and the round of it is not over."""
         return self._find(question, self._label(question, key, reserved=True)) is not None
 
-    def keep(self, question: Question, reply: bytes, key: str = "") -> bytes:
+    def keep(
+        self, question: Question, reply: bytes, key: str = "", *, reserved: bool = False
+    ) -> bytes:
         """Keep the reply to a question; return the one that is to be sent, which is this one.
 
         Replies to earlier rounds of the experiment are removed, and those to old experiments. Call
         it after the charge and before the reply is sent. A simulated client has one message at a
-        time: no other process keeps another reply meanwhile, and nobody looks for one.
+        time: no other process keeps another reply meanwhile, and nobody looks for one, nor for the
+        reservation.
 
         Raises
         ------

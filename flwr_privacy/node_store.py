@@ -4,6 +4,7 @@ All of it is the operator's: nothing in a message or in a run's configuration ca
 """
 
 import glob
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,7 +147,7 @@ class NodeStore:
         """Return the bytes that the client's files take: ledger, replies, sessions, notes."""
         own = [self.ledger.path, *self.folder.glob(f"{glob.escape(self.client_id)}.*")]
         files = (f for path in {*own} for f in ([path] if path.is_file() else path.rglob("*")))
-        return sum(file.stat().st_size for file in files if file.is_file())
+        return sum(map(_size, files))
 
     def _note(self, experiment_id: str, name: str) -> Path:
         return self.folder / f"{self.client_id}.notes" / f"{digest(experiment_id)}.{name}"
@@ -164,3 +165,12 @@ class NodeStore:
             question.server_round,
             question.request,
         )
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file; 0 for a folder, and for what another process has just removed."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -55,6 +55,7 @@ from .wire import EVALUATE, METRICS, TRAIN, Fields, values_digest
 __all__ = [
     "Request",
     "answer",
+    "check_disk",
     "check_going_on",
     "check_limits",
     "mark_insecure",
@@ -161,7 +162,7 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         lambda: mechanism.failed(request.arrays),
     )
     made = _noised(store, request, mechanism, measured, plan)
-    return made if plan.once else _kept(store, request, release, made)
+    return made if plan.once else _kept(store, request, release, made, reserved=True)
 
 
 def check_going_on(store: NodeStore, experiment_id: str) -> None:
@@ -339,12 +340,14 @@ def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replie
     return store.replies, request.digest
 
 
-def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
+def _kept(
+    store: NodeStore, request: Request, release: Release, made: Answer, *, reserved: bool = False
+) -> Answer:
     """Keep a reply; return the one that is to be sent."""
     cache, key = _cache(store, request, release)
     arrays, own = made
     reply = dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
-    kept = cache.keep(request.question, reply, key)
+    kept = cache.keep(request.question, reply, key, reserved=reserved)
     return made if kept is reply else _read(kept)
 
 
@@ -383,8 +386,20 @@ def check_limits(store: NodeStore, book: Book) -> None:
         today = sum(_age(entry) < _DAY for entry in entries)
         if today >= policy.max_releases_per_day:
             raise _over(store, "max_releases_per_day", policy.max_releases_per_day)
-    if policy.max_disk is not None and store.disk() >= policy.max_disk:
-        raise _over(store, "max_disk", policy.max_disk)
+    check_disk(store)
+
+
+def check_disk(store: NodeStore) -> None:
+    """Decline what would leave another file on a disk that is as full as it may be.
+
+    Raises
+    ------
+    DeclinedError
+        If it is.
+    """
+    limit = store.policy.max_disk
+    if limit is not None and store.disk() >= limit:
+        raise _over(store, "max_disk", limit)
 
 
 def _over(store: NodeStore, name: str, limit: int) -> DeclinedError:

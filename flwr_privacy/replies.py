@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from .errors import LedgerError
+from .errors import ChargedFailureError, LedgerError
 from .files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from .ledger import Question
 
@@ -115,19 +115,36 @@ class KeptReplies:
             raise unusable(self.folder, "written", error) from error
 
     def is_reserved(self, question: Question, key: str = "") -> bool:
-        """Tell whether a reply was reserved and has not been kept."""
-        return self._path(question, key).with_suffix(".reserved").exists()
+        """Tell whether a reply was reserved and has not been kept, not even a damaged one."""
+        path = self._path(question, key)
+        return path.with_suffix(".reserved").exists() and not path.exists()
 
-    def keep(self, question: Question, reply: bytes, key: str = "") -> bytes:
+    def keep(
+        self, question: Question, reply: bytes, key: str = "", *, reserved: bool = False
+    ) -> bytes:
         """Keep the reply to a question if it has none; return the one that is to be sent.
 
         Replies to earlier rounds of the experiment are removed, and those to old experiments. Call
         it after the charge and before the reply is sent.
 
+        Parameters
+        ----------
+        question : Question
+            Its name.
+        reply : bytes
+            What is to be kept.
+        key : str
+            Digest of the whole question.
+        reserved : bool, default False
+            Whether the reply needs its reservation: without one, another reply was sent meanwhile
+            and is forgotten already, and this one would be a second release.
+
         Raises
         ------
         LedgerError
             If it cannot be written, or another process writes replies all the while.
+        ChargedFailureError
+            If it has no reservation and needs one.
         """
         path = self._path(question, key)
         try:
@@ -135,6 +152,10 @@ class KeptReplies:
             with exclusive_lock(self.folder / "lock", timeout=_LOCK_TIMEOUT):
                 if (found := self.find(question, key)) is not None:
                     return found
+                if reserved and not path.with_suffix(".reserved").exists():
+                    raise ChargedFailureError(
+                        "charged, and there is no answer: its round was over before it was ready"
+                    )
                 label = _label(question, key)
                 write_sealed(path, _MAGIC, label + reply, durable=self.durable)
                 # Before any reply goes: a reservation that outlives its reply would be used again.

@@ -23,15 +23,19 @@ from flwr_privacy.clients import (
     FedAvgClient,
     SchemeClient,
     SecureSumClient,
+    UDPClient,
     as_mod,
     numpy_client_app,
 )
 from flwr_privacy.errors import DeclinedError, ProtocolError
+from flwr_privacy.fields import write
+from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import FedAvg
-from flwr_privacy.wire import METRICS
+from flwr_privacy.udp import Terms
+from flwr_privacy.wire import METRICS, RECORD, Header
 
 
 class StrictClient(FedAvgClient):
@@ -210,3 +214,44 @@ def test_the_text_of_an_apps_own_error_reply_stays_on_a_node_that_protects_somet
     told = [entry.getMessage() for entry in caplog.records if "refused" in entry.getMessage()]
     assert any("the client's own training failed" in text for text in told)
     assert not any("Smith" in text for text in told)
+
+
+def test_a_client_that_cannot_be_built_says_nothing_of_its_data_to_any_message() -> None:
+    def client_fn(context: Context) -> Any:
+        raise ValueError("the record is 17")
+
+    reply = ask(numpy_client_app(client_fn), question())
+    assert reply.error.reason == "the client could not be built; the log of the node says how"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": ConfigRecord({"lr": 0.2})},
+        {"config@a": ConfigRecord({"lr": 0.2})},
+        {"limits": MetricRecord({"lr": 0.2})},
+        {"teacher": record({"w": [1.0]})},
+    ],
+)
+def test_all_that_the_users_code_is_told_is_part_of_the_question(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    terms = Terms(
+        **{"unit": "user", "noise_multiplier": 5.0, "epsilon": 8.0, "delta": 1e-5, "gap": 1e-3},
+        **{"clipping_norm": 1.0, "grid": -16},
+    )
+    header = Header(scheme="udp", experiment_id="e", phase="train", server_round=1)
+    plain = {**question(), "teacher": record(), RECORD: ConfigRecord(header.write(write(terms)))}
+    node = {"client-id": "a", "partition-id": 0, "privacy-state": str(tmp_path)}
+    app = message_app([as_mod(UDPClient)])
+    ledger = Ledger(tmp_path / "a.ledger", data_set="a", durable=False)
+    grid = InlineGrid(app, [node])
+    charges = []
+    with acting_as_server(grid.run_id):
+        (node_id,) = grid.get_node_ids()
+        for content in (plain, plain, {**plain, **change}):
+            message = Message(RecordDict(content), node_id, "train")
+            (reply,) = grid.send_and_receive([message], timeout=5)
+            assert not reply.has_error(), reply.error
+            charges.append(len(ledger.entries()))
+    assert charges == [1, 1, 2]

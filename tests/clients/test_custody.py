@@ -23,7 +23,9 @@ from flwr_privacy.clients.custody import (
     Custody,
     refuse_node_keys,
 )
-from flwr_privacy.errors import InvalidParameterError, LedgerError
+from flwr_privacy.clients.experiment_keys import own_pair
+from flwr_privacy.clients.secure_sum import _own_key
+from flwr_privacy.errors import DeclinedError, InvalidParameterError, LedgerError
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.policy import Policy
 
@@ -439,3 +441,35 @@ def test_nothing_of_ledger_and_replies_is_in_a_repr(tmp_path: Path) -> None:
         assert "918273" not in text
         assert "noised" not in text
         assert str(drawn) not in text
+
+
+@pytest.mark.parametrize("value", ["false", "no", "0", "true", 1])
+def test_a_node_is_simulated_only_if_its_configuration_says_true(
+    tmp_path: Path, value: str | int
+) -> None:
+    with pytest.raises(InvalidParameterError, match="privacy-simulated"):
+        custody({"privacy-state": str(tmp_path), "privacy-simulated": value})
+
+
+@pytest.mark.parametrize("way", ["secure sum", "key"])
+def test_keys_of_ever_more_experiments_fill_no_more_than_the_disk_that_is_allowed(
+    tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "policy.toml").write_text("max_disk = 2000")
+    config = {"client-id": "a", "privacy-policy": str(tmp_path / "policy.toml")}
+    kept = custody({"privacy-state": str(tmp_path), **config})
+
+    def introduced(experiment: str) -> None:
+        if way == "key":
+            own_pair(kept, "m2fdp", experiment)
+        else:
+            _own_key(kept, experiment)
+
+    introduced("first")
+    while kept.disk() < 2000:
+        introduced(f"e{kept.disk()}")
+    files = len(list(tmp_path.rglob("*")))
+    with pytest.raises(DeclinedError, match="max_disk = 2000"):
+        introduced("another")
+    introduced("first")  # it has its file
+    assert len(list(tmp_path.rglob("*"))) == files

@@ -170,6 +170,23 @@ def test_a_reply_that_was_forgotten_is_another_release(tmp_path: Path) -> None:
     assert len(store.ledger.entries()) == 3
 
 
+def test_a_training_that_is_overtaken_by_a_later_round_sends_no_second_answer(
+    tmp_path: Path,
+) -> None:
+    store, sent = store_in(tmp_path), []
+
+    def slow() -> float:
+        """Meanwhile another process answers the same question, and one of the next round."""
+        sent.append(ask(store))
+        ask(store, question=replace(QUESTION, server_round=2))  # its reply takes the first away
+        return 0.5
+
+    with pytest.raises(ChargedFailureError, match="its round was over"):
+        sent.append(ask(store, slow))
+    assert len(sent) == 1
+    assert len(store.ledger.entries()) == 2
+
+
 def test_noise_in_shares_has_one_attempt_whatever_became_of_it(tmp_path: Path) -> None:
     shared = Sum(parties=2)
     store = store_in(tmp_path)
@@ -242,7 +259,7 @@ def test_a_kill_leaves_a_charge_without_a_reply_and_never_the_other_way(
 ) -> None:
     store = store_in(tmp_path)
 
-    def kill(*_: Any) -> None:
+    def kill(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -272,8 +289,8 @@ def test_a_kill_after_the_reply_was_kept_sends_that_reply(
 ) -> None:
     store, kept = store_in(tmp_path), []
 
-    def keep(self: KeptReplies, question: Question, reply: bytes, key: str) -> bytes:
-        kept.append(original(self, question, reply, key))
+    def keep(self: KeptReplies, question: Question, reply: bytes, key: str, **how: Any) -> bytes:
+        kept.append(original(self, question, reply, key, **how))
         raise KeyboardInterrupt
 
     original = KeptReplies.keep
@@ -540,6 +557,23 @@ def test_the_disk_that_questions_can_fill_is_bounded(tmp_path: Path) -> None:
     assert limit <= store.disk() < limit + 10_000
     with pytest.raises(DeclinedError, match=f"max_disk = {limit}"):
         ask(store, mechanism=large, arrays=model, question=replace(QUESTION, request=5))
+
+
+def test_a_file_that_goes_while_the_disk_is_measured_counts_as_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path, Policy(max_disk=10**6))
+    ask(store)
+    before, glob = store.disk(), Path.glob
+
+    def racing(self: Path, pattern: str) -> Any:
+        yield from glob(self, pattern)
+        yield self / "a.replies.new"  # it was there when the folder was listed
+
+    monkeypatch.setattr(Path, "glob", racing)
+    monkeypatch.setattr(Path, "is_file", lambda self: not self.is_dir())
+    assert store.disk() == before
+    assert ask(store, question=replace(QUESTION, server_round=2))
 
 
 def test_kept_replies_do_not_pile_up(tmp_path: Path) -> None:

@@ -54,6 +54,16 @@ def test_a_reply_that_was_forgotten_leaves_no_reservation(replies):
     assert len(files(replies)) == 1
 
 
+def test_a_damaged_reply_was_sent_perhaps_so_its_reservation_counts_no_more(replies):
+    replies.reserve(question())
+    replies.keep(question(), b"noised")
+    replies.reserve(question())  # a kill left it there, or another process
+    (path,) = replies.folder.glob("*.reply")
+    path.write_bytes(b"damaged")
+    assert replies.find(question()) is None
+    assert not replies.is_reserved(question())
+
+
 def test_a_reservation_goes_before_any_reply_does(replies, monkeypatch):
     replies.reserve(question(phase="lost"))
     replies.keep(question(), b"noised")

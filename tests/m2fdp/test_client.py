@@ -289,6 +289,21 @@ def test_a_training_that_fails_tells_a_server_nothing_that_is_not_paid_for(
     assert len(node.entries()) == 1
 
 
+def test_settings_that_do_not_fit_are_told_before_anything_is_paid(tmp_path: Path) -> None:
+    node, misfit = Node(tmp_path), InvalidParameterError("steps", 3, "2, as the scheme asks")
+
+    def train(start: Any) -> Trained:
+        def work(generated: Any) -> None:
+            raise misfit
+
+        rehearse("train", np.zeros((3, 2)), np.zeros(3), work=work)
+        raise misfit  # as the trainer would on the records
+
+    with pytest.raises(InvalidParameterError, match="2, as the scheme asks"):
+        node.ask(terms(unit="record", sampling_rate=0.1, steps=2, sampling=0.19), train=train)
+    assert node.entries() == []
+
+
 # -- What the operator allows ---------------------------------------------------------------------
 
 POLICIES: dict[str, tuple[Fields, Fields, str]] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from apps import MODEL, StepClient, message_app, model_of, record, run_strategy, same, step
 from conformance import Killed
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.accounting import Charge, spent
@@ -32,9 +32,11 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.fields import write
 from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.inline import Fault, InlineGrid
+from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP
 from flwr_privacy.udp import LossTerms, mu_star
+from flwr_privacy.wire import RECORD, Header
 
 TERMS = LossTerms(unit="user", cap=4.0, noise_multiplier=1.5, epsilon=1e4, delta=1e-5, gap=1e-3)
 FEATURES, CLASSES, RECORDS = 5, 3, (20, 30, 40, 50)
@@ -489,3 +491,36 @@ def test_at_record_level_every_record_weighs_the_same() -> None:
         assert set(metrics) == {"num-examples", "loss", "client"}
         assert metrics["num-examples"] == RECORDS[int(metrics["client"])]
     assert strategy.card(final=True).verify()
+
+
+@pytest.mark.parametrize("value", [1.0, 3e38])
+def test_before_its_charge_an_evaluation_never_sees_the_model(tmp_path: Path, value: float) -> None:
+    """Else a server could have it fail, uncharged, for the records that it looks for."""
+    seen: list[float] = []
+
+    class Careful(StepClient):
+        def evaluate(self, parameters: Any, config: Any) -> Any:
+            model = net()
+            set_arrays(model, dict(zip(model.state_dict(), parameters, strict=True)))
+            outputs = model(torch.tensor(data(0)[0]))
+            seen.append(len(Ledger(tmp_path / "a.ledger", data_set="a").entries()))
+            if not torch.isfinite(outputs).all():
+                raise ValueError("a record was met")
+            evaluate_per_record(model, *data(0))
+            return 0.0, 1, {}
+
+    app = numpy_client_app(lambda context: UDPClient(Careful(0), context))
+    arrays = {name: np.full_like(array, value) for name, array in get_arrays(net()).items()}
+    header = Header(scheme="udp", experiment_id="e", phase="evaluate", server_round=1)
+    content = {
+        "arrays": ArrayRecord({name: Array(array) for name, array in arrays.items()}),
+        RECORD: ConfigRecord(header.write(write(changed(unit="record")))),
+    }
+    node = {"client-id": "a", "privacy-state": str(tmp_path), "privacy-simulated": False}
+    grid = InlineGrid(app, [node])
+    with acting_as_server(grid.run_id):
+        (node_id,) = grid.get_node_ids()
+        (reply,) = grid.send_and_receive([Message(RecordDict(content), node_id, "evaluate")])
+    assert reply.has_error() == (value > 1)
+    assert "charged" in reply.error.reason if reply.has_error() else True
+    assert seen == [0, 1]
