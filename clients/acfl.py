@@ -6,12 +6,12 @@ checked against the node's policy and charged as everywhere; see `flwr_privacy.r
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
 from flwr.clientapp import ClientApp
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flwr_privacy import fields as records
 from flwr_privacy.acfl.encoding import check_data, tables
@@ -22,12 +22,13 @@ from flwr_privacy.acfl.terms import MOMENTS, RAW, DataTerms, GradientTerms, Setu
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import (
+    FlwrPrivacyError,
     InvalidParameterError,
     ProtocolError,
     check_choice,
 )
 from flwr_privacy.ledger import Question
-from flwr_privacy.mechanism import EXPERIMENT, ROUND, Facts, Release
+from flwr_privacy.mechanism import EXPERIMENT, ROUND, Facts, NoFactsError, Release
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.wire import TRAIN, Fields
 
@@ -82,8 +83,9 @@ class ACFLClient(SchemeClient):
     within one. What is exact, a client gives only if its node's operator lists the scheme in
     ``allow_unprotected`` or it is simulated, and never if the policy has ``max_epsilon`` or
     ``units``.
-    Not covered: that data lie beyond a bound that the server names, which ends the experiment for
-    the node and is charged: give the client `limits` of its own, or ``excess="clip"``.
+    Not covered: the number of records; that data lie beyond a bound that the server names, which
+    ends the experiment for the node and is charged: give the client `limits` of its own, or
+    ``excess="clip"``.
     """
 
     scheme: ClassVar[str] = "acfl"
@@ -105,7 +107,7 @@ class ACFLClient(SchemeClient):
         self._map = _checked_map(features)
         self._excess = check_choice("excess", excess, EXCESS)
         self._limits = DataLimits() if limits is None else limits
-        self._loaded: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._loaded: tuple[Any, Any] | None = None
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
         """Return the release of the local coded data set, or of a gradient."""
@@ -153,29 +155,36 @@ class ACFLClient(SchemeClient):
         self._limits.check(terms)
 
     def _facts(self) -> Facts:
-        """Return the size of the data.
+        """Return the size of the data; data of no such size are refused, whatever is asked.
 
-        Data that no question fits are refused here, whatever the server asks.
+        Raises
+        ------
+        NoFactsError
+            If the data function or the feature map fails.
         """
-        features, labels = self._tables()
+        try:
+            given = self._given()
+        except FlwrPrivacyError as error:
+            raise NoFactsError(str(error)) from error
+        features, labels = tables(*given)
         return Facts(records=len(features), columns=(features.shape[1], labels.shape[1]))
 
-    def _tables(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _given(self) -> tuple[Any, Any]:
         """Return features and labels, loaded once a message."""
         if self._loaded is None:
             self._loaded = discreet(self._load, "data function")()
         return self._loaded
 
-    def _load(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _load(self) -> tuple[Any, Any]:
         raw, labels = self._data() if callable(self._data) else self._data
-        return tables(raw if self._map is None else self._map(np.asarray(raw)), labels)
+        return (raw if self._map is None else self._map(np.asarray(raw))), labels
 
     def _checked(self, experiment_id: str, terms: DataTerms) -> PreparedData:
         key = (self.place(), experiment_id, *terms.of_the_data())
         return _prepared.get(key, partial(self._prepare, terms))
 
     def _prepare(self, terms: DataTerms) -> PreparedData:
-        features, labels = self._tables()
+        features, labels = self._given()
         X, Y = check_data(
             features,
             labels,

@@ -42,7 +42,7 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody, refuse_node_keys
-from .per_record import counted
+from .per_record import rehearsed
 from .poisson import PoissonPlan, asked_steps
 from .zone_aggregator import Aggregator
 from .zone_keys import introduction
@@ -189,20 +189,11 @@ class _Device:
         )
 
     def _rehearsed(self) -> Facts:
-        """Rehearse the training on generated arrays: what is missing in it shows before a charge.
-
-        Raises
-        ------
-        ProtocolError
-            If it calls no trainer for Poisson batches.
-        InvalidParameterError
-            If its settings or its model do not fit.
-        """
+        """Rehearse the training on generated arrays; see `rehearsed`."""
         zeros = {name: np.zeros_like(array) for name, array in self._start.items()}
-        with asked_steps(self._plan()) as request, counted(TRAIN) as rehearsal:
-            self._train(zeros)
-        rehearsal.check()
-        return Facts(records=rehearsal.records or request.steps.records)
+        with asked_steps(self._plan()) as request:
+            found = rehearsed(TRAIN, lambda: self._train(zeros), lambda: request.steps)
+        return Facts(records=found)
 
     def _plan(self) -> PoissonPlan:
         terms = self._terms

@@ -29,6 +29,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.mechanism import NoFactsError
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.udp.sensitivity import RECORD_UNIT, check_steps, sensitivity
 from flwr_privacy.updates import SMALLEST_NORM
@@ -57,6 +58,7 @@ __all__ = [
     "digests",
     "in_step",
     "rehearse",
+    "rehearsed",
     "rehearsing",
 ]
 
@@ -732,6 +734,37 @@ def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
 def rehearsing() -> bool:
     """Tell whether a scope of `counted` is open: nothing has been charged then."""
     return _rehearsal.get() is not None
+
+
+def rehearsed(kind: str, work: Callable[[], Any], certificate: Callable[[], Any]) -> int:
+    """Rehearse a user's function, and return the number of its records.
+
+    Parameters
+    ----------
+    kind : {"train", "evaluate"}
+        What it does.
+    work : callable
+        The user's function.
+    certificate : callable
+        Raises an error that says what is missing where no trainer was called.
+
+    Raises
+    ------
+    InvalidParameterError
+        If settings or model do not fit: that follows from generated records.
+    NoFactsError
+        If the function ends before it calls a trainer. It may have looked at its data.
+    """
+    try:
+        with counted(kind) as rehearsal:
+            work()
+        if not rehearsal.called:
+            certificate()
+    # Whatever a user's function raises.
+    except Exception as error:
+        raise NoFactsError(str(error)) from error
+    rehearsal.check()
+    return rehearsal.records or 0
 
 
 def rehearse(

@@ -17,7 +17,7 @@ from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, Terms
 from flwr_privacy.wire import EVALUATE, TRAIN, Fields
 
 from .base import Evaluate, SchemeClient, Train
-from .per_record import PerRecordPlan, asked, asked_loss, counted
+from .per_record import PerRecordPlan, asked, asked_loss, rehearsed
 
 __all__ = ["UDPClient"]
 
@@ -91,12 +91,8 @@ def _steps(terms: Terms, start: Arrays, train: Train, facts: Facts, random: Secu
 def _counted_steps(terms: Terms, start: Arrays, train: Train) -> Facts:
     """Rehearse the training on generated arrays, which say nothing of data or question."""
     zeros = {name: np.zeros_like(array) for name, array in start.items()}
-    with asked(_plan(terms, Facts()), SecureRandom()) as request, counted(TRAIN) as rehearsal:
-        train(zeros)
-    if not rehearsal.called:
-        return Facts(records=request.step.records)  # which says what is wrong
-    rehearsal.check()
-    found = rehearsal.records or 0
+    with asked(_plan(terms, Facts()), SecureRandom()) as request:
+        found = rehearsed(TRAIN, lambda: train(zeros), lambda: request.step)
     counted_on = terms.counted(found)
     if counted_on < found:
         logger.warning(
@@ -116,12 +112,8 @@ def _mean_loss(terms: LossTerms, start: Arrays, evaluate: Evaluate, facts: Facts
 
 def _counted_losses(terms: LossTerms, evaluate: Evaluate) -> Facts:
     """Rehearse the evaluation; see `_counted_steps`."""
-    with asked_loss(terms.cap) as request, counted(EVALUATE) as rehearsal:
-        evaluate()
-    if not rehearsal.called:
-        return Facts(records=request.loss.records)
-    rehearsal.check()
-    return Facts(records=rehearsal.records)
+    with asked_loss(terms.cap) as request:
+        return Facts(records=rehearsed(EVALUATE, evaluate, lambda: request.loss))
 
 
 def _plan(terms: Terms, facts: Facts) -> PerRecordPlan:
@@ -132,5 +124,5 @@ def _plan(terms: Terms, facts: Facts) -> PerRecordPlan:
         epochs=terms.epochs,
         batch_size=terms.batch_size or None,
         bound=terms.bound,
-        records=facts.records,
+        records=None if facts.records is None else terms.counted(facts.records),
     )

@@ -13,11 +13,22 @@ from typing import Any
 from .accounting import Charge
 from .arrays import Arrays
 from .averaging import WeightedMean
+from .errors import FlwrPrivacyError
 from .ledger import Question
 from .randomness import SecureRandom
 from .wire import Fields
 
-__all__ = ["EXPERIMENT", "ROUND", "Answer", "Facts", "Mechanism", "Plan", "Release", "Work"]
+__all__ = [
+    "EXPERIMENT",
+    "ROUND",
+    "Answer",
+    "Facts",
+    "Mechanism",
+    "NoFactsError",
+    "Plan",
+    "Release",
+    "Work",
+]
 
 ROUND, EXPERIMENT = "round", "experiment"
 """How long a reply is kept."""
@@ -44,6 +55,10 @@ class Facts:
 
 Work = Callable[[SecureRandom, Facts], Any]
 """The user's code, which reads data: from the source of its samples to what it came to."""
+
+
+class NoFactsError(FlwrPrivacyError):
+    """The user's code ended by itself before it told its facts: that may depend on its data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +184,8 @@ class Release:
     work : callable
         The user's code.
     facts : callable, optional
-        Returns what the node says of its data, for a mechanism whose plan needs it. It reads no
-        values, and nothing of the question.
+        Returns what the node says of its data, for a mechanism whose plan needs it. What it raises
+        does not depend on values of the data, but for `NoFactsError`.
     name : Question, optional
         Under which name it is charged; by default that of the question.
     keeps : {"round", "experiment"}

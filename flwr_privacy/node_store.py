@@ -118,7 +118,7 @@ class NodeStore:
         LedgerError
             If it cannot be written.
         """
-        path = self._note(experiment_id, name)
+        path = self.note_path(experiment_id, name)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             write_sealed(path, _NOTE, value.encode(), durable=self.durable)
@@ -133,7 +133,7 @@ class NodeStore:
         LedgerError
             If it cannot be read.
         """
-        path = self._note(experiment_id, name)
+        path = self.note_path(experiment_id, name)
         try:
             return read_sealed(path, _NOTE).decode()
         except FileNotFoundError:
@@ -149,7 +149,8 @@ class NodeStore:
         files = (f for path in {*own} for f in ([path] if path.is_file() else path.rglob("*")))
         return sum(map(_size, files))
 
-    def _note(self, experiment_id: str, name: str) -> Path:
+    def note_path(self, experiment_id: str, name: str) -> Path:
+        """Return the file of a note about an experiment."""
         return self.folder / f"{self.client_id}.notes" / f"{digest(experiment_id)}.{name}"
 
     def random(self, question: Question, purpose: str) -> SecureRandom:

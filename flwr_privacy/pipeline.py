@@ -15,9 +15,10 @@ Guarantee. Adversary: a server that chooses questions, models and refusals to le
 whether and with which text a question is refused before the charge depends on the question, on the
 node's configuration and on its ledger, not on data. What happens after the charge is covered by it:
 where all data of a client are protected, training that fails counts as the zero update. Not
-covered: how long an answer takes; whether the node is there; and where single records are
-protected, that training fails as a whole: that is charged, told once with a fixed text, and ends
-the experiment for the node until its operator acts.
+covered: how long an answer takes; whether the node is there (a process that is ended from within,
+too); and where single records are protected, that training fails as a whole or ends before it
+reaches its trainer: that is charged, told once with a fixed text, and ends the experiment for the
+node until its operator acts.
 """
 
 import logging
@@ -38,7 +39,7 @@ from .errors import (
     FlwrPrivacyError,
 )
 from .ledger import Book, Entry, Question
-from .mechanism import EXPERIMENT, Answer, Facts, Mechanism, Plan, Release
+from .mechanism import EXPERIMENT, Answer, Facts, Mechanism, NoFactsError, Plan, Release
 from .node_store import NodeStore
 from .randomness import SecureRandom
 from .release import (
@@ -147,7 +148,14 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         entries = store.ledger.entries()
         if all(entry.question != request.question for entry in entries):
             planned.check_affordable(entries)  # before the user's code is called
-        facts = _facts(store, request, release.facts)
+        try:
+            facts = _facts(store, request, release.facts)
+        except NoFactsError as error:
+            # A server that chooses settings could read from it what the user's code looks at.
+            if not store.simulated:
+                _reserved(store, request, release, plan, planned)
+                raise _stopped(store, request.question.experiment_id, error) from None
+            raise
         plan = mechanism.plan(request.arrays, facts)
         _admit(store, request, plan)
     kept = _reserved(store, request, release, plan, planned)
@@ -317,6 +325,9 @@ def _reserved(
                 return _read(kept)
             if cache.is_reserved(question, key):
                 return None
+            # Another process may have kept it between these two looks.
+            if (kept := cache.find(question, key)) is not None:
+                return _read(kept)
             # It was answered, and the reply is forgotten: a second one is a second release.
             if release.single:
                 raise DeclinedError(
@@ -438,8 +449,8 @@ def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedF
     logger.error(
         "client %s answers nothing more of experiment %s: a training failed after it was charged "
         "(%s). What a server could learn from further failures is not covered. Mend it, then "
-        "remove the note '%s' in %s",
-        *(store.client_id, experiment_id, error, _STOPPED, store.folder),
+        "remove %s",
+        *(store.client_id, experiment_id, error, store.note_path(experiment_id, _STOPPED)),
     )
     return ChargedFailureError(
         "charged, and there is no answer: this node answers nothing more of this experiment until "

@@ -15,10 +15,13 @@ from .errors import ChargedFailureError, LedgerError
 from .files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from .ledger import Question
 
-__all__ = ["EXPERIMENTS", "KeptReplies", "digest", "superseded", "unusable"]
+__all__ = ["EXPERIMENTS", "REPLIES", "KeptReplies", "digest", "superseded", "unusable"]
 
 EXPERIMENTS = 4
 """Experiments whose last round is kept; a reply to an older one is forgotten."""
+
+REPLIES = 32
+"""Replies (and reservations) that are kept of a round, whatever a server asks in it."""
 
 _MAGIC = b"flwr-privacy reply\n"
 _FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{32}\.(?:reply(?:\.new)?|reserved)")
@@ -44,9 +47,9 @@ class KeptReplies:
 
     Notes
     -----
-    Of each experiment the last round is kept (all phases and requests), and what was asked out of
-    order after it. They may be deleted while no node runs: a question that is put again is then
-    charged again.
+    Of each experiment the last round is kept (all phases and requests, `REPLIES` at most), and what
+    was asked out of order after it. They may be deleted while no node runs: a question that is put
+    again is then charged again.
 
     Examples
     --------
@@ -194,7 +197,7 @@ def superseded(
         Number of experiments that are kept, the question's included; by default all.
     """
     experiment = digest(question.experiment_id)
-    gone, last = [], dict[str, float]()
+    gone, own, last = list[Path](), list[Path](), dict[str, float]()
     others: list[tuple[Path, str]] = []
     for path, its_experiment, its_round in files:
         if its_experiment != experiment:
@@ -203,6 +206,10 @@ def superseded(
                 last[its_experiment] = max(last.get(its_experiment, 0.0), _written(path))
         elif its_round < question.server_round:
             gone.append(path)
+        else:
+            own.append(path)
+    if len(own) > REPLIES:
+        gone += sorted(own, key=_written)[:-REPLIES]
     if experiments is None:
         return gone
     newest = sorted(last, key=last.__getitem__, reverse=True)[: max(0, experiments - 1)]

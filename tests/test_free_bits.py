@@ -250,3 +250,29 @@ def test_no_bit_is_free(
             request += 1
     assert free == 0
     assert (charged > 0) == (policy == "")
+
+
+def test_code_that_looks_at_records_before_the_trainer_pays_for_what_it_tells(
+    tmp_path: Path,
+) -> None:
+    """A server may choose settings by which it raises: a bit, at the price of the experiment."""
+
+    class Checking(UDPClient):
+        def release(self, phase: str, arrays: Any, fields: Any, train: Any) -> Any:
+            def checked(start: Any) -> Trained:
+                if node.record > 0.5:
+                    raise ValueError("clean your data")
+                trained: Trained = train(start)
+                return trained
+
+            return super().release(phase, arrays, fields, checked)
+
+    for terms, costs in ((RECORDS, 1), (changed(RECORDS, noise_multiplier=1e12), 0)):
+        for name, record in (("one", 0.0), ("other", 1.0)):
+            node = Node(tmp_path / f"{name}{costs}", "", record)
+            seen, cost = node.ask(Checking, terms, "train", 0.0, 0)
+            assert cost == (1 if record else costs)
+            if record:
+                assert "until its operator acts" in seen[1]
+                again, cost = node.ask(Checking, terms, "train", 0.0, 1)
+                assert (again[0], cost) == ("DeclinedError", 0)

@@ -221,6 +221,9 @@ def one_hot(labels: ArrayLike, classes: int) -> Array:
     return rows
 
 
+_TABLE = "a matrix of finite real numbers, one row for each record, at least one"
+
+
 def check_data(
     X: ArrayLike,
     Y: ArrayLike,
@@ -268,6 +271,9 @@ def check_data(
     """
     check_choice("excess", excess, ("refuse", "clip"))
     features, labels = tables(X, Y)
+    for name, table in (("X", features), ("Y", labels)):
+        if not np.isfinite(table).all():
+            raise InvalidParameterError(name, "a value that is not finite", _TABLE)
     if one_hot and not (np.isin(labels, (0.0, 1.0)).all() and (labels.sum(axis=1) == 1).all()):
         raise InvalidParameterError("Y", "another row", "rows of zeros with a single 1")
     clip = excess == "clip"
@@ -283,7 +289,7 @@ def tables(X: ArrayLike, Y: ArrayLike) -> tuple[Array, Array]:
     Raises
     ------
     InvalidParameterError
-        If they are none, or a value is not finite. It shows none of the data.
+        If they are none. It depends on no value.
     """
     features, labels = _table("X", X), _table("Y", Y)
     if len(features) != len(labels):
@@ -293,17 +299,14 @@ def tables(X: ArrayLike, Y: ArrayLike) -> tuple[Array, Array]:
 
 def _table(name: str, values: ArrayLike) -> Array:
     """Return a copy of a matrix as float64."""
-    allowed = "a matrix of finite real numbers, one row for each record, at least one"
+    allowed = _TABLE
     try:
         table = np.asarray(values)
     except ValueError:  # rows of different lengths
         raise InvalidParameterError(name, "rows that differ in length", allowed) from None
     if table.dtype.kind not in "biuf" or table.ndim != 2 or table.size == 0:
         raise InvalidParameterError(name, "another kind of array", allowed)
-    copy = np.array(table, dtype=np.float64, order="C")
-    if not np.isfinite(copy).all():
-        raise InvalidParameterError(name, "a value that is not finite", allowed)
-    return copy
+    return np.array(table, dtype=np.float64, order="C")
 
 
 def _bounded(

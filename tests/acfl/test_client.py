@@ -384,6 +384,8 @@ HOT = np.eye(LABELS)[np.arange(RECORDS) % LABELS]
         ((X, Y), {"label_norm": 0.2}, "Y = 'a row outside'"),
         ((X, Y), {"one_hot": True}, "Y = 'another row': expected rows of zeros with a single 1"),
         ((X, HOT * 0), {"one_hot": True}, "Y = 'another row'"),
+        ((INFINITE, Y), {}, "X = 'a value that is not finite'"),
+        (X, {}, "the client's own data function failed"),
     ],
 )
 def test_what_a_server_could_learn_from_bounds_is_charged_and_asked_once(
@@ -407,14 +409,12 @@ def test_what_a_server_could_learn_from_bounds_is_charged_and_asked_once(
     ("data", "wish", "text"),
     [
         ((X, Y[1:]), {}, "Y = 'another number of records': expected as many records as X has"),
-        ((INFINITE, Y), {}, "X = 'a value that is not finite'"),
         ((X, Y[:, 0]), {}, "Y = 'another kind of array'"),
         ((X[:0], Y[:0]), {}, "X = 'another kind of array'"),
         ((X.astype(str), Y), {}, "X = 'another kind of array'"),
         ((X[:, :2], Y), {}, "features, labels = (3, 2): expected the columns of this client's"),
         ((X, Y[:, :1]), {}, "features, labels = (3, 2): expected the columns of this client's"),
         ((X, Y), {"max_records": 11}, "max_records = 11: expected at least the records of every"),
-        (X, {}, "the client's own data function failed"),
     ],
 )
 def test_data_that_do_not_fit_are_refused_before_anything_is_charged(

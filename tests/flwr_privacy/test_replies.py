@@ -8,7 +8,7 @@ from flwr_privacy import replies as module
 from flwr_privacy.errors import LedgerError
 from flwr_privacy.files import exclusive_lock
 from flwr_privacy.ledger import Question
-from flwr_privacy.replies import KeptReplies
+from flwr_privacy.replies import REPLIES, KeptReplies
 
 
 def question(experiment_id="e", phase="train", server_round=1, request=0) -> Question:
@@ -71,6 +71,15 @@ def test_a_reservation_goes_before_any_reply_does(replies, monkeypatch):
     monkeypatch.setattr(Path, "unlink", lambda path, **_: gone.append(path.suffix))
     replies.keep(question(server_round=2), b"noised")
     assert gone == [".reserved", ".reserved", ".reply"]
+
+
+def test_a_server_that_asks_on_in_a_round_does_not_fill_the_disk(replies):
+    for request in range(REPLIES + 5):
+        replies.keep(question(request=request), b"noised")
+        for path in files(replies):  # older by a second each time: a file system may be coarse
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 1))
+    found = [n for n in range(REPLIES + 5) if replies.find(question(request=n)) is not None]
+    assert found == list(range(5, REPLIES + 5))
 
 
 def test_replies_to_old_experiments_are_forgotten(tmp_path):

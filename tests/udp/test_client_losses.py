@@ -28,7 +28,6 @@ from flwr_privacy.errors import (
     ChargedFailureError,
     DeclinedError,
     InvalidParameterError,
-    ProtocolError,
 )
 from flwr_privacy.fields import write
 from flwr_privacy.ledger import Ledger
@@ -221,8 +220,9 @@ def test_at_record_level_the_evaluation_has_to_measure_this_model_once(
 ) -> None:
     terms, model = changed(unit="record"), net()
     arrays = get_arrays(model)
-    with pytest.raises(ProtocolError, match="the evaluation measured no per-record loss"):
-        node.ask(terms, arrays)
+    with pytest.raises(ChargedFailureError, match="until its operator acts"):
+        node.ask(terms, arrays, **{"experiment-id": "e0"})
+    assert "the evaluation measured no per-record loss" in caplog.text  # in the log of the node
     other = initialise(lambda: linear(FEATURES, CLASSES), 1)
 
     def elsewhere() -> Any:
@@ -238,9 +238,9 @@ def test_at_record_level_the_evaluation_has_to_measure_this_model_once(
     node.loss = another_cap  # a rehearsal shows it
     with pytest.raises(InvalidParameterError, match="loss_cap = 400"):
         node.ask(terms, arrays)
-    assert node.charges() == []
+    assert len(node.charges()) == 1
     for count, (evaluation, text) in enumerate(
-        ((elsewhere, "given other arrays"), (twice, "2 per-record losses")), start=1
+        ((elsewhere, "given other arrays"), (twice, "2 per-record losses")), start=2
     ):
         node.loss = evaluation
         with pytest.raises(ChargedFailureError, match="until its operator acts"):

@@ -20,6 +20,7 @@ from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
 from flwr_privacy.errors import (
+    ChargedFailureError,
     CheckpointError,
     DeclinedError,
     InvalidParameterError,
@@ -28,6 +29,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.fields import write
 from flwr_privacy.ledger import Ledger
+from flwr_privacy.mechanism import NoFactsError
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP
@@ -278,11 +280,21 @@ def test_a_model_without_weights_is_refused(node: Node) -> None:
         node.ask(arrays={"n": np.arange(3)})
 
 
-def test_record_level_is_refused_around_a_plain_client(node: Node) -> None:
+def test_record_level_ends_around_a_plain_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether a training reaches its trainer may depend on its data: that is charged."""
     terms = Terms(**{**TERMS.__dict__, "unit": "record"})
-    with pytest.raises(ProtocolError, match="did no per-record step"):
+    node = Node(tmp_path)
+    with pytest.raises(ChargedFailureError, match="until its operator acts"):
         node.ask(terms)
-    assert node.charges() == []
+    assert "did no per-record step" in caplog.text  # in the log of the node
+    assert len(node.charges()) == 1
+    (tmp_path / "simulated").mkdir()
+    loud = Node(tmp_path / "simulated", **{"privacy-simulated": True})
+    with pytest.raises(NoFactsError, match="did no per-record step"):
+        loud.ask(terms)
+    assert loud.charges() == []
 
 
 @pytest.mark.parametrize("key", ["insecure-seed", "insecure_seed", "privacy-policy"])
