@@ -42,8 +42,8 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
 from .custody import Custody, refuse_node_keys
-from .per_record import rehearsed
 from .poisson import PoissonPlan, asked_steps
+from .rehearsal import rehearsed
 from .zone_aggregator import Aggregator
 from .zone_keys import introduction
 from .zone_messages import going_down, going_up, packed, trusted_channel, unpacked

@@ -39,8 +39,8 @@ from . import secure_sum
 from .base import SchemeClient, Train, Trained
 from .custody import refuse_node_keys, storage
 from .node_settings import may_play_any
-from .per_record import rehearsing
 from .records import RecordArrays, first_array_record, to_record
+from .rehearsal import rehearsing
 
 __all__ = [
     "ARRAYS",

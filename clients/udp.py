@@ -17,7 +17,8 @@ from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, Terms
 from flwr_privacy.wire import EVALUATE, TRAIN, Fields
 
 from .base import Evaluate, SchemeClient, Train
-from .per_record import PerRecordPlan, asked, asked_loss, rehearsed
+from .per_record import PerRecordPlan, asked, asked_loss
+from .rehearsal import rehearsed
 
 __all__ = ["UDPClient"]
 

@@ -23,7 +23,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_privacy.clients.job import carried_out
 from flwr_privacy.clients.per_record import (
-    Generated,
     PerRecordLoss,
     PerRecordPlan,
     PerRecordStep,
@@ -35,8 +34,8 @@ from flwr_privacy.clients.per_record import (
     declared_losses,
     digests,
     in_step,
-    rehearse,
 )
+from flwr_privacy.clients.rehearsal import Generated, rehearse
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.wire import EVALUATE, TRAIN
 
@@ -152,7 +151,7 @@ def train_per_record(
     Notes
     -----
     Models with data-dependent control flow do not run under `torch.func.vmap`: all their records
-    count as zero. `flwr_privacy.clients.per_record.counted` shows the error.
+    count as zero. `flwr_privacy.clients.rehearsal.counted` shows the error.
 
     Examples
     --------

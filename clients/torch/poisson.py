@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_privacy.clients.job import carried_out
-from flwr_privacy.clients.per_record import Generated, rehearse
 from flwr_privacy.clients.poisson import (
     PoissonPlan,
     PoissonSteps,
@@ -22,6 +21,7 @@ from flwr_privacy.clients.poisson import (
     digests,
     poisson_batches,
 )
+from flwr_privacy.clients.rehearsal import Generated, rehearse
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.wire import TRAIN
 

@@ -6,14 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_privacy.clients.per_record import (
-    PerRecordPlan,
-    RehearsedError,
-    asked,
-    asked_loss,
-    counted,
-)
+from flwr_privacy.clients.per_record import PerRecordPlan, asked, asked_loss
 from flwr_privacy.clients.poisson import PoissonPlan, asked_steps
+from flwr_privacy.clients.rehearsal import RehearsedError, counted
 from flwr_privacy.clients.torch import (
     evaluate_per_record,
     get_arrays,

@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 from flwr_privacy.accounting import Charge
 from flwr_privacy.clients import M2FDPClient
 from flwr_privacy.clients.base import Trained
-from flwr_privacy.clients.per_record import rehearse
+from flwr_privacy.clients.rehearsal import rehearse
 from flwr_privacy.documents import loads
 from flwr_privacy.errors import (
     ChargedFailureError,
