@@ -21,11 +21,18 @@ def killed(message: Message, context: Context, call_next: ClientAppCallable) -> 
     folder, client = Path(os.environ[VICTIM]), str(context.node_config["partition-id"])
     once, always = folder / "once", folder / "always"
     for marker in (once, always):
-        if marker.exists() and marker.read_text() == client:
+        if _names(marker, client):
             if marker == once:
                 marker.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
     return call_next(message, context)
+
+
+def _names(marker: Path, client: str) -> bool:
+    try:
+        return marker.read_text() == client
+    except FileNotFoundError:  # another worker has taken it away, perhaps this very moment
+        return False
 
 
 app: ClientApp = message_app([as_mod(UDPClient), killed])
