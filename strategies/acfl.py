@@ -6,6 +6,8 @@ The model is one matrix. What the clients send is a gradient; the server makes t
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +16,6 @@ from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
-from flwr_privacy.accounting import Charge
 from flwr_privacy.acfl.descent import CodedData, Descent, effective_rate
 from flwr_privacy.acfl.encoding import Moments
 from flwr_privacy.acfl.features import FeatureMap
@@ -50,10 +51,11 @@ from flwr_privacy.errors import (
 from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError
-from flwr_privacy.wire import TRAIN, Fields
+from flwr_privacy.wire import TRAIN
 
 from .base import SchemeStrategy
 from .conversation import Assigned, only
+from .instruction import Instruction
 from .round import ClientReply, arrays_of
 
 __all__ = ["ACFL"]
@@ -299,7 +301,7 @@ class ACFL(SchemeStrategy):
         if not self._wish.needs_setup:
             return
         if self._coded is not None:  # resumed; clients may have come meanwhile
-            self.joined(grid, 0, self.federation.clients())
+            self._take_in(grid, 0, self.federation.clients())
             return
         with self.conversation.patiently():
             if self._sums is None:
@@ -315,7 +317,7 @@ class ACFL(SchemeStrategy):
             said = "; ".join(self.conversation.book(SETUP).details) or "their sum was not opened"
             raise ProtocolError(f"the setup failed, there are no coded data: {said}")
 
-    def joined(self, grid: FlowerGrid, server_round: int, clients: list[str]) -> None:
+    def _take_in(self, grid: FlowerGrid, server_round: int, clients: list[str]) -> None:
         """Have clients that come later encode their data; a secure sum has no place for them."""
         if lacking := sorted(self._without_rate().intersection(clients)):
             logger.warning("clients %s have no straggler_rate and take no part", lacking)
@@ -350,11 +352,15 @@ class ACFL(SchemeStrategy):
     def _ask_for_codes(self, grid: FlowerGrid, server_round: int, assigned: Assigned) -> None:
         self._setup_terms = terms = self._planned().setup_terms(parties=self._parties())
         self.announce()
-        messages = self.put(
-            server_round, SETUP, RecordDict(), assigned, fields=records.write(terms)
+        set_up = {c for r in self.releases if r.phase == SETUP for c in r.clients}
+        charge = terms.charge() if self._wish.noise == RECORD else None
+        instruction = Instruction(
+            fields=records.write(terms),
+            accumulator=partial(coded_sum, terms),
+            # Whoever is asked again sends the same bytes.
+            cost=lambda client: None if client in set_up else charge,
         )
-        self.note_asked(SETUP)
-        mean, _ = self.collect(SETUP, self.conversation.exchange(grid, messages, phase=SETUP))
+        mean, _ = self.ask(grid, server_round, SETUP, RecordDict(), assigned, instruction)
         asked = {client for clients in assigned.values() for client in clients}
         came = set() if mean is None else set(mean.clients)
         if missing := sorted(asked - came):
@@ -377,7 +383,9 @@ class ACFL(SchemeStrategy):
         self, grid: FlowerGrid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Ask for gradients and make a step; without any, one by the coded data alone."""
-        if self._wish.coded_only or not self.prepared(grid, server_round):
+        if self.newcomers:
+            self._take_in(grid, server_round, self.newcomers)
+        if self._wish.coded_only or not self._prepared(grid, server_round):
             if self.inner is not None:
                 arrays, _ = self.inner.configure(server_round, arrays, config)
             self._template = arrays_of(arrays)
@@ -403,40 +411,34 @@ class ACFL(SchemeStrategy):
             )
         return super().configure_train(server_round, arrays, config, grid)
 
-    def question(self, server_round: int) -> Fields:
-        """Return the terms of a round."""
-        self._terms = self._planned().gradient_terms(self._model(), parties=self._parties())
-        return records.write(self._terms)
+    def instruct(self, server_round: int) -> Instruction:
+        """Return the terms of a round; gradients are added up, scaled by each client's own rate."""
+        terms = self._planned().gradient_terms(self._model(), parties=self._parties())
+        self._terms = terms
+        charge = terms.charge() if self._wish.noise == RECORD else None
+        instruction = Instruction(
+            fields=records.write(terms),
+            accumulator=partial(gradient_sum, terms),
+            cost=lambda client: charge,
+        )
+        if not isinstance(self._rate, Mapping):
+            return instruction
+        zeros = {GRADIENT: np.zeros_like(self._model()), SIZE: np.zeros(1)}
+        return replace(instruction, accumulator=partial(EvenWeights, zeros), take=self._take_scaled)
 
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty sum of coded data sets or of gradients."""
-        if phase == SETUP and self._setup_terms is not None:
-            return coded_sum(self._setup_terms)
-        if phase == TRAIN and isinstance(self._rate, Mapping):
-            return EvenWeights(self._zeros())
-        if phase == TRAIN:
-            return gradient_sum(self._asked_terms())
-        return super().accumulator(phase)
-
-    def summed(self, phase: str) -> bool:
-        """Tell whether a node may add up; not where each client has a weight of its own."""
-        return phase == SETUP or (phase == TRAIN and not isinstance(self._rate, Mapping))
-
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
-        """Add a reply; where each client has its own rate, scaled by it.
+    def _take_scaled(self, mean: WeightedMean, reply: ClientReply) -> None:
+        """Add a gradient, scaled by its client's rate.
 
         Raises
         ------
         ReplyRefusedError
             If the reply cannot be used.
         """
-        if phase != TRAIN or not isinstance(self._rate, Mapping):
-            return super().fold(phase, mean, reply)
         rates, terms = self._rates(), self._asked_terms()
         if reply.client_id not in rates:
             raise ReplyRefusedError("unknown client", f"{reply.client_id} has no straggler_rate")
         alone = gradient_sum(terms)
-        super().fold(phase, alone, reply)
+        self.take(alone, reply)
         sums, p = sums_of(alone, terms), rates[reply.client_id]
         scaled = {GRADIENT: sums[GRADIENT] / (1 - p), SIZE: sums[SIZE] * self._size_scale(p)}
         mean.fold(reply.client_id, scaled, weight=1, metrics=alone.metrics())
@@ -497,22 +499,6 @@ class ACFL(SchemeStrategy):
         return self.renewed(server_round, renewed, metrics, max(1, answered)), metrics
 
     # -- What the books and the history say --------------------------------------------------
-
-    def charge(self, phase: str) -> Charge | None:
-        """Return the cost of a setup or of a gradient, where a budget is kept."""
-        if self._wish.noise != RECORD:
-            return None
-        if phase == SETUP and self._setup_terms is not None:
-            return self._setup_terms.charge()
-        return self._asked_terms().charge() if phase == TRAIN else None
-
-    def charges_of(self, phase: str, clients: Iterable[str]) -> dict[str, Charge | None]:
-        """Return what it costs each: a setup once, as asked again it sends the same bytes."""
-        set_up: set[str] = set()
-        if phase == SETUP:
-            set_up.update(*(r.clients for r in self.releases if r.phase == SETUP))
-        charge = self.charge(phase)
-        return {client: None if client in set_up else charge for client in clients}
 
     def stop(self) -> str:
         """Return why the training ends: the rounds that the budget is for are done."""
@@ -605,7 +591,7 @@ class ACFL(SchemeStrategy):
     def _everybody(self, grid: FlowerGrid, server_round: int) -> Assigned:
         return self.conversation.sample(grid, server_round, SETUP, fraction=1.0, minimum=1)
 
-    def _drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+    def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
         """Draw the clients of a round among those that were set up."""
         if self.fraction_train == 0:
             return {}
@@ -657,9 +643,6 @@ class ACFL(SchemeStrategy):
         if not np.isfinite(model).all():
             raise InvalidParameterError("initial_arrays", "NaN or infinity", "finite values")
         return model
-
-    def _zeros(self) -> dict[str, NDArray[np.float64]]:
-        return {GRADIENT: np.zeros_like(self._model()), SIZE: np.zeros(1)}
 
     def _devices(self) -> int:
         """Return over how many clients the objective is a sum."""

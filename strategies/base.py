@@ -2,15 +2,17 @@
 
 `SchemeStrategy` takes FedAvg's constructor arguments, keeps the signature of Flower's
 ``Strategy.start`` and returns its ``Result``, so it replaces FedAvg in place. A scheme overrides
-`train_round` if it talks to the nodes several times a round; one that needs a single exchange
-overrides `question`, `accumulator`, `fold` or `aggregate_train` and then also works under a user's
-own ``start`` that calls only Flower's abstract methods.
+`instruct`, which says as data what clients are told, how their answers add up and what an answer
+costs; it then also works under a user's own ``start`` that calls only Flower's abstract methods. A
+scheme that talks to the clients several times a round overrides `train_round` with a program that
+calls `ask`, and goes on with the sum of the answers.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +37,6 @@ from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire import (
     EVALUATE,
-    RECORD,
     TRAIN,
     Fields,
 )
@@ -45,6 +46,7 @@ from .experiment import Experiment, SchemeResult, to_record
 from .federation import Federation
 from .history import log, plain
 from .inner import InnerStrategy
+from .instruction import Instruction
 from .replies import check_alike, merge, warn_of_metrics, without_arrays
 from .round import ClientReply, PartialSum, Round, arrays_of
 from .secure_sum import SecureRounds, opened_mean
@@ -106,6 +108,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     planned_rounds: int | None = None
     keeps_statistics: ClassVar[bool] = False  # whether running statistics are never uploaded
     _keep_back_given: Sequence[str] | None = None  # None: the app has said nothing of it
+    _accountant: str | None = None  # who adds the releases up; None: the tightest that knows them
     _announced = False
     _promised: Guarantee | None = None  # an earlier run's, until this one asks something
     _sums: SecureRounds | None = None
@@ -193,7 +196,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def setup(self, grid: Grid) -> None:
         """Do what the scheme needs before the first round of a run; by default nothing.
 
-        A resumed run calls it again, after `load_state_dict`.
+        A resumed run calls it again, after `load_state_dict`. Clients that come later are in
+        `newcomers` when their first round is trained.
         """
 
     def train_round(
@@ -208,61 +212,27 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         metrics : MetricRecord or None
             Aggregated metrics of the clients.
         """
-        if not self.prepared(grid, server_round):
+        if not self._prepared(grid, server_round):
             return None, None
         messages = self.configure_train(server_round, arrays, config, grid)
         replies = self.conversation.exchange(grid, messages, phase=TRAIN)
         return self.aggregate_train(server_round, replies)
 
-    def prepared(self, grid: Grid, server_round: int) -> bool:
-        """Have the clients of a round deal for its secure sum; tell whether they did.
+    def instruct(self, server_round: int) -> Instruction:
+        """Return what clients are told in a round's training, and what becomes of their answers.
 
-        True without a secure sum.
+        By default nothing but the model, and the answers are averaged.
         """
-        if self._sums is None:
-            return True
-        try:
-            self._sums.prepare(grid, server_round, lambda r: self._drawn(grid, r))
-        except NotOpenedError as error:
-            logger.warning("%s", error)
-            return False
-        return True
+        return Instruction(accumulator=partial(WeightedMean, self._template))
 
-    def question(self, server_round: int) -> Fields:
-        """Return the scheme's own fields of the ``train`` question; by default none."""
-        return {}
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
+        """Draw the clients of a round's training.
 
-    def own_fields(self, server_round: int) -> dict[str, Fields]:
-        """Return the scheme's own fields that go to single clients; by default none."""
-        return {}
-
-    def joined(self, grid: Grid, server_round: int, clients: list[str]) -> None:
-        """Do what `setup` did for clients that come later, before a round; by default nothing."""
-
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty accumulator for the replies of a phase."""
-        return WeightedMean(self._template if phase == TRAIN else {})
-
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
-        """Add one client's reply to the accumulator of its phase.
-
-        Raises
-        ------
-        ReplyRefusedError
-            If the reply cannot be used; the accumulator is unchanged then.
+        Under a secure sum those of the next round are drawn before a round is over.
         """
-        arrays = reply.arrays() if mean.template else {}
-        weighted_by = self.weight_key or self.weighted_by_key
-        mean.take(reply.client_id, arrays, reply.metrics(), weighted_by)
-
-    def summed(self, phase: str) -> bool:
-        """Tell whether a node that plays several clients answers with one accumulator.
-
-        By default for training and evaluation, unless somebody wants to see every reply: a metrics
-        function of the user, or a scheme that folds in its own way.
-        """
-        own_fold = type(self).fold is not SchemeStrategy.fold
-        return phase in (TRAIN, EVALUATE) and not own_fold and not self._metrics_fns[phase]
+        return self._participants(
+            grid, server_round, TRAIN, self.fraction_train, self.min_train_nodes
+        )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the vectors that a secure sum of a round takes.
@@ -282,38 +252,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         raise NotImplementedError
 
-    def sums_again(self, phase: str) -> bool:
-        """Tell whether those in the sum of a phase's answers are to send another vector.
-
-        By default they are not.
-        """
-        return False
-
     def guarantee(self) -> Guarantee:
         """Return what the scheme promises, as far as it is known."""
         raise NotImplementedError
-
-    def charge(self, phase: str) -> Charge | None:
-        """Return what one answer to the last question of a phase costs its client.
-
-        By default None: the phase releases nothing that the scheme accounts for.
-        """
-        return None
-
-    def charges_of(self, phase: str, clients: Iterable[str]) -> Mapping[str, Charge | None]:
-        """Return what it costs each of some clients; by default the same for all."""
-        return dict.fromkeys(clients, self.charge(phase))
-
-    def charged(self, phase: str, book: Round) -> set[str]:
-        """Return the clients whom the last question of a phase costs something.
-
-        By default those who were asked and did not say that they released nothing.
-        """
-        return set(book.released())
-
-    def accountant(self) -> str:
-        """Return the name of the accountant that adds the releases up."""
-        return fitting(release.charge for release in self.releases)
 
     def stop(self) -> str:
         """Return why the training ends before the next round; by default it does not: "".
@@ -398,7 +339,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 break
             if server_round > 0:
                 self._promised = None
-                self._welcome(grid, server_round)
+                self._welcome(grid)
                 trained, metrics = self.train_round(grid, server_round, arrays, train_config)
                 arrays = arrays if trained is None else trained
                 line["skipped"] = trained is None
@@ -428,7 +369,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         )
         if card.guarantee.delta is None:
             return card
-        accountant = self.accountant()
+        accountant = self._accountant or fitting(r.charge for r in self.releases)
         if final:
             card.state()
         else:
@@ -442,8 +383,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self, phase: str, messages: Iterable[Message]
     ) -> tuple[WeightedMean | None, MetricRecord | None]:
         """Fold the replies of a phase as they come; None if none could be used."""
-        book = self.conversation.book(phase)
-        mean = self.accumulator(phase)
+        book, instruction = self.conversation.book(phase), self._instructions[phase]
+        mean, take = instruction.accumulator(), instruction.take or self.take
         sums = self._sums if phase in self.sum_phases else None
         if sums is not None:
             mean = sums.accumulator(vector_size(mean))
@@ -454,11 +395,11 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 if isinstance(reply, PartialSum):
                     merge(mean, reply)
                 elif metrics_fn is None:
-                    self.fold(phase, mean, reply)
+                    take(mean, reply)
                     warn_of_metrics(reply)
                 else:
                     check_alike(reply, contents)
-                    self.fold(phase, mean, reply)
+                    take(mean, reply)
                     contents.append(without_arrays(reply.content))
             except ReplyRefusedError as error:
                 book.withdraw(reply, error)
@@ -472,6 +413,36 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if metrics_fn is not None:
             return mean, metrics_fn(contents, self.weighted_by_key)
         return mean, MetricRecord(mean.metrics())
+
+    def ask(
+        self,
+        grid: Grid,
+        server_round: int,
+        phase: str,
+        content: RecordDict,
+        assigned: Assigned,
+        instruction: Instruction,
+        *,
+        quorum: int | None = None,
+    ) -> tuple[WeightedMean | None, MetricRecord | None]:
+        """Ask some clients and add their answers up: one exchange of a scheme's program.
+
+        Parameters
+        ----------
+        grid, server_round, phase, content, assigned, quorum
+            As in `Conversation.ask`.
+        instruction : Instruction
+            What they are told, and what becomes of their answers.
+
+        Returns
+        -------
+        mean : WeightedMean or None
+            The sum of the answers; None if none could be used.
+        metrics : MetricRecord or None
+            Aggregated metrics of the clients.
+        """
+        messages = self.put(server_round, phase, content, assigned, instruction, quorum=quorum)
+        return self.collect(phase, self.conversation.exchange(grid, messages, phase=phase))
 
     # -- Flower's abstract methods -----------------------------------------------------------
 
@@ -488,13 +459,13 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             arrays, config = self.inner.configure(server_round, arrays, config)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         if self._sums is None:
-            assigned, quorum = self._drawn(grid, server_round), self.quorum
+            assigned, quorum = self.drawn(grid, server_round), self.quorum
         else:
             assigned, quorum = self._sums.assigned, self._sums.quorum(self.quorum)
-        fields = {**self.question(server_round), **settled}
-        messages = self.put(server_round, TRAIN, content, assigned, fields=fields, quorum=quorum)
+        instruction = self.instruct(server_round)
+        instruction = replace(instruction, fields={**instruction.fields, **settled})
+        messages = self.put(server_round, TRAIN, content, assigned, instruction, quorum=quorum)
         self.announce()
-        self.note_asked(TRAIN)
         return messages
 
     def _settled_statistics(self) -> Fields:
@@ -528,69 +499,72 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             logger.info("%s", self._promise().text())
             self._announced = True
 
-    def note_asked(self, phase: str) -> None:
-        """Note whom a question will cost something, before it leaves."""
-        if self.charge(phase) is not None:
-            book = self.conversation.book(phase)
-            costs = self.charges_of(phase, self.charged(phase, book))
-            known = {client: charge for client, charge in costs.items() if charge is not None}
-            self.experiment.note_asked(_name(book), known)
-
     def put(
         self,
         server_round: int,
         phase: str,
         content: RecordDict,
         assigned: Assigned,
+        instruction: Instruction,
         *,
-        fields: Fields,
         quorum: int | None = None,
     ) -> list[Message]:
-        """Return the messages of a question whose answers are averaged, by a secure sum if any.
+        """Return the messages of a request, by a secure sum if there is one; see `ask`.
 
-        Parameters
-        ----------
-        server_round, phase, content, assigned, fields, quorum
-            As in `Conversation.ask`.
+        What it will cost is noted before it leaves.
         """
-        own = {
-            client: RecordDict({RECORD: ConfigRecord(values)})
-            for client, values in self.own_fields(server_round).items()
-        }
-        if self._sums is not None:
+        self._instructions[phase] = instruction
+        own = instruction.own
+        if self._sums is not None and phase in self.sum_phases:
             shared, places = self._sums.question()
             content = RecordDict({**content, **shared})
             own = {
                 client: RecordDict({**own.get(client, {}), **place})
                 for client, place in places.items()
             }
-        return self.conversation.ask(
+        adds_up = instruction.adds_up
+        if adds_up is None:
+            adds_up = instruction.take is None
+        messages = self.conversation.ask(
             server_round,
             phase,
             content,
             assigned,
-            fields=fields,
+            fields=instruction.fields,
             own=own,
-            summed=self.summed(phase),
+            groups=instruction.groups,
+            of_group=instruction.of_group,
+            # A metrics function of the user is to see every reply.
+            summed=adds_up and not self._metrics_fns.get(phase),
             quorum=quorum,
         )
+        book = self.conversation.book(phase)
+        if costs := instruction.costs(instruction.charged(book)):
+            noted = {client: charge for charge, names in costs.items() for client in names}
+            self.experiment.note_asked(_name(book), noted)
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Fold the replies as they come; return the new global arrays and the mean metrics."""
         mean, metrics = self.collect(TRAIN, replies)
-        if mean is None or metrics is None:
-            return None, None
-        weight, averaged = mean.weight, mean.finish()
+        arrays = self._instructions[TRAIN].finish(mean)
+        weight = 1.0 if mean is None else mean.weight
         del mean  # the sums are twice as large as the model
-        return self.renewed(server_round, averaged, metrics, weight), metrics
+        if arrays is None:
+            return None, None
+        metrics = MetricRecord() if metrics is None else metrics
+        return self.renewed(server_round, arrays, metrics, weight), metrics
 
     def renewed(
-        self, server_round: int, averaged: dict[str, Any], metrics: MetricRecord, weight: float
+        self, server_round: int, averaged: Arrays, metrics: MetricRecord, weight: float
     ) -> ArrayRecord:
-        """Return the new global arrays: the average, or what the inner strategy makes of it."""
-        arrays = to_record(averaged)
+        """Return the new global arrays: the average, or what the inner strategy makes of it.
+
+        What is not in the average keeps the server's values.
+        """
+        arrays = to_record({name: averaged.get(name, old) for name, old in self._template.items()})
         if self.inner is not None:
             arrays = self.inner.aggregate(server_round, arrays, metrics, weight)
             arrays = to_record(
@@ -610,9 +584,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             grid, server_round, EVALUATE, self.fraction_evaluate, self.min_evaluate_nodes
         )
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self.conversation.ask(
-            server_round, EVALUATE, content, assigned, summed=self.summed(EVALUATE)
-        )
+        instruction = Instruction(accumulator=partial(WeightedMean, {}))
+        return self.put(server_round, EVALUATE, content, assigned, instruction)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -633,16 +606,39 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self._promised_before: dict[str, int] = {}
         self._promised = None
         self.releases: list[Release] = []
+        self._instructions: dict[str, Instruction] = {}  # the last of each phase
+        self.newcomers: list[str] = []  # clients that came since the round before
         self._names: dict[str, str] = {}  # of nodes that had not said who they are
         self._insecure = False  # whether a client said that its noise is from a seed
         self._announced = False
 
     # -- Parts of the loop -------------------------------------------------------------------
 
+    def _prepared(self, grid: Grid, server_round: int) -> bool:
+        """Run secret sharing for this round; return whether enough clients took part.
+
+        True without a secure sum.
+        """
+        if self._sums is None:
+            return True
+        try:
+            self._sums.prepare(grid, server_round, lambda r: self.drawn(grid, r))
+        except NotOpenedError as error:
+            logger.warning("%s", error)
+            return False
+        return True
+
+    def take(self, mean: WeightedMean, reply: ClientReply) -> None:
+        """Add a client's reply to an accumulator, with the client's weight."""
+        arrays = reply.arrays() if mean.template else {}
+        weighted_by = self.weight_key or self.weighted_by_key
+        mean.take(reply.client_id, arrays, reply.metrics(), weighted_by)
+
     def _charge(self, phase: str, book: Round) -> None:
-        clients = self.experiment.asked_before(_name(book)) | self.charged(phase, book)
-        if self.charge(phase) is None or not clients:
+        instruction = self._instructions[phase]
+        if instruction.cost is None:
             return
+        clients = self.experiment.asked_before(_name(book)) | instruction.charged(book)
         # Under a user's own start a client is known once it has answered; what was lost before is
         # its own all the same.
         self._names |= {f"node-{node}": client for node, client in book.named.items()}
@@ -652,12 +648,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             else r
             for r in self.releases
         ]
-        costs: dict[Charge, set[str]] = {}
-        known = (self._names.get(client, client) for client in clients)
-        for client, charge in self.charges_of(phase, known).items():
-            if charge is not None:
-                costs.setdefault(charge, set()).add(client)
-        self._release(_name(book), costs)
+        known = {self._names.get(client, client) for client in clients}
+        self._release(_name(book), instruction.costs(known))
 
     def _charge_broken_off(self) -> None:
         """Charge what a run that broke off asked, where this one does not ask it again."""
@@ -697,16 +689,16 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
 
     def _opened(self, masked: MaskedSum, phase: str, server_round: int) -> WeightedMean:
         """Return the scheme's accumulator with the sum, if it can be opened, else an empty one."""
-        empty = self.accumulator(phase)
+        instruction = self._instructions[phase]
+        empty = instruction.accumulator()
         if self._sums is None or masked.weight == 0:
             return empty
         last = self.planned_rounds is not None and server_round >= self.planned_rounds
-        draw = None if last else lambda r: self._drawn(self._grid, r)
+        draw = None if last else lambda r: self.drawn(self._grid, r)
         try:
-            again = self.sums_again(phase)
             book = self.conversation.book(phase)
             asked, book.question = book.question, RecordDict()  # it holds a model
-            opened = self._sums.open(self._grid, masked, draw, asked=asked, again=again)
+            opened = self._sums.open(self._grid, masked, draw, asked=asked, again=instruction.again)
             mean = opened_mean(empty, *opened)
         except NotOpenedError as error:
             logger.warning("%s", error)
@@ -719,12 +711,6 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if self.secure_sum is None or self._sums is None:
             return promise
         return replace(promise, secure_sum=self._sums.promise())
-
-    def _drawn(self, grid: Grid, server_round: int) -> Assigned:
-        """Draw the clients of a round's training."""
-        return self._participants(
-            grid, server_round, TRAIN, self.fraction_train, self.min_train_nodes
-        )
 
     def _begin(self, initial_arrays: ArrayRecord) -> tuple[ArrayRecord, int, dict[str, Any]]:
         """Return the arrays, the first round to train (0: evaluate first) and a line to complete.
@@ -791,10 +777,10 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "secure_sum": self._sums.state() if self._sums else {},
         }
 
-    def _welcome(self, grid: Grid, server_round: int) -> None:
-        if joined := self.conversation.meet(grid):
-            logger.info("joined: %s", joined)
-            self.joined(grid, server_round, joined)
+    def _welcome(self, grid: Grid) -> None:
+        self.newcomers = self.conversation.meet(grid)
+        if self.newcomers:
+            logger.info("joined: %s", self.newcomers)
 
     def _check_own_start(self) -> None:
         """Refuse under a user's own start what only this class's start can do."""

@@ -8,16 +8,16 @@ count whoever was asked, whether an answer came or not.
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Message, MetricRecord
 from flwr.serverapp import Grid as FlowerGrid
 
-from flwr_privacy.accounting import Charge
 from flwr_privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
+from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.central_dp import (
@@ -44,11 +44,12 @@ from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
 from flwr_privacy.updates import released_names
-from flwr_privacy.wire import TRAIN, Fields
+from flwr_privacy.wire import TRAIN
 
 from .base import SchemeStrategy
 from .conversation import Assigned
 from .draws import each_by_itself, names_of
+from .instruction import Instruction
 from .round import Round
 
 __all__ = ["CentralDP"]
@@ -203,23 +204,25 @@ class CentralDP(SchemeStrategy):
         self._secret = os.urandom(32) if seed is None else f"insecure {seed}".encode()
         self._insecure = seed is not None
         self._of_round: dict[str, float] = {}
+        self._releases = False  # whether noise is released whoever answers
 
     # -- A round -----------------------------------------------------------------------------
 
-    def question(self, server_round: int) -> Fields:
-        """Return the terms of a round."""
+    def instruct(self, server_round: int) -> Instruction:
+        """Return the terms of a round; noise of the server is added before the mean is taken."""
         self._cohort = 1 if self._sums is None else self._sums.cohort
-        self.terms = self._plan(self._cohort, self.clipping_norm)
-        names = self.terms.names(self._template)
-        self.terms.check_grid(sum(np.size(self._template[name]) for name in names))
+        terms = self.terms = self._plan(self._cohort, self.clipping_norm)
+        names = terms.names(self._template)
+        terms.check_grid(sum(np.size(self._template[name]) for name in names))
         self._of_round = {}
-        return self.terms.write()
-
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty sum of codes for a training."""
-        if phase != TRAIN:
-            return super().accumulator(phase)
-        return CentralMean(self._template, self._asked_terms())
+        charge = terms.charge()
+        return Instruction(
+            fields=terms.write(),
+            accumulator=partial(CentralMean, self._template, terms),
+            cost=lambda client: charge,
+            charged=self._charged,
+            finish=partial(self._noised, server_round, terms),
+        )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included; everybody weighs 1."""
@@ -236,22 +239,15 @@ class CentralDP(SchemeStrategy):
                 raise NotOpenedError(f"a cohort of {cohort} clients was drawn: {error}") from error
         return self._bounds(self.secure_sum, cohort)
 
-    def collect(
-        self, phase: str, messages: Iterable[Message]
-    ) -> tuple[WeightedMean | None, MetricRecord | None]:
-        """Fold the replies of a phase; add the noise, if it is the server's, and clip anew."""
-        if phase != TRAIN:
-            return super().collect(phase, messages)
-        releases = self._amplified and self._goes_on()  # before this round is on the books
-        mean, metrics = super().collect(phase, messages)
-        if mean is None and releases:
-            mean, metrics = self.accumulator(phase), MetricRecord()
+    def _noised(self, server_round: int, terms: Terms, mean: WeightedMean | None) -> Arrays | None:
+        """Return the mean with noise, if it is the server's; choose the next clipping norm."""
+        if mean is None and self._releases:
+            mean = CentralMean(self._template, terms)
         if not isinstance(mean, CentralMean):
-            return None, None
+            return None
         number = self._expected() if self._amplified else float(len(mean.clients))
-        terms = self._asked_terms()
         if terms.noise == SERVER:
-            mean.add_noise(self._random(self.conversation.book(TRAIN).header.server_round))
+            mean.add_noise(self._random(server_round))
         below = mean.settle(number)
         shares = len(mean.clients) if terms.noise == DISTRIBUTED else 1
         self._of_round = {"sigma": terms.share_sigmas()[0] * math.sqrt(shares)}
@@ -263,17 +259,14 @@ class CentralDP(SchemeStrategy):
                 quantile=self._clipping["quantile"],
                 learning_rate=self._clipping["clipping_learning_rate"],
             )
-        return mean, metrics
+        return mean.finish()
 
-    def charge(self, phase: str) -> Charge | None:
-        """Return the cost of a round."""
-        return self._asked_terms().charge() if phase == TRAIN else None
-
-    def charged(self, phase: str, book: Round) -> set[str]:
+    def _charged(self, book: Round) -> set[str]:
         """Return who is charged: whoever was asked, or where samples are secret everybody."""
-        if phase != TRAIN or not self._amplified:
-            return super().charged(phase, book)
-        if not self._goes_on():
+        if not self._amplified:
+            return set(book.released())
+        self._releases = self._goes_on()  # before this round is on the books
+        if not self._releases:
             return set()
         if self.federation.met:
             self._known.update(self.federation.clients())
@@ -367,7 +360,7 @@ class CentralDP(SchemeStrategy):
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def _drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+    def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
         """Draw the clients of a round's training; nobody whose budget is spent."""
         if self.fraction_train == 0 or (self._amplified and not self._goes_on()):
             return {}
@@ -410,11 +403,6 @@ class CentralDP(SchemeStrategy):
         if self._insecure_seed is None:
             return SecureRandom()
         return SecureRandom.insecure(self._insecure_seed, "noise", server_round)
-
-    def _asked_terms(self) -> Terms:
-        if self.terms is None:
-            raise ProtocolError("no question was asked yet")
-        return self.terms
 
     def _scheduled(self) -> Schedule:
         """Return the schedule; it is made when it is known how many clients there are."""

@@ -129,7 +129,8 @@ class DrawnStrategy(SchemeStrategy):
 
     _current = 0  # the round that has begun, if one has
 
-    def _drawn(self, grid: Grid, server_round: int) -> Assigned:
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
+        """Draw the clients of a round, with or without replacement."""
         # Under a secure sum the clients of the next round are drawn before this one is over.
         self._draws = {r: d for r, d in self._draws.items() if r >= server_round - 1}
         if self._replacement:
@@ -155,7 +156,7 @@ class DrawnStrategy(SchemeStrategy):
                     "have one that may weigh more than all others"
                 )
         else:
-            assigned = super()._drawn(grid, server_round)
+            assigned = super().drawn(grid, server_round)
             draws = {client: 1 for clients in assigned.values() for client in clients}
         self._draws[server_round] = draws
         return assigned

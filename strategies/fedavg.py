@@ -1,16 +1,16 @@
 """Federated averaging on the shared loop: the baseline, and the proof of the loop."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.grid import GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds, SecureSum
 from flwr_privacy.secure_sum.federated import Terms
-from flwr_privacy.wire import TRAIN, Fields
 
 from .base import SchemeStrategy
+from .instruction import Instruction
 
 __all__ = ["FedAvg"]
 
@@ -50,16 +50,15 @@ class FedAvg(SchemeStrategy):
         super().__init__(*arguments, **options)
         self._keep_back = tuple(keep_back)
 
-    def question(self, server_round: int) -> Fields:
-        """Return the terms of a secure sum, if there is one."""
-        return {} if self.secure_sum is None else self._terms(self.secure_sum).write()
-
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty mean: of updates as codes under a secure sum, else of models."""
-        if phase != TRAIN or self.secure_sum is None:
-            return super().accumulator(phase)
+    def instruct(self, server_round: int) -> Instruction:
+        """Return the terms of a secure sum, if there is one: updates are sent as codes then."""
+        if self.secure_sum is None:
+            return super().instruct(server_round)
         terms = self._terms(self.secure_sum)
-        return GridMean(self._template, terms.grid, terms.names(self._template))
+        names = terms.names(self._template)
+        return Instruction(
+            accumulator=partial(GridMean, self._template, terms.grid, names), fields=terms.write()
+        )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds that the parameters of the secure sum give."""

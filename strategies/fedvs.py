@@ -211,11 +211,6 @@ class FedVS(VerticalStrategy):
         self.simulate_delays(self._agreed().partitions)
         self.announce()
 
-    def joined(self, grid: Grid, server_round: int, clients: list[str]) -> None:
-        """Say of clients that come after the setup that they take no part."""
-        if late := sorted(set(clients).difference(self.members)):
-            logger.warning("clients %s came after the setup and take no part", late)
-
     def refresh(self, grid: Grid, server_round: int | None = None) -> None:
         """Have all data coded anew, with new masks; the clients delete the old shares.
 

@@ -7,7 +7,7 @@ aggregators that are nodes of their own (`relay`).
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -54,6 +54,7 @@ from flwr_privacy.wire import RECORD, TRAIN
 from .base import SchemeStrategy
 from .conversation import Assigned, only
 from .experiment import to_record
+from .instruction import Instruction, to_each
 from .relay import Relay
 from .round import ClientReply, Round
 from .tier_course import TierCourse
@@ -366,7 +367,7 @@ class M2FDP(SchemeStrategy):
             return None, None
         self._plan = self._course.plan(server_round)
         self._paid: dict[str, int] = {}
-        self._assigned = self._drawn(grid, server_round)
+        self._assigned = self.drawn(grid, server_round)
         start = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
         self._template = start
         models = TreeModels(
@@ -403,9 +404,9 @@ class M2FDP(SchemeStrategy):
         self._write_tree()
         if model is None:
             return None, None
-        whole = {**start, **self._layout.arrays(model)}
         metrics = metrics if metrics is not None else MetricRecord()
-        return self.renewed(server_round, whole, metrics, float(answered)), metrics
+        average = self._layout.arrays(model)
+        return self.renewed(server_round, average, metrics, float(answered)), metrics
 
     def _warn_of_small_zones(
         self, server_round: int, exchange: Exchange, sums: TierSums | None
@@ -443,7 +444,7 @@ class M2FDP(SchemeStrategy):
             self._tiers.noised(node, self.relay.sigmas[node])
         return released
 
-    def _drawn(self, grid: Grid, server_round: int) -> Assigned:
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the devices of a round; note them by their parent."""
         everybody = self.conversation.sample(grid, server_round, TRAIN, fraction=1.0, minimum=0)
         self._chosen = drawn(
@@ -487,22 +488,23 @@ class M2FDP(SchemeStrategy):
         # What a node that plays several devices must know to add their codes up.
         kept = list(self._wish.keep_back)
         shared_terms = {**self._settled_statistics(), **({"keep-back": kept} if kept else {})}
-        messages = self.conversation.ask(
-            server_round,
-            TRAIN,
-            RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: shared}),
-            self.conversation.free(grid, only(self._assigned, devices)),
+        instruction = Instruction(
             fields=shared_terms,
-            own={device: RecordDict({RECORD: ConfigRecord(f)}) for device, f in own.items()},
+            own=to_each(own),
             groups=self._groups,
             of_group=of_group,
-            summed=self.summed(TRAIN),
-            quorum=self.quorum,
+            accumulator=partial(TierSums, self._template, list(self._layout.parts), self._groups),
+            take=self._take_codes,
+            adds_up=not self._relayed,
+            cost=self._costs(exchange),
+            charged=self._charged,
         )
         self.announce()
-        self.note_asked(TRAIN)
-        replies = self.conversation.exchange(grid, messages, phase=TRAIN)
-        mean, metrics = self.collect(TRAIN, replies)
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: shared})
+        assigned = self.conversation.free(grid, only(self._assigned, devices))
+        mean, metrics = self.ask(
+            grid, server_round, TRAIN, content, assigned, instruction, quorum=self.quorum
+        )
         for device in self.conversation.book(TRAIN).released():
             if device in self._groups:
                 self._paid[device] = exchange.leaves[self._groups[device]].period
@@ -570,15 +572,7 @@ class M2FDP(SchemeStrategy):
 
     # -- Answers -----------------------------------------------------------------------------
 
-    def summed(self, phase: str) -> bool:
-        """Tell whether a node that plays several clients answers with its sums."""
-        return phase == TRAIN and not self._relayed and not self._metrics_fns[phase]
-
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return empty sums, one for each lowest aggregator."""
-        return TierSums(self._template, list(self._layout.parts), self._groups)
-
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
+    def _take_codes(self, mean: WeightedMean, reply: ClientReply) -> None:
         """Take a device's codes, or what it sealed for its parent.
 
         Raises
@@ -634,30 +628,20 @@ class M2FDP(SchemeStrategy):
 
     # -- What it costs -----------------------------------------------------------------------
 
-    def charge(self, phase: str) -> Charge | None:
-        """Return what an answer costs some device; None without noise."""
-        if phase != TRAIN or not self._wish.noised:
-            return None
-        leaf = next(iter(self._current.leaves))
-        return self.plan.release_of(leaf, self._current).charge()
-
-    def charges_of(self, phase: str, clients: Iterable[str]) -> dict[str, Charge | None]:
+    def _costs(self, exchange: Exchange) -> Callable[[str], Charge | None] | None:
         """Return what an answer costs each device: that of the release that it goes into."""
+        if not self._wish.noised:
+            return None
         devices = set(self.tree.devices)
+        costs = {leaf: self.plan.release_of(leaf, exchange).charge() for leaf in exchange.leaves}
         # Also one that a server asked before it was resumed, and that is not there any more.
-        leaves = {c: self.tree.parent(c) if c in devices else "" for c in clients}
-        costs = {
-            leaf: self.plan.release_of(leaf, self._current).charge()
-            for leaf in self._current.leaves.keys() & set(leaves.values())
-        }
-        return {client: costs.get(leaf) for client, leaf in leaves.items()}
+        return lambda client: costs.get(self.tree.parent(client)) if client in devices else None
 
-    def charged(self, phase: str, book: Round) -> set[str]:
+    def _charged(self, book: Round) -> set[str]:
         """Return the devices that pay: each once for every release that its answers go into."""
-        released = set(book.released())
         return {
             device
-            for device in released
+            for device in book.released()
             if self._paid.get(device) != self._current.leaves[self._groups[device]].period
         }
 

@@ -34,7 +34,7 @@ from flwr_privacy.wire import TRAIN, Fields
 from .conversation import Assigned, only
 from .draws import DrawnStrategy
 from .experiment import to_record
-from .round import ClientReply
+from .instruction import Instruction
 
 __all__ = ["FINISH", "MSP", "RECOMMENDED", "RESTART"]
 
@@ -188,7 +188,7 @@ class MSP(DrawnStrategy):
         """Train, split and mix: 1 + K exchanges with the same clients (K from a common start)."""
         self._lost, self._saturated, self._mixed_rounds, self._given_up = 0, 0, 0, False
         self._current = 0
-        if not self.prepared(grid, server_round):
+        if not self._prepared(grid, server_round):
             return None, None
         messages = self.configure_train(server_round, arrays, config, grid)
         replies = self.conversation.exchange(grid, messages, phase=TRAIN)
@@ -201,11 +201,13 @@ class MSP(DrawnStrategy):
             return None, None
         weight = sum(self.draws(server_round)[client] for client in self._members)
         released = self._layout.arrays(average)
-        whole = {name: released.get(name, array) for name, array in self._template.items()}
-        return self.renewed(server_round, whole, metrics, float(weight)), metrics
+        return self.renewed(server_round, released, metrics, float(weight)), metrics
 
-    def question(self, server_round: int) -> Fields:
-        """Return the terms of a learning round."""
+    def instruct(self, server_round: int) -> Instruction:
+        """Return the terms of a learning round; visible sub-states are averaged.
+
+        A client's counts as often as it was drawn.
+        """
         if not self.conversation.recorded:
             raise ProtocolError(
                 f"{self.scheme}: a learning round takes several exchanges, so this works only "
@@ -217,20 +219,18 @@ class MSP(DrawnStrategy):
         self._layout = Layout.of(self._template, names)
         if self._layout.size == 0:
             raise InvalidParameterError("arrays", names, "a model with weights")
-        return write(self.terms)
+        return self._instruction(TRAIN, write(self.terms))
 
-    def summed(self, phase: str) -> bool:
-        """Tell whether a node that plays several clients answers with one accumulator."""
-        return self.secure_sum is not None and phase in self.sum_phases
-
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty mean of visible sub-states."""
-        return WeightedMean({name: self._template[name] for name in self._layout.parts})
-
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
-        """Add a client's visible sub-state, as often as it was drawn."""
-        draws = self.draws(self._current)[reply.client_id]
-        mean.fold(reply.client_id, reply.arrays(), weight=draws)
+    def _instruction(self, phase: str, fields: Fields) -> Instruction:
+        """Return what is told in an exchange of the round, and how its answers add up."""
+        draws = self.draws(self._current)
+        return Instruction(
+            fields=fields,
+            accumulator=lambda: WeightedMean({n: self._template[n] for n in self._layout.parts}),
+            take=lambda mean, reply: mean.fold(
+                reply.client_id, reply.arrays(), weight=draws[reply.client_id]
+            ),
+        )
 
     def _terms_of(self, server_round: int) -> Terms:
         rounds = self._mixing_rounds
@@ -274,9 +274,8 @@ class MSP(DrawnStrategy):
         """Send an average, hear the next messages; None if the round is given up."""
         arrays = to_record(self._layout.arrays(average))
         content = RecordDict({self.arrayrecord_key: arrays})
-        messages = self.put(server_round, phase, content, assigned, fields=fields)
-        replies = self.conversation.exchange(grid, messages, phase=phase)
-        mean, _ = self.collect(phase, replies)
+        instruction = self._instruction(phase, fields)
+        mean, _ = self.ask(grid, server_round, phase, content, assigned, instruction)
         lost = len(self._members) - self.conversation.book(phase).folded
         if lost or mean is None:
             self._lost += lost

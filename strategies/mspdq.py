@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from flwr.serverapp import Grid
@@ -23,6 +24,7 @@ from flwr_privacy.secure_sum import Bounds, NotOpenedError
 from flwr_privacy.wire import TRAIN, Fields
 
 from .conversation import Assigned
+from .instruction import Instruction, to_each
 from .msp import FINISH, MSP, RECOMMENDED
 from .round import ClientReply
 
@@ -167,31 +169,43 @@ class MSPDQ(MSP):
 
     # -- A learning round --------------------------------------------------------------------
 
-    def question(self, server_round: int) -> Fields:
-        """Return the terms of a learning round, and the first width where it is known."""
-        fields = super().question(server_round)
-        self._reference: NDArray[Any] | None = None
-        self._mix_from(self._layout.vector(self._template))
-        if self.secure_sum is not None:
-            fields |= {"sums": True, **_table(self.draws(server_round))}
-        return {**fields, **(self._first_width() if self.terms.start == "global" else {})}
+    def instruct(self, server_round: int) -> Instruction:
+        """Return the terms of a learning round, and the first width where it is known.
 
-    def own_fields(self, server_round: int) -> dict[str, Fields]:
-        """Return whose split all start from, if it is one client's."""
+        If all start from the split of one client, that client is told.
+        """
+        self._reference: NDArray[Any] | None = None
+        told = super().instruct(server_round)
+        self._mix_from(self._layout.vector(self._template))
+        fields = {**told.fields, **(self._first_width() if self.terms.start == "global" else {})}
         if self.terms.start != "reference":
-            return {}
+            return replace(told, fields=fields, again=self._steps_left())
         seed = self.experiment.seed
         self._referred = min(
             self.draws(server_round),
             key=lambda client: derive_seed(seed, "reference", server_round, client),
         )
-        return {self._referred: {"refers": True}}
+        return replace(told, fields=fields, own=to_each({self._referred: {"refers": True}}))
 
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty sum of codes; without a secure sum only who was heard is counted."""
-        return WeightedMean({}) if self.secure_sum is None else code_sum(self._layout.size)
+    def _instruction(self, phase: str, fields: Fields) -> Instruction:
+        """Return what is told; codes are summed, or taken one by one where the server sees them."""
+        if self.secure_sum is None:
+            return Instruction(
+                fields=fields,
+                accumulator=partial(WeightedMean, {}),
+                take=partial(self._take_message, phase),
+            )
+        return Instruction(
+            fields={**fields, "sums": True, **_table(self.draws(self._current))},
+            accumulator=lambda: code_sum(self._layout.size),
+            again=phase == MIX and self._steps_left(),
+        )
 
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
+    def _steps_left(self) -> bool:
+        """Tell whether another mixing step follows the one that is about to be asked for."""
+        return self._messages + 1 < self.terms.rounds
+
+    def _take_message(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
         """Take a client's message.
 
         Raises
@@ -199,11 +213,8 @@ class MSPDQ(MSP):
         ReplyRefusedError
             If it is malformed.
         """
-        if isinstance(self._hub, SumHub):
-            mean.take(reply.client_id, reply.arrays(), reply.metrics(), self.weight_key)
-            return
         try:
-            self._take(self._hub, phase, reply)
+            self._take_visible(phase, reply)
         except (InvalidParameterError, ValueError) as error:
             raise ReplyRefusedError("malformed", f"client {reply.client_id}: {error}") from error
         mean.fold(reply.client_id, {}, weight=self.draws(self._current)[reply.client_id])
@@ -220,10 +231,6 @@ class MSPDQ(MSP):
             total_weight=sum(draws),
         )
 
-    def sums_again(self, phase: str) -> bool:
-        """Tell whether another mixing step follows the one whose sum is about to be opened."""
-        return self._messages + 1 < self.terms.rounds
-
     def _mix_from(self, start: NDArray[Any]) -> None:
         """Begin to mix from a vector; for the independent start only its length counts."""
         self._messages = 0  # that were averaged
@@ -234,9 +241,11 @@ class MSPDQ(MSP):
         else:
             self._hub = SumHub(self.terms, self.intervals, start)
 
-    def _take(self, hub: Hub, phase: str, reply: ClientReply) -> None:
+    def _take_visible(self, phase: str, reply: ClientReply) -> None:
         """Take a message that the server sees."""
-        client, fields, terms = reply.client_id, reply.fields, self.terms
+        client, fields, terms, hub = reply.client_id, reply.fields, self.terms, self._hub
+        if isinstance(hub, SumHub):
+            raise ProtocolError("under a secure sum no message is seen")
         packed = reply.arrays().get(CODES)
         if phase == TRAIN and terms.start == "reference":
             if client == self._referred:
@@ -278,7 +287,6 @@ class MSPDQ(MSP):
         assigned: Assigned,
     ) -> WeightedMean | None:
         if self._sums is not None:
-            fields = {**fields, "sums": True, **_table(self.draws(server_round))}
             try:
                 self._sums.go_on()
             except NotOpenedError as error:

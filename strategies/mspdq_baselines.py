@@ -5,10 +5,10 @@ so that curves compare like with like.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
 from flwr_privacy.arrays import Arrays, is_finite
@@ -36,6 +36,7 @@ from flwr_privacy.updates import released_names
 from flwr_privacy.wire import Fields
 
 from .draws import DrawnStrategy
+from .instruction import Instruction
 from .round import ClientReply
 
 __all__ = ["DrawnFedAvg", "JoPEQFedAvg", "NbAFL", "QuantizedFedAvg"]
@@ -81,33 +82,18 @@ class DrawnFedAvg(DrawnStrategy):
         super().__init__(*arguments, **options)
         self._keep_back_given, self._keep_back = keep_back, list(keep_back or ())
 
-    def question(self, server_round: int) -> Fields:
-        """Return what is not to be sent."""
+    def instruct(self, server_round: int) -> Instruction:
+        """Return what is not to be sent; a client's model counts as often as it was drawn."""
         self._current = server_round
         names = released_names(self._template, self._keep_back)
         self._layout = Layout.of(self._template, names)
-        return {"keep-back": self._keep_back}
-
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty mean of models."""
-        return WeightedMean({name: self._template[name] for name in self._layout.parts})
-
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
-        """Add a client's model, as often as it was drawn.
-
-        Raises
-        ------
-        ReplyRefusedError
-            If it is malformed.
-        """
-        mean.fold(reply.client_id, reply.arrays(), weight=self._weight(reply))
-
-    def renewed(
-        self, server_round: int, averaged: Arrays, metrics: MetricRecord, weight: float
-    ) -> ArrayRecord:
-        """Return the new global arrays, with the server's values of what was not sent."""
-        whole = {name: averaged.get(name, array) for name, array in self._template.items()}
-        return super().renewed(server_round, whole, metrics, weight)
+        return Instruction(
+            fields={"keep-back": self._keep_back},
+            accumulator=lambda: WeightedMean({n: self._template[n] for n in self._layout.parts}),
+            take=lambda mean, reply: mean.fold(
+                reply.client_id, reply.arrays(), weight=self._weight(reply)
+            ),
+        )
 
     def guarantee(self) -> Guarantee:
         """Return that nothing is promised, and why."""
@@ -220,18 +206,22 @@ class NbAFL(DrawnFedAvg):
         self._downlink = downlink
         self._only_with_start["downlink"] = downlink or None
 
-    def question(self, server_round: int) -> Fields:
-        """Return how clients clip and what noise they add."""
-        return {**super().question(server_round), **write(self.noising)}
+    def instruct(self, server_round: int) -> Instruction:
+        """Return how clients clip and what noise they add; the server may add some itself."""
+        told = super().instruct(server_round)
+        return replace(
+            told, fields={**told.fields, **write(self.noising)}, finish=self._noised_average
+        )
 
-    def renewed(
-        self, server_round: int, averaged: Arrays, metrics: MetricRecord, weight: float
-    ) -> ArrayRecord:
-        """Return the new global arrays, with the server's noise if there is any."""
-        if (sigma := self._downlink_sigma()) > 0:
-            average = self._layout.vector(averaged)
-            averaged = self._layout.arrays(noised(average, "gaussian", sigma, SecureRandom()))
-        return super().renewed(server_round, averaged, metrics, weight)
+    def _noised_average(self, mean: WeightedMean | None) -> Arrays | None:
+        """Return the mean model, with the server's noise if there is any."""
+        if mean is None:
+            return None
+        averaged, sigma = mean.finish(), self._downlink_sigma()
+        if sigma == 0:
+            return averaged
+        average = self._layout.vector(averaged)
+        return self._layout.arrays(noised(average, "gaussian", sigma, SecureRandom()))
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return the scales of the noise."""
@@ -253,17 +243,27 @@ class _Coded(DrawnFedAvg):
 
     bits: int
 
-    def question(self, server_round: int) -> Fields:
+    def instruct(self, server_round: int) -> Instruction:
         """Return what is not to be sent, and the width of a code."""
-        fields = super().question(server_round)
+        told = super().instruct(server_round)
         self._before = self._layout.vector(self._template)
-        return {**fields, "bits": self.bits}
+        return Instruction(
+            fields={**told.fields, "bits": self.bits},
+            accumulator=lambda: WeightedMean(
+                {_UPDATE: np.broadcast_to(np.zeros(()), self._layout.size)}
+            ),
+            take=self._take_codes,
+            finish=self._moved,
+        )
 
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty mean of updates."""
-        return WeightedMean({_UPDATE: np.broadcast_to(np.zeros(()), self._layout.size)})
+    def _moved(self, mean: WeightedMean | None) -> Arrays | None:
+        """Return the old model and the mean update."""
+        if mean is None:
+            return None
+        update = mean.finish()[_UPDATE].astype(np.float64, copy=False)
+        return self._layout.arrays(self._before + update)
 
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
+    def _take_codes(self, mean: WeightedMean, reply: ClientReply) -> None:
         """Decode a client's update and add it, as often as it was drawn.
 
         Raises
@@ -291,14 +291,6 @@ class _Coded(DrawnFedAvg):
             If what it says beside its codes is malformed.
         """
         raise NotImplementedError
-
-    def renewed(
-        self, server_round: int, averaged: Arrays, metrics: MetricRecord, weight: float
-    ) -> ArrayRecord:
-        """Return the new global arrays: the old ones and the mean update."""
-        update = averaged[_UPDATE].astype(np.float64, copy=False)
-        arrays = self._layout.arrays(self._before + update)
-        return super().renewed(server_round, arrays, metrics, weight)
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return the bits of a code."""
@@ -395,10 +387,11 @@ class JoPEQFedAvg(_Coded):
         self.codec = JoPEQ(epsilon=check_number("epsilon", epsilon), bits=bits)
         self.bits = bits
 
-    def question(self, server_round: int) -> Fields:
+    def instruct(self, server_round: int) -> Instruction:
         """Return the codec, and the seed of the dither."""
         self._seed = derive_seed(self.experiment.seed, "dither", server_round)
-        return {**super().question(server_round), **write(self.codec), "dither": self._seed}
+        told = super().instruct(server_round)
+        return replace(told, fields={**told.fields, **write(self.codec), "dither": self._seed})
 
     def decoded(self, codes: Codes, reply: ClientReply) -> Vectors:
         """Return the update that a client sent."""

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.averaging import ReplyRefusedError
 from flwr_privacy.errors import (
     CheckpointError,
     InvalidParameterError,
@@ -33,10 +33,11 @@ from flwr_privacy.identity import derive_seed
 from flwr_privacy.secure_sum import Bounds, SecureSum
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.split_vfl import METHODS, Step
-from flwr_privacy.wire import EVALUATE, RECORD, TRAIN, Fields
+from flwr_privacy.wire import EVALUATE, TRAIN, Fields
 
 from .columns import Aggregate, Enrolled, Pending, arrays_message, natural
 from .conversation import Assigned, only
+from .instruction import Instruction, to_each
 from .round import ClientReply
 from .vertical import VerticalStrategy
 
@@ -183,10 +184,7 @@ class SplitVFL(VerticalStrategy):
             self._content(self._pending),
             assigned,
             fields=self._fields(part, rows, self._pending, update=self._updates),
-            own={
-                client: RecordDict({RECORD: ConfigRecord({"update": count})})
-                for client, count in self._counts.items()
-            },
+            own=to_each({client: {"update": count} for client, count in self._counts.items()}),
         )
         waited = {client for clients in assigned.values() for client in clients}
         partly = self._method == IGNORE and self._known_fast() is None
@@ -205,17 +203,16 @@ class SplitVFL(VerticalStrategy):
     def _summed(self, grid: Grid, server_round: int, rows: list[int]) -> Aggregate:
         """Return the aggregate that a secure sum opens."""
         self.conversation.settle(grid)
-        if self._sums is None or not self.prepared(grid, server_round):
+        if self.secure_sum is None or self._sums is None or not self._prepared(grid, server_round):
             raise ProtocolError("the secure sum could not be prepared")
-        messages = self.put(
-            server_round,
-            TRAIN,
-            self._content(self._pending),
-            self._sums.assigned,
+        codes = self._sum_terms(self.secure_sum).grid
+        instruction = Instruction(
             fields=self._fields(TRAIN_PART, rows, self._pending, update=self._updates),
-            quorum=self._sums.quorum(None),
+            accumulator=lambda: GridMean({EMBEDDING: np.zeros(self._shape)}, codes, [EMBEDDING]),
         )
-        mean, _ = self.collect(TRAIN, self.conversation.exchange(grid, messages, phase=TRAIN))
+        content, assigned = self._content(self._pending), self._sums.assigned
+        quorum = self._sums.quorum(None)
+        mean, _ = self.ask(grid, server_round, TRAIN, content, assigned, instruction, quorum=quorum)
         if mean is None:
             raise ProtocolError("the sum of the embeddings was not opened")
         self._pending = None
@@ -307,13 +304,6 @@ class SplitVFL(VerticalStrategy):
         if not np.isfinite(found).all():
             raise ReplyRefusedError("not finite", "embeddings that are not finite")
         return found.copy() if self._method == VAFL else found
-
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty sum of embeddings as codes under a secure sum."""
-        if phase != TRAIN or self.secure_sum is None:
-            return super().accumulator(phase)
-        terms = self._sum_terms(self.secure_sum)
-        return GridMean({EMBEDDING: np.zeros(self._shape)}, terms.grid, [EMBEDDING])
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes; everybody weighs 1."""

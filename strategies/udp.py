@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,17 +43,21 @@ from flwr_privacy.udp import (
 )
 from flwr_privacy.udp.promise import promise
 from flwr_privacy.updates import released_names
-from flwr_privacy.wire import EVALUATE, RECORD, TRAIN, Fields
+from flwr_privacy.wire import EVALUATE, TRAIN
 
 from .base import SchemeStrategy
 from .conversation import Assigned
 from .draws import each_by_itself, names_of
+from .instruction import Instruction, to_each
+from .round import Round
 
 __all__ = ["UDP"]
 
 SERVER, CLIENTS = "server", "clients"
 VISIBLE, SECRET = "visible", "secret"
 FIXED, POISSON = "fixed", "poisson"
+
+_OWN = ("noise-multiplier", "epsilon", "delta", "gap")  # what clients have of their own
 
 ValidationFn = Callable[[int, ArrayRecord], float]
 """From a round and the model that it led to (round 0: the model to start from) to its loss."""
@@ -259,6 +264,7 @@ class UDP(SchemeStrategy):
         super().__init__(*arguments, **options)
         self.fraction_evaluate = 1.0 if self._judged_by == CLIENTS else 0.0
         self._check_together()
+        self._accountant = "pld" if self._wish.noise == PLD_SECRET else None
         if self._wish.own_terms:
             self._only_with_start["a noise or budget of each client"] = True
 
@@ -346,7 +352,6 @@ class UDP(SchemeStrategy):
         self._known: set[str] = set()  # who was ever there, where everybody is charged
         self._squares: Counter[str] = Counter()  # what each client's trainings add up to
         self._counted = 0  # releases that are in it
-        self._of_clients: dict[str, Terms] = {}
         self._loss: float | None = None
         self._trained = False
 
@@ -368,13 +373,16 @@ class UDP(SchemeStrategy):
         for name, clients in self._wish.lacking(self.federation.clients()).items():
             raise InvalidParameterError(name, clients, "a budget for each of these clients")
 
-    def prepared(self, grid: FlowerGrid, server_round: int) -> bool:
-        """Have the clients deal for a secure sum; a round without a sum is over."""
-        ready = super().prepared(grid, server_round)
-        if not ready:
+    def train_round(
+        self, grid: FlowerGrid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Train one round; one whose clients did not share their secrets for a sum is over."""
+        self._asked = False
+        trained = super().train_round(grid, server_round, arrays, config)
+        if not self._asked:
             self._trained = False
             self._settle(None)
-        return ready
+        return trained
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
@@ -391,8 +399,9 @@ class UDP(SchemeStrategy):
             pace.begin(self._validated(0, arrays))
         return super().configure_train(server_round, arrays, config, grid)
 
-    def question(self, server_round: int) -> Fields:
-        """Return the terms of a round that all clients share."""
+    def instruct(self, server_round: int) -> Instruction:
+        """Return the terms of a round, and the noise and budget of clients that have their own."""
+        self._asked = True
         self._loss = None  # of the round before
         plan, honest = self._begun(), 0
         if self.secure_sum is not None and self._sums is not None and self._wish.shared:
@@ -400,20 +409,26 @@ class UDP(SchemeStrategy):
         clients = self._wish.named()
         if self._wish.own_terms and not clients and self.federation.met:
             clients = self.federation.clients()
-        self.terms, self._of_clients = plan.terms(clients, self._spent(), honest=honest)
-        return records.write(self.terms)
+        terms, own_terms = plan.terms(clients, self._spent(), honest=honest)
+        self.terms = terms
+        written = {client: records.write(term) for client, term in own_terms.items()}
+        charge = self._charged_as(terms)
 
-    def own_fields(self, server_round: int) -> dict[str, Fields]:
-        """Return the noise and budget of each client, where they have their own."""
-        own = ("noise-multiplier", "epsilon", "delta", "gap")
-        fields = {client: records.write(terms) for client, terms in self._of_clients.items()}
-        return {client: {name: f[name] for name in own} for client, f in fields.items()}
+        def cost(client: str) -> Charge | None:
+            if not self._wish.own_terms:
+                return charge
+            theirs = own_terms.get(client)
+            if theirs is None:  # it was asked before the run broke off, and has left
+                theirs = self._begun().own_terms(terms, client, self._spent()[client])
+            return self._charged_as(theirs)
 
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return an empty sum of codes for a training."""
-        if phase != TRAIN:
-            return super().accumulator(phase)
-        return self._asked_terms().accumulator(self._template)
+        return Instruction(
+            fields=records.write(terms),
+            own=to_each({c: {name: f[name] for name in _OWN} for c, f in written.items()}),
+            accumulator=partial(terms.accumulator, self._template),
+            cost=cost,
+            charged=self._charged,
+        )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included, and of the weights."""
@@ -426,31 +441,10 @@ class UDP(SchemeStrategy):
             len(clients), code_limit=CODE_LIMIT, largest_weight=1 if alike else None
         )
 
-    def charge(self, phase: str) -> Charge | None:
-        """Return the cost of a round, or of the loss that a client reports."""
-        if phase == EVALUATE and self._judged_by == CLIENTS:
-            return self._begun().loss_terms().charge()
-        return self._charged_as(self._asked_terms()) if phase == TRAIN else None
-
-    def charges_of(self, phase: str, clients: Iterable[str]) -> Mapping[str, Charge | None]:
-        """Return what it costs each client."""
-        if phase == EVALUATE and self._judged_by == CLIENTS:
-            return {client: self._begun().loss_terms(client).charge() for client in clients}
-        if phase == TRAIN and self._wish.own_terms:
-            return {client: self._own_charge(client) for client in clients}
-        return super().charges_of(phase, clients)
-
-    def _own_charge(self, client: str) -> Charge | None:
-        terms = self._of_clients.get(client)
-        if terms is None:  # it was asked before the run broke off, and has left
-            spent = self._spent()[client]
-            terms = self._begun().own_terms(self._asked_terms(), client, spent)
-        return self._charged_as(terms)
-
-    def charged(self, phase: str, book: Any) -> set[str]:
+    def _charged(self, book: Round) -> set[str]:
         """Return who is charged: whoever was asked, or where participants are secret everybody."""
-        if phase != TRAIN or self._participants_are == VISIBLE:
-            return super().charged(phase, book)
+        if self._participants_are == VISIBLE:
+            return set(book.released())
         if self.federation.met:
             self._known.update(self.federation.clients())
         return set(self._known)
@@ -486,21 +480,13 @@ class UDP(SchemeStrategy):
             for node, clients in assigned.items()
             if (kept := [client for client in clients if client not in lacking])
         }
-        own = {
-            client: RecordDict({RECORD: ConfigRecord(records.write(plan.loss_terms(client)))})
-            for client in self._wish.named()
-        }
-        messages = self.conversation.ask(
-            server_round,
-            EVALUATE,
-            content,
-            assigned,
+        instruction = Instruction(
             fields=records.write(plan.loss_terms()),
-            own=own,
-            summed=self.summed(EVALUATE),
+            own=to_each({c: records.write(plan.loss_terms(c)) for c in self._wish.named()}),
+            accumulator=partial(WeightedMean, {}),
+            cost=lambda client: plan.loss_terms(client).charge(),
         )
-        self.note_asked(EVALUATE)
-        return messages
+        return self.put(server_round, EVALUATE, content, assigned, instruction)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -535,10 +521,6 @@ class UDP(SchemeStrategy):
         if self._loss is not None:
             numbers["V"] = self._loss
         return numbers
-
-    def accountant(self) -> str:
-        """Return who adds the releases up."""
-        return "pld" if self._wish.noise == PLD_SECRET else super().accountant()
 
     # -- The promise, and what a resume needs ------------------------------------------------
 
@@ -601,7 +583,7 @@ class UDP(SchemeStrategy):
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def _drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+    def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
         """Draw the clients of a round's training."""
         if self.fraction_train == 0:
             return {}
@@ -685,8 +667,3 @@ class UDP(SchemeStrategy):
         if charge is None or self._participants_are == VISIBLE:
             return charge
         return replace(charge, sampling=self._begun().q)
-
-    def _asked_terms(self) -> Terms:
-        if self.terms is None:
-            raise ProtocolError("no question was asked yet")
-        return self.terms

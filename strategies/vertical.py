@@ -10,6 +10,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,13 +33,13 @@ from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.rows import Segments, batch_of, order
 from flwr_privacy.fedvs.terms import ENROL
 from flwr_privacy.identity import derive_seed
-from flwr_privacy.secure_sum import MaskedSum
 from flwr_privacy.wire import EVALUATE, Fields
 
 from .base import SchemeStrategy
 from .columns import Aggregate, Enrolled, Pending, check_aligned, natural
 from .conversation import Assigned
 from .experiment import SchemeResult
+from .instruction import Instruction
 from .round import ClientReply, arrays_of
 
 __all__ = ["VerticalStrategy"]
@@ -167,7 +168,6 @@ class VerticalStrategy(SchemeStrategy):
         self._enrolled: dict[str, Enrolled] = {}
         self._pending: Pending | None = None
         self._updates = 0  # gradients so far
-        self._answers: dict[str, Any] = {}
         self._numbers: dict[str, float] = {}
         self._training = secrets.token_hex(16)  # two trainings of one name have other weights
         self._session = secrets.token_hex(16)  # and only another run may go a gradient back
@@ -257,6 +257,8 @@ class VerticalStrategy(SchemeStrategy):
         self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Make one step on one mini-batch; skip the round if the embeddings cannot be had."""
+        if late := sorted(set(self.newcomers).difference(self.members)):
+            logger.warning("clients %s came after the setup and take no part", late)
         self._template = arrays_of(arrays)
         self._numbers = {}
         segments = self.segments(TRAIN_PART)
@@ -337,24 +339,6 @@ class VerticalStrategy(SchemeStrategy):
         ordered = np.empty_like(scores)
         ordered[self._common_order(part)] = scores
         return ordered
-
-    def accumulator(self, phase: str) -> WeightedMean:
-        """Return what counts who was heard; the replies are kept one by one."""
-        return WeightedMean({})
-
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
-        """Take a client's reply.
-
-        Raises
-        ------
-        ReplyRefusedError
-            If it cannot be used.
-        """
-        if isinstance(mean, MaskedSum):
-            return super().fold(phase, mean, reply)
-        kept = self.taken(phase, reply)
-        mean.take(reply.client_id, {}, reply.metrics(), self.weight_key or self.weighted_by_key)
-        self._answers[reply.client_id] = kept
 
     # -- What the books and the history say --------------------------------------------------
 
@@ -463,12 +447,17 @@ class VerticalStrategy(SchemeStrategy):
         quorum: int | None = None,
     ) -> dict[str, Any]:
         """Put a question to some clients; return what `taken` keeps of the replies, by client."""
-        messages = self.conversation.ask(
-            server_round, phase, content, assigned, fields=fields, own=own, quorum=quorum
+        answers: dict[str, Any] = {}
+
+        def take(mean: WeightedMean, reply: ClientReply) -> None:
+            kept = self.taken(phase, reply)
+            mean.take(reply.client_id, {}, reply.metrics(), self.weight_key or self.weighted_by_key)
+            answers[reply.client_id] = kept
+
+        told = Instruction(
+            fields=fields, own=own or {}, accumulator=partial(WeightedMean, {}), take=take
         )
-        self._answers = {}
-        self.collect(phase, self.conversation.exchange(grid, messages, phase=phase))
-        answers, self._answers = self._answers, {}
+        self.ask(grid, server_round, phase, content, assigned, told, quorum=quorum)
         return answers
 
     def _assigned(self, grid: Grid, server_round: int, phase: str) -> Assigned:

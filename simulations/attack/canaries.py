@@ -33,7 +33,6 @@ from flwr_privacy.attacks.audit import (
     largest_epsilon,
     one_run_audit,
 )
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import UDPClient
 from flwr_privacy.clients.base import Train
 from flwr_privacy.errors import check_integer
@@ -42,9 +41,10 @@ from flwr_privacy.identity import stream
 from flwr_privacy.mechanism import Answer, Plan, Release
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies.instruction import Instruction, noting
 from flwr_privacy.strategies.round import ClientReply
 from flwr_privacy.udp import Terms
-from flwr_privacy.wire import TRAIN, Fields
+from flwr_privacy.wire import Fields
 
 from .training import DELTA, Records, budget, epsilon_spent, everybody, train_inline
 
@@ -193,20 +193,18 @@ class _ListeningUDP(UDP):
     def _build(self) -> None:
         super()._build()
         self.updates: list[NDArray[np.float64]] = []
-        self.step = 1.0  # of the grid
 
-    def question(self, server_round: int) -> Fields:
-        """Ask as UDP does; note the grid of the answers."""
-        asked = super().question(server_round)
-        self.step = Grid(asked["grid"]).step
-        return asked
+    def instruct(self, server_round: int) -> Instruction:
+        """Ask as UDP does; note the answers of the first client."""
+        told = super().instruct(server_round)
+        step = Grid(told.fields["grid"]).step
 
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
-        """Note a reply, and fold it."""
-        if phase == TRAIN and reply.client_id == "0":
-            (codes,) = reply.arrays().values()
-            self.updates.append(np.asarray(codes, np.float64).reshape(-1) * self.step)
-        super().fold(phase, mean, reply)
+        def note(reply: ClientReply) -> None:
+            if reply.client_id == "0":
+                (codes,) = reply.arrays().values()
+                self.updates.append(np.asarray(codes, np.float64).reshape(-1) * step)
+
+        return noting(told, self.take, note)
 
 
 class _Pull(nn.Module):

@@ -20,7 +20,7 @@ from flwr_privacy.clients import acfl_client_app
 from flwr_privacy.errors import check_choice, check_integer
 from flwr_privacy.grid import Grid
 from flwr_privacy.identity import stream
-from flwr_privacy.secure_sum import MaskedSum, SecureSum
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.data import load
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
@@ -29,8 +29,9 @@ from flwr_privacy.simulations.task_list import TASKS as ALL_TASKS
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import ACFL
 from flwr_privacy.strategies.conversation import Assigned
+from flwr_privacy.strategies.instruction import Instruction, noting
 from flwr_privacy.strategies.round import ClientReply
-from flwr_privacy.wire import TRAIN, Fields
+from flwr_privacy.wire import TRAIN
 
 __all__ = ["DELTA", "EPSILON", "MI_EPSILON", "RATE", "STEP", "TASKS", "Devices", "Heard", "listen"]
 
@@ -290,19 +291,20 @@ class _KeepingServer(ACFL):
         phase: str,
         content: RecordDict,
         assigned: Assigned,
+        instruction: Instruction,
         *,
-        fields: Fields,
         quorum: int | None = None,
     ) -> list[Message]:
         if phase == TRAIN:
-            self._now = records.read(GradientTerms, fields)
+            self._now = records.read(GradientTerms, instruction.fields)
         else:
-            self._now = records.read(SetupTerms, fields)
-        return super().put(server_round, phase, content, assigned, fields=fields, quorum=quorum)
+            self._now = records.read(SetupTerms, instruction.fields)
+        if self.secure_sum is None:
+            instruction = noting(instruction, self.take, self._note)
+        return super().put(server_round, phase, content, assigned, instruction, quorum=quorum)
 
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
-        super().fold(phase, mean, reply)
-        if not isinstance(mean, MaskedSum) and self._now is not None:
+    def _note(self, reply: ClientReply) -> None:
+        if self._now is not None:
             step = Grid(self._now.grid).step if self._now.coded else 1.0
             self._answers[reply.client_id] = {
                 name: step * np.asarray(array, np.float64) for name, array in reply.arrays().items()

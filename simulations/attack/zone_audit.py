@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from flwr_privacy.attacks.audit import GaussianAudit, gaussian_audit
 from flwr_privacy.attacks.trusted_path import PathAudit, ZonePath, audit_path
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import M2FDPClient, as_mod
 from flwr_privacy.errors import check_integer
 from flwr_privacy.identity import client_id_from, stream
@@ -29,6 +28,7 @@ from flwr_privacy.m2fdp.tree import TierTree
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import M2FDP
+from flwr_privacy.strategies.instruction import Instruction, noting
 from flwr_privacy.strategies.round import ClientReply
 
 from .scene import quiet
@@ -241,17 +241,25 @@ class _Listening(M2FDP):
         super()._build()
         self.released: dict[str, Vector] = {}
 
-    def summed(self, phase: str) -> bool:
-        """Ask for every answer by itself."""
-        return False
+    def put(
+        self,
+        server_round: int,
+        phase: str,
+        content: RecordDict,
+        assigned: Any,
+        instruction: Instruction,
+        *,
+        quorum: int | None = None,
+    ) -> list[Message]:
+        """Ask for every answer by itself, and note those of devices that add the noise."""
+        told = noting(instruction, self.take, self._hear)
+        return super().put(server_round, phase, content, assigned, told, quorum=quorum)
 
-    def fold(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
-        """Note the answer of a device that adds the noise itself, and fold it."""
+    def _hear(self, reply: ClientReply) -> None:
         edge = self.tree.parent(reply.client_id)
         if not self.tree.secure(edge):
             (codes,) = reply.arrays().values()
             self._note(edge, codes)
-        super().fold(phase, mean, reply)
 
     def _noised(self, server_round: int, exchange: Any, node: str, *rest: Any) -> Any:
         codes = super()._noised(server_round, exchange, node, *rest)

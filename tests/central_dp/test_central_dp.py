@@ -5,6 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -104,8 +105,8 @@ class Looking(CentralDP):
     opened: dict[str, Any]
     first: Terms
 
-    def collect(self, phase: str, messages: Any) -> Any:
-        strategy = self
+    def instruct(self, server_round: int) -> Any:
+        strategy, told = self, super().instruct(server_round)
 
         class Seen(CentralMean):
             def settle(self, number: float) -> float | None:
@@ -113,8 +114,7 @@ class Looking(CentralDP):
                 strategy.first = strategy.terms
                 return super().settle(number)
 
-        self.accumulator = lambda phase: Seen(self._template, self.terms)
-        return super().collect(phase, messages)
+        return replace(told, accumulator=lambda: Seen(self._template, self.terms))
 
 
 @pytest.mark.parametrize("lost", [(), (0,), (4,), (0, 1), (1, 3)])

@@ -1,6 +1,7 @@
 """MSPDQ under a secure sum, on real messages."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import DEAL, OPEN
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.strategies import MSPDQ
+from flwr_privacy.strategies.instruction import to_each
 from flwr_privacy.wire import RECORD
 
 MODEL = {
@@ -401,8 +403,9 @@ def test_a_server_that_asks_one_client_for_something_else_has_no_sum(
     sums = []
 
     class Lying(MSPDQ):
-        def own_fields(self, server_round: int) -> Any:
-            return {client: {"width": width} for client in "0124"}
+        def instruct(self, server_round: int) -> Any:
+            own = to_each({client: {"width": width} for client in "0124"})
+            return replace(super().instruct(server_round), own=own)
 
         def _average(self, mean: Any) -> Any:
             sums.append(mean)

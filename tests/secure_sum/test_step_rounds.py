@@ -7,7 +7,6 @@ import pytest
 from apps import message_app, record, run_strategy, same
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.clients.secure_sum import step_of
 from flwr_privacy.errors import ProtocolError
@@ -33,9 +32,6 @@ class MixingClient(SecureSumClient):
     def handle(self, phase: str, *rest: Any) -> Any:
         return super().handle(TRAIN, *rest)
 
-    def accumulator(self, phase: str, *rest: Any) -> WeightedMean:
-        return super().accumulator(TRAIN if phase == MIX else phase, *rest)
-
 
 class Mixing(FedAvg):
     """Takes the model from the last of three sums."""
@@ -59,7 +55,8 @@ class Mixing(FedAvg):
     def _train(self, grid: Any, server_round: int, arrays: Any, config: Any) -> Any:
         sums = self._sums
         assert sums is not None
-        sums.prepare(grid, server_round, lambda r: self._drawn(grid, r))
+        sums.prepare(grid, server_round, lambda r: self.drawn(grid, r))
+        told = self.instruct(server_round)
         for step in range(LAST + 1):
             phase = MIX if step else TRAIN
             if step:
@@ -71,14 +68,14 @@ class Mixing(FedAvg):
                     MIX,
                     RecordDict({"arrays": arrays, "config": config, **shared}),
                     sums.assigned,
-                    fields=self.question(server_round),
+                    fields=told.fields,
                     own=own,
                     summed=True,
                     quorum=sums.quorum(self.quorum),
                 )
             else:
                 messages = self.configure_train(server_round, arrays, config, grid)
-            empty = self.accumulator(TRAIN)
+            empty = told.accumulator()
             masked = sums.accumulator(vector_size(empty))
             replies = self.conversation.exchange(grid, messages, phase=phase)
             for reply in self.conversation.book(phase).replies(replies):
@@ -89,7 +86,7 @@ class Mixing(FedAvg):
             last = server_round == self.planned_rounds
 
             def draw(r: int) -> Any:
-                return self._drawn(grid, r)
+                return self.drawn(grid, r)
 
             asked = self.conversation.book(phase).question
             later = None if last else draw

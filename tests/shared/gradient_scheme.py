@@ -4,17 +4,20 @@ It has what the larger ones have: a setup exchange before the first round, gradi
 models on the wire, and data instead of an app on the client.
 """
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.arrays import Arrays
+from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import SchemeClient, Train, own_client_app
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.strategies import SchemeStrategy
+from flwr_privacy.strategies.instruction import Instruction
 from flwr_privacy.wire import METRICS, Fields
 
 FEATURES = 3
@@ -63,20 +66,20 @@ class GradientStrategy(SchemeStrategy):
             return
         talk = self.conversation
         assigned = talk.sample(grid, 0, "setup", fraction=1.0, minimum=1)
-        messages = talk.ask(0, "setup", RecordDict({"config": ConfigRecord()}), assigned)
-        _, metrics = self.collect("setup", talk.exchange(grid, messages, phase="setup"))
+        content = RecordDict({"config": ConfigRecord()})
+        told = Instruction(accumulator=lambda: WeightedMean({}))
+        _, metrics = self.ask(grid, 0, "setup", content, assigned, told)
         if metrics is None:
             raise ProtocolError("nobody answered the setup")
         self.largest = float(metrics["largest"])
 
-    def aggregate_train(
-        self, server_round: int, replies: Any
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        gradient, metrics = super().aggregate_train(server_round, replies)
-        if gradient is None:
-            return None, None
-        weights = self._template["w"] - np.float32(self.step) * gradient["w"].numpy()
-        return ArrayRecord({"w": type(gradient["w"])(weights)}), metrics
+    def instruct(self, server_round: int) -> Instruction:
+        return replace(super().instruct(server_round), finish=self._stepped)
+
+    def _stepped(self, mean: WeightedMean | None) -> Arrays | None:
+        if mean is None:
+            return None
+        return {"w": self._template["w"] - np.float32(self.step) * mean.finish()["w"]}
 
     def state_dict(self) -> dict[str, Any]:
         return {"largest": self.largest}

@@ -178,9 +178,9 @@ class Kept(MSP):
         super().__init__(mixing_rounds=1, gamma=0.5, **options)
         self.all: list[dict[str, int]] = []
 
-    def question(self, server_round: int) -> Any:
+    def instruct(self, server_round: int) -> Any:
         self.all.append(self.draws(server_round))
-        return super().question(server_round)
+        return super().instruct(server_round)
 
 
 def test_the_same_seed_draws_the_same_also_in_cohorts() -> None:

@@ -50,9 +50,9 @@ class Watching(UDP):
 
     sigmas: ClassVar[dict[str, list[float]]]
 
-    def fold(self, phase: str, mean: Any, reply: Any) -> None:
+    def take(self, mean: Any, reply: Any) -> None:
         self.sigmas.setdefault(reply.client_id, []).append(reply.metrics()["sigma"])
-        super().fold(phase, mean, reply)
+        super().take(mean, reply)
 
 
 def test_each_client_has_the_noise_of_its_own_budget_and_stays_within_it(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies.instruction import noting
 from flwr_privacy.udp import LossTerms, mu_star
 from flwr_privacy.wire import RECORD, Header
 
@@ -283,13 +284,15 @@ class Watching(UDP):
 
     seen: list[dict[str, Any]]
 
-    def fold(self, phase: str, mean: Any, reply: Any) -> None:
+    def put(self, server_round: int, phase: str, *rest: Any, **options: Any) -> Any:
         if phase == "evaluate":
-            self.__dict__.setdefault("seen", []).append(
-                {**reply.metrics(), "client": reply.client_id}
-            )
-            assert not reply.content.array_records or not any(reply.content.array_records.values())
-        super().fold(phase, mean, reply)
+            *first, told = rest
+            rest = (*first, noting(told, self.take, self._see))
+        return super().put(server_round, phase, *rest, **options)
+
+    def _see(self, reply: Any) -> None:
+        self.__dict__.setdefault("seen", []).append({**reply.metrics(), "client": reply.client_id})
+        assert not reply.content.array_records or not any(reply.content.array_records.values())
 
 
 OPTIONS: dict[str, Any] = {"crd": True, "v_source": "clients", "patience": 99, "seed": 1}

@@ -95,11 +95,11 @@ def test_the_noise_is_inverse_in_the_number_of_records() -> None:
     seen: dict[str, float] = {}
 
     class Watching(type(strategy)):  # type: ignore[misc]
-        def fold(self, phase: str, mean: Any, reply: Any) -> None:
+        def take(self, mean: Any, reply: Any) -> None:
             seen[reply.client_id] = reply.metrics()["sigma"]
             assert reply.metrics()["num-examples"] == RECORDS[int(reply.client_id)]
             assert set(reply.metrics()) == {"num-examples", "sigma"}
-            super().fold(phase, mean, reply)
+            super().take(mean, reply)
 
     run_strategy(Watching(**OPTIONS, rounds=4), app(), arrays=initial(), num_rounds=1)
     for client, records in enumerate(RECORDS):
@@ -164,7 +164,7 @@ def test_secret_samples_of_the_records_cost_less() -> None:
     assert sampled.terms is not None
     assert full.terms is not None
     assert sampled.terms.noise_multiplier < 0.5 * full.terms.noise_multiplier
-    assert sampled.charge("train").sampling == 0.1
+    assert sampled.releases[0].charge.sampling == 0.1
     card = sampled.card(final=True)
     assert set(card.verify()) == {"rdp", "pld"}
     assert card.guarantee.accountant == "rdp"
@@ -175,9 +175,9 @@ def sigmas(**options: Any) -> tuple[UDP, dict[str, float]]:
     seen: dict[str, float] = {}
 
     class Watching(UDP):
-        def fold(self, phase: str, mean: Any, reply: Any) -> None:
+        def take(self, mean: Any, reply: Any) -> None:
             seen[reply.client_id] = reply.metrics()["sigma"]
-            super().fold(phase, mean, reply)
+            super().take(mean, reply)
 
     strategy = Watching(**{**OPTIONS, **options}, rounds=4)
     run_strategy(strategy, app(), arrays=initial(), num_rounds=1)
