@@ -29,7 +29,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from .arrays import Arrays, array_digest
+from .arrays import Arrays, digest_of
 from .common_replies import Replies
 from .documents import dumps, loads
 from .errors import (
@@ -103,7 +103,7 @@ class Request:
     def digest(self) -> str:
         """Hash of the whole question: 32 hexadecimal digits."""
         own = [[key, self.fields[key]] for key in sorted(self.fields) if key not in _DELIVERY]
-        arrays = [[name, array_digest(array)] for name, array in self.arrays.items()]
+        arrays = [[name, digest_of(self.arrays, name)] for name in self.arrays]
         question = self.question
         name = [question.experiment_id, question.phase, question.server_round, question.request]
         return values_digest(self.scheme, name, own, arrays).hex()[:32]
@@ -139,10 +139,11 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         delivery = {key: request.fields[key] for key in _DELIVERY & set(request.fields)}
         request = replace(request, fields={**release.asked, **delivery})
     mechanism, facts = release.mechanism, Facts()
-    plan = mechanism.plan(request.arrays, facts)
+    start = dict(request.arrays)  # each decoded once
+    plan = mechanism.plan(start, facts)
     _admit(store, request, plan)
     if plan.charge is None:
-        return _unaccounted(store, request, release, plan)
+        return _unaccounted(store, request, release, plan, start)
     planned = _planned(store, request, plan)
     if release.facts is not None:
         entries = store.ledger.entries()
@@ -156,7 +157,7 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
                 _reserved(store, request, release, plan, planned)
                 raise _stopped(store, request.question.experiment_id, error) from None
             raise
-        plan = mechanism.plan(request.arrays, facts)
+        plan = mechanism.plan(start, facts)
         _admit(store, request, plan)
     kept = _reserved(store, request, release, plan, planned)
     if kept is not None:
@@ -166,8 +167,8 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
     measured = run(
         store,
         request.question.experiment_id,
-        lambda: mechanism.measure(request.arrays, release.work(_sampler(store, request), facts)),
-        lambda: mechanism.failed(request.arrays),
+        lambda: mechanism.measure(start, release.work(_sampler(store, request), facts)),
+        lambda: mechanism.failed(start),
     )
     made = _noised(store, request, mechanism, measured, plan)
     return made if plan.once else _kept(store, request, release, made, reserved=True)
@@ -228,7 +229,9 @@ def run(
         return instead
 
 
-def _unaccounted(store: NodeStore, request: Request, release: Release, plan: Plan) -> Answer:
+def _unaccounted(
+    store: NodeStore, request: Request, release: Release, plan: Plan, start: Arrays
+) -> Answer:
     """Answer with what has no cost that could be stated; a failure is told, and nobody charged."""
     if release.keeps == EXPERIMENT:
         found = _given(store, request)
@@ -241,7 +244,7 @@ def _unaccounted(store: NodeStore, request: Request, release: Release, plan: Pla
             return found
     mechanism = release.mechanism
     outcome = release.work(_sampler(store, request), Facts())
-    made = _noised(store, request, mechanism, mechanism.measure(request.arrays, outcome), plan)
+    made = _noised(store, request, mechanism, mechanism.measure(start, outcome), plan)
     if release.keeps == EXPERIMENT:
         _kept(store, request, release, ({}, made[1]) if plan.once else made)
     return made
@@ -480,4 +483,4 @@ def request_of(
     named = {"experiment-id", "round", "request"}
     own = {key: value for key, value in fields.items() if key not in named}
     own = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0, **own}
-    return Request(scheme, question, dict(arrays), own, promises_dp)
+    return Request(scheme, question, arrays, own, promises_dp)
