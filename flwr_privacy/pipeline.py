@@ -39,8 +39,8 @@ from .errors import (
     FlwrPrivacyError,
 )
 from .ledger import Book, Entry, Question
-from .mechanism import EXPERIMENT, Answer, Facts, Mechanism, NoFactsError, Plan, Release
-from .node_store import NodeStore
+from .mechanism import EXPERIMENT, Answer, Facts, Mechanism, NoFactsError, Plan, Release, Unpromised
+from .node_store import NodeRules, NodeStore
 from .randomness import SecureRandom
 from .release import (
     PlannedRelease,
@@ -50,12 +50,14 @@ from .release import (
     check_unaccounted,
     check_unanswered,
     check_unsummed,
+    question_of,
 )
 from .wire import EVALUATE, METRICS, TRAIN, Fields, values_digest
 
 __all__ = [
     "Request",
     "answer",
+    "answer_unpromised",
     "check_disk",
     "check_going_on",
     "check_limits",
@@ -174,6 +176,27 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
     return made if plan.once else _kept(store, request, release, made, reserved=True)
 
 
+def answer_unpromised(
+    rules: NodeRules,
+    release: Unpromised,
+    scheme: str,
+    phase: str,
+    fields: Fields,
+    promises_dp: bool,
+) -> Answer:
+    """Carry out a release that promises nothing, if the node's operator allows it.
+
+    Raises
+    ------
+    DeclinedError
+        If not.
+    """
+    if not fields.get("summed"):
+        check_unsummed(rules)
+    check_unaccounted(rules, scheme=scheme, promises_dp=promises_dp, sigma=release.sigma)
+    return release.work(lambda purpose: rules.random(question_of(phase, fields), purpose))
+
+
 def check_going_on(store: NodeStore, experiment_id: str) -> None:
     """Refuse what belongs to an experiment that the node has stopped answering.
 
@@ -271,12 +294,12 @@ def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
         fields = dict(request.fields)
         certain = check_shares(store, plan.parties, fields, noised=plan.needs_pins)
     elif not request.fields["summed"]:
-        check_unsummed(store.rules)
+        check_unsummed(store)
     if plan.largest_code:
         check_code_limit(dict(request.fields), plan.largest_code)
     if plan.charge is None or not plan.proven:
         check_unaccounted(
-            store.rules,
+            store,
             scheme=request.scheme,
             promises_dp=request.promises_dp,
             sigma=plan.sigma or 0.0,
@@ -471,16 +494,10 @@ def _read(kept: bytes) -> Answer:
 
 
 def request_of(
-    scheme: str, phase: str, arrays: Arrays, fields: Fields, *, promises_dp: bool
+    arrays: Arrays, scheme: str, phase: str, fields: Fields, promises_dp: bool
 ) -> Request:
     """Return the request that a client half was asked to handle."""
-    question = Question(
-        experiment_id=fields["experiment-id"],
-        phase=phase,
-        server_round=fields["round"],
-        request=fields["request"],
-    )
     named = {"experiment-id", "round", "request"}
     own = {key: value for key, value in fields.items() if key not in named}
     own = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0, **own}
-    return Request(scheme, question, arrays, own, promises_dp)
+    return Request(scheme, question_of(phase, fields), arrays, own, promises_dp)
