@@ -16,9 +16,9 @@ from flwr.client import NumPyClient
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.mechanism import Answer, Release
-from flwr_privacy.node_store import NodeRules, NodeStore
-from flwr_privacy.pipeline import answer, request_of
+from flwr_privacy.mechanism import Answer, Release, Unpromised
+from flwr_privacy.node_store import NodeRules
+from flwr_privacy.pipeline import answer, answer_unpromised, request_of
 from flwr_privacy.release import check_unaccounted, check_unprotected, check_unsummed
 from flwr_privacy.wire import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
@@ -88,15 +88,19 @@ class SchemeClient(NumPyClient):
         self.inner = inner
         self.context = context
 
-    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
+    def release(
+        self, phase: str, arrays: Arrays, fields: Fields, train: Train
+    ) -> Release | Unpromised:
         """Return what is to be released for one message of the scheme.
 
-        The pipeline carries it out (`flwr_privacy.pipeline.answer`): a client half never sees
-        ledger, policy or keys. Parameters are those of `handle`.
+        The pipeline carries it out (`flwr_privacy.pipeline`): a client half never sees ledger,
+        policy or keys. Parameters are those of `handle`.
         """
         raise NotImplementedError
 
-    def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
+    def release_of_evaluation(
+        self, arrays: Arrays, fields: Fields, evaluate: Evaluate
+    ) -> Release | Unpromised:
         """Return what is to be released of an evaluation; parameters are those of `judge`."""
         raise NotImplementedError
 
@@ -180,12 +184,17 @@ class SchemeClient(NumPyClient):
         store = self._store()
         return f"{store.folder}/{store.client_id}"
 
-    def _store(self) -> NodeStore:
+    def _store(self) -> Custody:
         return Custody.of(self._context())
 
-    def _released(self, phase: str, arrays: Arrays, fields: Fields, release: Release) -> Answer:
+    def _released(
+        self, phase: str, arrays: Arrays, fields: Fields, release: Release | Unpromised
+    ) -> Answer:
         refuse_node_keys("message", fields)
-        request = request_of(self.scheme, phase, arrays, fields, promises_dp=self.promises_dp)
+        given = (self.scheme, phase, fields, self.promises_dp)
+        if isinstance(release, Unpromised):
+            return answer_unpromised(self._rules(), release, *given)
+        request = request_of(arrays, *given)
         return answer(self._store(), request, release)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:

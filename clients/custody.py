@@ -106,20 +106,17 @@ class Custody(NodeStore):
         InvalidParameterError
             If a value is malformed, or a run's configuration tries to set what is the node's.
         """
-        policy = policy_of(context)
-        config = context.node_config
+        rules, config = rules_of(context), context.node_config
         client_id = client_id_from(config)
         data_set = check_client_id(str(config.get(_DATA_SET, client_id)), parameter=_DATA_SET)
         folder = _folder(context)
-        seed = config.get(_SEED)
-        if seed is not None:
-            check_integer(_SEED, seed, minimum=0)
-            logger.warning("client %s draws its noise from a seed: nothing is protected", client_id)
         # What guards against power cuts protects nobody in a simulation; without it a killed
         # process still loses nothing.
-        durable = not is_simulated_client(context)
+        durable = not rules.simulated
         identity, pins = (_of_node(context, key) for key in (_IDENTITY, _PINS))
+        own: dict[str, Any] = {**vars(rules), "client_id": client_id}
         return cls(
+            **own,
             ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
             replies=KeptReplies(
                 folder / f"{client_id}.replies", durable=True, experiments=EXPERIMENTS
@@ -127,15 +124,10 @@ class Custody(NodeStore):
             if durable
             else CommonReplies(folder / "replies", client_id),
             setups=KeptReplies(folder / f"{client_id}.setups", durable=durable),
-            policy=policy,
-            client_id=client_id,
-            insecure_seed=None if seed is None else int(str(seed)),
             folder=folder,
             sessions=folder / f"{client_id}.secure-sum",
-            durable=durable,
             identity=None if identity is None else _usable("identity", Identity.read, identity),
             pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
-            has_policy_file=has_policy_file(context),
         )
 
 
@@ -174,11 +166,13 @@ def rules_of(context: Context) -> NodeRules:
         As `policy_of`.
     """
     config = context.node_config
+    seed = config.get(_SEED)
     return NodeRules(
         policy=policy_of(context),
         client_id=str(config.get(CLIENT_ID_KEY, config.get(PARTITION_ID_KEY))),
         simulated=is_simulated_client(context),
         has_policy_file=has_policy_file(context),
+        insecure_seed=None if seed is None else check_integer(_SEED, seed, minimum=0),
     )
 
 

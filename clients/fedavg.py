@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import Metrics
+from flwr_privacy.mechanism import Answer, Unpromised
 from flwr_privacy.wire import METRICS, Fields
 
 from .base import Evaluate, SchemeClient, Train
@@ -24,27 +24,17 @@ class FedAvgClient(SchemeClient):
     scheme: ClassVar[str] = "fedavg"
     bare: ClassVar[bool] = True
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Train and hand on what came out.
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unpromised:
+        """Return what came out of a training."""
 
-        Raises
-        ------
-        DeclinedError
-            If the node's policy does not allow it.
-        LedgerError
-            If the policy cannot be read.
-        """
-        self._check()
-        trained = train(arrays)
-        return trained.arrays, {METRICS: trained.metrics}
+        def work(_: object) -> Answer:
+            trained = train(arrays)
+            return trained.arrays, {METRICS: trained.metrics}
 
-    def judge(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
-        """Return all metrics of the evaluation; raises what `handle` does."""
-        self._check()
-        return evaluate()
+        return Unpromised(work)
 
-    def _check(self) -> None:
-        self.check_unsummed()
-        self.check_unaccounted()
+    def release_of_evaluation(
+        self, arrays: Arrays, fields: Fields, evaluate: Evaluate
+    ) -> Unpromised:
+        """Return all metrics of an evaluation."""
+        return Unpromised(lambda _: ({}, {METRICS: evaluate()}))

@@ -16,6 +16,7 @@ from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.fields import read, write
 from flwr_privacy.identity import client_id_from
 from flwr_privacy.layout import Layout
+from flwr_privacy.mechanism import Answer, Unpromised
 from flwr_privacy.mspdq import (
     CODES,
     MIX,
@@ -31,12 +32,10 @@ from flwr_privacy.mspdq import (
 )
 from flwr_privacy.packing import pack
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.release import question_of
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
-from .custody import Custody
 from .records import RecordArrays, to_record
 
 __all__ = ["MSPClient", "MSPDQClient"]
@@ -52,15 +51,19 @@ class _MixingClient(SchemeClient):
 
     keeps_statistics: ClassVar[bool] = True
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer a question of a learning round with the client's next message.
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unpromised:
+        """Return the release of the client's next message of a learning round."""
+        return Unpromised(
+            lambda random: self._message(phase, arrays, fields, train, random("mixing"))
+        )
+
+    def _message(
+        self, phase: str, arrays: Arrays, fields: Fields, train: Train, random: SecureRandom
+    ) -> Answer:
+        """Answer a question of a learning round.
 
         Raises
         ------
-        DeclinedError
-            If the node's policy does not allow it.
         DataError
             If the trained model is not finite.
         ProtocolError
@@ -69,14 +72,7 @@ class _MixingClient(SchemeClient):
         InvalidParameterError
             If a parameter is not allowed.
         """
-        if self.context is None:
-            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
-        custody = Custody.of(self.context)
-        if self.sums == "never":
-            custody.policy.check_sum(None)
-        self.check_unaccounted()
-        random = custody.random(question_of(phase, fields), "mixing")
-        round_ = _Round(self.context, fields)
+        round_ = _Round(self._context(), fields)
         if phase == TRAIN:
             return self._begin(round_, arrays, fields, train, random)
         terms = round_.terms()
@@ -97,7 +93,7 @@ class _MixingClient(SchemeClient):
 
     def _begin(
         self, round_: "_Round", arrays: Arrays, fields: Fields, train: Train, random: SecureRandom
-    ) -> tuple[Arrays, Fields]:
+    ) -> Answer:
         """Train, split, and return message 0 (or 1, where the client can take the first step)."""
         round_.forget()
         terms = read(Terms, fields)
@@ -134,7 +130,7 @@ class _MixingClient(SchemeClient):
         layout: Layout,
         fields: Fields,
         random: SecureRandom,
-    ) -> tuple[Arrays, Fields]:
+    ) -> Answer:
         """Return the first message after a common start: that of step 0 if it can be taken."""
         if not member.terms.leaps:
             round_.keep(member)
@@ -149,7 +145,7 @@ class _MixingClient(SchemeClient):
         layout: Layout,
         fields: Fields,
         random: SecureRandom,
-    ) -> tuple[Arrays, Fields]:
+    ) -> Answer:
         """Return the message after a step."""
         own: Fields = {}
         terms = member.terms

@@ -1,7 +1,8 @@
 """The baselines of MSP and MSPDQ on the client: train, encode, one answer per round."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,19 +10,18 @@ from numpy.typing import NDArray
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.errors import ProtocolError, check_integer
 from flwr_privacy.fields import read
-from flwr_privacy.identity import stream
+from flwr_privacy.identity import client_id_from, stream
 from flwr_privacy.layout import Layout
+from flwr_privacy.mechanism import Answer, Unpromised
 from flwr_privacy.mspdq.baselines import JoPEQ, Noising
 from flwr_privacy.mspdq.codec import encode_start
 from flwr_privacy.mspdq.terms import CODES
 from flwr_privacy.packing import pack
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.release import question_of
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import Fields
 
 from .base import SchemeClient, Train
-from .custody import Custody
 
 __all__ = ["DrawnFedAvgClient", "JoPEQFedAvgClient", "NbAFLClient", "QuantizedFedAvgClient"]
 
@@ -40,7 +40,6 @@ class _Local(NamedTuple):
     start: Vectors
     model: Vectors
     random: SecureRandom
-    client_id: str
 
 
 class _BaselineClient(SchemeClient):
@@ -48,34 +47,21 @@ class _BaselineClient(SchemeClient):
 
     keeps_statistics: ClassVar[bool] = True
 
-    def _trained(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train, *, sigma: float = 0.0
-    ) -> _Local:
-        """Check the node's policy and train.
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unpromised:
+        """Return the release of a trained model."""
+        encode, sigma = self._encoding(fields)
 
-        Raises
-        ------
-        DeclinedError
-            If the policy asks for more than a baseline gives.
-        DataError
-            If the trained model is not finite.
-        ProtocolError, InvalidParameterError
-            If the question is malformed.
-        """
-        if self.context is None:
-            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
-        custody = Custody.of(self.context)
-        custody.policy.check_sum(None)
-        self.check_unaccounted(sigma=sigma)
-        start = dict(arrays)
-        layout = Layout.of(start, released_names(start, read(_Released, fields).keep_back))
-        return _Local(
-            layout=layout,
-            start=layout.vector(start),
-            model=layout.vector(train(start).arrays),
-            random=custody.random(question_of(phase, fields), "baseline"),
-            client_id=custody.client_id,
-        )
+        def work(random: Callable[[str], SecureRandom]) -> Answer:
+            start = dict(arrays)
+            layout = Layout.of(start, released_names(start, read(_Released, fields).keep_back))
+            before, model = layout.vector(start), layout.vector(train(start).arrays)
+            return encode(_Local(layout, before, model, random("baseline")))
+
+        return Unpromised(work, sigma)
+
+    def _encoding(self, fields: Fields) -> tuple[Callable[[_Local], Answer], float]:
+        """Return what makes an answer of a training, and how much noise it adds."""
+        raise NotImplementedError
 
 
 class DrawnFedAvgClient(_BaselineClient):
@@ -88,12 +74,9 @@ class DrawnFedAvgClient(_BaselineClient):
 
     scheme: ClassVar[str] = "mspdq-fedavg"
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer with the trained model; raises what `NbAFLClient.handle` does."""
-        local = self._trained(phase, arrays, fields, train)
-        return local.layout.arrays(local.model), {}
+    def _encoding(self, fields: Fields) -> tuple[Callable[[_Local], Answer], float]:
+        """Send the trained model."""
+        return lambda local: (local.layout.arrays(local.model), {}), 0.0
 
 
 class NbAFLClient(_BaselineClient):
@@ -107,24 +90,15 @@ class NbAFLClient(_BaselineClient):
 
     scheme: ClassVar[str] = "mspdq-ldp"
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer with the clipped model with noise.
-
-        Raises
-        ------
-        DeclinedError
-            If the node's policy does not allow it.
-        DataError
-            If the trained model is not finite.
-        ProtocolError, InvalidParameterError
-            If the question is malformed, or its noise too little for so large weights.
-        """
+    def _encoding(self, fields: Fields) -> tuple[Callable[[_Local], Answer], float]:
+        """Send the clipped model with noise."""
         noising = read(Noising, fields)
-        local = self._trained(phase, arrays, fields, train, sigma=noising.scale)
-        released = noising.release(local.model, local.start, local.random)
-        return local.layout.arrays(released), {}
+
+        def encode(local: _Local) -> Answer:
+            released = noising.release(local.model, local.start, local.random)
+            return local.layout.arrays(released), {}
+
+        return encode, noising.scale
 
 
 class QuantizedFedAvgClient(_BaselineClient):
@@ -137,14 +111,15 @@ class QuantizedFedAvgClient(_BaselineClient):
 
     scheme: ClassVar[str] = "mspdq-plain"
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer with the update's codes; raises what `NbAFLClient.handle` does."""
+    def _encoding(self, fields: Fields) -> tuple[Callable[[_Local], Answer], float]:
+        """Send the update's codes."""
         bits = check_integer("bits", fields.get("bits"), minimum=1, maximum=16)
-        local = self._trained(phase, arrays, fields, train)
-        codes, ends = encode_start(local.model - local.start, 2**bits, local.random)
-        return {CODES: pack(codes, bits)}, {"ends": list(ends)}
+
+        def encode(local: _Local) -> Answer:
+            codes, ends = encode_start(local.model - local.start, 2**bits, local.random)
+            return {CODES: pack(codes, bits)}, {"ends": list(ends)}
+
+        return encode, 0.0
 
 
 class JoPEQFedAvgClient(_BaselineClient):
@@ -157,19 +132,17 @@ class JoPEQFedAvgClient(_BaselineClient):
 
     scheme: ClassVar[str] = "mspdq-jopeq"
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer with the update's codes; raises what `NbAFLClient.handle` does."""
+    def _encoding(self, fields: Fields) -> tuple[Callable[[_Local], Answer], float]:
+        """Send the update's codes."""
         codec, seed = read(JoPEQ, fields), fields.get("dither")
         if type(seed) is not int:
             raise ProtocolError(f"the entry 'dither' is {seed!r}, no seed")
-        local = self._trained(phase, arrays, fields, train)
-        dither = stream(seed, local.client_id)
-        update = local.model - local.start
-        codes, scales = codec.encode_arrays(update, local.layout, local.random, dither)
-        own: dict[str, Any] = {
-            "means": [mean for mean, _ in scales],
-            "stds": [std for _, std in scales],
-        }
-        return {CODES: pack(codes, codec.bits)}, own
+        dither = stream(seed, client_id_from(self._context().node_config))
+
+        def encode(local: _Local) -> Answer:
+            update = local.model - local.start
+            codes, scales = codec.encode_arrays(update, local.layout, local.random, dither)
+            means, stds = zip(*scales, strict=True)
+            return {CODES: pack(codes, codec.bits)}, {"means": list(means), "stds": list(stds)}
+
+        return encode, 0.0

@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from flwr_privacy.arrays import decode_npy, encode_npy, npy_size
+from flwr_privacy.arrays import HashedArrays, array_digest, decode_npy, encode_npy, npy_size
 
 __all__ = ["LocalArray", "RecordArrays", "copied", "decoded", "first_array_record", "to_record"]
 
@@ -67,7 +67,7 @@ class LocalArray(Array):
         return Array, (self.dtype, self.shape, self.stype, self.data)
 
 
-class RecordArrays(Mapping[str, NDArray[np.generic]]):
+class RecordArrays(HashedArrays):
     """Read-only view of an ArrayRecord; an array is decoded, without a copy, when it is read.
 
     A scheme that hands a model on untouched therefore costs neither decoding nor encoding.
@@ -83,6 +83,21 @@ class RecordArrays(Mapping[str, NDArray[np.generic]]):
             values.flags.writeable = False
             return values
         return decode_npy(array.data)
+
+    def digest(self, name: str) -> bytes:
+        """Return the hash of an array; the record remembers it for everybody who has the array."""
+        array = self.record[name]
+        own = vars(array)
+        octets = own.get("data")
+        if isinstance(array, LocalArray) and not array.values.flags.writeable:
+            octets = own["encoded"]
+        if octets is None:  # values that somebody may change
+            return array_digest(self[name])
+        known = own.get("_digest")
+        if known is None or known[0] is not octets:
+            known = own["_digest"] = octets, array_digest(self[name])
+        digest: bytes = known[1]
+        return digest
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.record)
@@ -104,7 +119,7 @@ def to_record(arrays: Mapping[str, NDArray[Any]], *, local: bool = False) -> Arr
     """
     if isinstance(arrays, RecordArrays):
         return arrays.record
-    make = LocalArray if local else Array
+    make = LocalArray if local else _encoded
     return _record({name: make(np.asarray(array)) for name, array in arrays.items()})
 
 
@@ -136,6 +151,10 @@ def _record(arrays: Mapping[str, Array]) -> ArrayRecord:
     for name, array in arrays.items():  # one by one: made of a dict, each would be made anew
         record[name] = array
     return record
+
+
+def _encoded(array: NDArray[Any]) -> Array:
+    return Array(str(array.dtype), array.shape, _NUMPY, encode_npy(array))
 
 
 def _decoded(array: Array) -> Array:

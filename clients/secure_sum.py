@@ -27,6 +27,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.fields import read, write
 from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from flwr_privacy.grid import GridMean
+from flwr_privacy.mechanism import Answer, Unpromised
 from flwr_privacy.packing import pack
 from flwr_privacy.pipeline import check_disk
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
@@ -66,24 +67,20 @@ class SecureSumClient(SchemeClient):
     scheme: ClassVar[str] = "fedavg"
     sums: ClassVar[str] = "only"
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unpromised:
+        """Return the release of an update as codes, and of its weight."""
+        return Unpromised(lambda _: self._codes(Terms.read(fields), dict(arrays), train))
+
+    def _codes(self, terms: Terms, start: Arrays, train: Train) -> Answer:
         """Train; return the update as codes, and the weight.
 
         Raises
         ------
-        DeclinedError
-            If the node's policy does not allow the scheme, or asks for a budget or noise: there is
-            none.
         DataError
             If the update is not finite or goes beyond the range that was agreed on.
         ProtocolError
-            If the question is malformed or the weight is no whole number.
+            If the weight is no whole number.
         """
-        self.check_unaccounted()
-        terms = Terms.read(fields)
-        start = dict(arrays)
         names = terms.names(start)
         trained = train(start)
         weight = 1

@@ -16,10 +16,9 @@ from flwr_privacy.errors import DataError, ProtocolError
 from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
 from flwr_privacy.fedvs.network import initial_weights
 from flwr_privacy.grid import GridMean
-from flwr_privacy.ledger import Question
-from flwr_privacy.mechanism import Answer
+from flwr_privacy.mechanism import Answer, Unpromised
 from flwr_privacy.pipeline import mark_insecure
-from flwr_privacy.release import question_of
+from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.split_vfl import Step, noisy
 from flwr_privacy.wire import METRICS, TRAIN, Fields
@@ -27,7 +26,6 @@ from flwr_privacy.wire import METRICS, TRAIN, Fields
 from .adapters import own_client_app
 from .base import SchemeClient, Train
 from .coded_files import Memory
-from .custody import Custody, is_simulated_client, refuse_node_keys
 from .vertical import (
     GivenData,
     Owned,
@@ -69,31 +67,16 @@ class SplitVFLClient(SchemeClient):
         super().__init__(None, context)
         self._data = data
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer with the embeddings of some rows, after the step that the gradient asks for.
-
-        Raises
-        ------
-        DeclinedError
-            If the policy does not allow it.
-        LedgerError
-            If the node's files cannot be used.
-        InvalidParameterError, DataError, ProtocolError
-            If the question is malformed, or the data do not fit it.
-        """
-        if self.context is None:
-            raise TypeError("SplitVFLClient needs the context: SplitVFLClient(data, context)")
-        refuse_node_keys("message", fields)
-        custody, question = Custody.of(self.context), question_of(phase, fields)
-        self.check_unaccounted()
-        owned = Owned(self._data, custody, question.experiment_id)
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unpromised:
+        """Return the release of the embeddings of some rows."""
+        store, experiment = self._store(), fields["experiment-id"]
+        owned = Owned(self._data, store, experiment)
         if phase == ENROL:
-            return {}, told_of(owned)
+            return Unpromised(lambda _: ({}, told_of(owned)))
         step = records.read(Step, fields)
         step.check()
-        return self._embed(custody, question, owned, step, arrays, fields)
+        memory = Memory(store, self.scheme, experiment, simulated=store.simulated)
+        return Unpromised(lambda random: _embed(phase, owned, memory, step, arrays, fields, random))
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty sum of embeddings as codes, for a secure sum."""
@@ -102,62 +85,6 @@ class SplitVFLClient(SchemeClient):
         step = records.read(Step, fields)
         zeros = np.zeros((len(step.rows), step.embedding))
         return GridMean({EMBEDDING: zeros}, Terms.read(fields).grid, [EMBEDDING])
-
-    def _embed(
-        self,
-        custody: Custody,
-        question: Question,
-        owned: Owned,
-        step: Step,
-        arrays: Arrays,
-        fields: Fields,
-    ) -> Answer:
-        expanded = owned.expanded(order=step.order, bias=step.bias, x_max=step.x_max)
-        own: Fields = {METRICS: {"num-examples": 1}}
-        mark_insecure(custody, own)
-        simulated = self.context is not None and is_simulated_client(self.context)
-        memory = Memory(custody, self.scheme, question.experiment_id, simulated=simulated)
-        with memory.state() as state:
-            shape = expanded.parts[TRAIN_PART].shape[1], step.embedding
-            begin_weights(
-                state,
-                training=step.training,
-                update=max(0, step.update - 1),
-                shape=shape,
-                draw=lambda: initial_weights(*shape, custody.random(question, "initial weights")),
-            )
-
-            def moved(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-                places = np.array(step.trained_rows, np.int64)
-                if not len(places) or custody.client_id not in step.trained_clients:
-                    return weights
-                gradient = gradient_in(arrays, len(places), step.embedding, name=GRADIENT)
-                return Update(
-                    rows=expanded.rows(TRAIN_PART, places),
-                    gradient=gradient.astype(np.float64),
-                    divisor=step.divisor,
-                    learning_rate=step.learning_rate,
-                    w_max=None,
-                ).of(weights)
-
-            move_weights(state, session=step.session, update=step.update, moved=moved)
-            if question.phase == SETTLE:
-                return {}, own
-            rows = expanded.parts.get(step.part)
-            if rows is None:
-                raise ProtocolError(f"the client has no part '{step.part[:64]}'")
-            places = np.array(step.rows or range(len(rows)), np.int64)
-            embedding = rows[places] @ state["weights"]
-        if step.epsilon > 0:
-            embedding = noisy(
-                embedding,
-                epsilon=step.epsilon,
-                clip=step.clip,
-                random=custody.random(question, "noise"),
-            )
-        if fields["summed"]:
-            return {EMBEDDING: _codes(Terms.read(fields), embedding)}, own
-        return {EMBEDDING: embedding.astype(np.float32)}, own
 
 
 def split_vfl_client_app(data_fn: Callable[[Context], VerticalData]) -> ClientApp:
@@ -173,6 +100,65 @@ def split_vfl_client_app(data_fn: Callable[[Context], VerticalData]) -> ClientAp
     >>> app = split_vfl_client_app(lambda context: VerticalData(train=[[0.5, 1.0], [0.0, -1.0]]))
     """
     return own_client_app(SplitVFLClient, lambda context: partial(data_fn, context))
+
+
+def _embed(
+    phase: str,
+    owned: Owned,
+    memory: Memory,
+    step: Step,
+    arrays: Arrays,
+    fields: Fields,
+    random: Callable[[str], SecureRandom],
+) -> Answer:
+    """Take the step that the gradient asks for; embed the rows.
+
+    Raises
+    ------
+    LedgerError
+        If the node's files cannot be used.
+    DataError, ProtocolError
+        If the question is malformed, or the data do not fit it.
+    """
+    expanded = owned.expanded(order=step.order, bias=step.bias, x_max=step.x_max)
+    own: Fields = {METRICS: {"num-examples": 1}}
+    mark_insecure(owned.custody, own)
+    with memory.state() as state:
+        shape = expanded.parts[TRAIN_PART].shape[1], step.embedding
+        begin_weights(
+            state,
+            training=step.training,
+            update=max(0, step.update - 1),
+            shape=shape,
+            draw=lambda: initial_weights(*shape, random("initial weights")),
+        )
+
+        def moved(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+            places = np.array(step.trained_rows, np.int64)
+            if not len(places) or owned.custody.client_id not in step.trained_clients:
+                return weights
+            gradient = gradient_in(arrays, len(places), step.embedding, name=GRADIENT)
+            return Update(
+                rows=expanded.rows(TRAIN_PART, places),
+                gradient=gradient.astype(np.float64),
+                divisor=step.divisor,
+                learning_rate=step.learning_rate,
+                w_max=None,
+            ).of(weights)
+
+        move_weights(state, session=step.session, update=step.update, moved=moved)
+        if phase == SETTLE:
+            return {}, own
+        rows = expanded.parts.get(step.part)
+        if rows is None:
+            raise ProtocolError(f"the client has no part '{step.part[:64]}'")
+        places = np.array(step.rows or range(len(rows)), np.int64)
+        embedding = rows[places] @ state["weights"]
+    if step.epsilon > 0:
+        embedding = noisy(embedding, epsilon=step.epsilon, clip=step.clip, random=random("noise"))
+    if fields["summed"]:
+        return {EMBEDDING: _codes(Terms.read(fields), embedding)}, own
+    return {EMBEDDING: embedding.astype(np.float32)}, own
 
 
 def _codes(terms: Terms, embedding: Any) -> Any:

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import io
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Arrays",
+    "HashedArrays",
     "array_digest",
     "decode_npy",
+    "digest_of",
     "encode_npy",
     "is_finite",
     "npy_size",
@@ -45,11 +48,25 @@ def array_digest(array: NDArray[Any]) -> bytes:
     return digest.digest()
 
 
+class HashedArrays(Mapping[str, NDArray[np.generic]]):
+    """Arrays that remember their digests: all clients of a cohort have the same model."""
+
+    @abstractmethod
+    def digest(self, name: str) -> bytes:
+        """Return `array_digest` of an array."""
+
+
+def digest_of(arrays: Arrays, name: str) -> bytes:
+    """Return `array_digest` of one of some arrays."""
+    return arrays.digest(name) if isinstance(arrays, HashedArrays) else array_digest(arrays[name])
+
+
 def encode_npy(array: NDArray[np.generic]) -> bytes:
-    """Return the npy bytes of an array."""
-    buffer = io.BytesIO()
-    npy.write_array(buffer, np.asarray(array), allow_pickle=False)
-    return buffer.getvalue()
+    """Return the npy bytes of an array, with one copy of its values; `np.save` makes three."""
+    array = np.asarray(array)
+    ordered = np.ascontiguousarray(array.T if _is_fortran(array) else array)
+    head = _head(array.dtype, array.shape, _is_fortran(array))
+    return b"".join([head, ordered.reshape(-1).view(np.uint8).data])
 
 
 def npy_size(array: NDArray[np.generic]) -> int:
@@ -60,16 +77,19 @@ def npy_size(array: NDArray[np.generic]) -> int:
     >>> npy_size(np.arange(3)) == len(encode_npy(np.arange(3)))
     True
     """
-    fortran_order = array.flags.f_contiguous and not array.flags.c_contiguous
-    return _header_size(array.dtype, array.shape, fortran_order) + array.nbytes
+    return len(_head(array.dtype, array.shape, _is_fortran(array))) + array.nbytes
+
+
+def _is_fortran(array: NDArray[np.generic]) -> bool:
+    return array.flags.f_contiguous and not array.flags.c_contiguous
 
 
 @lru_cache(maxsize=256)
-def _header_size(dtype: np.dtype[np.generic], shape: tuple[int, ...], fortran_order: bool) -> int:
+def _head(dtype: np.dtype[np.generic], shape: tuple[int, ...], fortran_order: bool) -> bytes:
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": fortran_order, "shape": shape}
     buffer = io.BytesIO()
     npy.write_array_header_1_0(buffer, header)
-    return len(buffer.getvalue())
+    return buffer.getvalue()
 
 
 def decode_npy(data: bytes) -> NDArray[np.generic]:

@@ -121,14 +121,15 @@ class CommonReplies:
     def _append(self, question: Question, label: bytes, reply: bytes) -> None:
         experiment, server_round = _place(question)
         path = self.folder / f"{experiment}-{server_round}-{_writer_name()}.replies"
-        content = _framed(label) + _framed(reply)
+        head = _head_of(label) + label + _head_of(reply)
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             with open(descriptor, "ab", buffering=0) as file:
                 before = file.tell()
                 try:
-                    write_all(file, content)
+                    write_all(file, head)
+                    write_all(file, reply)
                 except OSError:  # a part of it would hide what comes after
                     file.truncate(before)
                     raise
@@ -171,8 +172,8 @@ def _writer_name() -> str:
     return f"{_writer.process}-{_writer.token}"
 
 
-def _framed(content: bytes) -> bytes:
-    return len(content).to_bytes(_SIZE_BYTES) + hashlib.sha256(content).digest() + content
+def _head_of(content: bytes) -> bytes:
+    return len(content).to_bytes(_SIZE_BYTES) + hashlib.sha256(content).digest()
 
 
 def _found(path: Path, label: bytes) -> bytes | None:

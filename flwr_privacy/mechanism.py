@@ -27,6 +27,7 @@ __all__ = [
     "NoFactsError",
     "Plan",
     "Release",
+    "Unpromised",
     "Work",
 ]
 
@@ -210,3 +211,20 @@ class Release:
     def __post_init__(self) -> None:
         if self.keeps == EXPERIMENT:
             object.__setattr__(self, "single", True)
+
+
+@dataclass(frozen=True)
+class Unpromised:
+    """A release that promises nothing: nobody is charged, and the node opens no file for it.
+
+    Parameters
+    ----------
+    work : callable
+        Trains and returns the answer. It gets a function from a purpose, such as "noise", to a
+        source of random numbers.
+    sigma : float, default 0.0
+        Standard deviation of the noise that is in it all the same, in the units of the weights.
+    """
+
+    work: Callable[[Callable[[str], SecureRandom]], Answer]
+    sigma: float = 0.0

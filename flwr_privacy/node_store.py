@@ -4,6 +4,7 @@ All of it is the operator's: nothing in a message or in a run's configuration ca
 """
 
 import glob
+import logging
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,12 @@ from .replies import KeptReplies, digest
 
 __all__ = ["NodeRules", "NodeStore"]
 
+logger = logging.getLogger("flwr.privacy")
+
 _NOTE = b"flwr-privacy note\n"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeRules:
     """What the operator of a node says of one of its clients.
 
@@ -34,19 +37,39 @@ class NodeRules:
         Whose answers it is about.
     simulated : bool
         Whether the client's data are nobody's.
-    has_policy_file : bool
+    has_policy_file : bool, default False
         Whether the operator has written a policy.
+    insecure_seed : int, optional
+        Seed of the noise, for tests.
     """
 
     policy: Policy
     client_id: str
     simulated: bool
-    has_policy_file: bool
+    has_policy_file: bool = False
+    insecure_seed: int | None = None
+
+    def random(self, question: Question, purpose: str) -> SecureRandom:
+        """Return a source of numbers for one answer and one purpose, such as its noise."""
+        if self.insecure_seed is None:
+            return SecureRandom()
+        logger.warning(
+            "client %s draws its noise from a seed: nothing is protected", self.client_id
+        )
+        return SecureRandom.insecure(
+            self.insecure_seed,
+            purpose,
+            self.client_id,
+            question.experiment_id,
+            question.phase,
+            question.server_round,
+            question.request,
+        )
 
 
-@dataclass(frozen=True)
-class NodeStore:
-    """What a node keeps for one client.
+@dataclass(frozen=True, kw_only=True)
+class NodeStore(NodeRules):
+    """What a node keeps for one client, beside what its operator says.
 
     Parameters
     ----------
@@ -56,54 +79,28 @@ class NodeStore:
         The last noised replies; those of simulated clients lie together.
     setups : KeptReplies
         Replies that are given once for a whole experiment.
-    policy : Policy
-        What the operator allows.
-    client_id : str
-        Whose they are.
-    insecure_seed : int, optional
-        Seed of the noise, for tests.
     folder : Path
         Where all of it lies.
     sessions : Path
         Folder for what the client remembers of secure sums.
-    durable : bool
-        Whether what must not be lost outlives a power cut: on every node but those that simulate
-        clients.
     identity : Identity, optional
         Its long-term key, with which it signs others.
     pins : Pins, optional
         Long-term keys of the others.
-    has_policy_file : bool, default False
-        Whether the operator has written a policy.
     """
 
     ledger: Ledger
     replies: Replies
     setups: KeptReplies
-    policy: Policy
-    client_id: str
-    insecure_seed: int | None
     folder: Path
     sessions: Path
-    durable: bool
     identity: Identity | None
     pins: Pins | None
-    has_policy_file: bool = False
 
     @property
-    def rules(self) -> NodeRules:
-        """What the operator says of the client."""
-        return NodeRules(
-            policy=self.policy,
-            client_id=self.client_id,
-            simulated=self.simulated,
-            has_policy_file=self.has_policy_file,
-        )
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the client's data are nobody's."""
-        return not self.durable
+    def durable(self) -> bool:
+        """Whether what must not be lost outlives a power cut: not where clients are simulated."""
+        return not self.simulated
 
     @property
     def pinned(self) -> int | None:
@@ -152,20 +149,6 @@ class NodeStore:
     def note_path(self, experiment_id: str, name: str) -> Path:
         """Return the file of a note about an experiment."""
         return self.folder / f"{self.client_id}.notes" / f"{digest(experiment_id)}.{name}"
-
-    def random(self, question: Question, purpose: str) -> SecureRandom:
-        """Return a source of numbers for one answer and one purpose, such as its noise."""
-        if self.insecure_seed is None:
-            return SecureRandom()
-        return SecureRandom.insecure(
-            self.insecure_seed,
-            purpose,
-            self.client_id,
-            question.experiment_id,
-            question.phase,
-            question.server_round,
-            question.request,
-        )
 
 
 def _size(path: Path) -> int:

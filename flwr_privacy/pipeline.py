@@ -29,7 +29,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from .arrays import Arrays, array_digest
+from .arrays import Arrays, digest_of
 from .common_replies import Replies
 from .documents import dumps, loads
 from .errors import (
@@ -39,8 +39,8 @@ from .errors import (
     FlwrPrivacyError,
 )
 from .ledger import Book, Entry, Question
-from .mechanism import EXPERIMENT, Answer, Facts, Mechanism, NoFactsError, Plan, Release
-from .node_store import NodeStore
+from .mechanism import EXPERIMENT, Answer, Facts, Mechanism, NoFactsError, Plan, Release, Unpromised
+from .node_store import NodeRules, NodeStore
 from .randomness import SecureRandom
 from .release import (
     PlannedRelease,
@@ -50,12 +50,14 @@ from .release import (
     check_unaccounted,
     check_unanswered,
     check_unsummed,
+    question_of,
 )
 from .wire import EVALUATE, METRICS, TRAIN, Fields, values_digest
 
 __all__ = [
     "Request",
     "answer",
+    "answer_unpromised",
     "check_disk",
     "check_going_on",
     "check_limits",
@@ -103,7 +105,7 @@ class Request:
     def digest(self) -> str:
         """Hash of the whole question: 32 hexadecimal digits."""
         own = [[key, self.fields[key]] for key in sorted(self.fields) if key not in _DELIVERY]
-        arrays = [[name, array_digest(array)] for name, array in self.arrays.items()]
+        arrays = [[name, digest_of(self.arrays, name)] for name in self.arrays]
         question = self.question
         name = [question.experiment_id, question.phase, question.server_round, question.request]
         return values_digest(self.scheme, name, own, arrays).hex()[:32]
@@ -139,10 +141,11 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         delivery = {key: request.fields[key] for key in _DELIVERY & set(request.fields)}
         request = replace(request, fields={**release.asked, **delivery})
     mechanism, facts = release.mechanism, Facts()
-    plan = mechanism.plan(request.arrays, facts)
+    start = dict(request.arrays)  # each decoded once
+    plan = mechanism.plan(start, facts)
     _admit(store, request, plan)
     if plan.charge is None:
-        return _unaccounted(store, request, release, plan)
+        return _unaccounted(store, request, release, plan, start)
     planned = _planned(store, request, plan)
     if release.facts is not None:
         entries = store.ledger.entries()
@@ -156,7 +159,7 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
                 _reserved(store, request, release, plan, planned)
                 raise _stopped(store, request.question.experiment_id, error) from None
             raise
-        plan = mechanism.plan(request.arrays, facts)
+        plan = mechanism.plan(start, facts)
         _admit(store, request, plan)
     kept = _reserved(store, request, release, plan, planned)
     if kept is not None:
@@ -166,11 +169,32 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
     measured = run(
         store,
         request.question.experiment_id,
-        lambda: mechanism.measure(request.arrays, release.work(_sampler(store, request), facts)),
-        lambda: mechanism.failed(request.arrays),
+        lambda: mechanism.measure(start, release.work(_sampler(store, request), facts)),
+        lambda: mechanism.failed(start),
     )
     made = _noised(store, request, mechanism, measured, plan)
     return made if plan.once else _kept(store, request, release, made, reserved=True)
+
+
+def answer_unpromised(
+    rules: NodeRules,
+    release: Unpromised,
+    scheme: str,
+    phase: str,
+    fields: Fields,
+    promises_dp: bool,
+) -> Answer:
+    """Carry out a release that promises nothing, if the node's operator allows it.
+
+    Raises
+    ------
+    DeclinedError
+        If not.
+    """
+    if not fields.get("summed"):
+        check_unsummed(rules)
+    check_unaccounted(rules, scheme=scheme, promises_dp=promises_dp, sigma=release.sigma)
+    return release.work(lambda purpose: rules.random(question_of(phase, fields), purpose))
 
 
 def check_going_on(store: NodeStore, experiment_id: str) -> None:
@@ -228,7 +252,9 @@ def run(
         return instead
 
 
-def _unaccounted(store: NodeStore, request: Request, release: Release, plan: Plan) -> Answer:
+def _unaccounted(
+    store: NodeStore, request: Request, release: Release, plan: Plan, start: Arrays
+) -> Answer:
     """Answer with what has no cost that could be stated; a failure is told, and nobody charged."""
     if release.keeps == EXPERIMENT:
         found = _given(store, request)
@@ -241,7 +267,7 @@ def _unaccounted(store: NodeStore, request: Request, release: Release, plan: Pla
             return found
     mechanism = release.mechanism
     outcome = release.work(_sampler(store, request), Facts())
-    made = _noised(store, request, mechanism, mechanism.measure(request.arrays, outcome), plan)
+    made = _noised(store, request, mechanism, mechanism.measure(start, outcome), plan)
     if release.keeps == EXPERIMENT:
         _kept(store, request, release, ({}, made[1]) if plan.once else made)
     return made
@@ -268,12 +294,12 @@ def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
         fields = dict(request.fields)
         certain = check_shares(store, plan.parties, fields, noised=plan.needs_pins)
     elif not request.fields["summed"]:
-        check_unsummed(store.rules)
+        check_unsummed(store)
     if plan.largest_code:
         check_code_limit(dict(request.fields), plan.largest_code)
     if plan.charge is None or not plan.proven:
         check_unaccounted(
-            store.rules,
+            store,
             scheme=request.scheme,
             promises_dp=request.promises_dp,
             sigma=plan.sigma or 0.0,
@@ -468,16 +494,10 @@ def _read(kept: bytes) -> Answer:
 
 
 def request_of(
-    scheme: str, phase: str, arrays: Arrays, fields: Fields, *, promises_dp: bool
+    arrays: Arrays, scheme: str, phase: str, fields: Fields, promises_dp: bool
 ) -> Request:
     """Return the request that a client half was asked to handle."""
-    question = Question(
-        experiment_id=fields["experiment-id"],
-        phase=phase,
-        server_round=fields["round"],
-        request=fields["request"],
-    )
     named = {"experiment-id", "round", "request"}
     own = {key: value for key, value in fields.items() if key not in named}
     own = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0, **own}
-    return Request(scheme, question, dict(arrays), own, promises_dp)
+    return Request(scheme, question_of(phase, fields), arrays, own, promises_dp)

@@ -410,15 +410,15 @@ def test_a_seed_does_not_depend_on_the_run_or_the_folder(tmp_path: Path) -> None
     np.testing.assert_array_equal(*draws)
 
 
-def test_a_seed_is_warned_of_every_time_and_none_is_not(
+def test_a_seed_is_warned_of_whenever_it_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config: dict[str, Any] = {"privacy-state": str(tmp_path)}
     with caplog.at_level(logging.WARNING):
-        custody(config)
+        custody(config).random(QUESTION, "noise")
         assert caplog.text == ""
         for count in (1, 2):
-            custody({**config, "insecure-seed": 0})
+            custody({**config, "insecure-seed": 0}).random(QUESTION, "noise")
             assert caplog.text.count("client ward-7 draws its noise from a seed") == count
 
 

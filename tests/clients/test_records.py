@@ -2,11 +2,14 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from flwr_privacy.arrays import array_digest, digest_of
+from flwr_privacy.clients import records
 from flwr_privacy.clients.records import LocalArray, RecordArrays, copied, decoded, to_record
 from flwr_privacy.wire import payload_bytes
 
@@ -67,3 +70,31 @@ def test_a_copied_record_has_the_same_arrays_and_entries_of_its_own() -> None:
     assert twin["w"] is record["w"]
     twin["w"] = Array(np.ones(3))
     np.testing.assert_array_equal(record["w"].numpy(), np.zeros(3))
+
+
+@pytest.mark.parametrize("read", [lambda content: content, decoded], ids=["sent", "decoded"])
+def test_a_model_is_hashed_once_for_all_who_have_it(
+    read: Callable[[RecordDict], RecordDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = to_record({"w": np.arange(3.0)})
+    content = read(RecordDict({"arrays": model}))
+    twins = [RecordArrays(copied(content["arrays"])) for _ in range(2)]
+    assert twins[0].digest("w") == array_digest(np.arange(3.0))
+    monkeypatch.setattr(records, "array_digest", lambda _: pytest.fail("hashed again"))
+    assert digest_of(twins[1], "w") == twins[0].digest("w")
+
+
+def test_other_values_have_another_digest() -> None:
+    record = to_record({"w": np.zeros(3)})
+    arrays = RecordArrays(record)
+    before = arrays.digest("w")
+    record["w"].data = Array(np.ones(3)).data
+    assert arrays.digest("w") == array_digest(np.ones(3)) != before
+    record["w"] = Array(np.zeros(3))
+    assert arrays.digest("w") == before
+    values = np.zeros(3)
+    local = RecordArrays(to_record({"w": values}, local=True))
+    assert len(local.record["w"].data) > 0  # it is encoded now
+    assert local.digest("w") == before
+    values[0] = 1.0  # nobody should, and still
+    assert local.digest("w") == digest_of({"w": values}, "w") != before

@@ -21,6 +21,29 @@ def test_fortran_order():
     np.testing.assert_array_equal(decode_npy(encode_npy(array)), array)
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0).reshape(2, 3).T,
+        np.arange(12.0).reshape(3, 4)[::2, 1:],
+        np.arange(3, dtype=">f4"),
+        np.array(True),
+        np.zeros((0, 4), np.int8),
+        np.array(["2026-01-01"], "datetime64[D]"),
+        np.array(["a", "bc"]),
+    ],
+)
+def test_the_bytes_are_those_of_numpy(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    assert encode_npy(array) == buffer.getvalue()
+
+
+def test_python_objects_are_never_written():
+    with pytest.raises(TypeError, match="array of references"):
+        encode_npy(np.array([{}], dtype=object))
+
+
 def test_decoding_makes_no_copy():
     data = encode_npy(np.arange(4.0))
     view = decode_npy(data)

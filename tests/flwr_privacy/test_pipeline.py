@@ -23,8 +23,8 @@ from flwr_privacy.errors import (
     ProtocolError,
 )
 from flwr_privacy.ledger import Entry, Ledger, Question
-from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan, Release
-from flwr_privacy.node_store import NodeStore
+from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan, Release, Unpromised
+from flwr_privacy.node_store import NodeRules, NodeStore
 from flwr_privacy.pins import Identity, Pins
 from flwr_privacy.policy import Policy
 from flwr_privacy.randomness import SecureRandom
@@ -84,10 +84,9 @@ def store_in(folder: Path, policy: Policy | None = None, *, durable: bool = True
         setups=KeptReplies(folder / "a.setups", durable=durable),
         policy=policy or Policy(allow_unprotected=["toy"]),
         client_id="a",
-        insecure_seed=None,
+        simulated=not durable,
         folder=folder,
         sessions=folder / "a.secure-sum",
-        durable=durable,
         identity=None,
         pins=PINS,
     )
@@ -599,3 +598,38 @@ def test_the_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     for folder, _, names in os.walk(tmp_path):
         for name in names:
             assert (Path(folder) / name).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"schemes": ["other"]},
+        {"max_epsilon": 1.0},
+        {"units": ["user"]},
+        {"min_noise_multiplier": 0.1},
+        {"min_sigma": 2.0},
+        {"min_summed": 3},
+    ],
+)
+def test_what_promises_nothing_is_worked_on_only_if_the_policy_allows_it(
+    policy: dict[str, Any],
+) -> None:
+    asked: list[str] = []
+
+    def work(random: Callable[[str], SecureRandom]) -> Answer:
+        asked.append("work")
+        return {}, {"drawn": random("noise").bits(64)}
+
+    def answered(policy: dict[str, Any], **fields: Any) -> int:
+        rules = NodeRules(policy=Policy(**policy), client_id="a", simulated=False, insecure_seed=3)
+        given = {"experiment-id": "e", "round": 1, "request": 0, **fields}
+        release = Unpromised(work, sigma=1.0)
+        drawn = pipeline.answer_unpromised(rules, release, "toy", "train", given, False)[1]["drawn"]
+        return int(drawn)
+
+    with pytest.raises(DeclinedError):
+        answered(policy)
+    assert asked == []
+    drawn = SecureRandom.insecure(3, "noise", "a", "e", "train", 1, 0).bits(64)
+    assert answered({"min_sigma": 1.0}) == drawn
+    assert answered({"min_summed": 3}, summed=3) == drawn
