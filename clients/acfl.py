@@ -177,7 +177,9 @@ class ACFLClient(SchemeClient):
 
     def _load(self) -> tuple[Any, Any]:
         raw, labels = self._data() if callable(self._data) else self._data
-        return (raw if self._map is None else self._map(np.asarray(raw))), labels
+        # Here: what fails as it is read may have values of the data in its text.
+        features, labels = np.asarray(raw), np.asarray(labels)
+        return (features if self._map is None else self._map(features)), labels
 
     def _checked(self, experiment_id: str, terms: DataTerms) -> PreparedData:
         key = (self.place(), experiment_id, *terms.of_the_data())

@@ -2,7 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,7 +20,8 @@ from flwr.app import (
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics
-from flwr_privacy.errors import FlwrPrivacyError, LedgerError, ProtocolError
+from flwr_privacy.errors import DataError, FlwrPrivacyError, LedgerError, ProtocolError
+from flwr_privacy.pipeline import refused_alike
 from flwr_privacy.running_statistics import check_question
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire import (
@@ -37,7 +39,7 @@ from flwr_privacy.wire import (
 
 from . import secure_sum
 from .base import SchemeClient, Train, Trained
-from .custody import refuse_node_keys, storage
+from .custody import is_simulated_client, refuse_node_keys, rules_of, storage
 from .node_settings import may_play_any
 from .records import RecordArrays, first_array_record, to_record
 from .rehearsal import rehearsing
@@ -88,14 +90,15 @@ def discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Made
     def guarded(*given: _Given.args, **named: _Given.kwargs) -> _Made:
         try:
             return work(*given, **named)
-        except FlwrPrivacyError:
+        except FlwrPrivacyError as error:
+            error.of_users_code = True
             raise
         # Whatever a user's code raises has a text of its own, and the text may have data in it.
         except Exception:
             logger.exception("the client's own %s failed", what)
-            raise ProtocolError(
-                f"the client's own {what} failed; the log of the node says how"
-            ) from None
+            refusal = ProtocolError(f"the client's own {what} failed; the log of the node says how")
+            refusal.of_users_code = True
+            raise refusal from None
 
     return guarded
 
@@ -123,6 +126,22 @@ def built(app: App, context: Context) -> SchemeClient:
     except Exception:
         logger.exception("the client could not be built")
         raise ProtocolError("the client could not be built; the log of the node says how") from None
+
+
+@contextmanager
+def _refusing_alike(client: SchemeClient, context: Context, called: list[str]) -> Iterator[None]:
+    """Let all failures of the user's code have one text, where nobody is charged for them.
+
+    Those of simulated clients keep theirs. What a scheme refuses before the user's code was
+    `called`, and before it looked at data of its own, depends on the question alone.
+    """
+    try:
+        yield
+    except Exception as error:
+        own = isinstance(error, DataError) or getattr(error, "of_users_code", False)
+        if client.promises_dp or not (called or own) or is_simulated_client(context):
+            raise
+        raise refused_alike(rules_of(context).client_id, error) from None
 
 
 def untold(error: LedgerError) -> str:
@@ -165,21 +184,20 @@ def play(
         # Also a scheme of the user's own that does not ask by itself, whose noise nobody knows.
         client.check_unaccounted(sigma=None)
     arrays = RecordArrays(first_array_record(message.content))
-    told = _told(message.content)
+    told, called = _told(message.content), list[str]()
     if evaluation:
         fields |= _named(header, None, told)
 
         def evaluate() -> Metrics:
+            called.append(EVALUATE)
             return app.evaluate(client, _asked(message), context)
 
-        metrics = dict(
-            client.judge(
+        with _refusing_alike(client, context, called):
+            judged = client.judge(
                 arrays, fields, evaluate if client.bare else discreet(evaluate, "evaluation")
             )
-        )
-        return RecordDict(
-            {METRICS: MetricRecord(metrics), RECORD: reply_record(header, client_id, {})}
-        )
+            numbers = MetricRecord(dict(judged))
+        return RecordDict({METRICS: numbers, RECORD: reply_record(header, client_id, {})})
     if header.phase in (KEYS, SHARES):
         records = secure_sum.answer_phase(context, header, message.content)
         return RecordDict({**records, RECORD: reply_record(header, client_id, {})})
@@ -192,22 +210,24 @@ def play(
     fields |= _named(header, place, told)
 
     def train(start: Arrays) -> Trained:
+        called.append(TRAIN)
         return app.train(client, _asked(message), context)(start)
 
-    out, own = client.handle(
-        header.phase, arrays, fields, train if client.bare else discreet(train, "training")
-    )
-    metrics = dict(own.pop(METRICS, {}))
-    if place is not None:
-        out, metrics = place.masked(out, metrics)
-    return RecordDict(
-        {
-            # A sum takes them in before anybody trains again.
-            ARRAYS: to_record(out, local=cohort is not None and cohort.reply == SUM),
-            METRICS: MetricRecord(metrics),
-            RECORD: reply_record(header, client_id, own),
-        }
-    )
+    with _refusing_alike(client, context, called):
+        out, own = client.handle(
+            header.phase, arrays, fields, train if client.bare else discreet(train, "training")
+        )
+        metrics = dict(own.pop(METRICS, {}))
+        if place is not None:
+            out, metrics = place.masked(out, metrics)
+        return RecordDict(
+            {
+                # A sum takes them in before anybody trains again.
+                ARRAYS: to_record(out, local=cohort is not None and cohort.reply == SUM),
+                METRICS: MetricRecord(metrics),
+                RECORD: reply_record(header, client_id, own),
+            }
+        )
 
 
 def _asked(message: Message) -> Message:

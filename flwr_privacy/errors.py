@@ -35,6 +35,8 @@ class FlwrPrivacyError(Exception):
     """Base of every error that a user of the library can cause."""
 
     exit_code: ClassVar[int] = 1
+    of_users_code: bool = False
+    """Whether a client's own training, evaluation or data function raised it."""
 
 
 class InvalidParameterError(FlwrPrivacyError, ValueError):

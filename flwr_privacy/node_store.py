@@ -118,7 +118,8 @@ class NodeStore(NodeRules):
         path = self.note_path(experiment_id, name)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_sealed(path, _NOTE, value.encode(), durable=self.durable)
+            with self.ledger.locked():  # another process may write the same note
+                write_sealed(path, _NOTE, value.encode(), durable=self.durable)
         except OSError as error:
             raise LedgerError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -62,6 +62,7 @@ __all__ = [
     "check_going_on",
     "check_limits",
     "mark_insecure",
+    "refused_alike",
     "request_of",
     "run",
 ]
@@ -255,7 +256,7 @@ def run(
 def _unaccounted(
     store: NodeStore, request: Request, release: Release, plan: Plan, start: Arrays
 ) -> Answer:
-    """Answer with what has no cost that could be stated; a failure is told, and nobody charged."""
+    """Answer with what has no cost that could be stated; nobody is charged for a failure."""
     if release.keeps == EXPERIMENT:
         found = _given(store, request)
         if found is not None and plan.once:
@@ -266,11 +267,28 @@ def _unaccounted(
         if found is not None:
             return found
     mechanism = release.mechanism
-    outcome = release.work(_sampler(store, request), Facts())
-    made = _noised(store, request, mechanism, mechanism.measure(start, outcome), plan)
+    try:
+        outcome = release.work(_sampler(store, request), Facts())
+        made = _noised(store, request, mechanism, mechanism.measure(start, outcome), plan)
+    except Exception as error:
+        if store.simulated:
+            raise
+        raise refused_alike(store.client_id, error) from None
     if release.keeps == EXPERIMENT:
         _kept(store, request, release, ({}, made[1]) if plan.once else made)
     return made
+
+
+def refused_alike(client_id: str, error: Exception) -> DataError:
+    """Log what the user's code came to; return the one text that a server is told of it.
+
+    Nobody is charged for a failure where an answer costs nothing, so nothing of it is told.
+    """
+    logger.error("client %s does not answer: %s", client_id, error, exc_info=error)
+    return DataError(
+        "the client's own code failed, or what it returned is not sent; the log of the node says "
+        "how"
+    )
 
 
 def _noised(

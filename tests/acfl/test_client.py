@@ -361,11 +361,14 @@ def test_a_gradient_in_a_sum_is_given_once(node: Node) -> None:
     assert len(node.entries()) == 1
 
 
-def test_an_exact_gradient_beyond_its_bound_is_not_put_into_a_sum(node: Node) -> None:
+def test_an_exact_gradient_beyond_its_bound_is_not_put_into_a_sum(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     terms = gradient_terms(**MODES["none"], **TOGETHER, alpha=0.0)
     low = replace(terms, gradient_bound=1e-3)
-    with pytest.raises(DataError, match="a gradient is beyond what the secure sum takes"):
+    with pytest.raises(DataError, match="the log of the node says how"):
         node.descend(low, **SUMMED)
+    assert "a gradient is beyond what the secure sum takes" in caplog.text
 
 
 # -- What does not fit ---------------------------------------------------------------------------

@@ -229,10 +229,13 @@ def test_an_update_that_is_not_finite_cannot_be_told_from_none(tmp_path: Path, f
     assert all((codes[n] == expected[n]).all() for n in expected)
 
 
-def test_where_nothing_is_promised_an_update_that_is_not_finite_is_refused(node: Node) -> None:
+def test_where_nothing_is_promised_an_update_that_is_not_finite_is_refused(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     node.config["privacy-allow-unprotected"] = "central-dp"
-    with pytest.raises(DataError, match="has NaN or infinity"):
+    with pytest.raises(DataError, match="the log of the node says how"):
         node.ask(TRUSTED, far=math.nan, summed=0)
+    assert "has NaN or infinity" in caplog.text
     assert node.charges() == []
 
 

@@ -442,11 +442,42 @@ def test_of_simulated_clients_the_reason_is_told(tmp_path: Path) -> None:
     assert len(store.ledger.entries()) == 1
 
 
-def test_what_promises_nothing_is_refused_after_training_and_not_charged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", FAILURES.values(), ids=FAILURES.keys())
+def test_what_promises_nothing_is_refused_after_training_and_not_charged(
+    tmp_path: Path, work: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
     store = store_in(tmp_path)
-    with pytest.raises(DataError, match="not finite"):
-        ask(store, lambda: np.nan, Sum(noise_multiplier=0.0))
+    with pytest.raises(DataError) as error:
+        ask(store, work, Sum(noise_multiplier=0.0))
+    assert str(error.value) == (
+        "the client's own code failed, or what it returned is not sent; the log of the node says "
+        "how"
+    )
+    assert "client a does not answer: " in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def _noted(folder: Path, barrier: Any, queue: Any) -> None:
+    store = store_in(folder)
+    barrier.wait(30)
+    store.note("e", "train.facts", "5")
+    queue.put("noted")
+
+
+def test_processes_may_note_the_same_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for number in range(5):
+        folder, queue, barrier = tmp_path / str(number), context.Queue(), context.Barrier(2)
+        folder.mkdir()
+        processes = [
+            context.Process(target=_noted, args=(folder, barrier, queue)) for _ in range(2)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+        assert store_in(folder).noted("e", "train.facts") == "5"
 
 
 # -- Everything that can be refused is refused before data are read --------------------------------

@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from flwr_privacy.clients import UDPClient
 from flwr_privacy.clients.base import Trained
 from flwr_privacy.clients.torch import get_arrays, initialise, linear, train_per_record
-from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
+from flwr_privacy.errors import DataError, DeclinedError, InvalidParameterError, ProtocolError
 from flwr_privacy.fields import write
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.udp import LossTerms, Terms
@@ -147,10 +147,13 @@ def test_a_loss_out_of_range_counts_as_its_bound(tmp_path: Path, loss: Any, told
 
 
 @pytest.mark.parametrize("loss", [True, "1.0", [1.0], None])
-def test_what_is_no_number_is_no_loss(tmp_path: Path, loss: Any) -> None:
+def test_what_is_no_number_is_no_loss(
+    tmp_path: Path, loss: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     bare = LossTerms(**{**LOSS.__dict__, "noise_multiplier": 0.0})
-    with pytest.raises(ProtocolError, match="returned no loss"):
+    with pytest.raises(DataError, match="the log of the node says how"):
         Node(tmp_path, 'allow_unprotected = ["udp"]').judge(bare, loss)
+    assert "returned no loss" in caplog.text
 
 
 def logistic(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:

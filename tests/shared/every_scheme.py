@@ -1,0 +1,678 @@
+"""One deployed node under any scheme: a server's messages go in, and all that leaves comes out.
+
+`CASES` has a question of every kind that a scheme puts to a client. A `Node` answers it through the
+faces that an app has (`flwr_privacy.clients.adapters`), with whatever code of the user's it is
+given.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from acfl_app import gradient_terms, setup_terms
+from apps import record
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.client import NumPyClient
+from zones import zone_nodes
+
+from flwr_privacy import central_dp, m2fdp, mspdq, udp
+from flwr_privacy.channel import KeyPair
+from flwr_privacy.clients import (
+    ACFLClient,
+    CentralDPClient,
+    FedAvgClient,
+    FedVSClient,
+    M2FDPClient,
+    MSPClient,
+    MSPDQClient,
+    SchemeClient,
+    SecureSumClient,
+    SplitVFLClient,
+    Trained,
+    UDPClient,
+    VerticalData,
+    numpy_client_app,
+    own_client_app,
+    secure_sum,
+)
+from flwr_privacy.clients.mspdq_baselines import (
+    DrawnFedAvgClient,
+    JoPEQFedAvgClient,
+    NbAFLClient,
+    QuantizedFedAvgClient,
+)
+from flwr_privacy.clients.torch import evaluate_per_record, train_per_record, train_poisson
+from flwr_privacy.fedvs.terms import Chunk, CodeTerms
+from flwr_privacy.fields import write
+from flwr_privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.ledger import Ledger
+from flwr_privacy.pins import Identity
+from flwr_privacy.secure_sum import federated
+from flwr_privacy.secure_sum.messages import JOIN
+from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.split_vfl import Step
+from flwr_privacy.wire import RECORD, Header
+
+Fields = dict[str, Any]
+Said = tuple[Any, ...]
+"""What left a node: ``("answer", arrays, fields, metrics)`` or ``("refused", code, reason)``."""
+
+MODEL = {"w": np.zeros((1, 4), np.float32)}
+MATRIX = {"W": np.zeros((3, 2))}
+SUMMED = 3  # clients of a secure sum
+
+
+# -- The user's code, as it should be --------------------------------------------------------------
+
+
+def fit(parameters: list[Any]) -> Any:
+    return [array + np.float32(0.25) for array in parameters], 3, {"loss": 0.5}
+
+
+def squared(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return ((output.squeeze(1) - labels) ** 2).mean()
+
+
+def per_record(trainer: Callable[..., Any], **options: Any) -> Callable[[list[Any]], Any]:
+    """Return a function that has one of our trainers (evaluators) go over five records."""
+
+    def work(parameters: list[Any], loss: Any = squared, features: Any = None) -> Any:
+        net = torch.nn.Linear(4, 1, bias=False)
+        with torch.no_grad():
+            net.weight.copy_(torch.tensor(parameters[0]))
+        given = np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4)
+        given = given if features is None else features
+        trainer(net, given, np.eye(5, dtype=np.float32)[2], loss=loss, **options)
+        return [net.weight.detach().numpy()], 5, {}
+
+    return work
+
+
+steps = per_record(train_per_record)
+batches = per_record(train_poisson, learning_rate=0.1)
+_losses = per_record(evaluate_per_record)
+
+
+def evaluation(parameters: list[Any]) -> Any:
+    return 0.5, 3, {"accuracy": 0.25}
+
+
+def losses(parameters: list[Any], **given: Any) -> Any:
+    _losses(parameters, **given)
+    return 0.5, 5, {}
+
+
+def tables() -> Any:
+    draws = np.random.default_rng(4)
+    return draws.uniform(-0.5, 0.5, (12, 3)), draws.uniform(-0.5, 0.5, (12, 2))
+
+
+def nothing() -> Any:
+    raise AssertionError("an aggregator has no code of a user's")
+
+
+def columns() -> Any:
+    return VerticalData(train=tables()[0])
+
+
+# -- Questions -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A question of a scheme, and what its answer is.
+
+    Parameters
+    ----------
+    half : type
+        The client half.
+    user : callable
+        The user's code as it should be: a training, an evaluation, or what returns data.
+    fields : Mapping or callable
+        The scheme's own values of the question; a function gets the node.
+    phase : str
+        Phase of the question.
+    model : Mapping
+        Arrays of the question.
+    summed : int
+        How many clients are in the secure sum; 0 outside of one.
+    failing : {"zero", "ends", "refused"}
+        What a failure of the user's code comes to: an answer as if nothing had been learned; the
+        end of the experiment; a refusal, which nobody is charged for.
+    charged : bool
+        Whether an answer is charged.
+    once : bool
+        Whether a question has one attempt.
+    kept : bool
+        Whether a charged answer is kept, so that the same question gets the same bytes.
+    reach : float
+        How far, in L2, the user's code can move the arrays of a charged answer.
+    grid : int
+        Exponent of the grid of a charged answer.
+    unprotected : bool
+        Whether the scheme promises noise, and the question asks for none.
+    other : Mapping
+        Changes that make another question of it.
+    single : bool
+        Whether the other question gets no answer once this one has one.
+    client : str
+        Whom the question is for.
+    """
+
+    half: type[SchemeClient]
+    user: Callable[..., Any] = fit
+    fields: Mapping[str, Any] | Callable[["Node"], Fields] = field(default_factory=dict)
+    phase: str = "train"
+    model: Mapping[str, Any] = field(default_factory=lambda: MODEL)
+    summed: int = 0
+    failing: str = "refused"
+    charged: bool = False
+    once: bool = False
+    kept: bool = True
+    reach: float = 0.0
+    grid: int = 0
+    unprotected: bool = False
+    other: Mapping[str, Any] = field(default_factory=lambda: {"header": {"request": 1}})
+    single: bool = False
+    client: str = "0"
+
+
+def with_(terms: Any, **changes: Any) -> Any:
+    return replace(terms, **changes)
+
+
+BUDGET = {"epsilon": 100.0, "delta": 1e-5}
+UPDATE = udp.Terms(
+    unit="user", noise_multiplier=5.0, **BUDGET, gap=1e-3, clipping_norm=1.0, grid=-16
+)
+STEPS = with_(UPDATE, unit="record", learning_rate=0.5, grid=-24)
+LOSS = udp.LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, **BUDGET, gap=1e-2)
+SHARES = central_dp.Terms(
+    noise="distributed",
+    sampling="fixed",
+    noise_multiplier=5.0,
+    count_share=0.1,
+    **BUDGET,
+    gap=1e-3,
+    clipping_norm=1.0,
+    grid=-20,
+    parties=SUMMED,
+)
+DEVICE = m2fdp.Terms(
+    unit="user",
+    noise_multiplier=0.5,
+    epsilon=1e3,
+    delta=1e-5,
+    grid=-24,
+    period=0,
+    law="worst",
+    growth=1.0,
+    depth=2,
+    clipping_norm=0.5,
+    steps=2,
+    parent="t1-0",
+    noised=True,
+    sealed=False,
+    event=0,
+    tier=0,
+)
+EMBED = Step(
+    training="t",
+    session="s",
+    update=0,
+    learning_rate=0.1,
+    trained_rows=[],
+    trained_clients=[],
+    divisor=1,
+    part="train",
+    rows=[0, 2, 5],
+    order=2,
+    bias=False,
+    x_max=1.0,
+    embedding=2,
+    epsilon=0.0,
+    clip=0.0,
+)
+SUM_TERMS = federated.Terms(grid=Grid(-16), value_range=64.0, weighted_by="num-examples").write()
+CODING = CodeTerms(
+    generation="g",
+    members=["0", "1", "2"],
+    keys=[b"", KeyPair().public, KeyPair().public],
+    signatures=[b""] * 3,
+    columns=[3] * 3,
+    orders=[2] * 3,
+    parts=["train"],
+    rows=[12],
+    partitions=1,
+    privacy=1,
+    least=3,
+    prime=2**31 - 1,
+    data_bits=8,
+    weight_bits=8,
+    x_max=1.0,
+    w_max=2.0,
+    embedding=2,
+    bias=False,
+    mean=True,
+    zero_mask=True,
+    project=True,
+    paper=False,
+)
+
+
+def coding(node: "Node") -> Fields:
+    """Return the question to deal shares of all rows, after the enrolment."""
+    config = {k: v for k, v in node.config.items() if k != "privacy-policy"}
+    context = Context(1, 1, config, RecordDict(), {})
+    place = {"experiment-id": "e", "round": 0, "request": 0, "generation": "g"}
+    told = FedVSClient(columns(), context).handle("enrol", {}, place, None)[1]  # type: ignore[arg-type]
+    terms = with_(CODING, keys=[told["key"], *CODING.keys[1:]])
+    chunk = Chunk(part="train", first=0, count=terms.segments("train").length)
+    return {**write(terms), **write(chunk), "training": "t", "update": 0}
+
+
+def zone(node: "Node") -> Fields:
+    """Return the question for the average of what two devices have sealed."""
+    devices, sealed = ["0", "1"], []
+    asked = {
+        **write(with_(DEVICE, noised=False, sealed=True, siblings=devices)),
+        **node.keys_of("t1-0", "parent-key", "parent-signature"),
+        **{"experiment-id": "e", "round": 1, "request": 0},
+    }
+    told = [node.keys_of(name, "keys", "signatures") for name in devices]
+    for name in devices:
+        config = {**node.config_of(name), "privacy-policy": str(node.folder / f"{name}.policy")}
+        device = M2FDPClient(None, Context(1, 1, config, RecordDict(), {}))
+        given = device.handle("train", MODEL, asked, lambda start: Trained(start, {}))
+        sealed.append(given[1]["sealed"])
+    names = set(m2fdp.Duty.__dataclass_fields__) & set(m2fdp.Terms.__dataclass_fields__)
+    names -= {"sealed", "siblings", "parent"}
+    common = {name: getattr(DEVICE, name) for name in names}
+    duty = m2fdp.Duty(
+        **common,
+        own_tier=1,
+        way="noised",
+        parent="cloud",
+        children=devices,
+        senders=devices,
+        sealed=sealed,
+    )
+    return {**write(duty), **{key: [own[key] for own in told] for key in told[0]}}
+
+
+RECORDS = {"noise": "record", "epsilon": 1e4, "alpha": 0.5}
+PAPER = {"noise": "paper", "sigma1_sq": 0.5, "sigma2_sq": 0.5}
+
+
+def acfl(phase: str, *, summed: int = 0, **wish: Any) -> Fields:
+    """Return the case of a question of ACFL."""
+    make = setup_terms if phase == "setup" else gradient_terms
+    terms = make(parties=summed, **wish)
+    charge = terms.charge()
+    # The most that twelve records within their bounds move, from no records at all.
+    move = 12 * 3 * max(terms.feature_bound, terms.label_bound) * 2
+    if phase == "train":
+        move = 1.2 * 12 * terms.clipping_norm
+    return {
+        "half": ACFLClient,
+        "user": tables,
+        "fields": write(terms),
+        "phase": phase,
+        "model": MATRIX if phase == "train" else {},
+        "summed": summed,
+        "failing": "refused" if charge is None else "ends",
+        "charged": charge is not None,
+        "once": summed > 0,
+        "reach": move,
+        "grid": terms.grid,
+        "unprotected": charge is None,
+        **({"other": {"max_records": 21}, "single": True} if phase == "setup" else {}),
+    }
+
+
+USER_LEVEL: Fields = {"failing": "zero", "charged": True}
+RECORD_LEVEL: Fields = {"failing": "ends", "charged": True}
+OTHER_PERIOD: Fields = {"other": {"period": 1, "event": 1}}
+
+CASES: dict[str, Case] = {
+    "fedavg": Case(half=FedAvgClient),
+    "fedavg, evaluation": Case(half=FedAvgClient, user=evaluation, phase="evaluate"),
+    "fedavg in a sum": Case(half=SecureSumClient, fields=SUM_TERMS, summed=SUMMED),
+    "udp": Case(half=UDPClient, fields=write(UPDATE), **USER_LEVEL, reach=1.0, grid=-16),
+    "udp, shares": Case(
+        half=UDPClient,
+        fields=write(with_(UPDATE, parties=SUMMED)),
+        summed=SUMMED,
+        **USER_LEVEL,
+        once=True,
+        reach=1.0,
+        grid=-16,
+    ),
+    "udp, bare": Case(
+        half=UDPClient, fields=write(with_(UPDATE, noise_multiplier=0.0)), unprotected=True
+    ),
+    "udp, records": Case(
+        half=UDPClient, user=steps, fields=write(STEPS), **RECORD_LEVEL, reach=0.5, grid=-24
+    ),
+    "udp, shares of records": Case(
+        half=UDPClient,
+        user=steps,
+        fields=write(with_(STEPS, max_records=8, grid=-20, parties=SUMMED)),
+        summed=SUMMED,
+        **RECORD_LEVEL,
+        once=True,
+        reach=2.5,
+        grid=-20,
+    ),
+    "udp, loss": Case(
+        half=UDPClient, user=evaluation, fields=write(LOSS), phase="evaluate", **USER_LEVEL
+    ),
+    "udp, bare loss": Case(
+        half=UDPClient,
+        user=evaluation,
+        fields=write(with_(LOSS, noise_multiplier=0.0)),
+        phase="evaluate",
+        unprotected=True,
+    ),
+    "udp, losses": Case(
+        half=UDPClient,
+        user=losses,
+        fields=write(with_(LOSS, unit="record")),
+        phase="evaluate",
+        **RECORD_LEVEL,
+    ),
+    "central-dp": Case(
+        half=CentralDPClient,
+        fields=SHARES.write(),
+        summed=SUMMED,
+        **USER_LEVEL,
+        once=True,
+        reach=1.0,
+        grid=-20,
+    ),
+    "central-dp, server": Case(
+        half=CentralDPClient,
+        fields=with_(SHARES, noise="server", parties=1).write(),
+        unprotected=True,
+    ),
+    "msp": Case(half=MSPClient, fields=write(mspdq.Terms(rounds=3))),
+    "mspdq": Case(half=MSPDQClient, fields=write(mspdq.Terms(rounds=3, levels=16))),
+    "mspdq in a sum": Case(
+        half=MSPDQClient,
+        fields={
+            **write(mspdq.Terms(rounds=3, levels=16, start="global", interval="fixed")),
+            "width": 0.5,
+            "sums": True,
+        },
+        summed=SUMMED,
+    ),
+    "mspdq-fedavg": Case(half=DrawnFedAvgClient),
+    "mspdq-ldp": Case(
+        half=NbAFLClient,
+        fields={"clip": "update", "clipping-norm": 1.0, "law": "gaussian", "scale": 1.0},
+    ),
+    "mspdq-plain": Case(half=QuantizedFedAvgClient, fields={"bits": 8}),
+    "mspdq-jopeq": Case(half=JoPEQFedAvgClient, fields={"epsilon": 4.0, "bits": 8, "dither": 1}),
+    "acfl, setup": Case(**acfl("setup", **RECORDS)),
+    "acfl, gradient": Case(**acfl("train", **RECORDS)),
+    "acfl, setup in shares": Case(**acfl("setup", summed=SUMMED, **RECORDS)),
+    "acfl, gradient in shares": Case(**acfl("train", summed=SUMMED, **RECORDS)),
+    "acfl, setup of the paper": Case(**acfl("setup", **PAPER)),
+    "acfl, exact setup": Case(**acfl("setup", noise="none")),
+    "acfl, exact gradient": Case(**acfl("train", noise="none")),
+    "acfl, exact gradient in a sum": Case(**acfl("train", summed=SUMMED, noise="none")),
+    "acfl, projection": Case(**acfl("setup", noise="none", encoding="scfl", alpha=0.5)),
+    "m2fdp": Case(
+        half=M2FDPClient,
+        fields=write(DEVICE),
+        **USER_LEVEL,
+        **OTHER_PERIOD,
+        reach=0.5,
+        grid=-24,
+    ),
+    "m2fdp, records": Case(
+        half=M2FDPClient,
+        user=batches,
+        fields=write(with_(DEVICE, unit="record", sampling=1.0, sampling_rate=0.5)),
+        **RECORD_LEVEL,
+        **OTHER_PERIOD,
+        reach=0.5,
+        grid=-24,
+    ),
+    "m2fdp, in the open": Case(
+        half=M2FDPClient,
+        fields=write(with_(DEVICE, noised=False)),
+        **USER_LEVEL,
+        **OTHER_PERIOD,
+        kept=False,
+        reach=0.5,
+        grid=-24,
+        unprotected=True,
+    ),
+    "m2fdp, sealed": Case(
+        half=M2FDPClient,
+        fields=lambda node: {
+            **write(with_(DEVICE, noised=False, sealed=True, siblings=["0", "1"])),
+            **node.keys_of("t1-0", "parent-key", "parent-signature"),
+        },
+        **USER_LEVEL,
+        **OTHER_PERIOD,
+        kept=False,
+    ),
+    "m2fdp, zone": Case(
+        half=M2FDPClient,
+        user=nothing,
+        fields=zone,
+        phase="aggregate",
+        model={},
+        failing="ends",
+        charged=True,
+        other={"noise_multiplier": 0.75},
+        single=True,
+        client="t1-0",
+    ),
+    "m2fdp, without noise": Case(
+        half=M2FDPClient,
+        fields=write(with_(DEVICE, noised=False, noise_multiplier=0.0)),
+        unprotected=True,
+    ),
+    "fedvs": Case(
+        half=FedVSClient, user=columns, fields={"generation": "g"}, phase="enrol", model={}
+    ),
+    "fedvs, coding": Case(half=FedVSClient, user=columns, fields=coding, phase="code", model={}),
+    "split-vfl": Case(half=SplitVFLClient, user=columns, fields=write(EMBED)),
+    "split-vfl in a sum": Case(
+        half=SplitVFLClient, user=columns, fields={**write(EMBED), **SUM_TERMS}, summed=SUMMED
+    ),
+}
+
+CHARGED = [name for name, case in CASES.items() if case.charged]
+UNCHARGED = [name for name, case in CASES.items() if not case.charged]
+
+
+# -- A node ----------------------------------------------------------------------------------------
+
+
+class Inner(NumPyClient):
+    """A user's client."""
+
+    def __init__(self, user: Callable[[list[Any]], Any]) -> None:
+        self._user = user
+
+    def fit(self, parameters: list[Any], config: Any) -> Any:
+        return self._user(parameters)
+
+    def evaluate(self, parameters: list[Any], config: Any) -> Any:
+        return self._user(parameters)
+
+
+class Node:
+    """A deployed node in a folder of its own; another process or a restart is another `Node`.
+
+    Parameters
+    ----------
+    folder : Path
+        Where all of it lies; made if it is not there.
+    case : Case
+        The scheme that it works under.
+    user : callable, optional
+        The user's code; by default as it should be.
+    policy : dict
+        What its operator allows; by default also answers without noise, where the case is one.
+    seed : int, optional
+        Of its noise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        case: Case,
+        user: Callable[..., Any] | None = None,
+        *,
+        policy: Fields | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.case, self.folder = case, folder
+        if not folder.exists():
+            folder.mkdir()
+            self._equip()
+        allowed: Fields = {"allow_unprotected": [case.half.scheme]} if case.unprotected else {}
+        trusted = [] if case.client == "t1-0" else ["t1-0"]
+        policy = {"trusted_parents": trusted, **(allowed if policy is None else policy)}
+        (folder / "policy.toml").write_text(tomli_w.dumps(policy))
+        self.config = self.config_of(case.client)
+        if seed is not None:
+            self.config["insecure-seed"] = seed
+        self.context = Context(1, 1, self.config, RecordDict(), {})
+        self.ran = 0
+        self._user = user or case.user
+        if case.user in (tables, columns):
+            self.app = own_client_app(case.half, lambda context: self._given)
+        else:
+            half, inner = case.half, Inner(self._given)
+            self.app = numpy_client_app(lambda context: half(inner, context))
+
+    def _given(self, *parameters: Any) -> Any:
+        self.ran += 1
+        return self._user(*parameters)
+
+    def _equip(self) -> None:
+        """Write keys and pins: of a small tree where the case is one, else of three clients."""
+        if self.case.half is M2FDPClient:
+            zone_nodes(m2fdp.TierTree.of_fanouts((1, 2), p=1.0), self.folder)
+            return
+        if self.case.summed:
+            pins = {name: Identity.generate().public for name in "123"}
+            (self.folder / "0.pins").write_text(tomli_w.dumps({"clients": pins}))
+
+    def config_of(self, name: str) -> Fields:
+        """Return the configuration of a client's node."""
+        config: Fields = {
+            "client-id": name,
+            "privacy-state": str(self.folder),
+            "privacy-policy": str(self.folder / "policy.toml"),
+            "m2fdp-role": "aggregator" if name == "t1-0" else "device",
+        }
+        for key, suffix in (("privacy-pins", "pins"), ("privacy-identity", "pem")):
+            if (self.folder / f"{name}.{suffix}").exists():
+                config[key] = str(self.folder / f"{name}.{suffix}")
+        return config
+
+    def keys_of(self, name: str, *entries: str) -> Fields:
+        """Return the key of another node of the tree, and its signature, under some names."""
+        context = Context(1, 1, self.config_of(name), RecordDict(), {})
+        told = M2FDPClient(None, context).introduce("e")
+        return dict(zip(entries, (told["key"], told["signature"]), strict=True))
+
+    def ask(self, *, model: Any = None, header: Fields | None = None, **changes: Any) -> Said:
+        """Put the case's question, with some changes, to the node; return what leaves it."""
+        case = self.case
+        own = case.fields(self) if callable(case.fields) else dict(case.fields)
+        own |= {key.replace("_", "-"): value for key, value in changes.items()}
+        named: Fields = {"experiment_id": "e", "server_round": 1, **(header or {})}
+        named = {"scheme": case.half.scheme, "phase": case.phase, **named}
+        content = RecordDict(
+            {
+                "arrays": record(dict(case.model if model is None else model)),
+                "config": ConfigRecord(),
+                RECORD: ConfigRecord(Header(**named).write(own)),
+            }
+        )
+        if case.summed:
+            content[JOIN] = ConfigRecord()
+        with acting_as_server(1):
+            kind = "evaluate" if case.phase == "evaluate" else "train"
+            message = Message(content, 1, kind)
+            try:
+                reply = self.app(message, self.context)
+            # Flower's runner tells it so.
+            except Exception as error:  # noqa: BLE001
+                return "refused", 2, f"{type(error)}:<'{error}'>"
+        if reply.has_error():
+            return "refused", reply.error.code, reply.error.reason
+        arrays, fields, metrics = {}, {}, {}
+        for name, entry in reply.content.items():
+            if isinstance(entry, ArrayRecord):
+                arrays = {key: array.numpy() for key, array in entry.items()}
+            elif name == RECORD:
+                fields = dict(entry)
+            else:
+                metrics = dict(entry)
+        return "answer", arrays, fields, metrics
+
+    def charges(self) -> int:
+        """Return how many releases the node's ledger has."""
+        client = self.case.client
+        return len(Ledger(self.folder / f"{client}.ledger", data_set=client).entries())
+
+    def kept(self) -> list[bytes]:
+        """Return the replies that the node has kept."""
+        return [path.read_bytes() for path in self.folder.glob(f"{self.case.client}.*/*.reply")]
+
+
+def plain(said: Said) -> Any:
+    """Return what left a node as one value that can be compared."""
+    if said[0] == "refused":
+        return said
+    _, arrays, fields, metrics = said
+    return (
+        {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
+        fields,
+        metrics,
+    )
+
+
+def join_any_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let questions be in a secure sum of `SUMMED` honest clients, without masks."""
+    place = SimpleNamespace(
+        believed=SimpleNamespace(clients=SUMMED, honest=SUMMED, certain=SUMMED),
+        bounds=SimpleNamespace(code_limit=CODE_LIMIT),
+        masked=lambda arrays, metrics: (arrays, {}),
+    )
+
+    def join(client: Any, context: Any, header: Any, content: RecordDict) -> Any:
+        if JOIN in content:
+            secure_sum.policy_of(context).check_sum(SUMMED)
+            return place
+        return original(client, context, header, content)
+
+    original = secure_sum.join
+    monkeypatch.setattr(secure_sum, "join", join)
+
+
+__all__ = [
+    "CASES",
+    "CHARGED",
+    "UNCHARGED",
+    "Case",
+    "Node",
+    "Said",
+    "join_any_sum",
+    "plain",
+]

@@ -1,0 +1,528 @@
+"""What every scheme must pass on a node, baselines included: `every_scheme.CASES` is the table.
+
+A policy binds it; no code of a user's gets data past the charge, or past a refusal of one text; a
+kill leaves no answer without a charge; processes that are asked at once are charged alike.
+"""
+
+import hashlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from every_scheme import (
+    CASES,
+    CHARGED,
+    UNCHARGED,
+    Case,
+    Node,
+    Said,
+    batches,
+    columns,
+    evaluation,
+    fit,
+    join_any_sum,
+    losses,
+    nothing,
+    plain,
+    squared,
+    steps,
+    tables,
+)
+
+from flwr_privacy.clients import VerticalData
+from flwr_privacy.clients.rehearsal import rehearsing
+from flwr_privacy.errors import (
+    ChargedFailureError,
+    DataError,
+    DeclinedError,
+    InvalidParameterError,
+    LedgerError,
+    ProtocolError,
+)
+from flwr_privacy.grid import CODE_LIMIT
+from flwr_privacy.wire import DECLINED_CODE, FAILED_CODE
+
+SECRET = "J. Smith, 4711"
+
+
+@pytest.fixture(autouse=True)
+def any_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    join_any_sum(monkeypatch)
+
+
+# -- A policy binds it -----------------------------------------------------------------------------
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "another scheme": {"schemes": ["nobody"]},
+    "no budget": {"max_epsilon": 0.0},
+    "a larger sum": {"min_summed": 4},
+    "more noise": {"min_noise_multiplier": 1e6},
+    "a larger sigma": {"min_sigma": 1e6},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_nodes_policy_binds_it_before_data_are_read(
+    name: str, policy: str, tmp_path: Path
+) -> None:
+    if (name, policy) == ("fedvs", "a larger sum"):
+        return  # an enrolment is in no sum; the coding is refused
+    node = Node(tmp_path / "node", CASES[name], policy=POLICIES[policy])
+    kind, code, _ = node.ask()
+    assert (kind, code) == ("refused", DECLINED_CODE)
+    # The noise of a record follows from how many there are, which a rehearsal tells.
+    rehearsed = policy == "a larger sigma" and CASES[name].user in (steps, losses)
+    assert (node.ran, node.charges(), node.kept()) == (rehearsed, 0, [])
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.unprotected])
+def test_without_noise_nothing_leaves_unless_the_operator_allows_it(
+    name: str, tmp_path: Path
+) -> None:
+    for policy in ({}, {"allow_unprotected": ["nobody"]}):
+        node = Node(tmp_path / str(len(policy)), CASES[name], policy=policy)
+        kind, code, reason = node.ask()
+        assert (kind, code) == ("refused", DECLINED_CODE)
+        assert "lists the scheme in allow_unprotected" in reason
+        assert (node.ran, node.charges(), node.kept()) == (0, 0, [])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_otherwise_it_answers_and_is_charged(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    node = Node(tmp_path / "node", case)
+    assert node.ask()[0] == "answer"
+    assert node.charges() == case.charged
+
+
+# -- Whatever the user's code does -----------------------------------------------------------------
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def work(*given: Any) -> Any:
+        raise error
+
+    return work
+
+
+def giving(*arrays: Any) -> Callable[..., Any]:
+    return lambda parameters: (list(arrays), 3, {"loss": 0.5})
+
+
+ERRORS: dict[str, Callable[..., Any]] = {
+    kind.__name__: raising(kind(SECRET))
+    for kind in (ValueError, MemoryError, DataError, ProtocolError, DeclinedError, LedgerError)
+}
+ERRORS |= {
+    "InvalidParameterError": raising(InvalidParameterError("records", SECRET, SECRET)),
+    "ChargedFailureError": raising(ChargedFailureError(SECRET)),
+    "KeyError": raising(KeyError(4711)),
+    "StopIteration": raising(StopIteration(SECRET)),
+    "nothing": lambda *given: None,
+    "text": lambda *given: SECRET,
+}
+
+NAN, INFINITE = (np.full((1, 4), value, np.float32) for value in (np.nan, np.inf))
+UNFIT: dict[str, Callable[..., Any]] = {
+    **{f"returns {n}": giving(np.zeros(n, np.float32)) for n in (0, 4, 4711)},
+    "a number": giving(np.float32(4711)),
+    "integers": giving(np.full((1, 4), 4711)),
+    "complex": giving(np.full((1, 4), 4711j)),
+    "words": giving(np.array([[SECRET] * 4])),
+    "objects": giving(np.array([[None] * 4])),
+    "no arrays": giving(),
+    "two arrays": giving(NAN, NAN),
+    "NaN": giving(NAN),
+    "infinite": giving(INFINITE),
+}
+
+
+def around(work: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a training that returns something else than its trainer made."""
+    return lambda parameters: change(work(parameters))
+
+
+def failing_steps(work: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {
+        **ERRORS,
+        **({} if work is losses else UNFIT),
+        "another model": lambda parameters: work([parameters[0] + 1]),
+        "no trainer": fit,
+        "twice": lambda parameters: work(parameters) and work(parameters),
+        "raises after it": lambda parameters: work(parameters) and raising(ValueError(SECRET))(),
+    }
+
+
+def moved(made: Any) -> Any:
+    return [made[0][0] + 1], *made[1:]
+
+
+def filled(value: float, records: int = 12) -> Callable[[], Any]:
+    return lambda: (np.full((records, 3), value), np.zeros((records, 2)))
+
+
+class Broken:
+    """Something like an array, which cannot be read."""
+
+    def __array__(self, *given: Any, **named: Any) -> Any:
+        raise OSError(SECRET)
+
+
+FAILING: dict[Callable[..., Any], dict[str, Callable[..., Any]]] = {
+    fit: {**ERRORS, **UNFIT},
+    evaluation: {
+        **ERRORS,
+        "not a number": lambda parameters: ("4711 records", 3, {}),
+        "a list": lambda parameters: ([4711.0, 1.0], 3, {}),
+        "a pair": lambda parameters: (0.5, 3),
+    },
+    steps: {**failing_steps(steps), "other arrays": around(steps, moved)},
+    batches: {**failing_steps(batches), "other arrays": around(batches, moved)},
+    losses: failing_steps(losses),
+    tables: {
+        **ERRORS,
+        "NaN": filled(np.nan),
+        "beyond its bound": filled(4711.0),
+        "three tables": lambda: (*tables(), None),
+        "unreadable": lambda: (Broken(), tables()[1]),
+    },
+    columns: {
+        **ERRORS,
+        "NaN": lambda: VerticalData(train=filled(np.nan)()[0]),
+        "a table": lambda: tables()[0],
+        "unreadable": lambda: VerticalData(train=Broken()),  # type: ignore[arg-type]
+    },
+}
+"""Code that fails as the user's, by what it is to be."""
+
+
+def still(output: Any, labels: Any) -> Any:
+    return 0 * output.sum()
+
+
+IDLE: dict[Callable[..., Any], Callable[..., Any]] = {
+    fit: lambda parameters: (parameters, 3, {}),
+    evaluation: lambda parameters: (4.0, 3, {}),
+    steps: partial(steps, loss=still),
+    batches: partial(batches, loss=still),
+    tables: filled(0.0),
+}
+"""Code with which the answer says nothing but its noise."""
+
+
+def lossy(output: Any, labels: Any) -> Any:
+    if bool((labels != 0).any()):  # so it is with one of the records
+        raise ValueError(SECRET)
+    return squared(output, labels)
+
+
+def twisted(parameters: list[Any]) -> Any:
+    """Train in place, and give back the very arrays that came."""
+    for array in parameters:
+        array += 4711
+    return parameters, 3, {}
+
+
+RECORDS = np.array([[np.nan] * 4, [3e38] * 4, [np.inf] * 4, [1e-45] * 4, [1.0] * 4], np.float32)
+ODD: dict[Callable[..., Any], dict[str, Callable[..., Any]]] = {
+    fit: {
+        "huge": giving(np.full((1, 4), 3e38, np.float32)),
+        "huge doubles": giving(np.full((1, 4), -1e308)),
+        "tiny": giving(np.full((1, 4), 1e-45, np.float32)),
+        "half precision": giving(np.ones((1, 4), np.float16)),
+        "of another order": giving(np.ones((4, 1), np.float32).T),
+        "in place": twisted,
+        "its metrics are text": lambda parameters: (parameters, SECRET, {"loss": SECRET}),
+        "a million records": lambda parameters: (parameters, 10**30, {"loss": [1.0]}),
+    },
+    evaluation: {
+        **{f"loss {x}": (lambda _, x=x: (x, 3, {})) for x in (np.nan, np.inf, -np.inf, 1e300)},
+        "its metrics are text": lambda _: (0.5, SECRET, {"accuracy": SECRET}),
+    },
+    **{
+        work: {
+            "the loss raises for a record": partial(work, loss=lossy),
+            "records of any size": partial(work, features=RECORDS),
+        }
+        for work in (steps, batches, losses)
+    },
+    tables: {"at its bound": filled(1.0), "short": filled(0.5, 1), "tiny": filled(1e-300)},
+    columns: {"beyond its bound": lambda: VerticalData(train=filled(4711.0)()[0])},
+}
+"""Code that does what nobody expects, and may be answered."""
+
+
+def planted(table: Any, names: list[str]) -> list[tuple[str, str]]:
+    return [(name, what) for name in names for what in table.get(CASES[name].user, {})]
+
+
+def close(node: Node, said: Said) -> None:
+    """Check that nothing of a secret is in what left a node."""
+    assert "Smith" not in repr(said)
+    assert "4711" not in repr(said)
+    assert not any(b"Smith" in reply or b"4711" in reply for reply in node.kept())
+
+
+@pytest.mark.parametrize(("name", "what"), planted(FAILING, CHARGED))
+def test_a_failure_is_charged_and_tells_nothing_but_that(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    node = Node(tmp_path / "node", case, FAILING[case.user][what], seed=7)
+    said = node.ask()
+    close(node, said)
+    assert node.charges() == 1
+    if case.failing == "zero":
+        idle = Node(tmp_path / "idle", case, IDLE[case.user], seed=7)
+        if "sealed" in said[2]:  # only the parent can read it
+            assert len(said[2]["sealed"]) == len(idle.ask()[2]["sealed"])
+        else:
+            assert plain(said) == plain(idle.ask())
+        return
+    assert said == ("refused", FAILED_CODE, said[2])
+    assert said[2].startswith("charged, and there is no answer: this node answers nothing more")
+    ran = node.ran
+    again = node.ask(header={"request": 1})
+    assert again[:2] == ("refused", DECLINED_CODE)
+    assert (node.charges(), node.ran, node.kept()) == (1, ran, [])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that overflow
+@pytest.mark.parametrize("name", UNCHARGED)
+def test_where_nobody_is_charged_all_failures_are_refused_alike(name: str, tmp_path: Path) -> None:
+    """With FedAvg the server gets whatever the training returns, and only then."""
+    case, refusals = CASES[name], {}
+    for place, (what, user) in enumerate((FAILING[case.user] | ODD[case.user]).items()):
+        node = Node(tmp_path / str(place), case, user)
+        said = node.ask()
+        if said[0] == "refused":
+            close(node, said)
+            refusals[what] = said
+            assert (node.charges(), node.kept()) == (0, [])
+        else:
+            assert what not in ERRORS
+    assert set(ERRORS) <= set(refusals)
+    assert len(set(refusals.values())) == 1, refusals
+
+
+@pytest.mark.parametrize(("name", "what"), planted(ODD, CHARGED))
+def test_what_nobody_expects_moves_an_answer_no_further_than_is_charged(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    node = Node(tmp_path / "node", case, ODD[case.user][what], seed=7)
+    idle = Node(tmp_path / "idle", case, IDLE.get(case.user), seed=7)
+    said, rest = node.ask(), idle.ask()
+    assert (said[0], node.charges()) == ("answer", 1)
+    close(node, said)
+    (_, arrays, fields, metrics), (_, still_arrays, still_fields, still_metrics) = said, rest
+    assert (arrays.keys(), fields.keys()) == (still_arrays.keys(), still_fields.keys())
+    loss, still_loss = (of.pop("loss", 0.0) for of in (metrics, still_metrics))
+    assert abs(loss - still_loss) <= 4.0
+    assert metrics == still_metrics
+    squares = 0.0
+    for key, array in arrays.items():
+        assert (array.dtype, array.shape) == (still_arrays[key].dtype, still_arrays[key].shape)
+        assert np.issubdtype(array.dtype, np.integer)
+        assert np.abs(array).max() <= CODE_LIMIT
+        if key not in ("flwr-privacy.count", "flwr-privacy.records"):
+            squares += float(((array - still_arrays[key].astype(float)) ** 2).sum())
+    assert 2.0**case.grid * squares**0.5 <= case.reach
+
+
+class Exiting:
+    """Code that ends its process, at once or in the training that a rehearsal is followed by."""
+
+    def __init__(self, work: Callable[..., Any], *, again: bool) -> None:
+        self.work, self.first = work, work in (steps, batches, losses) and not again
+
+    def __call__(self, *given: Any) -> Any:
+        if self.first:
+            self.first = False
+            return self.work(*given)
+        sys.exit(SECRET)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].phase != "aggregate"])
+def test_code_that_ends_its_process_leaves_a_charge_and_nothing_else(
+    name: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    charged = case.charged and case.user is not tables  # their number is looked at before
+    for attempt in range(3):
+        node = Node(tmp_path / "node", case, Exiting(case.user, again=attempt > 0))
+        if attempt and charged and case.once:
+            assert node.ask()[:2] == ("refused", DECLINED_CODE)
+        else:
+            with pytest.raises(SystemExit):
+                node.ask()
+        assert (node.charges(), node.kept()) == (charged, [])
+    node = Node(tmp_path / "node", case)
+    assert node.ask()[0] == ("refused" if charged and case.once else "answer")
+    assert node.charges() == case.charged
+
+
+# -- Kills -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def torch_is_there(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Train once: what torch loads for it takes each process seconds."""
+    node = Node(tmp_path_factory.mktemp("warm") / "node", CASES["udp, records"])
+    assert node.ask()[0] == "answer"
+
+
+FORK = multiprocessing.get_context("fork")
+STEPS = (
+    *("answer", "plan", "_reserved", "_pay", "write_sealed", "reserve", "close", "run"),
+    *("measure", "noise", "keep", "superseded"),
+)
+"""Functions of ours at whose entry a node is killed, the first time that they are entered."""
+
+
+def watch(entered: Callable[[str], None]) -> None:
+    """Call something with the name of each of `STEPS` that is entered, and of the user's code."""
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        name = frame.f_code.co_name
+        ours = frame.f_globals.get("__name__", "").startswith("flwr_privacy")
+        if event == "call" and name in STEPS and ours:
+            entered(frame.f_code.co_qualname)
+
+    sys.setprofile(profile)
+
+
+def steps_of(case: Case, folder: Path) -> list[str]:
+    """Return through which steps an answer comes, in their order."""
+    node, seen = Node(folder, case), list[str]()
+    watch(seen.append)
+    try:
+        assert node.ask()[0] == "answer"
+    finally:
+        sys.setprofile(None)
+    return list(dict.fromkeys(seen))
+
+
+def settled(folder: Path, case: Case) -> Case:
+    """Return a case whose question is a fixed one: what devices seal for it is no step of it."""
+    fields = case.fields
+    return replace(case, fields=fields(Node(folder, case)) if callable(fields) else fields)
+
+
+def told(pipe: int, case: Case) -> Callable[..., Any]:
+    """Return the user's code, which tells that it runs on data."""
+
+    def user(*given: Any) -> Any:
+        if not rehearsing():
+            os.write(pipe, b"ran\n")
+        return case.user(*given)
+
+    return user
+
+
+def killed(folder: Path, case: Case, step: str) -> list[bytes]:
+    """Kill a node as it enters a step; return what it said by then: that it ran, its answer."""
+    reader, pipe = os.pipe()
+    child = os.fork()
+    if not child:
+        node = Node(folder, case, told(pipe, case))
+        watch(lambda name: os._exit(0) if name == step else None)
+        os.write(pipe, name_of(node.ask()) + b"\n")
+        os._exit(0)
+    os.close(pipe)
+    with open(reader, "rb") as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return said.splitlines()
+
+
+def name_of(said: Said) -> bytes:
+    """Return a short name of what left a node."""
+    return hashlib.sha256(repr(plain(said)).encode()).hexdigest().encode()
+
+
+@pytest.mark.usefixtures("torch_is_there")
+@pytest.mark.parametrize("name", CHARGED)
+def test_a_kill_at_any_step_leaves_no_answer_without_its_charge(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    stages = [*steps_of(settled(tmp_path / "zone", case), tmp_path / "zone"), "the sending"]
+    assert len(stages) > 6
+    for place, step in enumerate(stages):
+        folder = tmp_path / str(place)
+        asked = settled(folder, case)
+        ran, *sent = [*killed(folder, asked, step), b"", b""][:2]
+        node = Node(folder, asked)
+        charges = node.charges()
+        assert charges >= max(len(node.kept()), ran == b"ran" and case.user is not tables), step
+        assert charges >= bool(sent[0]), step
+        answers = {*filter(None, sent)}
+        for _ in range(2):
+            said = Node(folder, asked).ask()
+            if said[0] == "answer":
+                answers.add(name_of(said))
+            else:  # it may have been opened in a sum, or is given once
+                assert Node(folder, asked).charges(), step
+                assert case.once or case.single, step
+                assert said[1] == DECLINED_CODE, step
+        if case.kept:
+            assert len(answers) <= node.charges() <= charges + 1, step
+        assert node.charges() >= 1, step
+
+
+# -- Several processes -----------------------------------------------------------------------------
+
+
+def race(folder: Path, case: Case, changes: list[dict[str, Any]]) -> list[tuple[str, bytes]]:
+    """Ask a node in as many processes at once as there are changes of the question."""
+    barrier, queue = FORK.Barrier(len(changes)), FORK.SimpleQueue()
+
+    def user(*given: Any) -> Any:
+        if not case.once:  # else the second comes no further than the charge
+            barrier.wait(60)
+        return case.user(*given)
+
+    def asked(change: dict[str, Any]) -> None:
+        node = Node(folder, case, user)
+        if case.once or case.user is nothing:
+            barrier.wait(60)
+        said = node.ask(**change)
+        queue.put((said[0], name_of(said)))
+
+    processes = [FORK.Process(target=asked, args=(change,)) for change in changes]
+    for process in processes:
+        process.start()
+    said = [queue.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return said
+
+
+@pytest.mark.usefixtures("torch_is_there")
+@pytest.mark.parametrize("name", CHARGED)
+def test_processes_with_the_same_question_are_charged_once(name: str, tmp_path: Path) -> None:
+    case = settled(tmp_path / "node", CASES[name])
+    one, other = race(tmp_path / "node", case, [{}, {}])
+    assert Node(tmp_path / "node", case).charges() == 1
+    if case.once:
+        assert {one[0], other[0]} == {"answer", "refused"}
+    elif case.kept:
+        assert one == other
+    assert "answer" in (one[0], other[0])
+
+
+@pytest.mark.usefixtures("torch_is_there")
+@pytest.mark.parametrize("name", CHARGED)
+def test_processes_with_different_questions_are_charged_for_each(name: str, tmp_path: Path) -> None:
+    case = settled(tmp_path / "node", CASES[name])
+    one, other = race(tmp_path / "node", case, [{}, dict(case.other)])
+    answers = [one[0], other[0]].count("answer")
+    assert answers == Node(tmp_path / "node", case).charges() == (1 if case.single else 2)
+    assert one != other or not case.kept
