@@ -562,9 +562,10 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     ) -> ArrayRecord:
         """Return the new global arrays: the average, or what the inner strategy makes of it.
 
-        What is not in the average keeps the server's values.
+        What is not in the average keeps the server's values, and all arrays keep their dtypes.
         """
-        arrays = to_record({name: averaged.get(name, old) for name, old in self._template.items()})
+        new = {name: averaged.get(name, old) for name, old in self._template.items()}
+        arrays = to_record({n: new[n].astype(old.dtype) for n, old in self._template.items()})
         if self.inner is not None:
             arrays = self.inner.aggregate(server_round, arrays, metrics, weight)
             arrays = to_record(
