@@ -17,7 +17,6 @@ from flwr_privacy.errors import (
 from flwr_privacy.identity import client_id_from
 from flwr_privacy.wire import COHORT, DECLINED_CODE, ERROR_CODE, FAILED_CODE, RECORD, Header
 
-from .cohort import play_cohort
 from .play import App, built, config_record, play, untold
 
 __all__ = ["answer", "or_refusal"]
@@ -33,6 +32,8 @@ def answer(app: App, message: Message, context: Context) -> Message:
     def reply() -> Message:
         header, _ = Header.read(config_record(message.content, RECORD))
         if COHORT in message.content:
+            from .cohort import play_cohort  # late: most nodes play one client
+
             content = play_cohort(app, header, message, context)
         else:
             client_id = client_id_from(context.node_config)

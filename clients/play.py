@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from flwr.app import (
@@ -20,7 +20,13 @@ from flwr.app import (
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics
-from flwr_privacy.errors import DataError, FlwrPrivacyError, LedgerError, ProtocolError
+from flwr_privacy.errors import (
+    DataError,
+    DeclinedError,
+    FlwrPrivacyError,
+    LedgerError,
+    ProtocolError,
+)
 from flwr_privacy.pipeline import refused_alike
 from flwr_privacy.running_statistics import check_question
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
@@ -37,12 +43,14 @@ from flwr_privacy.wire import (
     values_digest,
 )
 
-from . import secure_sum
 from .base import SchemeClient, Train, Trained
-from .custody import is_simulated_client, refuse_node_keys, rules_of, storage
+from .custody import is_simulated_client, policy_of, refuse_node_keys, rules_of, storage
 from .node_settings import may_play_any
 from .records import RecordArrays, first_array_record, to_record
 from .rehearsal import rehearsing
+
+if TYPE_CHECKING:
+    from .secure_sum import Place
 
 __all__ = [
     "ARRAYS",
@@ -199,14 +207,16 @@ def play(
             numbers = MetricRecord(dict(judged))
         return RecordDict({METRICS: numbers, RECORD: reply_record(header, client_id, {})})
     if header.phase in (KEYS, SHARES):
-        records = secure_sum.answer_phase(context, header, message.content)
+        from .secure_sum import answer_phase  # late: most clients are in no sum
+
+        records = answer_phase(context, header, message.content)
         return RecordDict({**records, RECORD: reply_record(header, client_id, {})})
     if JOIN in message.content and kind != MessageType.TRAIN:
         raise ProtocolError(f"a secure sum over answers to '{kind}': only 'train' has one")
     # Before the client joins a sum: a refusal must leave no trace there.
     if client.keeps_statistics and header.phase == TRAIN:
         check_question(arrays, fields)
-    place = secure_sum.join(client, context, header, message.content)
+    place = _place(client, context, header, message.content)
     fields |= _named(header, place, told)
 
     def train(start: Arrays) -> Trained:
@@ -228,6 +238,37 @@ def play(
                 RECORD: reply_record(header, client_id, own),
             }
         )
+
+
+def _place(
+    client: SchemeClient, context: Context, header: Header, content: RecordDict
+) -> "Place | None":
+    """Take a client's place in the secure sum that a training question names, if it names one.
+
+    Raises
+    ------
+    DeclinedError
+        If there is none, and the client or its node answers only within one; or as `join`.
+    ProtocolError
+        If the client's answers cannot be summed; or as `join`.
+    """
+    if JOIN in content and client.sums == "never":
+        raise ProtocolError(
+            f"{type(client).__name__} sends what cannot be summed securely: wrap the app in "
+            "SecureSumClient"
+        )
+    if JOIN in content:
+        from .secure_sum import join  # late: most clients are in no sum
+
+        return join(context, header, content)
+    if client.sums == "only":
+        raise DeclinedError(
+            f"{type(client).__name__} answers only within a secure sum: give the strategy "
+            "secure_sum=SecureSum(...)"
+        )
+    if client.sums != "never":
+        policy_of(context).check_sum(None)
+    return None
 
 
 def _asked(message: Message) -> Message:
@@ -264,7 +305,7 @@ def _told(content: RecordDict) -> bytes:
     return values_digest(*told)
 
 
-def _named(header: Header, place: secure_sum.Place | None, told: bytes) -> Fields:
+def _named(header: Header, place: "Place | None", told: bytes) -> Fields:
     """Return what a client is told of its question beside the scheme's own fields."""
     return {
         "told": told,

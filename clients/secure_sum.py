@@ -39,7 +39,7 @@ from flwr_privacy.updates import Update
 from flwr_privacy.wire import METRICS, TRAIN, Fields, Header, question_digest
 
 from .base import SchemeClient, Train
-from .custody import Custody, is_simulated, policy_of
+from .custody import Custody, is_simulated
 
 __all__ = ["SecureSumClient"]
 
@@ -157,34 +157,17 @@ class Place:
         return {MASKED: pack(vector, bits)}, told
 
 
-def join(
-    client: SchemeClient, context: Context, header: Header, content: RecordDict
-) -> Place | None:
-    """Take a client's place in the secure sum that a training question names, if it names one.
+def join(context: Context, header: Header, content: RecordDict) -> Place:
+    """Take a client's place in the secure sum that a training question names.
 
     Raises
     ------
     DeclinedError
-        If there is none, and the client or its node answers only within one; or if too few clients
-        are in it for the node's policy.
+        If too few clients are in it for the node's policy.
     ProtocolError
         If the client cannot join: a share is damaged, it was asked in this session before, or the
         server contradicts itself.
     """
-    if JOIN not in content:
-        if client.sums == "only":
-            raise DeclinedError(
-                f"{type(client).__name__} answers only within a secure sum: give the strategy "
-                "secure_sum=SecureSum(...)"
-            )
-        if client.sums != "never":
-            policy_of(context).check_sum(None)
-        return None
-    if client.sums == "never":
-        raise ProtocolError(
-            f"{type(client).__name__} sends what cannot be summed securely: wrap the app in "
-            "SecureSumClient"
-        )
     custody = Custody.of(context)
     record = _record(content, JOIN)
     joined, bounds = read(Joined, record), read(Bounds, record)

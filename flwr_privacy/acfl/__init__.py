@@ -7,61 +7,68 @@ one upload and not the gradients, which give the moments away; `flwr_privacy.str
 both by default.
 """
 
-from .encoding import (
-    Moments,
-    check_data,
-    clipped_gradient,
-    encode,
-    gradient,
-    mirrored,
-    moments,
-    moments_gradient,
-    one_hot,
-    symmetrise,
-    upper,
-)
-from .features import FeatureMap, FourierFeatures, accuracy, predict
-from .plan import Plan, Wish
-from .privacy import (
-    eps_feature,
-    eps_feature_symmetric,
-    eps_feature_tight,
-    eps_label,
-    eps_label_tight,
-    mi_epsilon,
-    noise_split,
-    record_epsilon,
-    record_mu,
-    sigma2_for_eps,
-)
-from .scfl import (
-    Projected,
-    encode_projected,
-    eps_projected,
-    projected_gradient,
-    projected_mse,
-    sigma2_for_eps_projected,
-)
-from .steps import StepSize
-from .terms import GradientTerms, SetupTerms
-from .theory import (
-    coded_fixed_point,
-    convergence_bound,
-    gradient_mse,
-    optimal_second_moment_bound,
-    second_moment_bound,
-    uplink_bits,
-)
-from .weights import (
-    AlphaPolicy,
-    Weights,
-    alpha_bounds,
-    alpha_estimated,
-    alpha_horizon,
-    coded_energy,
-    device_weights,
-    stable_weights,
-)
+from typing import TYPE_CHECKING
+
+from flwr_privacy.lazy import lazy
+
+if TYPE_CHECKING:
+    from .encoding import (
+        Moments,
+        check_data,
+        clipped_gradient,
+        encode,
+        gradient,
+        mirrored,
+        moments,
+        moments_gradient,
+        one_hot,
+        symmetrise,
+        upper,
+    )
+    from .features import FeatureMap, FourierFeatures, accuracy, predict
+    from .plan import Plan, Wish
+    from .privacy import (
+        eps_feature,
+        eps_feature_symmetric,
+        eps_feature_tight,
+        eps_label,
+        eps_label_tight,
+        mi_epsilon,
+        noise_split,
+        record_epsilon,
+        record_mu,
+        sigma2_for_eps,
+    )
+    from .scfl import (
+        Projected,
+        encode_projected,
+        eps_projected,
+        projected_gradient,
+        projected_mse,
+        sigma2_for_eps_projected,
+    )
+    from .steps import StepSize
+    from .terms import GradientTerms, SetupTerms
+    from .theory import (
+        coded_fixed_point,
+        convergence_bound,
+        gradient_mse,
+        optimal_second_moment_bound,
+        second_moment_bound,
+        uplink_bits,
+    )
+    from .weights import (
+        AlphaPolicy,
+        Weights,
+        alpha_bounds,
+        alpha_estimated,
+        alpha_horizon,
+        coded_energy,
+        device_weights,
+        stable_weights,
+    )
+else:
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "AlphaPolicy",

@@ -8,63 +8,70 @@ against T clients, or one client's answer at the server; `flwr_privacy.strategie
 that leave the server nothing but the sums.
 """
 
-from flwr_privacy.lagrange import max_partitions, max_stragglers, recovery_threshold
+from typing import TYPE_CHECKING
 
-from .central import Central
-from .costs import Costs, cost_model
-from .network import (
-    embed,
-    expand,
-    expanded_width,
-    gradient_of,
-    initial_weights,
-    project,
-)
-from .privacy import (
-    SLACK_BITS,
-    batch_rank,
-    check_rank,
-    privacy_matrix_rank,
-    server_view_is_tight,
-    server_view_warning,
-    slack,
-)
-from .quantisation import (
-    Scales,
-    check_partial_sum,
-    dequantise,
-    equal_share,
-    max_scale_bits,
-    quantise,
-    quantise_stochastic,
-    round_half_up,
-    round_stochastic,
-)
-from .rows import Segments, batch_of, batches, order
-from .sharing import (
-    data_shares,
-    decode_rows,
-    evaluate,
-    pad_rows,
-    pad_rows_paper,
-    weight_shares,
-    weight_shares_paper,
-    zero_masks,
-)
-from .theory import (
-    batch_gradient_variance,
-    convergence_bound_corrected,
-    convergence_bound_paper,
-    embedding_error_bound,
-    embedding_error_rms,
-    lemma_b2_corrected,
-    lemma_b2_paper,
-    lemma_b2_paper_inner,
-    rounding_variance,
-    rounding_variance_bound,
-    step_size_paper,
-    whole_smoothness,
-)
+from flwr_privacy.lazy import lazy
+
+if TYPE_CHECKING:
+    from flwr_privacy.lagrange import max_partitions, max_stragglers, recovery_threshold
+
+    from .central import Central
+    from .costs import Costs, cost_model
+    from .network import (
+        embed,
+        expand,
+        expanded_width,
+        gradient_of,
+        initial_weights,
+        project,
+    )
+    from .privacy import (
+        SLACK_BITS,
+        batch_rank,
+        check_rank,
+        privacy_matrix_rank,
+        server_view_is_tight,
+        server_view_warning,
+        slack,
+    )
+    from .quantisation import (
+        Scales,
+        check_partial_sum,
+        dequantise,
+        equal_share,
+        max_scale_bits,
+        quantise,
+        quantise_stochastic,
+        round_half_up,
+        round_stochastic,
+    )
+    from .rows import Segments, batch_of, batches, order
+    from .sharing import (
+        data_shares,
+        decode_rows,
+        evaluate,
+        pad_rows,
+        pad_rows_paper,
+        weight_shares,
+        weight_shares_paper,
+        zero_masks,
+    )
+    from .theory import (
+        batch_gradient_variance,
+        convergence_bound_corrected,
+        convergence_bound_paper,
+        embedding_error_bound,
+        embedding_error_rms,
+        lemma_b2_corrected,
+        lemma_b2_paper,
+        lemma_b2_paper_inner,
+        rounding_variance,
+        rounding_variance_bound,
+        step_size_paper,
+        whole_smoothness,
+    )
+else:
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "SLACK_BITS",

@@ -9,25 +9,11 @@ how long it should be; `zone`, `sums` and `models` do what the nodes do, `plan` 
 server settles and asks.
 """
 
-from .aggregation import aggregate_event
-from .bounds import abc_terms, corollary_gap, stationarity_gap, step_size, theorem1_bound
-from .control import AdaptiveController, Decision
-from .counts import TierCounts
-from .models import Place, TreeModels, moved
-from .noise import noise_multiplier, one_shot_sigma, sigma, tree_noise_var, variance_by_tier
-from .plan import Asked, Exchange, Release, RoundPlan, Wish, boundary_tier, exchanges
-from .privacy import (
-    BoundaryClass,
-    boundary_classes,
-    multiplier,
-    paper_figures,
-    record_multiplier,
-    true_epsilon,
-)
+from typing import TYPE_CHECKING
+
+from flwr_privacy.lazy import lazy
+
 from .promise import promise
-from .release import DeviceUpdate, ZoneAverage
-from .resources import Cost, Link, ResourceModel
-from .schedule import EventSchedule, Segment
 from .sensitivity import (
     Drift,
     Reach,
@@ -37,24 +23,46 @@ from .sensitivity import (
     sensitivity_worst_case,
     smooth_factor,
 )
-from .sums import TierSums
-from .terms import (
-    AGGREGATE,
-    CODES,
-    DELIVER,
-    DOWN,
-    EVENT,
-    NOISED,
-    SCHEME,
-    UP,
-    VALUE_RANGE,
-    Delivery,
-    Duty,
-    Terms,
-    any_batch,
-)
-from .tree import CLOUD, TierTree
-from .zone import Upload, averaged, noised, trained
+
+if TYPE_CHECKING:
+    from .aggregation import aggregate_event
+    from .bounds import abc_terms, corollary_gap, stationarity_gap, step_size, theorem1_bound
+    from .control import AdaptiveController, Decision
+    from .counts import TierCounts
+    from .models import Place, TreeModels, moved
+    from .noise import noise_multiplier, one_shot_sigma, sigma, tree_noise_var, variance_by_tier
+    from .plan import Asked, Exchange, Release, RoundPlan, Wish, boundary_tier, exchanges
+    from .privacy import (
+        BoundaryClass,
+        boundary_classes,
+        multiplier,
+        paper_figures,
+        record_multiplier,
+        true_epsilon,
+    )
+    from .release import DeviceUpdate, ZoneAverage
+    from .resources import Cost, Link, ResourceModel
+    from .schedule import EventSchedule, Segment
+    from .sums import TierSums
+    from .terms import (
+        AGGREGATE,
+        CODES,
+        DELIVER,
+        DOWN,
+        EVENT,
+        NOISED,
+        SCHEME,
+        UP,
+        VALUE_RANGE,
+        Delivery,
+        Duty,
+        Terms,
+        any_batch,
+    )
+    from .tree import CLOUD, TierTree
+    from .zone import Upload, averaged, noised, trained
+else:
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "AGGREGATE",

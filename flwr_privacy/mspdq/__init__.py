@@ -14,48 +14,55 @@ codes and nothing else: then a client's model is protected as the secure sum say
 averages W[0], ..., W[K] tell is not.
 """
 
-from .bounds import (
-    D1,
-    D2,
-    D3,
-    bound_msp,
-    bound_mspdq,
-    comm_complexity_bound,
-    comm_count,
-    nu2,
-    round_complexity,
-)
-from .codec import Codec, DecodedSum, centred, decode_start, encode_start, uncentred
-from .hub import Hub, SumHub, code_sum, outweighs
-from .intervals import (
-    Intervals,
-    Widths,
-    min_levels_linf,
-    own_width,
-    pi_paper,
-    spread_gain,
-    width_linf,
-    widths_for_bound,
-)
-from .member import Member, Said
-from .mixing import Mixing, SubStates
-from .splitting import NoiseSplit, Split, UniformSplit, noised
-from .terms import CODES, MIX, SYNC, Terms
-from .theory import (
-    k_rounds,
-    lambda2_P,
-    lambda_min_U,
-    laplace_scale,
-    largest_stable,
-    max_coupling,
-    min_bits,
-    quantizer_delta,
-    residual,
-    rounds_needed,
-    stable,
-    sum_bits,
-    uplink_bits,
-)
+from typing import TYPE_CHECKING
+
+from flwr_privacy.lazy import lazy
+
+if TYPE_CHECKING:
+    from .bounds import (
+        D1,
+        D2,
+        D3,
+        bound_msp,
+        bound_mspdq,
+        comm_complexity_bound,
+        comm_count,
+        nu2,
+        round_complexity,
+    )
+    from .codec import Codec, DecodedSum, centred, decode_start, encode_start, uncentred
+    from .hub import Hub, SumHub, code_sum, outweighs
+    from .intervals import (
+        Intervals,
+        Widths,
+        min_levels_linf,
+        own_width,
+        pi_paper,
+        spread_gain,
+        width_linf,
+        widths_for_bound,
+    )
+    from .member import Member, Said
+    from .mixing import Mixing, SubStates
+    from .splitting import NoiseSplit, Split, UniformSplit, noised
+    from .terms import CODES, MIX, SYNC, Terms
+    from .theory import (
+        k_rounds,
+        lambda2_P,
+        lambda_min_U,
+        laplace_scale,
+        largest_stable,
+        max_coupling,
+        min_bits,
+        quantizer_delta,
+        residual,
+        rounds_needed,
+        stable,
+        sum_bits,
+        uplink_bits,
+    )
+else:
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "CODES",

@@ -6,10 +6,17 @@ Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020 (a sparse g
 neighbours). `Participant` is a client's side, `Session` the server's.
 """
 
-from .masked import MaskedSum, add_masks
-from .participant import Invitation, Joined, Participant
-from .session import NotOpenedError, Session
-from .settings import Bounds, SecureSum
+from typing import TYPE_CHECKING
+
+from flwr_privacy.lazy import lazy
+
+if TYPE_CHECKING:
+    from .masked import MaskedSum, add_masks
+    from .participant import Invitation, Joined, Participant
+    from .session import NotOpenedError, Session
+    from .settings import Bounds, SecureSum
+else:
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "Bounds",

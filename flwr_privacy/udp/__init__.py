@@ -7,51 +7,59 @@ formula (10) is `sigma_paper`; it is not sufficient. The
 default is Gaussian differential privacy, whose composition is exact.
 """
 
-from .formulas import (
-    budget,
-    eps_paper,
-    eps_spent,
-    eps_zcdp,
-    mu_star,
-    participations,
-    rounds_paper,
-    sigma_crd,
-    sigma_gdp,
-    sigma_paper,
-    sigma_zcdp,
-)
-from .loss import LossTerms, MeanLoss
-from .moments import eps_moments, eps_server, ln_moment, ln_moment_paper
-from .pace import (
-    DECAYS,
-    Discounted,
-    LinearDecay,
-    Pace,
-    PlateauDecay,
-    Uniform,
-    discount_T,
-    m_t,
-    pace_of,
-)
-from .plan import Plan, Wish
-from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, Schedule
+from typing import TYPE_CHECKING
+
+from flwr_privacy.lazy import lazy
+
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, sensitivity
-from .shared import RECORDS_NAME, SharedMean
-from .terms import Steps, Terms
-from .theory import (
-    SEARCH_GRID,
-    PLProblem,
-    SearchCost,
-    b_corrected,
-    b_paper,
-    bound_corrected,
-    bound_paper,
-    c_corrected,
-    c_paper,
-    optimal_rounds,
-    search_cost,
-    stationary_rounds,
-)
+
+if TYPE_CHECKING:
+    from .formulas import (
+        budget,
+        eps_paper,
+        eps_spent,
+        eps_zcdp,
+        mu_star,
+        participations,
+        rounds_paper,
+        sigma_crd,
+        sigma_gdp,
+        sigma_paper,
+        sigma_zcdp,
+    )
+    from .loss import LossTerms, MeanLoss
+    from .moments import eps_moments, eps_server, ln_moment, ln_moment_paper
+    from .pace import (
+        DECAYS,
+        Discounted,
+        LinearDecay,
+        Pace,
+        PlateauDecay,
+        Uniform,
+        discount_T,
+        m_t,
+        pace_of,
+    )
+    from .plan import Plan, Wish
+    from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, Schedule
+    from .shared import RECORDS_NAME, SharedMean
+    from .terms import Steps, Terms
+    from .theory import (
+        SEARCH_GRID,
+        PLProblem,
+        SearchCost,
+        b_corrected,
+        b_paper,
+        bound_corrected,
+        bound_paper,
+        c_corrected,
+        c_paper,
+        optimal_rounds,
+        search_cost,
+        stationary_rounds,
+    )
+else:
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "BOUNDS",
