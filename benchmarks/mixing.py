@@ -14,7 +14,7 @@ from flwr_privacy.clients import FedAvgClient, MSPDQClient, SchemeClient, as_mod
 from flwr_privacy.clients.torch import get_arrays, initialise, mlp, set_arrays, train
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import run_inline
-from flwr_privacy.strategies import MSPDQ, FedAvg, SchemeStrategy
+from flwr_privacy.strategies import MSPDQ, FedAvg, LoopOptions, SchemeStrategy
 
 from .report import Comparison
 
@@ -30,8 +30,8 @@ def mixing() -> Iterator[Comparison]:
     steps = f"{CLIENTS} clients, {IMAGES} images, {EPOCHS} epochs"
     plain, _, plain_bytes = _run(FedAvg(), FedAvgClient)
     for name, strategy, at_most, bits in (
-        ("MSPDQ, 10 steps", MSPDQ(mixing_rounds=10, seed=1), 0.5, 88),
-        ("MSPDQ, summed", MSPDQ(secure_sum=SecureSum(), seed=1), None, 8 + 4),
+        ("MSPDQ, 10 steps", MSPDQ(mixing_rounds=10, loop=LoopOptions(seed=1)), 0.5, 88),
+        ("MSPDQ, summed", MSPDQ(secure_sum=SecureSum(), loop=LoopOptions(seed=1)), None, 8 + 4),
     ):
         beside, trained, sent = _run(strategy, MSPDQClient)
         yield Comparison(

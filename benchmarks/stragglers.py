@@ -22,7 +22,7 @@ from flwr_privacy.simulations.data import available
 from flwr_privacy.simulations.inline import run_inline
 from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import ACFL
+from flwr_privacy.strategies import ACFL, LoopOptions
 
 from .report import Comparison
 
@@ -102,7 +102,10 @@ def _to_level(scene: _Scene, settings: Settings, options: dict[str, Any]) -> flo
     parameters = tasks.regression_parameters(task, settings)
     parameters["learning_rate"] = scene.step / _records(settings)
     strategy = _UntilGood(
-        scene.level, seed=settings.seed, stragglers=STRAGGLERS, **parameters, **options
+        scene.level,
+        loop=LoopOptions(seed=settings.seed, stragglers=STRAGGLERS),
+        **parameters,
+        **options,
     )
     start = tasks.initial_arrays(task, settings.seed)["weights"].astype(np.float64)
     server_app = ServerApp()

@@ -18,6 +18,7 @@ __all__ = [
     "FieldRangeError",
     "FlwrPrivacyError",
     "InvalidParameterError",
+    "KeywordError",
     "LedgerError",
     "NotEnoughSharesError",
     "ProtocolError",
@@ -59,6 +60,27 @@ class InvalidParameterError(FlwrPrivacyError, ValueError):
         self.value = value
         self.allowed = allowed
         super().__init__(f"{parameter} = {_shown(value)}: expected {allowed}")
+
+
+class KeywordError(InvalidParameterError, TypeError):
+    """A keyword is not one of a class, or one that it needs is missing.
+
+    Parameters
+    ----------
+    owner : str
+        The class.
+    keyword : str
+        The keyword.
+    advice : str
+        What to write.
+    missing : bool, default False
+        Whether the keyword is missing.
+    """
+
+    def __init__(self, owner: str, keyword: str, advice: str, *, missing: bool = False) -> None:
+        self.parameter, self.value, self.allowed = keyword, None, advice
+        problem = "needs" if missing else "has no"
+        Exception.__init__(self, f"{owner} {problem} {keyword!r}: {advice}")
 
 
 class DataError(FlwrPrivacyError):

@@ -3,7 +3,6 @@
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -669,18 +668,12 @@ def _settings(values: dict[str, Any], *, download: bool) -> Settings:
     return settings
 
 
-def _own_parameters(strategy: type) -> set[str]:
+def _own_parameters(strategy: Any) -> set[str]:
     """Return the parameters that a scheme has beyond those of every strategy."""
+    from flwr_privacy.simulations.flat_options import flat_keys
     from flwr_privacy.strategies import SchemeStrategy
 
-    names = {
-        name
-        for kind in strategy.__mro__
-        if issubclass(kind, SchemeStrategy)
-        for name, parameter in signature(kind).parameters.items()
-        if parameter.kind is Parameter.KEYWORD_ONLY
-    }
-    return names - set(signature(SchemeStrategy).parameters)
+    return set(flat_keys(strategy)).difference(flat_keys(SchemeStrategy))
 
 
 def _engine_of(folder: RunFolder, engine: str | None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from flwr_privacy.identity import client_id_from
 from flwr_privacy.m2fdp import CLOUD, TierTree
 from flwr_privacy.pins import Identity
 from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.simulations.flat_options import strategy_of
 from flwr_privacy.strategies import (
     ACFL,
     M2FDP,
@@ -124,7 +125,8 @@ class Scene:
 
     def build(self, **more: Any) -> SchemeStrategy:
         """Return the server half, with the parameters of the scene and others."""
-        return _quick(self.strategy)(seed=3, experiment_id="e", **{**self.options, **more})
+        values = {"seed": 3, "experiment_id": "e", **self.options, **more}
+        return strategy_of(_quick(self.strategy), values)
 
 
 @cache

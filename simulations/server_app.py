@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations import tasks
+from flwr_privacy.simulations.flat_options import strategy_of
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.schemes import scheme
 from flwr_privacy.simulations.settings import Settings
@@ -85,12 +86,7 @@ def build_strategy(
         parameters |= _of_the_task(settings)
     if chosen.vertical:
         parameters |= _of_the_columns(settings)
-    try:
-        return chosen.strategy(**parameters, **settings.strategy)
-    except TypeError as error:  # an unknown keyword
-        raise InvalidParameterError(
-            "strategy", settings.strategy, f"parameters of '{settings.scheme}' ({error})"
-        ) from error
+    return strategy_of(chosen.strategy, {**parameters, **settings.strategy})
 
 
 def initial_arrays(settings: Settings) -> ArrayRecord:

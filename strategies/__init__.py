@@ -7,6 +7,7 @@ from .central_dp import CentralDP
 from .experiment import SchemeResult
 from .fedavg import FedAvg
 from .fedvs import FedVS
+from .loop_options import LoopOptions
 from .m2fdp import M2FDP
 from .msp import MSP
 from .mspdq import MSPDQ
@@ -26,6 +27,7 @@ __all__ = [
     "FedVS",
     "FlowerAccountant",
     "JoPEQFedAvg",
+    "LoopOptions",
     "NbAFL",
     "QuantizedFedAvg",
     "SchemeResult",

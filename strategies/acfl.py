@@ -6,7 +6,7 @@ The model is one matrix. What the clients send is a gradient; the server makes t
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -50,6 +50,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError
 from flwr_privacy.wire import TRAIN
 
@@ -65,12 +66,14 @@ logger = logging.getLogger("flwr.privacy")
 SETUP = "setup"
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class ACFL(SchemeStrategy):
     """Linear regression by coded gradients and those that come in time (adaptive coded FL).
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `SchemeStrategy`.
     noise : {"record", "paper", "none"}, default "record"
         What is noised. ``record``: the setup and all gradients, for a budget per record. ``paper``:
@@ -166,108 +169,109 @@ class ACFL(SchemeStrategy):
 
     Examples
     --------
-    >>> from flwr_privacy.strategies import ACFL
-    >>> strategy = ACFL(epsilon=8.0, feature_norm=1.0, one_hot=True, deadline=30.0)
+    >>> from flwr_privacy.strategies import ACFL, LoopOptions
+    >>> strategy = ACFL(feature_norm=1.0, one_hot=True, loop=LoopOptions(deadline=30.0))
     >>> as_printed = ACFL(noise="paper", mi_epsilon=1.0, straggler_rate=0.2, learning_rate=1e-4)
     """
+
+    noise: str = RECORD
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    setup_share: float = 0.5
+    mi_epsilon: float | None = None
+    bound: str = "paper"
+    split: str = "equal"
+    sigma1_sq: float | None = None
+    sigma2_sq: float | None = None
+    alpha: str | float = "estimated"
+    predictable: bool = False
+    straggler_rate: float | Mapping[str, float] | None = None
+    gradient_bound: float | None = None
+    model_bound: float | None = None
+    project: bool = False
+    encoding: str = MOMENTS
+    symmetric_noise: bool = False
+    symmetrize: bool = False
+    feature_bound: float | None = None
+    label_bound: float = 1.0
+    feature_norm: float | None = None
+    label_norm: float | None = None
+    features: FeatureMap | str | None = None
+    one_hot: bool = False
+    learning_rate: float | None = None
+    schedule: str = "constant"
+    shift: float = 200.0
+    ridge: float = 0.0
+    clipping_norm: float = 1.0
+    batch_fraction: float = 1.0
+    max_records: int = 2**14
+    rounds: int | None = None
 
     scheme: ClassVar[str] = "acfl"
     summable: ClassVar[bool] = True
     sum_phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN})
     weight_key = "num-examples"  # the clients' own: 1
 
-    def __init__(
-        self,
-        *arguments: Any,
-        noise: str = RECORD,
-        epsilon: float = 8.0,
-        delta: float = 1e-5,
-        setup_share: float = 0.5,
-        mi_epsilon: float | None = None,
-        bound: str = "paper",
-        split: str = "equal",
-        sigma1_sq: float | None = None,
-        sigma2_sq: float | None = None,
-        alpha: str | float = "estimated",
-        predictable: bool = False,
-        straggler_rate: float | Mapping[str, float] | None = None,
-        gradient_bound: float | None = None,
-        model_bound: float | None = None,
-        project: bool = False,
-        encoding: str = MOMENTS,
-        symmetric_noise: bool = False,
-        symmetrize: bool = False,
-        feature_bound: float | None = None,
-        label_bound: float = 1.0,
-        feature_norm: float | None = None,
-        label_norm: float | None = None,
-        features: FeatureMap | str | None = None,
-        one_hot: bool = False,
-        learning_rate: float | None = None,
-        schedule: str = "constant",
-        shift: float = 200.0,
-        ridge: float = 0.0,
-        clipping_norm: float = 1.0,
-        batch_fraction: float = 1.0,
-        max_records: int = 2**14,
-        rounds: int | None = None,
-        **options: Any,
-    ) -> None:
-        if rounds is not None:
-            check_integer("rounds", rounds, minimum=1)
-        self._rounds = rounds
-        flags = {"predictable": predictable, "project": project, "symmetrize": symmetrize}
+    def __post_init__(self) -> None:
+        if self.rounds is not None:
+            check_integer("rounds", self.rounds, minimum=1)
+        self._rounds = self.rounds
+        flags = {
+            "predictable": self.predictable,
+            "project": self.project,
+            "symmetrize": self.symmetrize,
+        }
         for name, flag in flags.items():
             check_flag(name, flag)
         self._wish = Wish(
-            noise=noise,
-            epsilon=epsilon,
-            delta=delta,
-            setup_share=setup_share,
-            mi_epsilon=mi_epsilon,
-            bound=bound,
-            split=split,
-            sigma1_sq=sigma1_sq,
-            sigma2_sq=sigma2_sq,
-            alpha=alpha,
-            model_bound=model_bound,
-            encoding=encoding,
-            symmetric_noise=symmetric_noise,
-            feature_bound=_bound_of(features, "bound", feature_bound, otherwise=1.0),
-            label_bound=label_bound,
-            feature_norm=_bound_of(features, "norm", feature_norm),
-            label_norm=label_norm,
-            feature_map=_identity(features),
-            one_hot=one_hot,
-            clipping_norm=clipping_norm,
-            batch_fraction=batch_fraction,
-            max_records=max_records,
+            noise=self.noise,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            setup_share=self.setup_share,
+            mi_epsilon=self.mi_epsilon,
+            bound=self.bound,
+            split=self.split,
+            sigma1_sq=self.sigma1_sq,
+            sigma2_sq=self.sigma2_sq,
+            alpha=self.alpha,
+            model_bound=self.model_bound,
+            encoding=self.encoding,
+            symmetric_noise=self.symmetric_noise,
+            feature_bound=_bound_of(self.features, "bound", self.feature_bound, otherwise=1.0),
+            label_bound=self.label_bound,
+            feature_norm=_bound_of(self.features, "norm", self.feature_norm),
+            label_norm=self.label_norm,
+            feature_map=_identity(self.features),
+            one_hot=self.one_hot,
+            clipping_norm=self.clipping_norm,
+            batch_fraction=self.batch_fraction,
+            max_records=self.max_records,
         )
-        self._symmetrised = symmetrize and not symmetric_noise
-        if project and options.get("inner") is not None:
-            raise InvalidParameterError("project", project, "false with an inner strategy")
-        if learning_rate is None and not self._wish.needs_setup:
+        self._symmetrised = self.symmetrize and not self.symmetric_noise
+        if self.project and self.inner is not None:
+            raise InvalidParameterError("project", self.project, "false with an inner strategy")
+        if self.learning_rate is None and not self._wish.needs_setup:
             raise InvalidParameterError(
                 "learning_rate", None, "a step size, where there are no coded data to tell it"
             )
-        self._rate = straggler_rate
+        self._rate = self.straggler_rate
         self._steps: dict[str, Any] = {
-            "policy": alpha,
-            "straggler_rate": straggler_rate,
-            "predictable": predictable,
-            "gradient_bound": gradient_bound,
-            "model_bound": model_bound,
-            "learning_rate": learning_rate,
-            "schedule": schedule,
-            "shift": shift,
-            "ridge": ridge,
-            "project": project,
+            "policy": self.alpha,
+            "straggler_rate": self.straggler_rate,
+            "predictable": self.predictable,
+            "gradient_bound": self.gradient_bound,
+            "model_bound": self.model_bound,
+            "learning_rate": self.learning_rate,
+            "schedule": self.schedule,
+            "shift": self.shift,
+            "ridge": self.ridge,
+            "project": self.project,
         }
-        super().__init__(*arguments, **options)
+        super().__post_init__()
         self.fraction_evaluate = 0.0
-        if self.secure_sum is not None and isinstance(straggler_rate, Mapping):
+        if self.secure_sum is not None and isinstance(self.straggler_rate, Mapping):
             raise InvalidParameterError(
-                "straggler_rate", dict(straggler_rate), "one rate of all under a secure sum"
+                "straggler_rate", dict(self.straggler_rate), "one rate of all under a secure sum"
             )
 
     def _build(self) -> None:
@@ -386,8 +390,8 @@ class ACFL(SchemeStrategy):
         if self.newcomers:
             self._take_in(grid, server_round, self.newcomers)
         if self._wish.coded_only or not self._prepared(grid, server_round):
-            if self.inner is not None:
-                arrays, _ = self.inner.configure(server_round, arrays, config)
+            if self._inner is not None:
+                arrays, _ = self._inner.configure(server_round, arrays, config)
             self._template = arrays_of(arrays)
             return self._stepped(server_round, None, MetricRecord())
         messages = self.configure_train(server_round, arrays, config, grid)

@@ -11,9 +11,8 @@ calls `ask`, and goes on with the sum of the answers.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -31,10 +30,10 @@ from flwr_privacy.errors import (
     check_number,
 )
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.running_statistics import SETTLED, not_told, suspected
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.masked import vector_size
-from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire import (
     EVALUATE,
     TRAIN,
@@ -47,6 +46,7 @@ from .federation import Federation
 from .history import log, plain
 from .inner import InnerStrategy
 from .instruction import Instruction
+from .loop_options import LoopOptions
 from .replies import check_alike, merge, warn_of_metrics, without_arrays
 from .round import ClientReply, PartialSum, Round, arrays_of
 from .secure_sum import SecureRounds, opened_mean
@@ -55,7 +55,11 @@ __all__ = ["SchemeStrategy"]
 
 logger = logging.getLogger("flwr.privacy")
 
+MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
 
+
+@checked_keywords
+@dataclass(eq=False, repr=False)
 class SchemeStrategy(FlowerFedAvg):
     """Base of the strategies: FedAvg's parameters and, by keyword, those of the shared loop.
 
@@ -66,33 +70,13 @@ min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key, \
 train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         As in `flwr.serverapp.strategy.FedAvg`; "nodes" are clients here. The functions see records
         without their arrays, which are gone once they are summed up.
-    seed : int, optional
-        Root of the seeds of sampling and of simulated stragglers; by default the experiment's
-        identity.
-    experiment_id : str, optional
-        Identity of the experiment; by default a new one, or the checkpoint's on a resume.
-    clients : int, optional
-        Number of simulated clients, which the nodes play between them. By default every node is
-        one client.
-    quorum : int, optional
-        Number of averaged replies after which a round goes on. With simulated stragglers the
-        `quorum` fastest clients count, and a refused reply among them is not replaced.
-    deadline : float, optional
-        Seconds after which an exchange goes on without the missing replies: real ones, or virtual
-        ones where stragglers are simulated. By default the timeout given to `start`.
-    stragglers : StragglerModel, optional
-        Simulated answer times on a virtual clock.
+    loop : LoopOptions, optional
+        Seed, identity, simulated clients, deadlines, run folder.
     inner : flwr.serverapp.strategy.FedAvg, optional
         A Flower strategy (FedAdam, FedProx, ...) that takes the scheme's aggregate as one reply.
-    run_dir : path, optional
-        Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
     secure_sum : SecureSum, optional
         Has the clients' answers summed so that nobody sees a single one; for schemes whose answers
         are codes on a grid. The clients are not asked to evaluate then.
-    resume : bool, default False
-        Whether to go on from the checkpoint in `run_dir`.
-    on_round : callable, optional
-        Called with the history line of every round.
 
     Raises
     ------
@@ -100,95 +84,73 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         If a parameter is out of range.
     """
 
+    fraction_train: float = 1.0
+    fraction_evaluate: float = 1.0
+    min_train_nodes: int = 2
+    min_evaluate_nodes: int = 2
+    min_available_nodes: int = 2
+    weighted_by_key: str = "num-examples"
+    arrayrecord_key: str = "arrays"
+    configrecord_key: str = "config"
+    # Flower says None of its parameters, not of its attributes.
+    train_metrics_aggr_fn: MetricsFn | None = None  # type: ignore[assignment]
+    evaluate_metrics_aggr_fn: MetricsFn | None = None  # type: ignore[assignment]
+    _: KW_ONLY
+    loop: LoopOptions = LoopOptions()  # noqa: RUF009 - it is frozen
+    inner: FlowerFedAvg | None = None
+    secure_sum: SecureSum | None = None
+
     scheme: ClassVar[str]
     summable: ClassVar[bool] = False  # whether answers are codes that a secure sum can take
     sum_phases: ClassVar[frozenset[str]] = frozenset({TRAIN})  # whose answers it takes
     untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE})  # phases without virtual time
-    weight_key: str | None = None  # of a scheme whose replies are not weighted by weighted_by_key
-    planned_rounds: int | None = None
+    weight_key: ClassVar[str | None] = None  # where replies are not weighted by weighted_by_key
     keeps_statistics: ClassVar[bool] = False  # whether running statistics are never uploaded
-    _keep_back_given: Sequence[str] | None = None  # None: the app has said nothing of it
-    _accountant: str | None = None  # who adds the releases up; None: the tightest that knows them
-    _announced = False
-    _promised: Guarantee | None = None  # an earlier run's, until this one asks something
-    _sums: SecureRounds | None = None
 
-    def __init__(
-        self,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None = None,
-        evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None = None,
-        *,
-        seed: int | None = None,
-        experiment_id: str | None = None,
-        clients: int | None = None,
-        quorum: int | None = None,
-        deadline: float | None = None,
-        stragglers: StragglerModel | None = None,
-        inner: FlowerFedAvg | None = None,
-        run_dir: str | Path | None = None,
-        resume: bool = False,
-        on_round: Callable[[dict[str, Any]], None] | None = None,
-        secure_sum: SecureSum | None = None,
-    ) -> None:
-        check_number("fraction_train", fraction_train, minimum=0, maximum=1)
-        check_number("fraction_evaluate", fraction_evaluate, minimum=0, maximum=1)
+    def __post_init__(self) -> None:
+        if not isinstance(self.loop, LoopOptions):
+            raise InvalidParameterError("loop", self.loop, "LoopOptions(...)")
+        check_number("fraction_train", self.fraction_train, minimum=0, maximum=1)
+        check_number("fraction_evaluate", self.fraction_evaluate, minimum=0, maximum=1)
+        fractions = self.fraction_train, self.fraction_evaluate
+        fewest = self.min_train_nodes, self.min_evaluate_nodes
+        self._metrics_fns = {
+            TRAIN: self.train_metrics_aggr_fn,
+            EVALUATE: self.evaluate_metrics_aggr_fn,
+        }
         super().__init__(
-            min_available_nodes=min_available_nodes,
-            weighted_by_key=weighted_by_key,
-            arrayrecord_key=arrayrecord_key,
-            configrecord_key=configrecord_key,
-            train_metrics_aggr_fn=train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
+            min_available_nodes=self.min_available_nodes,
+            weighted_by_key=self.weighted_by_key,
+            arrayrecord_key=self.arrayrecord_key,
+            configrecord_key=self.configrecord_key,
+            train_metrics_aggr_fn=self.train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn=self.evaluate_metrics_aggr_fn,
         )
         # Set here: FedAvg's constructor warns of a fraction of 0, which is as good as any.
-        self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
-        self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
-        for name, count in (("train", min_train_nodes), ("evaluate", min_evaluate_nodes)):
-            check_integer(f"min_{name}_nodes", count, minimum=0)
-        if clients is not None:
-            check_integer("clients", clients, minimum=1)
-        if quorum is not None:
-            check_integer("quorum", quorum, minimum=1)
-        if deadline is not None:
-            check_number("deadline", deadline, minimum=1e-9)
-        self._experiment_options: dict[str, Any] = {
-            "scheme": self.scheme,
-            "seed": seed,
-            "experiment_id": experiment_id,
-            "run_dir": run_dir,
-            "resume": resume,
-            "on_round": on_round,
-        }
-        self._conversation_options: dict[str, Any] = {
-            "scheme": self.scheme,
-            "stragglers": stragglers,
-            "deadline": deadline,
-            "weighted_by": self.weight_key or weighted_by_key,
-            "untimed": self.untimed,
-        }
-        self._virtual_clients = clients
-        self.secure_sum = self._checked_secure_sum(secure_sum, train_metrics_aggr_fn)
-        if secure_sum is not None:
+        self.fraction_train, self.fraction_evaluate = fractions
+        self.min_train_nodes, self.min_evaluate_nodes = fewest
+        check_integer("min_train_nodes", self.min_train_nodes, minimum=0)
+        check_integer("min_evaluate_nodes", self.min_evaluate_nodes, minimum=0)
+        self.planned_rounds: int | None = None
+        self.quorum = self.loop.quorum
+        self._virtual_clients = self.loop.clients
+        self._keep_back_given: Sequence[str] | None = None  # None: the app has said nothing of it
+        self._check_secure_sum()
+        if self.secure_sum is not None:
             self.fraction_evaluate = 0.0  # what clients say of their data is not summed
+        self._sums: SecureRounds | None = None
+        self._promised: Guarantee | None = None  # an earlier run's, until this one asks something
+        self._accountant: str | None = None  # None: the tightest that knows the charges
+        self._announced = False
         self._build()
-        self.quorum = quorum
-        self._only_with_start = {
-            "clients": clients,
-            "quorum": quorum,
-            "stragglers": stragglers,
-            "run_dir": run_dir,
-            "secure_sum": secure_sum,
+        self._only_with_start: dict[str, Any] = {
+            "clients": self.loop.clients,
+            "quorum": self.loop.quorum,
+            "stragglers": self.loop.stragglers,
+            "run_dir": self.loop.run_dir,
+            "secure_sum": self.secure_sum,
         }
-        self.inner = None if inner is None else InnerStrategy(inner)
-        self._metrics_fns = {TRAIN: train_metrics_aggr_fn, EVALUATE: evaluate_metrics_aggr_fn}
+        self._inner = None if self.inner is None else InnerStrategy(self.inner)
         self._template: Arrays = {}
 
     # -- What a scheme overrides -------------------------------------------------------------
@@ -305,7 +267,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         check_integer("num_rounds", num_rounds, minimum=1)
         if self.conversation.recorded:
-            self._experiment_options |= {"experiment_id": None, "resume": False}
+            self.loop = replace(self.loop, experiment_id=None, resume=False)
             self._build()
         self.conversation.timeout = check_number("timeout", timeout, minimum=1e-9)
         self.conversation.recorded = True
@@ -455,8 +417,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self._template = arrays_of(arrays)
         settled = self._settled_statistics()
         config = ConfigRecord({**config, "server-round": server_round})
-        if self.inner is not None:
-            arrays, config = self.inner.configure(server_round, arrays, config)
+        if self._inner is not None:
+            arrays, config = self._inner.configure(server_round, arrays, config)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         if self._sums is None:
             assigned, quorum = self.drawn(grid, server_round), self.quorum
@@ -566,8 +528,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         new = {name: averaged.get(name, old) for name, old in self._template.items()}
         arrays = to_record({n: new[n].astype(old.dtype) for n, old in self._template.items()})
-        if self.inner is not None:
-            arrays = self.inner.aggregate(server_round, arrays, metrics, weight)
+        if self._inner is not None:
+            arrays = self._inner.aggregate(server_round, arrays, metrics, weight)
             arrays = to_record(
                 {
                     name: arrays[name].numpy().astype(like.dtype).reshape(like.shape)
@@ -596,12 +558,18 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
 
     def _build(self) -> None:
         """Make what belongs to one training; a second `start` is another one."""
-        self.experiment = Experiment(**self._experiment_options)
+        self.experiment = Experiment(self.scheme, self.loop)
         self.federation = Federation(
             virtual_clients=self._virtual_clients, min_available_nodes=self.min_available_nodes
         )
         self.conversation = Conversation(
-            experiment=self.experiment, federation=self.federation, **self._conversation_options
+            scheme=self.scheme,
+            experiment=self.experiment,
+            federation=self.federation,
+            stragglers=self.loop.stragglers,
+            deadline=self.loop.deadline,
+            weighted_by=self.weight_key or self.weighted_by_key,
+            untimed=self.untimed,
         )
         self._sums = None
         self._promised_before: dict[str, int] = {}
@@ -672,21 +640,18 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             )
             self.releases.append(release)
 
-    def _checked_secure_sum(
-        self, secure_sum: SecureSum | None, metrics_fn: Callable[..., Any] | None
-    ) -> SecureSum | None:
-        if secure_sum is None:
-            return None
-        if not isinstance(secure_sum, SecureSum):
-            raise InvalidParameterError("secure_sum", secure_sum, "a SecureSum, or None")
+    def _check_secure_sum(self) -> None:
+        if self.secure_sum is None:
+            return
+        if not isinstance(self.secure_sum, SecureSum):
+            raise InvalidParameterError("secure_sum", self.secure_sum, "a SecureSum, or None")
         if not self.summable:
             allowed = f"None: the answers of '{self.scheme}' are no codes on a grid"
-            raise InvalidParameterError("secure_sum", secure_sum, allowed)
-        if metrics_fn is not None:
+            raise InvalidParameterError("secure_sum", self.secure_sum, allowed)
+        if (metrics_fn := self._metrics_fns[TRAIN]) is not None:
             raise InvalidParameterError(
                 "train_metrics_aggr_fn", metrics_fn, "None: under a secure sum no metrics are sent"
             )
-        return secure_sum
 
     def _opened(self, masked: MaskedSum, phase: str, server_round: int) -> WeightedMean:
         """Return the scheme's accumulator with the sum, if it can be opened, else an empty one."""
@@ -727,8 +692,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.releases, self._promised = card.releases, card.guarantee
         self._promised_before = state["secure_sum"]
         self.load_state_dict(state["scheme_state"])
-        if self.inner is not None:
-            self.inner.load_state_dict(state["inner"])
+        if self._inner is not None:
+            self._inner.load_state_dict(state["inner"])
         line = dict(state["line"])
         self._began -= float((line or self.experiment.history.lines[-1])["seconds"])
         return to_record(state["arrays"]), int(state["round"]) + 1, line
@@ -774,7 +739,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         return {
             "conversation": self.conversation.state(),
             "scheme_state": self.state_dict(),
-            "inner": self.inner.state_dict() if self.inner else {},
+            "inner": self._inner.state_dict() if self._inner else {},
             "secure_sum": self._sums.state() if self._sums else {},
         }
 

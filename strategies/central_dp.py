@@ -9,7 +9,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -41,6 +41,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
 from flwr_privacy.updates import released_names
@@ -61,12 +62,14 @@ _WIDEST = math.nextafter(2.0, 0.0)
 """Norm that has most steps on a grid which is chosen for it."""
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class CentralDP(SchemeStrategy):
     """Federated averaging of clipped updates with noise on the sum (DP-FedAvg).
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `SchemeStrategy`.
     epsilon, delta : float, default 8.0 and 1e-5
         Budget of a client over the whole training.
@@ -140,57 +143,56 @@ class CentralDP(SchemeStrategy):
     >>> trusted = CentralDP(fraction_train=0.2, noise="server", sampling="poisson", quantile=0.5)
     """
 
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    clipping_norm: float = 1.0
+    noise: str = DISTRIBUTED
+    sampling: str = FIXED
+    rounds: int | None = None
+    quantile: float | None = None
+    clipping_learning_rate: float = 0.2
+    count_share: float = 0.1
+    grid_bits: int | None = None
+    keep_back: Sequence[str] | None = None
+    insecure_seed: int | None = None
+
     scheme: ClassVar[str] = "central-dp"
     summable: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = True
     weight_key = "num-examples"  # the clients' own: 1
 
-    def __init__(
-        self,
-        *arguments: Any,
-        epsilon: float = 8.0,
-        delta: float = 1e-5,
-        clipping_norm: float = 1.0,
-        noise: str = DISTRIBUTED,
-        sampling: str = FIXED,
-        rounds: int | None = None,
-        quantile: float | None = None,
-        clipping_learning_rate: float = 0.2,
-        count_share: float = 0.1,
-        grid_bits: int | None = None,
-        keep_back: Sequence[str] | None = None,
-        insecure_seed: int | None = None,
-        secure_sum: SecureSum | None = None,
-        **options: Any,
-    ) -> None:
-        if rounds is not None:
-            check_integer("rounds", rounds, minimum=1)
-        if grid_bits is not None:
-            check_integer("grid_bits", grid_bits, minimum=1, maximum=30)
-        if quantile is not None:
-            next_clipping_norm(1.0, 0.5, quantile=quantile, learning_rate=clipping_learning_rate)
-            check_number("count_share", count_share, minimum=1e-6, maximum=LARGEST_SHARE)
-        self._mode = {"noise": noise, "sampling": sampling}
+    def __post_init__(self) -> None:
+        if self.rounds is not None:
+            check_integer("rounds", self.rounds, minimum=1)
+        if self.grid_bits is not None:
+            check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)
+        if self.quantile is not None:
+            next_clipping_norm(
+                1.0, 0.5, quantile=self.quantile, learning_rate=self.clipping_learning_rate
+            )
+            check_number("count_share", self.count_share, minimum=1e-6, maximum=LARGEST_SHARE)
+        self._mode = {"noise": self.noise, "sampling": self.sampling}
         self._amplified = self._mode == {"noise": SERVER, "sampling": POISSON}
-        sensitivity(clipping_norm, **self._mode)  # or says what is not allowed
+        sensitivity(self.clipping_norm, **self._mode)  # or says what is not allowed
         self._budget: dict[str, Any] = {
             **self._mode,
-            "epsilon": epsilon,
-            "delta": delta,
-            "count_share": 0.0 if quantile is None else count_share,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "count_share": 0.0 if self.quantile is None else self.count_share,
         }
         Schedule(**self._budget, rounds=1, q=1.0)  # or says what is not allowed
         self._clipping: dict[str, Any] = {
-            "clipping_norm": clipping_norm,
-            "quantile": quantile,
-            "clipping_learning_rate": clipping_learning_rate,
-            "grid_bits": grid_bits,
-            "keep_back": list(keep_back or ()),
+            "clipping_norm": self.clipping_norm,
+            "quantile": self.quantile,
+            "clipping_learning_rate": self.clipping_learning_rate,
+            "grid_bits": self.grid_bits,
+            "keep_back": list(self.keep_back or ()),
         }
-        self._rounds, self._keep_back_given = rounds, keep_back
-        self._insecure_seed = self._checked_seed(insecure_seed)
-        secure_sum = self._checked_sum(secure_sum)
-        super().__init__(*arguments, secure_sum=secure_sum, **options)
+        self._rounds = self.rounds
+        self._insecure_seed = self._checked_seed(self.insecure_seed)
+        self.secure_sum = self._checked_sum(self.secure_sum)
+        super().__post_init__()
+        self._keep_back_given = self.keep_back
         self.fraction_evaluate = 0.0  # what clients say of their data is a release of its own
 
     def _build(self) -> None:

@@ -1,12 +1,14 @@
 """Clients that weigh as often as they were drawn: once each, or with replacement."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from flwr_privacy.channel import derive
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_number
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.mspdq import outweighs
 from flwr_privacy.secure_sum import NotOpenedError
 from flwr_privacy.wire import TRAIN
@@ -51,15 +53,18 @@ def each_by_itself(assigned: Assigned, *, q: float, secret: bytes, server_round:
     return {node: clients for node, clients in drawn.items() if clients}
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class DrawnStrategy(SchemeStrategy):
     """Base of the strategies whose averages are over draws, whatever a client says of its weight.
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `SchemeStrategy`. The clients are not asked to evaluate.
-    replacement : bool, default False
-        Whether clients are drawn with replacement; then one that is drawn twice weighs twice, and
+    replacement : bool, optional
+        Whether clients are drawn with replacement; by default where a scheme is to be
+        as in its paper. Then one that is drawn twice weighs twice, and
         the average is an unbiased estimate of that by shares (Lemma 1 of the MSP paper).
     shares : dict, optional
         How often each client is to be drawn, relative to the others (its share of the data, if it
@@ -71,24 +76,23 @@ class DrawnStrategy(SchemeStrategy):
         If a value is not allowed.
     """
 
+    replacement: bool | None = None
+    shares: Mapping[str, float] | None = None
+
     weight_key = "num-examples"  # in a secure sum: what the client was told to weigh
 
-    def __init__(
-        self,
-        *arguments: Any,
-        replacement: bool = False,
-        shares: Mapping[str, float] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(*arguments, **options)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.fraction_evaluate = 0.0  # what clients say of their data would be one more upload
-        if shares is not None and not replacement:
-            raise InvalidParameterError("shares", shares, "nothing, where clients are drawn once")
-        for client, share in (shares or {}).items():
+        if self.shares is not None and not self.replacement:
+            raise InvalidParameterError(
+                "shares", self.shares, "nothing, where clients are drawn once"
+            )
+        for client, share in (self.shares or {}).items():
             if not check_number(f"shares[{client!r}]", share) > 0:
                 raise InvalidParameterError("shares", {client: share}, "numbers above 0")
-        self._replacement = replacement
-        self._shares = None if shares is None else dict(shares)
+        self._replacement = bool(self.replacement)
+        self._shares = None if self.shares is None else dict(self.shares)
 
     def setup(self, grid: Grid) -> None:
         """Check that everybody who is there has a share.

@@ -1,7 +1,7 @@
 """What lasts beyond a run: identity, seed, history and checkpoint of an experiment."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from flwr_privacy.identity import new_experiment_id
 
 from . import checkpoint
 from .history import History
+from .loop_options import LoopOptions
 
 __all__ = ["Experiment", "SchemeResult"]
 
@@ -53,46 +54,20 @@ class Experiment:
     ----------
     scheme : str
         Name of its scheme.
-    seed : int, optional
-        Root of its seeds; by default its identity.
-    experiment_id : str, optional
-        Its identity; by default a new one, or the checkpoint's.
-    run_dir : Path, optional
-        Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
-    resume : bool
-        Whether to go on from the checkpoint.
-    on_round : callable, optional
-        Called with the line of every round.
-
-    Raises
-    ------
-    InvalidParameterError
-        If there is no such folder, or none to resume from.
+    loop : LoopOptions
+        Its seed, identity, folder, and what hears of its rounds.
     """
 
-    def __init__(
-        self,
-        *,
-        scheme: str,
-        seed: int | None,
-        experiment_id: str | None,
-        run_dir: str | Path | None,
-        resume: bool,
-        on_round: Callable[[dict[str, Any]], None] | None,
-    ) -> None:
-        if resume and run_dir is None:
-            raise InvalidParameterError("run_dir", run_dir, "the folder to resume from")
-        if run_dir is not None and not Path(run_dir).is_dir():
-            raise InvalidParameterError("run_dir", str(run_dir), "a folder that exists")
+    def __init__(self, scheme: str, loop: LoopOptions) -> None:
         self._scheme = scheme
-        self._seed = seed
-        self._id = experiment_id
-        self.run_dir = None if run_dir is None else Path(run_dir)
-        self._resume = resume
+        self._seed = loop.seed
+        self._id = loop.experiment_id
+        self.run_dir = None if loop.run_dir is None else Path(loop.run_dir)
+        self._resume = loop.resume
         self._asked: Asked = {}  # of the round that has not ended
         self._asked_before: Asked = {}
         metrics = None if self.run_dir is None else self.run_dir / "metrics.jsonl"
-        self.history = History(metrics, on_round)
+        self.history = History(metrics, loop.on_round)
 
     @property
     def id(self) -> str:

@@ -1,11 +1,13 @@
 """Federated averaging on the shared loop: the baseline, and the proof of the loop."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flwr_privacy.grid import GridMean
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.secure_sum import Bounds, SecureSum
 from flwr_privacy.secure_sum.federated import Terms
 
@@ -15,6 +17,8 @@ from .instruction import Instruction
 __all__ = ["FedAvg"]
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class FedAvg(SchemeStrategy):
     """Federated averaging (McMahan et al. 2017, algorithm 1); replaces Flower's FedAvg in place.
 
@@ -23,7 +27,7 @@ class FedAvg(SchemeStrategy):
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `SchemeStrategy`, `secure_sum` among them.
     keep_back : sequence of str, default ()
         Arrays that are not sent under a secure sum, beside those of integers, which never are: the
@@ -38,17 +42,19 @@ class FedAvg(SchemeStrategy):
     Examples
     --------
     >>> from flwr_privacy.secure_sum import SecureSum
-    >>> from flwr_privacy.strategies import FedAvg
-    >>> strategy = FedAvg(fraction_train=0.5, seed=1)
+    >>> from flwr_privacy.strategies import FedAvg, LoopOptions
+    >>> strategy = FedAvg(fraction_train=0.5, loop=LoopOptions(seed=1))
     >>> strategy = FedAvg(fraction_train=0.5, secure_sum=SecureSum(value_range=2.0))
     """
+
+    keep_back: Sequence[str] = ()
 
     scheme: ClassVar[str] = "fedavg"
     summable: ClassVar[bool] = True
 
-    def __init__(self, *arguments: Any, keep_back: Sequence[str] = (), **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._keep_back = tuple(keep_back)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._keep_back = tuple(self.keep_back)
 
     def instruct(self, server_round: int) -> Instruction:
         """Return the terms of a secure sum, if there is one: updates are sent as codes then."""

@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -51,6 +52,7 @@ from flwr_privacy.fedvs.terms import (
 )
 from flwr_privacy.field import MERSENNE_31
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.lagrange import recovery_threshold, usual_partitions
 from flwr_privacy.wire import EVALUATE, TRAIN
 
@@ -66,12 +68,14 @@ logger = logging.getLogger("flwr.privacy")
 EVALUATIONS = ("secure", "oracle", "none")
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class FedVS(VerticalStrategy):
     """Vertical split learning on coded shares, exact from the first R answers (FedVS).
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., labels, central, ...
         Those of `VerticalStrategy`.
     K : int, optional
         Segments of the rows: the more, the less a client computes, and the more answers it takes.
@@ -143,49 +147,48 @@ class FedVS(VerticalStrategy):
     >>> strategy = FedVS(labels=[0, 1, 1, 0], central=central, T=1, batch_size=2, order=1)
     """
 
+    K: int | None = None
+    T: int = 1
+    prime: int = MERSENNE_31
+    data_bits: int = 8
+    weight_bits: int = 8
+    w_max: float = 2.0
+    zero_mask: bool | None = None
+    spare: int = 0
+    least_dealers: int | None = None
+    evaluation: str = "secure"
+    refresh_every: int | None = None
+    relay_limit: int = 2**26
+    paper: bool = False
+
     scheme: ClassVar[str] = "fedvs"
     untimed: ClassVar[frozenset[str]] = frozenset(
         {EVALUATE, ENROL, CODE, DEAL_EVALUATION, EMBED_EVALUATION, ORACLE}
     )
 
-    def __init__(
-        self,
-        *arguments: Any,
-        K: int | None = None,
-        T: int = 1,
-        prime: int = MERSENNE_31,
-        data_bits: int = 8,
-        weight_bits: int = 8,
-        w_max: float = 2.0,
-        zero_mask: bool | None = None,
-        spare: int = 0,
-        least_dealers: int | None = None,
-        evaluation: str = "secure",
-        refresh_every: int | None = None,
-        relay_limit: int = 2**26,
-        paper: bool = False,
-        **options: Any,
-    ) -> None:
-        self._paper = check_flag("paper", paper)
-        self._zero_mask = not paper if zero_mask is None else check_flag("zero_mask", zero_mask)
-        if paper and self._zero_mask:
+    def __post_init__(self) -> None:
+        self._paper = check_flag("paper", self.paper)
+        self._zero_mask = (
+            not self.paper if self.zero_mask is None else check_flag("zero_mask", self.zero_mask)
+        )
+        if self.paper and self._zero_mask:
             raise InvalidParameterError("zero_mask", True, "false with paper=True")
-        if K is not None:
-            check_integer("K", K, minimum=1)
-        self._K, self._T = K, check_integer("T", T, minimum=1)
-        self._prime = check_integer("prime", prime, minimum=3, maximum=2**31 - 1)
-        self._bits = data_bits, weight_bits
-        self._w_max = check_number("w_max", w_max, minimum=1e-12)
-        self._spare = check_integer("spare", spare, minimum=0)
-        if least_dealers is not None:
-            check_integer("least_dealers", least_dealers, minimum=2)
-        self._least = least_dealers
-        self._evaluation = check_choice("evaluation", evaluation, EVALUATIONS)
-        if refresh_every is not None:
-            check_integer("refresh_every", refresh_every, minimum=1)
-        self._refresh_every = refresh_every
-        self._relay_limit = check_integer("relay_limit", relay_limit, minimum=1)
-        super().__init__(*arguments, **options)
+        if self.K is not None:
+            check_integer("K", self.K, minimum=1)
+        self._K, self._T = self.K, check_integer("T", self.T, minimum=1)
+        self._prime = check_integer("prime", self.prime, minimum=3, maximum=2**31 - 1)
+        self._bits = self.data_bits, self.weight_bits
+        self._w_max = check_number("w_max", self.w_max, minimum=1e-12)
+        self._spare = check_integer("spare", self.spare, minimum=0)
+        if self.least_dealers is not None:
+            check_integer("least_dealers", self.least_dealers, minimum=2)
+        self._least = self.least_dealers
+        self._evaluation = check_choice("evaluation", self.evaluation, EVALUATIONS)
+        if self.refresh_every is not None:
+            check_integer("refresh_every", self.refresh_every, minimum=1)
+        self._refresh_every = self.refresh_every
+        self._relay_limit = check_integer("relay_limit", self.relay_limit, minimum=1)
+        super().__post_init__()
         if self._evaluation == "none":
             self._labels.pop(TEST_PART, None)
 

@@ -8,8 +8,8 @@ aggregators that are nodes of their own (`relay`).
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.fields import write
 from flwr_privacy.grid import saturated
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.layout import Layout
 from flwr_privacy.m2fdp import (
     EVENT,
@@ -68,6 +69,8 @@ logger = logging.getLogger("flwr.privacy")
 _WEIGHT = "num-examples"
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class M2FDP(SchemeStrategy):
     """Multi-tier federated learning with noise at the trust boundary (M2FDP).
 
@@ -81,18 +84,13 @@ class M2FDP(SchemeStrategy):
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `flwr_privacy.strategies.base.SchemeStrategy`. `fraction_train` (or
         `min_train_nodes`, as a share of the devices) is the share of the devices under each lowest
         aggregator that take part in a round. Clients are not asked to evaluate.
-    fanouts : sequence of int or str, optional
-        Children of the cloud, of each node of tier 1, and so on: ``(10, 5)`` or ``"10,5"``. The
-        clients are the leaves, in the order of their names.
-    tree : TierTree or path, optional
-        The tree itself, or its TOML file, in place of `fanouts`.
-    p : float or sequence of float, optional
-        Share of the children of insecure nodes that are secure, one for all tiers or one for each
-        of tier 1 to L-1; with `fanouts`. By default nobody is trusted.
+    tree : TierTree
+        The aggregators and who is trusted: ``TierTree.of_fanouts((10, 5), p=0.5)``, where the
+        clients are the leaves in the order of their names, or ``TierTree.read(file)``.
     steps : int, default 1
         Local steps of a round, K.
     events : int or mapping, optional
@@ -178,104 +176,101 @@ class M2FDP(SchemeStrategy):
 
     Examples
     --------
+    >>> from flwr_privacy.m2fdp import TierTree
     >>> from flwr_privacy.strategies import M2FDP
-    >>> strategy = M2FDP(fanouts=(10, 5), p=0.5, steps=20, events=5, clipping_norm=0.05)
+    >>> strategy = M2FDP(
+    ...     tree=TierTree.of_fanouts((10, 5), p=0.5), steps=20, events=5, clipping_norm=0.05
+    ... )
     """
+
+    tree: TierTree
+    steps: int = 1
+    events: int | Mapping[Any, Any] | None = None
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    calibration: str | None = None
+    drift: str | None = None
+    smoothness: float | None = None
+    convex: bool = False
+    clean_events: bool | None = None
+    clipping_norm: float | None = 1.0
+    step_rule: str = "constant"
+    sampling_rate: float | None = None
+    alpha: float | Sequence[float] | None = None
+    release_steps: str | None = None
+    min_children: int = 2
+    control: Mapping[str, Any] | None = None
+    relay: bool = False
+    edge_noise: bool = False
+    perturb_reg: bool = False
+    resources: ResourceModel | None = None
+    keep_back: Sequence[str] | None = None
+    insecure_seed: int | None = None
+    paper: bool = False
 
     scheme: ClassVar[str] = "m2fdp"
     keeps_statistics: ClassVar[bool] = True
     weight_key = _WEIGHT
-    relay: Relay | None
-    _devices: list[str] | None
-    _resumed: dict[str, int] | None
-    _plan: RoundPlan | None
 
-    def __init__(
-        self,
-        *arguments: Any,
-        fanouts: Sequence[int] | str | None = None,
-        tree: TierTree | str | Path | None = None,
-        p: float | Sequence[float] | None = None,
-        steps: int = 1,
-        events: int | Mapping[Any, Any] | None = None,
-        epsilon: float = 8.0,
-        delta: float = 1e-5,
-        calibration: str | None = None,
-        drift: str | None = None,
-        smoothness: float | None = None,
-        convex: bool = False,
-        clean_events: bool | None = None,
-        clipping_norm: float | None = 1.0,
-        step_rule: str = "constant",
-        sampling_rate: float | None = None,
-        alpha: float | Sequence[float] | None = None,
-        release_steps: str | None = None,
-        min_children: int = 2,
-        control: Mapping[str, Any] | None = None,
-        relay: bool = False,
-        edge_noise: bool = False,
-        perturb_reg: bool = False,
-        resources: ResourceModel | None = None,
-        keep_back: Sequence[str] | None = None,
-        insecure_seed: int | None = None,
-        paper: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(*arguments, **options)
+    def __post_init__(self) -> None:
+        self._devices: list[str] | None = None
+        self._resumed: dict[str, int] | None = None
+        self._plan: RoundPlan | None = None
+        self._relay: Relay | None = None
+        super().__post_init__()
         self.fraction_evaluate = 0.0  # what devices say of their data has no noise
-        if (fanouts is None) == (tree is None):
-            raise InvalidParameterError(
-                "fanouts", fanouts, "the tree of aggregators: either `fanouts` or `tree`"
-            )
-        if p is not None and fanouts is None:
-            raise InvalidParameterError("p", p, "nothing beside `tree`, which says who is trusted")
-        for name, value in (("relay", relay), ("edge_noise", edge_noise), ("paper", paper)):
+        if not isinstance(self.tree, TierTree):
+            allowed = "a TierTree, such as TierTree.of_fanouts((10, 5), p=0.5)"
+            raise InvalidParameterError("tree", self.tree, allowed)
+        for name, value in (
+            ("relay", self.relay),
+            ("edge_noise", self.edge_noise),
+            ("paper", self.paper),
+        ):
             check_flag(name, value)
-        self._given_tree = None if tree is None else _read(tree)
-        self._fanouts, self._p = fanouts, p
-        self._schedule = EventSchedule(steps=steps, events=_events(events))
+        self._given_tree = self.tree
+        self._schedule = EventSchedule(steps=self.steps, events=_events(self.events))
         self._wish = Wish(
-            epsilon=epsilon,
-            delta=delta,
-            calibration=calibration or ("paper" if paper else "device"),
-            drift=drift or ("lemma" if paper else "worst"),
-            smoothness=smoothness,
-            convex=convex,
-            clean_events=paper if clean_events is None else clean_events,
-            clipping_norm=clipping_norm,
-            step_rule=step_rule,
-            sampling_rate=sampling_rate,
-            alpha=alpha,
-            release_steps=release_steps or "round",
-            keep_back=list(keep_back or ()),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            calibration=self.calibration or ("paper" if self.paper else "device"),
+            drift=self.drift or ("lemma" if self.paper else "worst"),
+            smoothness=self.smoothness,
+            convex=self.convex,
+            clean_events=self.paper if self.clean_events is None else self.clean_events,
+            clipping_norm=self.clipping_norm,
+            step_rule=self.step_rule,
+            sampling_rate=self.sampling_rate,
+            alpha=self.alpha,
+            release_steps=self.release_steps or "round",
+            keep_back=list(self.keep_back or ()),
         )
-        self._keep_back_given = keep_back
-        self._least = check_integer("min_children", min_children, minimum=1)
-        self._control = dict(control) if control else None
-        self._relayed = relay
-        self._edge_noise = edge_noise
-        self._perturbed = check_flag("perturb_reg", perturb_reg)
-        self._resources = resources or ResourceModel()
-        if insecure_seed is not None:
-            check_integer("insecure_seed", insecure_seed, minimum=0)
-        self._insecure_seed = insecure_seed
+        self._keep_back_given = self.keep_back
+        self._least = check_integer("min_children", self.min_children, minimum=1)
+        self._control = dict(self.control) if self.control else None
+        self._relayed = self.relay
+        self._edge_noise = self.edge_noise
+        self._perturbed = check_flag("perturb_reg", self.perturb_reg)
+        self._resources = self.resources or ResourceModel()
+        if self.insecure_seed is not None:
+            check_integer("insecure_seed", self.insecure_seed, minimum=0)
+        self._insecure_seed = self.insecure_seed
         # Whatever can be refused before there are clients is refused here.
-        self.tree = self._given_tree or TierTree.of_fanouts(fanouts or (), p=p)
         self._schedule.check_depth(self.tree.depth)
-        if relay and self._virtual_clients is not None:
+        if self.relay and self._virtual_clients is not None:
             raise InvalidParameterError("clients", self._virtual_clients, "None with `relay`")
-        if relay and not self._wish.noised:
+        if self.relay and not self._wish.noised:
             allowed = "false without noise: an aggregator of its own has nothing to add"
             raise InvalidParameterError("relay", True, allowed)
-        if edge_noise and not self._wish.noised:
+        if self.edge_noise and not self._wish.noised:
             raise InvalidParameterError("edge_noise", True, "false where there is no noise")
         if self._wish.calibration == "paper":
             for tier in range(1, self.tree.depth + 1):
                 self._wish.alpha_of(tier, self.tree.depth)
         check_min_children(self.tree, self._least)
-        if self._given_tree is None and self._virtual_clients is None:
+        if not self.tree.named and self._virtual_clients is None:
             # A tree without names has as many leaves as there are clients: wait for all of them.
-            needed = members(self.tree, relayed=relay)
+            needed = members(self.tree, relayed=self.relay)
             self.min_available_nodes = max(self.min_available_nodes, needed)
             self._build()
 
@@ -297,7 +292,7 @@ class M2FDP(SchemeStrategy):
             for client in self.federation.clients()
             if introductions.get(client, {}).get("role", "device") == "device"
         ]
-        named = self._given_tree is not None
+        named = self._given_tree.named
         self.tree = settled(self.tree, devices, named=named, devices=self._devices)
         self._devices = list(self.tree.devices)
         if self.min_train_nodes > max(2, len(self._devices)):
@@ -318,7 +313,7 @@ class M2FDP(SchemeStrategy):
         if self._resumed is not None:
             self._course.resume(**self._resumed)
         self._tiers = TierLog(self.tree, self._resources, self._layout.size)
-        self.relay = Relay(self.conversation, self.tree, introductions) if self._relayed else None
+        self._relay = Relay(self.conversation, self.tree, introductions) if self._relayed else None
         self._plan = self._course.plan(1)
         self.plan.check(self._layout.size)
         self._write_tree()
@@ -381,8 +376,8 @@ class M2FDP(SchemeStrategy):
             edge_noise=partial(self._at_the_edge, server_round) if self._edge_noise else None,
         )
         self._tiers.begin(self.plan, self._chosen)
-        if self.relay is not None:
-            self.relay.begin()
+        if self._relay is not None:
+            self._relay.begin()
         model: NDArray[np.float64] | None = None
         metrics: MetricRecord | None = None
         answered = 0
@@ -411,7 +406,7 @@ class M2FDP(SchemeStrategy):
     def _warn_of_small_zones(
         self, server_round: int, exchange: Exchange, sums: TierSums | None
     ) -> None:
-        if self.relay is not None:
+        if self._relay is not None:
             return  # aggregators that are nodes say so themselves
         small = [
             leaf
@@ -429,9 +424,9 @@ class M2FDP(SchemeStrategy):
         self, grid: Grid, server_round: int, exchange: Exchange
     ) -> dict[str, NDArray[np.int32]]:
         """Have aggregators that are nodes of their own take an event; return what they noised."""
-        if self.relay is None:
+        if self._relay is None:
             return {}
-        released = self.relay.event(
+        released = self._relay.event(
             grid,
             server_round,
             exchange,
@@ -441,7 +436,7 @@ class M2FDP(SchemeStrategy):
             size=self._layout.size,
         )
         for node in released:
-            self._tiers.noised(node, self.relay.sigmas[node])
+            self._tiers.noised(node, self._relay.sigmas[node])
         return released
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
@@ -477,14 +472,14 @@ class M2FDP(SchemeStrategy):
         self._groups = {device: leaf for leaf, clients in drawn.items() for device in clients}
         shared = ConfigRecord({**config, "server-round": server_round})
         arrays = to_record(dict(models.start))
-        if self.inner is not None:
-            arrays, shared = self.inner.configure(server_round, arrays, shared)
+        if self._inner is not None:
+            arrays, shared = self._inner.configure(server_round, arrays, shared)
         records: dict[int, ArrayRecord] = {}
         of_group = {
             leaf: self._question(leaf, exchange, models, records, clients)
             for leaf, clients in drawn.items()
         }
-        own = {} if self.relay is None else self.relay.starts(devices)
+        own = {} if self._relay is None else self._relay.starts(devices)
         # What a node that plays several devices must know to add their codes up.
         kept = list(self._wish.keep_back)
         shared_terms = {**self._settled_statistics(), **({"keep-back": kept} if kept else {})}
@@ -520,11 +515,11 @@ class M2FDP(SchemeStrategy):
     ) -> RecordDict:
         """Return what goes to the devices of one lowest aggregator alone."""
         asked, plan = exchange.leaves[leaf], self.plan
-        sealed = self.relay is not None and self.tree.secure(leaf)
+        sealed = self._relay is not None and self.tree.secure(leaf)
         terms = self._terms(leaf, exchange, siblings if sealed else [])
         fields = write(terms)
-        if sealed and self.relay is not None:
-            fields |= self.relay.keys_for(leaf)
+        if sealed and self._relay is not None:
+            fields |= self._relay.keys_for(leaf)
         told: dict[str, Any] = {
             "local-steps": asked.steps,
             "learning-rate-scale": plan.scale,
@@ -581,11 +576,11 @@ class M2FDP(SchemeStrategy):
             If the reply is malformed.
         """
         leaf = self._groups.get(reply.client_id, "")
-        if self.relay is not None and leaf and self.tree.secure(leaf):
+        if self._relay is not None and leaf and self.tree.secure(leaf):
             if not isinstance(mean, TierSums) or reply.arrays():
                 raise ReplyRefusedError("malformed", "arrays beside a sealed answer")
             mean.count(reply.client_id)
-            self.relay.take(reply.client_id, reply.fields.get("sealed"))
+            self._relay.take(reply.client_id, reply.fields.get("sealed"))
             return
         mean.take(reply.client_id, reply.arrays(), reply.metrics(), _WEIGHT)
 
@@ -677,7 +672,7 @@ class M2FDP(SchemeStrategy):
 
     def _build(self) -> None:
         super()._build()
-        self._devices, self._resumed, self._plan, self.relay = None, None, None, None
+        self._devices, self._resumed, self._plan, self._relay = None, None, None, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return who is which leaf, and the local steps that are left."""
@@ -698,10 +693,6 @@ class M2FDP(SchemeStrategy):
 def _taken(sums: TierSums | None) -> Callable[[str], tuple[NDArray[Any], int] | None]:
     """Return what gives the sum of a lowest aggregator away, once."""
     return (lambda leaf: None) if sums is None else sums.taken
-
-
-def _read(tree: TierTree | str | Path) -> TierTree:
-    return tree if isinstance(tree, TierTree) else TierTree.read(tree)
 
 
 def _events(events: int | Mapping[Any, Any] | None) -> dict[int, Any]:

@@ -7,7 +7,7 @@ hears and sends the average back.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -25,6 +25,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.fields import write
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq import MIX, Terms
 from flwr_privacy.secure_sum import NotOpenedError
@@ -46,6 +47,8 @@ RECOMMENDED: dict[str, Any] = {"gamma": 0.3, "coupling": "const", "rounds": 10}
 """What a mixing has where nothing else is said."""
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class MSP(DrawnStrategy):
     """Model splitting with full-precision mixing (MSP-FL, equations (2) to (6)).
 
@@ -57,7 +60,7 @@ class MSP(DrawnStrategy):
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `flwr_privacy.strategies.draws.DrawnStrategy`: `replacement` and
         `shares` among them.
     kappa : float, default 0.5
@@ -114,55 +117,55 @@ class MSP(DrawnStrategy):
     >>> strategy = MSP(fraction_train=0.5, tolerance=1e-3)
     """
 
+    kappa: float = 0.5
+    gamma: float | None = None
+    coupling: str | None = None
+    mixing_rounds: int | Callable[[int], int] | None = None
+    tolerance: float | None = None
+    m: int = 1
+    mass: str = "paper"
+    split: str = "uniform"
+    eps_s: float = 0.3
+    scale: float = 1.0
+    on_dropout: str | None = None
+    keep_back: Sequence[str] | None = None
+    paper: bool = False
+
     scheme: ClassVar[str] = "msp"
     keeps_statistics: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *arguments: Any,
-        kappa: float = 0.5,
-        gamma: float | None = None,
-        coupling: str | None = None,
-        mixing_rounds: int | Callable[[int], int] | None = None,
-        tolerance: float | None = None,
-        m: int = 1,
-        mass: str = "paper",
-        split: str = "uniform",
-        eps_s: float = 0.3,
-        scale: float = 1.0,
-        on_dropout: str | None = None,
-        keep_back: Sequence[str] | None = None,
-        paper: bool = False,
-        **options: Any,
-    ) -> None:
-        options.setdefault("replacement", paper)
-        super().__init__(*arguments, **options)
-        self._keep_back_given = keep_back
-        usual = self._usual(paper=paper)
-        if tolerance is not None and mixing_rounds is not None:
+    def __post_init__(self) -> None:
+        if self.replacement is None:
+            self.replacement = self.paper
+        super().__post_init__()
+        self._keep_back_given = self.keep_back
+        usual = self._usual(paper=self.paper)
+        if self.tolerance is not None and self.mixing_rounds is not None:
             raise InvalidParameterError(
-                "tolerance", tolerance, "nothing beside mixing_rounds: it decides on them"
+                "tolerance", self.tolerance, "nothing beside mixing_rounds: it decides on them"
             )
-        on_dropout = usual.get("on_dropout", RESTART) if on_dropout is None else on_dropout
-        self._on_dropout = check_choice("on_dropout", on_dropout, (RESTART, CONTINUE, FINISH))
-        self._mixing_rounds = usual["rounds"] if mixing_rounds is None else mixing_rounds
+        dropout = self.on_dropout or usual.get("on_dropout", RESTART)
+        self._on_dropout = check_choice("on_dropout", dropout, (RESTART, CONTINUE, FINISH))
+        self._mixing_rounds = usual["rounds"] if self.mixing_rounds is None else self.mixing_rounds
         # What does not change from round to round.
         self._terms = Terms(
-            kappa=kappa,
-            gamma=usual["gamma"] if gamma is None else gamma,
-            coupling=usual["coupling"] if coupling is None else coupling,
-            m=m,
-            mass=mass,
-            paper=paper,
-            split=split,
-            eps_s=eps_s,
-            scale=scale,
-            keep_back=list(keep_back or ()),
+            kappa=self.kappa,
+            gamma=usual["gamma"] if self.gamma is None else self.gamma,
+            coupling=usual["coupling"] if self.coupling is None else self.coupling,
+            m=self.m,
+            mass=self.mass,
+            paper=self.paper,
+            split=self.split,
+            eps_s=self.eps_s,
+            scale=self.scale,
+            keep_back=list(self.keep_back or ()),
         )
-        if tolerance is not None:
-            if not 0 <= check_number("tolerance", tolerance) < 1:
-                raise InvalidParameterError("tolerance", tolerance, "a number from 0 and below 1")
-            self._mixing_rounds = self._terms.mixing.rounds_needed(tolerance)
+        if self.tolerance is not None:
+            if not 0 <= check_number("tolerance", self.tolerance) < 1:
+                raise InvalidParameterError(
+                    "tolerance", self.tolerance, "a number from 0 and below 1"
+                )
+            self._mixing_rounds = self._terms.mixing.rounds_needed(self.tolerance)
         self.terms = self._terms_of(1)
 
     def _usual(self, *, paper: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,11 +15,19 @@ from numpy.typing import NDArray
 
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.card import PrivacyCard
-from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_integer, check_number
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    ProtocolError,
+    check_choice,
+    check_integer,
+    check_number,
+)
 from flwr_privacy.grid import GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import derive_seed
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.mspdq import CODES, MIX, SYNC, Hub, Intervals, SumHub, Terms, code_sum
+from flwr_privacy.mspdq.terms import STARTS
 from flwr_privacy.secure_sum import Bounds, NotOpenedError
 from flwr_privacy.wire import TRAIN, Fields
 
@@ -33,6 +41,8 @@ __all__ = ["MSPDQ"]
 logger = logging.getLogger("flwr.privacy")
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class MSPDQ(MSP):
     """Model splitting with dynamic quantization (MSPDQ-FL, Algorithm 1, equations (20) to (22)).
 
@@ -43,11 +53,11 @@ class MSPDQ(MSP):
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., kappa, ..., on_dropout, keep_back, paper
         Those of `MSP`, with other defaults of `paper`: harmonic coupling, 10 steps. Under a
         `secure_sum` the coupling is 0.5 and there is one step, which gives the exact average:
         "fast, no masking" where the server sees the codes, and nothing is lost where it does not.
-    start : {"independent", "reference", "global"}, optional
+    mixing_start : {"independent", "reference", "global"}, optional
         Where mixing starts: from each client's own split (default), from one client's (`paper`), or
         from the global model, without any split (under a secure sum).
     bits : int, default 8
@@ -95,41 +105,38 @@ class MSPDQ(MSP):
     >>> strategy = MSPDQ(bits=4, secure_sum=SecureSum(), bound=0.5)
     """
 
+    mixing_start: str | None = None
+    bits: int = 8
+    levels: int | None = None
+    interval: str | None = None
+    pi: float = 1.0
+    c: float = 1.0
+    bound: float = 1.0
+
     scheme: ClassVar[str] = "mspdq"
     summable: ClassVar[bool] = True
     sum_phases: ClassVar[frozenset[str]] = frozenset({TRAIN, MIX})
 
-    def __init__(
-        self,
-        *arguments: Any,
-        start: str | None = None,
-        bits: int = 8,
-        levels: int | None = None,
-        interval: str | None = None,
-        pi: float = 1.0,
-        c: float = 1.0,
-        bound: float = 1.0,
-        paper: bool = False,
-        **options: Any,
-    ) -> None:
-        secure = options.get("secure_sum") is not None
-        check_integer("bits", bits, minimum=2 if secure else 1, maximum=16)
-        largest = 2**bits - secure
-        if levels is not None:
-            check_integer("levels", levels, minimum=2 ** (bits - 1) + 1, maximum=largest)
+    def __post_init__(self) -> None:
+        secure = self.secure_sum is not None
+        check_integer("bits", self.bits, minimum=2 if secure else 1, maximum=16)
+        largest = 2**self.bits - secure
+        if self.levels is not None:
+            check_integer("levels", self.levels, minimum=2 ** (self.bits - 1) + 1, maximum=largest)
         usual = ("global", "bound") if secure else ("reference", "paper")
-        if not secure and not paper:
+        if not secure and not self.paper:
             usual = ("independent", "self")
-        start, interval = start or usual[0], interval or usual[1]
+        start, interval = self.mixing_start or usual[0], self.interval or usual[1]
+        check_choice("mixing_start", start, STARTS)
         self._quantized: dict[str, Any] = {
             "start": start,
-            "levels": levels or largest,
+            "levels": self.levels or largest,
             "interval": interval,
         }
-        self.intervals = Intervals(rule=interval, pi=pi, c=c, bound=bound)
+        self.intervals = Intervals(rule=interval, pi=self.pi, c=self.c, bound=self.bound)
         if secure:
-            _check_summed(paper=paper, start=start, intervals=self.intervals)
-        super().__init__(*arguments, paper=paper, **options)
+            _check_summed(paper=self.paper, start=start, intervals=self.intervals)
+        super().__post_init__()
         fewest = 2 + 2 * (1 + 2 * self.terms.kappa)
         if interval in ("self", "bound") and self.terms.rounds > 1 and self.terms.levels < fewest:
             logger.warning(
@@ -371,7 +378,7 @@ def _check_summed(*, paper: bool, start: str, intervals: Intervals) -> None:
         raise InvalidParameterError("paper", paper, "false under a secure sum: it starts apart")
     if start != "global":
         raise InvalidParameterError(
-            "start", start, "'global' under a secure sum: others show what one client has"
+            "mixing_start", start, "'global' under a secure sum: others show what one client has"
         )
     if not intervals.public:
         raise InvalidParameterError(

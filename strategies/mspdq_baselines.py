@@ -5,7 +5,7 @@ so that curves compare like with like.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from flwr_privacy.errors import check_choice, check_integer, check_number
 from flwr_privacy.fields import write
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import derive_seed, stream
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.layout import Layout
 from flwr_privacy.mspdq.baselines import (
     JoPEQ,
@@ -46,6 +47,8 @@ _UPDATE = "update"
 Vectors = NDArray[np.float64]
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class DrawnFedAvg(DrawnStrategy):
     """Federated averaging over draws: the models travel as they are.
 
@@ -53,7 +56,7 @@ class DrawnFedAvg(DrawnStrategy):
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `flwr_privacy.strategies.draws.DrawnStrategy`: `replacement` and
         `shares` among them.
     keep_back : sequence of str, optional
@@ -72,15 +75,15 @@ class DrawnFedAvg(DrawnStrategy):
     >>> strategy = DrawnFedAvg(fraction_train=0.2, replacement=True)
     """
 
+    keep_back: Sequence[str] | None = None
+
     scheme: ClassVar[str] = "mspdq-fedavg"
     keeps_statistics: ClassVar[bool] = True
     _seen: ClassVar[str] = "the model of a client: the server sees it as it is"
 
-    def __init__(
-        self, *arguments: Any, keep_back: Sequence[str] | None = None, **options: Any
-    ) -> None:
-        super().__init__(*arguments, **options)
-        self._keep_back_given, self._keep_back = keep_back, list(keep_back or ())
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._keep_back_given, self._keep_back = self.keep_back, list(self.keep_back or ())
 
     def instruct(self, server_round: int) -> Instruction:
         """Return what is not to be sent; a client's model counts as often as it was drawn."""
@@ -116,6 +119,8 @@ class DrawnFedAvg(DrawnStrategy):
         return self.draws(self._current).get(reply.client_id, 1)
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class NbAFL(DrawnFedAvg):
     """FedAvg with noise before aggregation ("FedAvg+LDP" in the MSP paper; Wei et al. 2020).
 
@@ -124,7 +129,7 @@ class NbAFL(DrawnFedAvg):
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., replacement, shares, keep_back
         Those of `DrawnFedAvg`.
     clipping_norm : float
         L2 norm C to which a model is clipped; the authors take the median norm of the models.
@@ -166,6 +171,15 @@ class NbAFL(DrawnFedAvg):
     0.12948
     """
 
+    clipping_norm: float
+    smallest_data: int
+    epsilon: float = 10.0
+    delta: float = 0.01
+    exposures: int = 1
+    law: str = "gaussian"
+    clip: str = "model"
+    downlink: bool = False
+
     scheme: ClassVar[str] = "mspdq-ldp"
     _seen: ClassVar[str] = (
         "the model of a client beyond its noise: the (epsilon, delta) of the formula takes an "
@@ -173,38 +187,26 @@ class NbAFL(DrawnFedAvg):
         "epsilon below 1 only, and no ledger is charged"
     )
 
-    def __init__(
-        self,
-        *arguments: Any,
-        clipping_norm: float,
-        smallest_data: int,
-        epsilon: float = 10.0,
-        delta: float = 0.01,
-        exposures: int = 1,
-        law: str = "gaussian",
-        clip: str = "model",
-        downlink: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(*arguments, **options)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._budget: dict[str, Any] = {
-            "clipping_norm": clipping_norm,
-            "epsilon": epsilon,
-            "delta": delta,
-            "exposures": exposures,
-            "smallest_data": smallest_data,
+            "clipping_norm": self.clipping_norm,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "exposures": self.exposures,
+            "smallest_data": self.smallest_data,
         }
-        check_choice("law", law, ("gaussian", "laplace"))
+        check_choice("law", self.law, ("gaussian", "laplace"))
         sigma = nbafl_uplink_sigma(**self._budget)
-        distance = exposures * 2 * clipping_norm / smallest_data
+        distance = self.exposures * 2 * self.clipping_norm / self.smallest_data
         self.noising = Noising(
-            clip=clip,
-            clipping_norm=float(clipping_norm),
-            law=law,
-            scale=sigma if law == "gaussian" else laplace_scale(distance, epsilon),
+            clip=self.clip,
+            clipping_norm=float(self.clipping_norm),
+            law=self.law,
+            scale=sigma if self.law == "gaussian" else laplace_scale(distance, self.epsilon),
         )
-        self._downlink = downlink
-        self._only_with_start["downlink"] = downlink or None
+        self._downlink = self.downlink
+        self._only_with_start["downlink"] = self.downlink or None
 
     def instruct(self, server_round: int) -> Instruction:
         """Return how clients clip and what noise they add; the server may add some itself."""
@@ -238,10 +240,12 @@ class NbAFL(DrawnFedAvg):
         return nbafl_downlink_sigma(**self._budget, rounds=self.planned_rounds, clients=clients)
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class _Coded(DrawnFedAvg):
     """Base of those whose clients send their updates as packed codes."""
 
-    bits: int
+    bits: int = 8
 
     def instruct(self, server_round: int) -> Instruction:
         """Return what is not to be sent, and the width of a code."""
@@ -297,6 +301,8 @@ class _Coded(DrawnFedAvg):
         return {**super().round_metrics(card), "bits": self.bits}
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class QuantizedFedAvg(_Coded):
     """FedAvg with the update rounded to codes of a few bits: the honest rival in bits.
 
@@ -306,7 +312,7 @@ class QuantizedFedAvg(_Coded):
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., replacement, shares, keep_back
         Those of `DrawnFedAvg`.
     bits : int, default 8
         Bits of a code, from 1 to 16. A client sends ``ceil(bits * d / 8)`` bytes for d weights, and
@@ -331,9 +337,9 @@ class QuantizedFedAvg(_Coded):
     scheme: ClassVar[str] = "mspdq-plain"
     _seen: ClassVar[str] = "the update of a client: the server has it up to the rounding"
 
-    def __init__(self, *arguments: Any, bits: int = 8, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.bits = check_integer("bits", bits, minimum=1, maximum=16)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("bits", self.bits, minimum=1, maximum=16)
 
     def decoded(self, codes: Codes, reply: ClientReply) -> Vectors:
         """Return the update that a client sent."""
@@ -341,6 +347,8 @@ class QuantizedFedAvg(_Coded):
         return decode_start(codes, (low, high), 2**self.bits)
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class JoPEQFedAvg(_Coded):
     """FedAvg with the scalar codec of JoPEQ: Laplace noise and subtractive dither in few bits.
 
@@ -349,7 +357,7 @@ class JoPEQFedAvg(_Coded):
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., replacement, shares, keep_back
         Those of `DrawnFedAvg`.
     epsilon : float, default 10.0
         Target of the noise, see `flwr_privacy.mspdq.baselines.JoPEQ`.
@@ -373,6 +381,8 @@ class JoPEQFedAvg(_Coded):
     >>> strategy = JoPEQFedAvg(epsilon=4.0, bits=8)
     """
 
+    epsilon: float = 10.0
+
     scheme: ClassVar[str] = "mspdq-jopeq"
     _seen: ClassVar[str] = (
         "the update of a client beyond its noise, for which no epsilon is proven: it has the "
@@ -380,12 +390,9 @@ class JoPEQFedAvg(_Coded):
         "and the standard deviation of every array travel as they are"
     )
 
-    def __init__(
-        self, *arguments: Any, epsilon: float = 10.0, bits: int = 8, **options: Any
-    ) -> None:
-        super().__init__(*arguments, **options)
-        self.codec = JoPEQ(epsilon=check_number("epsilon", epsilon), bits=bits)
-        self.bits = bits
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.codec = JoPEQ(epsilon=check_number("epsilon", self.epsilon), bits=self.bits)
 
     def instruct(self, server_round: int) -> Instruction:
         """Return the codec, and the seed of the dither."""

@@ -6,6 +6,7 @@ Each takes one exchange a round: a client takes in its last gradient and answers
 import heapq
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +31,7 @@ from flwr_privacy.fedvs.terms import ENROL
 from flwr_privacy.grid import GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import derive_seed
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.secure_sum import Bounds, SecureSum
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.split_vfl import METHODS, Step
@@ -50,12 +52,14 @@ EMBEDDING, GRADIENT = "embedding", "gradient"
 WAIT, IGNORE, VAFL, WAIT_DP = METHODS
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class SplitVFL(VerticalStrategy):
     """Vertical split learning whose server sees the clients' embeddings: baselines of FedVS.
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., labels, central, ...
         Those of `VerticalStrategy`. With a `secure_sum` the server sees sums of embeddings; use
         ``threshold`` of all clients to wait for all. Tests are on plain embeddings even then.
     method : {"wait", "ignore", "vafl", "wait-dp"}, default "wait"
@@ -83,26 +87,23 @@ class SplitVFL(VerticalStrategy):
     embeddings, with what FedVS's sums say of the features.
     """
 
+    method: str = WAIT
+    fast: Sequence[str] | None = None
+    epsilon: float = 5.0
+    clip: float | None = None
+
     scheme: ClassVar[str] = "split-vfl"
     summable: ClassVar[bool] = True
     untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE, ENROL, EMBED, SETTLE})
 
-    def __init__(
-        self,
-        *arguments: Any,
-        method: str = WAIT,
-        fast: Sequence[str] | None = None,
-        epsilon: float = 5.0,
-        clip: float | None = None,
-        **options: Any,
-    ) -> None:
-        self._method = check_choice("method", method, METHODS)
-        self._fast = None if fast is None else [str(name) for name in fast]
-        self._epsilon = check_number("epsilon", epsilon, minimum=1e-9)
-        self._clip = 0.0 if clip is None else check_number("clip", clip, minimum=1e-9)
-        if options.get("secure_sum") is not None and method != WAIT:
-            raise InvalidParameterError("method", method, "'wait' under a secure sum")
-        super().__init__(*arguments, **options)
+    def __post_init__(self) -> None:
+        self._method = check_choice("method", self.method, METHODS)
+        self._fast = None if self.fast is None else [str(name) for name in self.fast]
+        self._epsilon = check_number("epsilon", self.epsilon, minimum=1e-9)
+        self._clip = 0.0 if self.clip is None else check_number("clip", self.clip, minimum=1e-9)
+        if self.secure_sum is not None and self.method != WAIT:
+            raise InvalidParameterError("method", self.method, "'wait' under a secure sum")
+        super().__post_init__()
         if isinstance(self._order, dict) and len(set(self._order.values())) > 1:
             raise InvalidParameterError("order", self._order, "one order of all clients")
 

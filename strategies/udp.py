@@ -7,7 +7,7 @@ keeps the books that the privacy card shows.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.secure_sum import Bounds
 from flwr_privacy.udp import (
     NONE,
@@ -63,12 +64,14 @@ ValidationFn = Callable[[int, ArrayRecord], float]
 """From a round and the model that it led to (round 0: the model to start from) to its loss."""
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class UDP(SchemeStrategy):
     """Noise on the clients from a budget over the whole training (Wei et al., algorithms 1 and 2).
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `SchemeStrategy`.
     epsilon, delta : float or dict, default 8.0 and 1e-5
         Budget of a client over all rounds, or that of each client by its name. With
@@ -179,89 +182,89 @@ class UDP(SchemeStrategy):
     >>> discounting = UDP(crd=True, validation_fn=lambda server_round, arrays: 0.0)
     """
 
+    epsilon: float | Mapping[str, float] = 8.0
+    delta: float | Mapping[str, float] = 1e-5
+    unit: str = USER_UNIT
+    clipping_norm: float = 1.0
+    learning_rate: float | None = None
+    sampling_rate: float = 1.0
+    local_epochs: int = 1
+    batch_size: int | None = None
+    sensitivity_bound: str = "general"
+    noise: str = "gdp_fixed"
+    crd: bool = False
+    beta: float = 0.9
+    zeta: float = 0.001
+    patience: int = 1
+    lei: str | None = None
+    lei_end: float = 0.5
+    v_source: str = SERVER
+    validation_fn: ValidationFn | None = None
+    loss_cap: float = 4.0
+    validation_share: float = 0.1
+    client_sampling: str = FIXED
+    participants: str = VISIBLE
+    shared_noise: bool = False
+    max_records: int = 2**14
+    rounds: int | None = None
+    grid_bits: int | None = None
+    keep_back: Sequence[str] | None = None
+
     scheme: ClassVar[str] = "udp"
     summable: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = True
     weight_key = "num-examples"  # the clients' own: 1, or the number of records
 
-    def __init__(
-        self,
-        *arguments: Any,
-        epsilon: float | Mapping[str, float] = 8.0,
-        delta: float | Mapping[str, float] = 1e-5,
-        unit: str = USER_UNIT,
-        clipping_norm: float = 1.0,
-        learning_rate: float | None = None,
-        sampling_rate: float = 1.0,
-        local_epochs: int = 1,
-        batch_size: int | None = None,
-        sensitivity_bound: str = "general",
-        noise: str = "gdp_fixed",
-        crd: bool = False,
-        beta: float = 0.9,
-        zeta: float = 0.001,
-        patience: int = 1,
-        lei: str | None = None,
-        lei_end: float = 0.5,
-        v_source: str = SERVER,
-        validation_fn: ValidationFn | None = None,
-        loss_cap: float = 4.0,
-        validation_share: float = 0.1,
-        client_sampling: str = FIXED,
-        participants: str = VISIBLE,
-        shared_noise: bool = False,
-        max_records: int = 2**14,
-        rounds: int | None = None,
-        grid_bits: int | None = None,
-        keep_back: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        if check_choice("unit", unit, (RECORD_UNIT, USER_UNIT)) == RECORD_UNIT:
-            if learning_rate is None:
+    def __post_init__(self) -> None:
+        if check_choice("unit", self.unit, (RECORD_UNIT, USER_UNIT)) == RECORD_UNIT:
+            if self.learning_rate is None:
                 raise InvalidParameterError(
-                    "learning_rate", learning_rate, "the step size, at record level"
+                    "learning_rate", self.learning_rate, "the step size, at record level"
                 )
-        elif learning_rate is not None:
+        elif self.learning_rate is not None:
             raise InvalidParameterError(
-                "learning_rate", learning_rate, "nothing at user level: the user's training has it"
+                "learning_rate",
+                self.learning_rate,
+                "nothing at user level: the user's training has it",
             )
-        if rounds is not None:
-            check_integer("rounds", rounds, minimum=1)
-        if batch_size is not None:
-            check_integer("batch_size", batch_size, minimum=1)
-        check_choice("v_source", v_source, (SERVER, CLIENTS))
-        self._rounds, self._keep_back_given = rounds, keep_back
-        self._judged_by = v_source if crd or lei == "plateau" else None
-        self._validation_fn = validation_fn
-        noised_losses = self._judged_by == CLIENTS and noise not in ("paper", NONE)
-        check_number("validation_share", validation_share, minimum=1e-6, maximum=0.99)
+        if self.rounds is not None:
+            check_integer("rounds", self.rounds, minimum=1)
+        if self.batch_size is not None:
+            check_integer("batch_size", self.batch_size, minimum=1)
+        check_choice("v_source", self.v_source, (SERVER, CLIENTS))
+        self._rounds = self.rounds
+        self._judged_by = self.v_source if self.crd or self.lei == "plateau" else None
+        self._validation_fn = self.validation_fn
+        noised_losses = self._judged_by == CLIENTS and self.noise not in ("paper", NONE)
+        check_number("validation_share", self.validation_share, minimum=1e-6, maximum=0.99)
         self._wish = Wish(
-            epsilon=epsilon,
-            delta=delta,
-            noise=noise,
-            sampling_rate=sampling_rate,
-            unit=unit,
-            clipping_norm=clipping_norm,
-            learning_rate=1.0 if learning_rate is None else learning_rate,
-            epochs=local_epochs,
-            batch_size=batch_size or 0,
-            bound=sensitivity_bound,
-            keep_back=list(keep_back or ()),
-            grid_bits=grid_bits,
-            validation_share=validation_share if noised_losses else 0.0,
-            loss_cap=loss_cap,
-            shared=shared_noise,
-            max_records=max_records,
-            crd=crd,
-            beta=beta,
-            zeta=zeta,
-            patience=patience,
-            lei=lei,
-            lei_end=lei_end,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise=self.noise,
+            sampling_rate=self.sampling_rate,
+            unit=self.unit,
+            clipping_norm=self.clipping_norm,
+            learning_rate=1.0 if self.learning_rate is None else self.learning_rate,
+            epochs=self.local_epochs,
+            batch_size=self.batch_size or 0,
+            bound=self.sensitivity_bound,
+            keep_back=list(self.keep_back or ()),
+            grid_bits=self.grid_bits,
+            validation_share=self.validation_share if noised_losses else 0.0,
+            loss_cap=self.loss_cap,
+            shared=self.shared_noise,
+            max_records=self.max_records,
+            crd=self.crd,
+            beta=self.beta,
+            zeta=self.zeta,
+            patience=self.patience,
+            lei=self.lei,
+            lei_end=self.lei_end,
         )
-        self._drawn_by = check_choice("client_sampling", client_sampling, (FIXED, POISSON))
-        self._participants_are = check_choice("participants", participants, (VISIBLE, SECRET))
-        super().__init__(*arguments, **options)
+        self._drawn_by = check_choice("client_sampling", self.client_sampling, (FIXED, POISSON))
+        self._participants_are = check_choice("participants", self.participants, (VISIBLE, SECRET))
+        super().__post_init__()
+        self._keep_back_given = self.keep_back
         self.fraction_evaluate = 1.0 if self._judged_by == CLIENTS else 0.0
         self._check_together()
         self._accountant = "pld" if self._wish.noise == PLD_SECRET else None

@@ -10,6 +10,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,6 +34,7 @@ from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.rows import Segments, batch_of, order
 from flwr_privacy.fedvs.terms import ENROL
 from flwr_privacy.identity import derive_seed
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.wire import EVALUATE, Fields
 
 from .base import SchemeStrategy
@@ -49,12 +51,14 @@ logger = logging.getLogger("flwr.privacy")
 AGGREGATIONS = ("mean", "sum")
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class VerticalStrategy(SchemeStrategy):
     """Base of the strategies whose clients own columns.
 
     Parameters
     ----------
-    *arguments, **options
+    fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `SchemeStrategy`. All clients take part in every round.
     labels : (M,) array
         Labels of the training rows, in the order of the clients' rows.
@@ -96,70 +100,68 @@ class VerticalStrategy(SchemeStrategy):
         If a parameter is out of range.
     """
 
+    labels: ArrayLike
+    central: Central
+    test_labels: ArrayLike | None = None
+    embedding: int = 64
+    order: int | Mapping[str, int] = 2
+    bias: bool = False
+    x_max: float = 1.0
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    client_learning_rate: float | None = None
+    aggregation: str = "mean"
+    evaluate_every: int | None = None
+    patience: int = 10
+    parties: int | None = None
+    delays: bool | Mapping[str, Any] = False
+
     weight_key = "num-examples"  # the clients' own: 1
     untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE})
 
-    def __init__(
-        self,
-        *arguments: Any,
-        labels: ArrayLike,
-        central: Central,
-        test_labels: ArrayLike | None = None,
-        embedding: int = 64,
-        order: int | Mapping[str, int] = 2,
-        bias: bool = False,
-        x_max: float = 1.0,
-        batch_size: int = 32,
-        learning_rate: float = 0.05,
-        client_learning_rate: float | None = None,
-        aggregation: str = "mean",
-        evaluate_every: int | None = None,
-        patience: int = 10,
-        parties: int | None = None,
-        delays: bool | Mapping[str, Any] = False,
-        **options: Any,
-    ) -> None:
-        if options.get("quorum") is not None:
+    def __post_init__(self) -> None:
+        if self.loop.quorum is not None:
             allowed = "nothing: the scheme itself says for how many answers a round waits"
-            raise InvalidParameterError("quorum", options["quorum"], allowed)
-        if options.get("inner") is not None:
+            raise InvalidParameterError("quorum", self.loop.quorum, allowed)
+        if self.inner is not None:
             allowed = "None: the central model makes the steps"
-            raise InvalidParameterError("inner", options["inner"], allowed)
-        if not isinstance(central, Central):
+            raise InvalidParameterError("inner", self.inner, allowed)
+        if not isinstance(self.central, Central):
             raise InvalidParameterError(
-                "central", type(central).__name__, "a Central: initial, step, scores and metrics"
+                "central",
+                type(self.central).__name__,
+                "a Central: initial, step, scores and metrics",
             )
-        self._labels = {TRAIN_PART: _labels("labels", labels)}
-        if test_labels is not None:
-            self._labels[TEST_PART] = _labels("test_labels", test_labels)
-        self.central = central
-        self._embedding = check_integer("embedding", embedding, minimum=1)
-        self._order = dict(order) if isinstance(order, Mapping) else order
+        self._labels = {TRAIN_PART: _labels("labels", self.labels)}
+        if self.test_labels is not None:
+            self._labels[TEST_PART] = _labels("test_labels", self.test_labels)
+        self._embedding = check_integer("embedding", self.embedding, minimum=1)
+        self._order = dict(self.order) if isinstance(self.order, Mapping) else self.order
         for degree in self._order.values() if isinstance(self._order, dict) else [self._order]:
             check_integer("order", degree, minimum=1, maximum=64)
-        self._bias = check_flag("bias", bias)
-        self._x_max = check_number("x_max", x_max, minimum=1e-12)
-        self._batch_size = check_integer("batch_size", batch_size, minimum=1)
-        self._rate = check_number("learning_rate", learning_rate, minimum=0)
-        own = learning_rate if client_learning_rate is None else client_learning_rate
+        self._bias = check_flag("bias", self.bias)
+        self._x_max = check_number("x_max", self.x_max, minimum=1e-12)
+        self._batch_size = check_integer("batch_size", self.batch_size, minimum=1)
+        self._rate = check_number("learning_rate", self.learning_rate, minimum=0)
+        own = self.learning_rate if self.client_learning_rate is None else self.client_learning_rate
         self._client_rate = check_number("client_learning_rate", own, minimum=0)
-        self._mean = check_choice("aggregation", aggregation, AGGREGATIONS) == "mean"
-        if evaluate_every is not None:
-            check_integer("evaluate_every", evaluate_every, minimum=1)
-        self._evaluate_every = evaluate_every
-        self._patience = check_integer("patience", patience, minimum=1)
-        if parties is not None:
-            check_integer("parties", parties, minimum=1)
-        self._parties = parties
-        if not isinstance(delays, bool | Mapping):
-            raise InvalidParameterError("delays", delays, "true, false or a table")
-        table = {} if isinstance(delays, bool) else dict(delays)
-        if delays is not False:
-            if options.get("stragglers") is not None:
-                raise InvalidParameterError("delays", delays, "false with other stragglers")
+        self._mean = check_choice("aggregation", self.aggregation, AGGREGATIONS) == "mean"
+        if self.evaluate_every is not None:
+            check_integer("evaluate_every", self.evaluate_every, minimum=1)
+        self._evaluate_every = self.evaluate_every
+        self._patience = check_integer("patience", self.patience, minimum=1)
+        if self.parties is not None:
+            check_integer("parties", self.parties, minimum=1)
+        self._parties = self.parties
+        if not isinstance(self.delays, bool | Mapping):
+            raise InvalidParameterError("delays", self.delays, "true, false or a table")
+        table = {} if isinstance(self.delays, bool) else dict(self.delays)
+        if self.delays is not False:
+            if self.loop.stragglers is not None:
+                raise InvalidParameterError("delays", self.delays, "false with other stragglers")
             HalfSlow(clients=("0", "1"), **table)  # which checks the table
-        self._delays = None if delays is False else table
-        super().__init__(*arguments, **options)
+        self._delays = None if self.delays is False else table
+        super().__post_init__()
         self.fraction_evaluate = 0.0  # the strategy evaluates by itself
 
     def _build(self) -> None:

@@ -29,7 +29,7 @@ from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.simulations.reliability_grid import FAULTS
 from flwr_privacy.simulations.reliability_page import REAL_FAULTS
-from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies import UDP, LoopOptions
 
 pytestmark = pytest.mark.deployed
 
@@ -106,7 +106,12 @@ def simulated(
         models.append(b"".join(array.numpy().tobytes() for array in arrays.values()))
 
     result = run_strategy(
-        UDP(epsilon=8.0, delta=1e-5, experiment_id="faults", seed=1, fraction_evaluate=0.0),
+        UDP(
+            epsilon=8.0,
+            delta=1e-5,
+            loop=LoopOptions(experiment_id="faults", seed=1),
+            fraction_evaluate=0.0,
+        ),
         app,
         nodes=nodes,
         arrays=ArrayRecord([array.copy() for array in INITIAL]),

@@ -44,11 +44,11 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
     from flwr.serverapp import ServerApp
 
     from flwr_privacy.simulations.inline import run_inline
-    from flwr_privacy.strategies import UDP, FedAvg
+    from flwr_privacy.strategies import UDP, FedAvg, LoopOptions
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     asked: dict[str, Any] = {
-        "clients": clients,
+        "loop": LoopOptions(clients=clients),
         "fraction_train": per_round / clients,
         "fraction_evaluate": 0.0,
         "min_available_nodes": WORKERS,

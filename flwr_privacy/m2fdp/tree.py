@@ -47,6 +47,9 @@ class TierTree:
     trusted : iterable of str, optional
         Aggregators that all their children trust. Trust in one that has an insecure aggregator
         among its children is without effect: see `withdrawn`. By default nobody is trusted.
+    named : bool, default True
+        Whether the names of the leaves say which client is which; otherwise a strategy gives them
+        the clients that are there, in the order of their names.
 
     Attributes
     ----------
@@ -75,6 +78,7 @@ class TierTree:
     parents: Mapping[str, str] = field(hash=False)
     devices: tuple[str, ...]
     trusted: frozenset[str] = frozenset()
+    named: bool = field(default=True, compare=False)
     tiers: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
     _children: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
@@ -144,7 +148,7 @@ class TierTree:
             parents.update((name, above[i // count]) for i, name in enumerate(level))
             above = level
         leaves = add_leaves(parents, names, above=[above[i // counts[-1]] for i in range(total)])
-        tree = cls(parents=parents, devices=leaves)
+        tree = cls(parents=parents, devices=leaves, named=devices is not None)
         if p is None:
             return tree
         shares = check_ratios(p, tiers=len(counts) - 1)

@@ -27,7 +27,7 @@ from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.linear_tasks import BoundedMap
 from flwr_privacy.simulations.task_list import TASKS as ALL_TASKS
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import ACFL
+from flwr_privacy.strategies import ACFL, LoopOptions
 from flwr_privacy.strategies.conversation import Assigned
 from flwr_privacy.strategies.instruction import Instruction, noting
 from flwr_privacy.strategies.round import ClientReply
@@ -206,9 +206,11 @@ def listen(devices: Devices, *, noise: str, rounds: int, secure: bool = False) -
         max_records=per_device,
         min_train_nodes=count,
         min_available_nodes=count,
-        seed=devices.seed,
-        stragglers=StragglerModel(kind="constant", slow_fraction=RATE),
-        deadline=_IN_TIME,
+        loop=LoopOptions(
+            seed=devices.seed,
+            stragglers=StragglerModel(kind="constant", slow_fraction=RATE),
+            deadline=_IN_TIME,
+        ),
         secure_sum=SecureSum() if secure else None,
         **budget,
     )

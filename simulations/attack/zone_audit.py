@@ -27,7 +27,7 @@ from flwr_privacy.m2fdp.sensitivity import Drift
 from flwr_privacy.m2fdp.tree import TierTree
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import M2FDP
+from flwr_privacy.strategies import M2FDP, LoopOptions
 from flwr_privacy.strategies.instruction import Instruction, noting
 from flwr_privacy.strategies.round import ClientReply
 
@@ -128,8 +128,7 @@ def audit_edges(
     direction /= np.linalg.norm(direction)
     clients = edges * children
     strategy = _Listening(
-        fanouts=(edges, children),
-        p=None if children == 1 else 1.0,
+        tree=TierTree.of_fanouts((edges, children), p=None if children == 1 else 1.0),
         steps=STEPS,
         events=1,
         clean_events=clean_events,
@@ -138,7 +137,7 @@ def audit_edges(
         epsilon=epsilon,
         delta=_DELTA,
         clipping_norm=1.0,
-        clients=clients,
+        loop=LoopOptions(clients=clients),
         min_train_nodes=clients,
         min_available_nodes=1,  # it plays all of them
         insecure_seed=insecure_seed,

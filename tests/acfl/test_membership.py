@@ -18,13 +18,14 @@ from acfl_app import (
     of_phase,
     run,
 )
+from apps import make
 from conformance import Killed
 
 from flwr_privacy.clients import DataLimits, acfl_client_app
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import ACFL
+from flwr_privacy.strategies import ACFL, LoopOptions
 
 LOST = [Fault(kind="drop", client="1", phase="setup", server_round=0)]
 
@@ -58,12 +59,12 @@ def test_a_setup_whose_reply_was_lost_is_charged_once_after_a_resume(tmp_path: P
     options = {"epsilon": 20.0, "max_records": 20, "run_dir": tmp_path / "run"}
     with pytest.raises(Killed):
         run(
-            ACFL(**options, on_round=kill_after(1)),
+            make(ACFL, **options, on_round=kill_after(1)),
             state=tmp_path / "state",
             faults=LOST,
             timeout=1,
         )
-    strategy = ACFL(**options, resume=True)
+    strategy = make(ACFL, **options, resume=True)
     result = run(strategy, state=tmp_path / "state")
     assert charges_of("1", tmp_path / "state") == strategy.card().charges()["1"]
     assert result.guarantee.spent <= 20 * (1 + 1e-9)
@@ -86,7 +87,7 @@ def test_a_share_of_the_clients_counts_under_a_users_own_start(rate: Any) -> Non
         learning_rate=0.02,
         straggler_rate=rate,
         fraction_train=0.5,
-        seed=1,
+        loop=LoopOptions(seed=1),
     )
     own = model_after(run(strategy, num_rounds=1, before=nodes.before))
     asked = of_phase(nodes.asked, "train")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from acfl_app import Array, Node, gradient_terms, set_noise, setup_terms
+from apps import make
 from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -402,7 +403,7 @@ OPTIMAL = {"noise": "paper", "split": "optimal", "model_bound": 1.0}
 )
 def test_parameters_that_are_not_allowed_are_refused_at_once(options: Any, text: str) -> None:
     with pytest.raises(InvalidParameterError) as error:
-        ACFL(**options)
+        make(ACFL, **options)
     assert text in str(error.value)
 
 

@@ -23,7 +23,7 @@ from acfl_app import (
     run,
     set_noise,
 )
-from apps import same
+from apps import make, same
 from conformance import Killed
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAdam
@@ -34,7 +34,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import ACFL
+from flwr_privacy.strategies import ACFL, LoopOptions
 from flwr_privacy.wire import RECORD
 
 NOISY = {"noise": "paper", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
@@ -83,7 +83,7 @@ def test_who_was_away_is_in_the_coded_data_once(
 ) -> None:
     set_noise(monkeypatch, {}, (1.0, 1.0))
     nodes = Nodes(goes={1: 1}, comes={2: 1})
-    strategy = ACFL(**{**NOISED_RECORDS, "noise": noise})
+    strategy = make(ACFL, **{**NOISED_RECORDS, "noise": noise})
     result = run(
         strategy, num_rounds=4, before=nodes.before, evaluate_fn=nodes.after, state=tmp_path
     )
@@ -108,11 +108,11 @@ def test_a_resumed_training_goes_on_where_the_nodes_have_lost_their_files(
     options = {**options, "experiment_id": "e", "seed": 1, "straggler_rate": 0.3}
     options["stragglers"] = late({1: "0", 3: "12"})
     engine = {"num_rounds": 4, "insecure_seed": 3}
-    unbroken = run(ACFL(**options), **engine)
+    unbroken = run(make(ACFL, **options), **engine)
     options["run_dir"] = tmp_path / "run"
     with pytest.raises(Killed):
-        run(ACFL(**options, on_round=kill_after(2)), **engine, state=tmp_path / "before")
-    resumed = run(ACFL(**options, resume=True), **engine, state=tmp_path / "after")
+        run(make(ACFL, **options, on_round=kill_after(2)), **engine, state=tmp_path / "before")
+    resumed = run(make(ACFL, **options, resume=True), **engine, state=tmp_path / "after")
     assert [line["folded"] for line in resumed.history[1:]] == [3, 4, 2, 4]
     assert [line["refused"] for line in resumed.history[1:]] == [{}] * 4
     assert same(unbroken.arrays, resumed.arrays)
@@ -127,8 +127,8 @@ def test_who_came_while_the_server_was_away_is_set_up_when_it_goes_on(
         (tmp_path / name).mkdir()
     options = {**NOISED_RECORDS, "noise": noise, "run_dir": tmp_path / "run"}
     with pytest.raises(Killed):
-        run(ACFL(**options, on_round=kill_after(1)), state=tmp_path / "state")
-    strategy, nodes = ACFL(**options, resume=True), Nodes()
+        run(make(ACFL, **options, on_round=kill_after(1)), state=tmp_path / "state")
+    strategy, nodes = make(ACFL, **options, resume=True), Nodes()
     result = run(strategy, nodes=6, state=tmp_path / "state", before=nodes.before)
     assert strategy.members == list("012345")
     assert len(of_phase(nodes.asked, "setup")) == 2
@@ -144,7 +144,7 @@ def test_a_client_that_comes_and_does_not_answer_is_waited_for_until_the_deadlin
     """An answer may take as long as its question lives; at the start that is the timeout."""
     nodes = Nodes(comes={1: 4})
     silent = [Fault(kind="drop", client="4", phase="setup")]
-    strategy = ACFL(noise="none", deadline=0.3)
+    strategy = ACFL(noise="none", loop=LoopOptions(deadline=0.3))
     options = {"before": nodes.before, "evaluate_fn": nodes.after, "faults": silent}
     result = run(strategy, **options, timeout=7)
     lives = {m.metadata.dst_node_id: m.metadata.ttl for m in of_phase(nodes.asked, "setup")}
@@ -162,7 +162,7 @@ def test_who_comes_later_changes_the_step_and_the_share_and_not_what_was_seen() 
     assert [line["straggler_rate"] for line in lines] == pytest.approx([1 - 2 / 4, 1 - 2 / 5])
     largest = [np.linalg.eigvalsh(moments_of(range(count))[0])[-1] for count in (4, 5)]
     assert [line["step"] for line in lines] == pytest.approx([1 / value for value in largest])
-    strategy = ACFL(noise="none", alpha=0.5, stragglers=late({1: "0"}))
+    strategy = ACFL(noise="none", alpha=0.5, loop=LoopOptions(stragglers=late({1: "0"})))
     lines = [line["scheme"] for line in run(strategy, **options).history[1:]]
     assert [line["straggler_rate"] for line in lines] == pytest.approx([1 / 4, 1 / 8])
 
@@ -181,7 +181,9 @@ def one_step(strategy: ACFL, **options: Any) -> tuple[Array, list[str], Any]:
 
 def test_who_is_not_drawn_counts_as_missing_where_each_has_its_own_rate() -> None:
     rates = {"0": 0.2, "1": 0.5, "2": 0.0, "3": 0.4}
-    model, came, _ = one_step(ACFL(**RESCALED, straggler_rate=rates, fraction_train=0.5, seed=1))
+    model, came, _ = one_step(
+        make(ACFL, **RESCALED, straggler_rate=rates, fraction_train=0.5, seed=1)
+    )
     assert len(came) == 2
     total = sum(
         G / (0.5 * (1 - rates[client]))
@@ -194,14 +196,16 @@ def test_who_is_not_drawn_counts_as_missing_where_each_has_its_own_rate() -> Non
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_equal_rates_by_name_are_one_rate(alpha: float, rate: float) -> None:
     options = {**RESCALED, "alpha": alpha, "fraction_train": 0.5, "seed": 3}
-    one = run(ACFL(**options, straggler_rate=rate))
-    each = run(ACFL(**options, straggler_rate=dict.fromkeys("0123", rate)))
+    one = run(make(ACFL, **options, straggler_rate=rate))
+    each = run(make(ACFL, **options, straggler_rate=dict.fromkeys("0123", rate)))
     np.testing.assert_allclose(model_after(one), model_after(each), rtol=1e-12)
 
 
 def test_the_share_that_is_asked_is_one_of_those_who_were_set_up() -> None:
     """Two of three members, of four clients: each counts for one and a half."""
-    strategy = ACFL(**{**RESCALED, "alpha": 0.5}, fraction_train=0.5, straggler_rate=0.0, seed=1)
+    strategy = make(
+        ACFL, **{**RESCALED, "alpha": 0.5}, fraction_train=0.5, straggler_rate=0.0, seed=1
+    )
     model, came, line = one_step(strategy, faults=lose(3, phase="setup"))
     assert (line["asked"], line["scheme"]["members"], len(came)) == (2, 3, 2)
     assert line["scheme"]["straggler_rate"] == pytest.approx(1 / 3)
@@ -212,7 +216,7 @@ def test_the_share_that_is_asked_is_one_of_those_who_were_set_up() -> None:
 @pytest.mark.parametrize("options", [{"noise": "none"}, RESCALED], ids=["coded", "rescaled"])
 def test_a_client_without_a_rate_that_comes_later_is_left_out(options: Any) -> None:
     nodes = Nodes(comes={1: 4})
-    strategy = ACFL(**options, straggler_rate=dict.fromkeys("0123", 0.1))
+    strategy = make(ACFL, **options, straggler_rate=dict.fromkeys("0123", 0.1))
     result = run(strategy, before=nodes.before, evaluate_fn=nodes.after)
     assert [line["asked"] for line in result.history[1:]] == [4, 4, 4]
     to_it = [m for m in nodes.asked if m.metadata.dst_node_id == 1004]
@@ -227,7 +231,7 @@ def test_a_client_without_a_rate_is_told_before_anything_is_charged(
 ) -> None:
     rates = {"0": 0.1, "2": 0.1}
     with pytest.raises(InvalidParameterError, match=r"a rate for every client, \['1', '3'\]"):
-        run_for_nothing(ACFL(**NOISED_RECORDS, **options, straggler_rate=rates), tmp_path)
+        run_for_nothing(make(ACFL, **NOISED_RECORDS, **options, straggler_rate=rates), tmp_path)
 
 
 def run_for_nothing(strategy: ACFL, state: Path, **options: Any) -> None:
@@ -242,16 +246,16 @@ def run_for_nothing(strategy: ACFL, state: Path, **options: Any) -> None:
 
 def test_under_a_users_own_start_answers_without_a_rate_are_refused() -> None:
     """Who there is shows only by the answers."""
-    strategy = OwnStart(**RESCALED, straggler_rate={"0": 0.2, "2": 0.5})
+    strategy = make(OwnStart, **RESCALED, straggler_rate={"0": 0.2, "2": 0.5})
     model = model_after(run(strategy, num_rounds=1))
     first, third = gradients(ZEROS, "02")
     np.testing.assert_allclose(model, -0.02 * (first / 0.8 + third / 0.5), rtol=1e-9)
 
 
 def test_under_a_users_own_start_an_unknown_rate_is_that_of_those_who_were_asked() -> None:
-    model = model_after(run(OwnStart(**RESCALED), faults=lose(1, 2), num_rounds=1))
+    model = model_after(run(make(OwnStart, **RESCALED), faults=lose(1, 2), num_rounds=1))
     np.testing.assert_allclose(model, -0.02 * 2 * sum(gradients(ZEROS, "03")), rtol=1e-9)
-    plain = model_after(run(ACFL(**RESCALED), faults=lose(1, 2), num_rounds=1))
+    plain = model_after(run(make(ACFL, **RESCALED), faults=lose(1, 2), num_rounds=1))
     np.testing.assert_allclose(model, plain, rtol=1e-9)
 
 
@@ -261,7 +265,7 @@ def test_noise_from_a_seed_makes_the_promise_void_without_a_setup_too(
     rates: Any, seed: int | None
 ) -> None:
     options = {**NOISED_RECORDS, **NO_SETUP, "straggler_rate": rates}
-    guarantee = run(ACFL(**options), insecure_seed=seed, num_rounds=1).guarantee
+    guarantee = run(make(ACFL, **options), insecure_seed=seed, num_rounds=1).guarantee
     assert ("insecure seed" in guarantee.void) == (seed is not None)
 
 
@@ -277,7 +281,7 @@ def test_beta2_with_a_rate_of_each_and_noise(monkeypatch: pytest.MonkeyPatch) ->
     set_noise(monkeypatch, {}, (1.0, 1.0))
     rates, asked = {"0": 0.1, "1": 0.3, "2": 0.2, "3": 0.05}, []
     options = {"epsilon": 400.0, "max_records": 20, "clipping_norm": 2.5, "straggler_rate": rates}
-    strategy = ACFL(**options)
+    strategy = make(ACFL, **options)
     result = run(strategy, num_rounds=1, before=lambda grid: listen(grid, asked, []))
     sent = fields_of(of_phase(asked, "train")[0])
     sigma = sent["noise-multiplier"] * 2.5 * 1.001 * math.hypot(1, 0.1)
@@ -302,7 +306,7 @@ def test_beta2_of_exact_gradients_in_a_secure_sum_is_exact_near_a_minimum() -> N
         learning_rate=0.02,
         max_records=20,
         secure_sum=SecureSum(),
-        stragglers=late({2: "1"}),
+        loop=LoopOptions(stragglers=late({2: "1"})),
     )
     start = truth + 1e-5 * np.ones_like(truth)
     result = run(strategy, app, start=start, nodes=5, num_rounds=3, evaluate_fn=keep_models(models))
@@ -329,7 +333,7 @@ def test_a_start_that_is_not_finite_costs_nothing(
     start = ZEROS.copy()
     start[1, 1] = value
     with pytest.raises(InvalidParameterError, match="initial_arrays = 'NaN or infinity'"):
-        run_for_nothing(ACFL(**NOISED_RECORDS, **options), tmp_path, start=start)
+        run_for_nothing(make(ACFL, **NOISED_RECORDS, **options), tmp_path, start=start)
 
 
 @pytest.mark.parametrize(
@@ -345,9 +349,9 @@ def test_a_secure_sum_that_no_round_can_fill_costs_nothing(
 ) -> None:
     options = {"fraction_train": fraction, "min_train_nodes": 1, "secure_sum": secure_sum}
     with pytest.raises(InvalidParameterError, match=text):
-        run_for_nothing(ACFL(**NOISED_RECORDS, **options), tmp_path, nodes=6)
+        run_for_nothing(make(ACFL, **NOISED_RECORDS, **options), tmp_path, nodes=6)
     # Coded data alone need no sum of a round.
-    strategy = ACFL(**NOISED_RECORDS, **options, alpha=1.0)
+    strategy = make(ACFL, **NOISED_RECORDS, **options, alpha=1.0)
     run(strategy, nodes=6, num_rounds=1)
     assert strategy.members == list("012345")
 
@@ -363,7 +367,8 @@ def test_a_secure_sum_that_no_round_can_fill_costs_nothing(
 def test_a_server_optimiser_makes_the_steps_by_the_coded_data_alone(options: Any) -> None:
     """Adam as Flower has it, on steps of which the history tells the weights; round 2 is empty."""
     models: list[Array] = []
-    strategy = ACFL(
+    strategy = make(
+        ACFL,
         noise="none",
         **options,
         learning_rate=0.02,
@@ -394,7 +399,7 @@ def test_a_feature_maps_own_bounds_are_the_defaults() -> None:
     def asked_of(**options: Any) -> Any:
         asked: list[Message] = []
         run(
-            ACFL(noise="none", alpha=0.5, features=embed, **options),
+            make(ACFL, noise="none", alpha=0.5, features=embed, **options),
             app,
             start=np.zeros((8, LABELS)),
             num_rounds=1,
@@ -414,7 +419,7 @@ def test_a_feature_maps_own_bounds_are_the_defaults() -> None:
 @pytest.mark.parametrize("options", [NOISY, {"noise": "none"}], ids=["paper", "none"])
 def test_coded_data_alone_leave_no_gradients_to_speak_of(options: Any, secure_sum: Any) -> None:
     for alpha in (1.0, 0.5):
-        strategy = ACFL(**options, alpha=alpha, learning_rate=0.01, secure_sum=secure_sum)
+        strategy = make(ACFL, **options, alpha=alpha, learning_rate=0.01, secure_sum=secure_sum)
         guarantee = run(strategy, num_rounds=1).guarantee
         told = " ".join((guarantee.protects, *guarantee.not_protected))
         assert ("gradient" in told) == (alpha != 1.0)

@@ -22,6 +22,7 @@ from acfl_app import (
     set_noise,
     setup_terms,
 )
+from apps import make
 from flwr.serverapp.strategy import FedAdam
 
 from flwr_privacy.acfl.promise import setup_privacy
@@ -185,7 +186,7 @@ def test_an_app_says_at_once_that_its_excess_is_none(excess: Any) -> None:
 @pytest.mark.parametrize("value", ["no", 1, None])
 def test_a_flag_is_true_or_false(name: str, value: Any) -> None:
     with pytest.raises(InvalidParameterError, match=f"{name} = {value!r}: expected true or false"):
-        ACFL(**{name: value}, model_bound=1.0)
+        make(ACFL, **{name: value}, model_bound=1.0)
 
 
 @pytest.mark.parametrize("features", [123, object(), b"raw", ""])
@@ -241,7 +242,7 @@ def test_data_are_asked_for_once_in_an_experiment(options: Any, tmp_path: Path) 
 
     app = acfl_client_app(data_fn)
     for experiments in (1, 2):
-        assert np.abs(model_after(run(ACFL(**options), app, state=tmp_path))).max() > 0
+        assert np.abs(model_after(run(make(ACFL, **options), app, state=tmp_path))).max() > 0
         assert sorted(calls) == sorted("0123" * experiments)
 
 

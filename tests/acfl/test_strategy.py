@@ -23,6 +23,7 @@ from acfl_app import (
     run,
     set_noise,
 )
+from apps import make
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvgM
 
@@ -31,7 +32,7 @@ from flwr_privacy.acfl.scenes import heterogeneous_scene
 from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.clients import acfl_client_app
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import ACFL
+from flwr_privacy.strategies import ACFL, LoopOptions
 
 DEVICES = [data_of(i) for i in range(4)]
 A = sum(X.T @ X for X, _ in DEVICES)
@@ -71,7 +72,7 @@ def test_F7_golden_round(
 ) -> None:
     set_noise(monkeypatch, GOLDEN_NOISE, (0.5, 0.2))
     printed = {"noise": "paper", "sigma1_sq": 0.5, "sigma2_sq": 0.2, "max_records": 3}
-    strategy = ACFL(**printed, straggler_rate=0.25, learning_rate=0.1, **options)
+    strategy = make(ACFL, **printed, straggler_rate=0.25, learning_rate=0.1, **options)
     start = np.array([[0.5], [-0.5]])
     options = {"start": start, "nodes": 2, "num_rounds": 1, "faults": faults}
     result = run(strategy, GOLDEN_APP, **options)
@@ -104,8 +105,14 @@ MISSING = {t: [str(i) for i in range(4) if i not in r] for t, r in enumerate(ANS
 )
 def test_each_setting_trains_as_the_formulas_say(options: Any, p: float, fixed: Any) -> None:
     models: list[Array] = []
-    strategy = ACFL(
-        **NOISY, **options, learning_rate=0.02, schedule="inverse", stragglers=late(MISSING), seed=1
+    strategy = make(
+        ACFL,
+        **NOISY,
+        **options,
+        learning_rate=0.02,
+        schedule="inverse",
+        stragglers=late(MISSING),
+        seed=1,
     )
     run(strategy, num_rounds=6, evaluate_fn=keep_models(models))
     noise: Any = (0.0, 0.0)
@@ -132,7 +139,7 @@ def test_each_setting_trains_as_the_formulas_say(options: Any, p: float, fixed: 
 )
 def test_F9_without_noise_it_is_the_ideal_run_whoever_straggles(slow: Any) -> None:
     options = {"noise": "none", "straggler_rate": 0.4, "learning_rate": 0.02}
-    result = run(ACFL(**options, stragglers=late(slow)), num_rounds=6)
+    result = run(make(ACFL, **options, stragglers=late(slow)), num_rounds=6)
     everybody = [range(4)] * 6
     zeros = np.zeros((FEATURES, LABELS))
     ideal = descend(zeros, DEVICES, everybody, p=0.0, step=lambda t: 0.02, alpha=0.0)
@@ -144,7 +151,7 @@ def test_F9_without_noise_it_is_the_ideal_run_whoever_straggles(slow: Any) -> No
 @pytest.mark.parametrize("rate", [0.0, None])
 def test_F10_if_all_answer_the_coded_data_are_not_used(rate: float | None) -> None:
     options = {**NOISY, "sigma1_sq": 1e4, "sigma2_sq": 1e4, "straggler_rate": rate}
-    result = run(ACFL(**options, learning_rate=0.02), num_rounds=5)
+    result = run(make(ACFL, **options, learning_rate=0.02), num_rounds=5)
     zeros = np.zeros((FEATURES, LABELS))
     ideal = descend(zeros, DEVICES, [range(4)] * 5, p=0.0, step=lambda t: 0.02, alpha=0.0)
     np.testing.assert_allclose(model_after(result), ideal[5], rtol=1e-12)
@@ -156,7 +163,7 @@ def test_F10_if_all_answer_the_coded_data_are_not_used(rate: float | None) -> No
 def test_F11_a_round_without_answers_takes_the_coded_data_and_the_last_estimate(p: float) -> None:
     models: list[Array] = []
     options = {**NOISY, "straggler_rate": p, "learning_rate": 0.02}
-    strategy = ACFL(**options, stragglers=late({2: "0123"}))
+    strategy = make(ACFL, **options, stragglers=late({2: "0123"}))
     result = run(strategy, num_rounds=3, evaluate_fn=keep_models(models))
     first, second = (line["scheme"] for line in result.history[1:3])
     beta2 = np.mean([(G**2).sum() for G in gradients(models[0])])
@@ -172,7 +179,7 @@ def test_F11_a_round_without_answers_takes_the_coded_data_and_the_last_estimate(
 
 def test_F11_before_the_first_answer_the_model_stays() -> None:
     models: list[Array] = []
-    strategy = ACFL(**NOISY, straggler_rate=0.4, stragglers=late({1: "0123", 2: "0123"}))
+    strategy = make(ACFL, **NOISY, straggler_rate=0.4, stragglers=late({1: "0123", 2: "0123"}))
     result = run(strategy, num_rounds=3, evaluate_fn=keep_models(models))
     assert [line["skipped"] for line in result.history[1:]] == [True, True, False]
     np.testing.assert_array_equal(models[2], models[0])
@@ -196,7 +203,7 @@ def test_F12_weights_of_this_rounds_answers_are_biased_those_of_the_last_are_not
     for came in itertools.product((False, True), repeat=2):
         models: list[Array] = []
         run(
-            ACFL(noise="paper", max_records=2, predictable=predictable, **options),
+            make(ACFL, noise="paper", max_records=2, predictable=predictable, **options),
             app,
             start=np.array([[0.5]]),
             nodes=2,
@@ -247,7 +254,7 @@ def test_a_rehearsal_says_how_the_strategy_trains(
         shift=5.0,
         ridge=0.3,
         label_bound=4.0,
-        stragglers=late(names),
+        loop=LoopOptions(stragglers=late(names)),
     )
     app = acfl_client_app(
         lambda c: (scene.features[int(name_of(c))], scene.labels[int(name_of(c))])
@@ -274,7 +281,7 @@ def test_the_other_policies(options: Any) -> None:
     """(36), the weight of section 7.2, and (43) with the estimate of the round before."""
     p, models = 0.3, []
     slow = late({1: "2", 2: "01", 3: "3"})
-    strategy = ACFL(**NOISY, **options, straggler_rate=p, learning_rate=0.02, stragglers=slow)
+    strategy = make(ACFL, **NOISY, **options, straggler_rate=p, learning_rate=0.02, stragglers=slow)
     result = run(strategy, num_rounds=4, evaluate_fn=keep_models(models))
     lines = [line["scheme"] for line in result.history[1:]]
     for t, line in enumerate(lines, start=1):
@@ -293,7 +300,9 @@ def test_the_other_policies(options: Any) -> None:
 def test_each_client_has_its_own_rate() -> None:
     """F21: S = sum I p / (1 - p)^2 |G|^2 and a = S / (S + N D)."""
     rates = {"0": 0.2, "1": 0.5, "2": 0.0, "3": 0.4}
-    strategy = ACFL(**NOISY, straggler_rate=rates, learning_rate=0.02, stragglers=late({1: "3"}))
+    strategy = make(
+        ACFL, **NOISY, straggler_rate=rates, learning_rate=0.02, stragglers=late({1: "3"})
+    )
     result = run(strategy, num_rounds=1)
     G = gradients(np.zeros((FEATURES, LABELS)))
     S = sum(rates[str(i)] / (1 - rates[str(i)]) ** 2 * (G[i] ** 2).sum() for i in range(3))
@@ -305,7 +314,7 @@ def test_each_client_has_its_own_rate() -> None:
 
 
 def test_the_rate_is_estimated_where_it_is_not_known() -> None:
-    result = run(ACFL(**NOISY, stragglers=late({1: "0", 2: "", 3: "123"})), num_rounds=3)
+    result = run(make(ACFL, **NOISY, stragglers=late({1: "0", 2: "", 3: "123"})), num_rounds=3)
     rates = [line["scheme"]["straggler_rate"] for line in result.history[1:]]
     assert rates == pytest.approx([1 / 4, 1 / 8, 1 / 3])
 
@@ -316,7 +325,7 @@ def test_who_is_not_drawn_counts_as_missing() -> None:
     options = {"noise": "none", "alpha": 0.0, "straggler_rate": 0.0, "learning_rate": 1.0}
     draws = 40
     for seed in range(draws):
-        strategy = ACFL(**options, fraction_train=0.5, seed=seed)
+        strategy = make(ACFL, **options, fraction_train=0.5, seed=seed)
         total -= model_after(run(strategy, num_rounds=1)) / draws
     G = np.array(gradients(total * 0))
     # Two of four without replacement, each times 2.
@@ -328,7 +337,7 @@ def test_step_ridge_and_projection() -> None:
     models: list[Array] = []
     options = {"noise": "none", "alpha": 0.0, "ridge": 2.0, "schedule": "shifted", "shift": 3.0}
     bounded = {"learning_rate": 0.05, "model_bound": 0.1, "project": True}
-    result = run(ACFL(**options, **bounded), num_rounds=4, evaluate_fn=keep_models(models))
+    result = run(make(ACFL, **options, **bounded), num_rounds=4, evaluate_fn=keep_models(models))
     W = models[0]
     for t in range(1, 5):
         W = W - 0.05 / (1 + t / 3) * (A @ W - B + 2.0 * W)
@@ -338,7 +347,7 @@ def test_step_ridge_and_projection() -> None:
 
 
 def test_the_coded_data_tell_a_step_size() -> None:
-    strategy = ACFL(**NOISY, ridge=1.5)
+    strategy = make(ACFL, **NOISY, ridge=1.5)
     result = run(strategy, num_rounds=1)
     assert strategy.coded is not None
     symmetric = (strategy.coded.features + strategy.coded.features.T) / 2
@@ -355,7 +364,7 @@ def test_symmetry(options: Any, values: int, rows: float) -> None:
     """D is d s1 C2 + o d s2, with (d + 1) / 2 for d where the server symmetrises."""
     heard: list[Message] = []
     start = np.full((FEATURES, LABELS), 0.5)
-    strategy = ACFL(**NOISY, **options, alpha=1.0, learning_rate=0.01)
+    strategy = make(ACFL, **NOISY, **options, alpha=1.0, learning_rate=0.01)
     result = run(strategy, start=start, num_rounds=1, before=lambda grid: listen(grid, [], heard))
     (sizes,) = {m.content["arrays"]["features"].numpy().size for m in of_phase(heard, "setup")}
     assert sizes == values
@@ -374,7 +383,7 @@ def test_symmetry(options: Any, values: int, rows: float) -> None:
 def test_scfl_takes_the_gradient_of_projections_less_the_noise_it_expects() -> None:
     options = {"noise": "paper", "encoding": "scfl", "alpha": 0.5, "straggler_rate": 0.2}
     start = np.full((FEATURES, LABELS), 0.5)
-    strategy = ACFL(**options, sigma1_sq=0.3, learning_rate=0.01, max_records=20)
+    strategy = make(ACFL, **options, sigma1_sq=0.3, learning_rate=0.01, max_records=20)
     result = run(strategy, start=start, num_rounds=1)
     assert strategy.coded is not None
     X, Y = strategy.coded
@@ -385,7 +394,10 @@ def test_scfl_takes_the_gradient_of_projections_less_the_noise_it_expects() -> N
 
 def test_a_server_optimiser_of_flower_takes_the_step_over() -> None:
     options = {"noise": "none", "straggler_rate": 0.2, "learning_rate": 0.02}
-    plain, inner = ACFL(**options), ACFL(**options, inner=FedAvgM(server_learning_rate=1.0))
+    plain, inner = (
+        make(ACFL, **options),
+        make(ACFL, **options, inner=FedAvgM(server_learning_rate=1.0)),
+    )
     np.testing.assert_allclose(
         model_after(run(plain)), model_after(run(inner)), rtol=1e-12, atol=1e-15
     )

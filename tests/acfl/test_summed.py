@@ -21,7 +21,7 @@ from acfl_app import (
     run,
     set_noise,
 )
-from apps import same
+from apps import make, same
 from flwr.app import Context, Message, RecordDict
 from pinned import pinned_nodes
 
@@ -77,8 +77,8 @@ def test_but_for_the_noise_it_is_the_same_training(
     set_noise(monkeypatch, {}, (1.0, 1.0))
     options = {"max_records": 20, "stragglers": SLOW, "learning_rate": 0.02, **options}
     models: list[Array] = []
-    seen = five(ACFL(**options), num_rounds=4, evaluate_fn=keep_models(models))
-    summed = five(ACFL(**options, secure_sum=SecureSum()), num_rounds=4)
+    seen = five(make(ACFL, **options), num_rounds=4, evaluate_fn=keep_models(models))
+    summed = five(make(ACFL, **options, secure_sum=SecureSum()), num_rounds=4)
     assert np.abs(models[4] - models[0]).max() > 0.05
     np.testing.assert_allclose(model_after(summed), model_after(seen), atol=1e-5)
     for line, twin in zip(seen.history[1:], summed.history[1:], strict=True):
@@ -90,7 +90,8 @@ def test_but_for_the_noise_it_is_the_same_training(
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_as_printed_it_is_the_papers_algorithm_with_the_noise_of_the_sum(rate: float) -> None:
     """N shares of half of the energy each."""
-    strategy = ACFL(
+    strategy = make(
+        ACFL,
         **NOISY,
         straggler_rate=rate,
         learning_rate=0.02,
@@ -129,7 +130,7 @@ def test_the_noise_of_the_sum_is_what_is_promised_or_more(mode: str, colluders: 
         draws = np.random.default_rng(int(name_of(context)))
         return draws.uniform(-1, 1, (20, WIDE)), draws.uniform(-1, 1, (20, LABELS))
 
-    strategy = ACFL(**options, alpha=1.0, secure_sum=SecureSum(colluders=colluders))
+    strategy = make(ACFL, **options, alpha=1.0, secure_sum=SecureSum(colluders=colluders))
     result = five(
         strategy,
         app=acfl_client_app(data_fn),
@@ -154,7 +155,7 @@ def test_the_noise_of_the_sum_is_what_is_promised_or_more(mode: str, colluders: 
 
 
 def test_the_paper_promises_what_the_sum_leaks_and_nothing_more() -> None:
-    text = five(ACFL(**NOISY, secure_sum=SecureSum()), num_rounds=1).guarantee.text()
+    text = five(make(ACFL, **NOISY, secure_sum=SecureSum()), num_rounds=1).guarantee.text()
     assert "protects nothing that lasts" in text
     assert "exact sums of gradients give them exactly" in text
     assert "sums over at least 3 of 5 clients and no single vector" in text
@@ -166,7 +167,7 @@ def test_the_paper_promises_what_the_sum_leaks_and_nothing_more() -> None:
 @pytest.mark.parametrize("options", [NOISY, NOISED_RECORDS], ids=["paper", "record"])
 def test_nothing_leaves_a_client_but_masked_vectors(options: Any, tmp_path: Path) -> None:
     said: list[Message] = []
-    strategy = ACFL(**options, straggler_rate=0.2, secure_sum=SecureSum())
+    strategy = make(ACFL, **options, straggler_rate=0.2, secure_sum=SecureSum())
     result = five(
         strategy, num_rounds=2, before=lambda grid: listen(grid, [], said), state=tmp_path
     )
@@ -198,7 +199,7 @@ def test_nothing_leaves_a_client_but_masked_vectors(options: Any, tmp_path: Path
 
 def test_a_sum_is_of_those_who_are_left() -> None:
     options = {"noise": "none", "alpha": 0.5, "straggler_rate": 0.2, "learning_rate": 0.02}
-    strategy = ACFL(**options, max_records=20, secure_sum=SecureSum())
+    strategy = make(ACFL, **options, max_records=20, secure_sum=SecureSum())
     faults = [*lose(1, phase="setup"), *lose(0, 4, server_round=1)]
     result = five(strategy, faults=faults, num_rounds=2)
     # Those who deal for round 1 are drawn before the setup is opened, and without client 1.
@@ -211,7 +212,7 @@ def test_a_sum_is_of_those_who_are_left() -> None:
 def test_too_few_gradients_leave_the_coded_data(caplog: Any) -> None:
     """Round 1: nothing to weigh by. Round 3: the weights of the last answers."""
     options = {**NOISY, "straggler_rate": 0.4, "learning_rate": 0.02}
-    strategy = ACFL(**options, secure_sum=SecureSum())
+    strategy = make(ACFL, **options, secure_sum=SecureSum())
     models: list[Array] = []
     faults = [*lose(0, 1, 2, server_round=1), *lose(1, 2, 3, server_round=3)]
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
@@ -235,13 +236,13 @@ def test_a_setup_of_too_few_ends_the_run(phase: str) -> None:
     if phase == "shares":
         faults = [Fault(kind="crash", client=str(i), phase=phase) for i in range(3)]
     with pytest.raises(ProtocolError, match="the setup"):
-        five(ACFL(**NOISY, secure_sum=SecureSum()), faults=faults, timeout=1)
+        five(make(ACFL, **NOISY, secure_sum=SecureSum()), faults=faults, timeout=1)
 
 
 def test_the_setup_waits_for_all_and_the_rounds_do_not() -> None:
     slow = StragglerModel(kind="constant", seconds=2.0)
     options = {"noise": "none", "straggler_rate": 0.5, "max_records": 20, "seed": 1}
-    strategy = ACFL(**options, stragglers=slow, deadline=1.0, secure_sum=SecureSum())
+    strategy = make(ACFL, **options, stragglers=slow, deadline=1.0, secure_sum=SecureSum())
     result = five(strategy, num_rounds=2)
     assert strategy.members == list("01234")
     assert result.history[1]["late"] == 5
@@ -258,7 +259,7 @@ def test_a_node_that_answers_in_large_sums_only(tmp_path: Path) -> None:
         (SecureSum(threshold=3), "0124"),
         (SecureSum(threshold=4), "01234"),
     ):
-        strategy = ACFL(**NOISED_RECORDS, secure_sum=secure_sum)
+        strategy = make(ACFL, **NOISED_RECORDS, secure_sum=secure_sum)
         run(strategy, nodes=nodes, num_rounds=1)
         assert "".join(strategy.members) == members
 
@@ -276,7 +277,7 @@ def test_a_client_that_comes_later_has_no_place_in_a_sum(caplog: Any) -> None:
             config = {**other.node_config, "partition-id": 5}
             contexts[12345] = Context(other.run_id, 12345, config, RecordDict(), {})
 
-    strategy = ACFL(**NOISY, straggler_rate=0.2, secure_sum=SecureSum())
+    strategy = make(ACFL, **NOISY, straggler_rate=0.2, secure_sum=SecureSum())
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
         result = five(strategy, before=grids.append, evaluate_fn=evaluate, num_rounds=4)
     assert "clients ['5'] came after the setup and take no part" in caplog.text
@@ -286,8 +287,8 @@ def test_a_client_that_comes_later_has_no_place_in_a_sum(caplog: Any) -> None:
 
 def test_cohorts_equal_one_node_per_client() -> None:
     options = {**NOISED_RECORDS, "experiment_id": "e", "seed": 3, "secure_sum": SecureSum()}
-    plain = five(ACFL(**options), insecure_seed=5)
-    cohort = run(ACFL(**options, clients=5), nodes=2, insecure_seed=5)
+    plain = five(make(ACFL, **options), insecure_seed=5)
+    cohort = run(make(ACFL, **options, clients=5), nodes=2, insecure_seed=5)
     assert same(plain.arrays, cohort.arrays)
 
 

@@ -25,7 +25,7 @@ from acfl_app import (
     of_phase,
     run,
 )
-from apps import record, run_strategy, same
+from apps import make, record, run_strategy, same
 from conformance import Killed
 from flwr.app import Context, Message
 
@@ -41,7 +41,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import ACFL
+from flwr_privacy.strategies import ACFL, LoopOptions
 from flwr_privacy.wire import payload_bytes
 
 NOISY = {"noise": "paper", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
@@ -86,18 +86,18 @@ def test_a_setup_waits_for_everybody_whatever_the_deadline() -> None:
     """On the virtual clock all are too late for the deadline, and on the real one one is."""
     slow = StragglerModel(kind="constant", seconds=2.0)
     options = {"noise": "none", "straggler_rate": 0.5, "seed": 1}
-    result = run(ACFL(**options, stragglers=slow, deadline=1.0))
+    result = run(make(ACFL, **options, stragglers=slow, deadline=1.0))
     assert [line["folded"] for line in result.history[1:]] == [0, 0, 0]
     assert [line["late"] for line in result.history[1:]] == [4, 4, 4]
     assert result.history[1]["scheme"]["members"] == 4
     assert [line["virtual_seconds"] for line in result.history] == [2.0, 3.0, 4.0, 5.0]
     fault = Fault(kind="delay", client="2", phase="setup", seconds=1.5)
-    result = run(ACFL(**options, deadline=1.0), faults=[fault], num_rounds=1)
+    result = run(make(ACFL, **options, deadline=1.0), faults=[fault], num_rounds=1)
     assert result.history[1]["scheme"]["members"] == 4
 
 
 def test_a_client_that_comes_later_is_set_up_then() -> None:
-    strategy = ACFL(noise="none", straggler_rate=0.2, deadline=5.0)
+    strategy = ACFL(noise="none", straggler_rate=0.2, loop=LoopOptions(deadline=5.0))
     nodes = Nodes(comes={2: 4})
     result = run(strategy, num_rounds=4, before=nodes.before, evaluate_fn=nodes.after)
     assert strategy.coded is not None
@@ -107,7 +107,7 @@ def test_a_client_that_comes_later_is_set_up_then() -> None:
 
 
 def test_a_late_setup_is_on_the_card_and_costs_no_more_than_the_others(tmp_path: Path) -> None:
-    strategy = ACFL(**NOISED_RECORDS)
+    strategy = make(ACFL, **NOISED_RECORDS)
     nodes = Nodes(comes={2: 4})
     run(strategy, num_rounds=4, before=nodes.before, evaluate_fn=nodes.after, state=tmp_path)
     charges = strategy.card().charges()
@@ -135,14 +135,14 @@ def test_a_resumed_training_goes_on_with_its_setup(
         "stragglers": slow,
     }
     engine = {"num_rounds": 4, "insecure_seed": 3}
-    whole = ACFL(**options)
+    whole = make(ACFL, **options)
     unbroken = run(whole, **engine)
     options["run_dir"] = tmp_path / "run"
     engine["state"] = tmp_path / "state"
     with pytest.raises(Killed):
-        run(ACFL(**options, on_round=kill_after(after)), **engine)
+        run(make(ACFL, **options, on_round=kill_after(after)), **engine)
     asked: list[Message] = []
-    strategy = ACFL(**options, resume=True)
+    strategy = make(ACFL, **options, resume=True)
     resumed = run(strategy, **engine, before=lambda grid: listen(grid, asked, []))
     assert same(unbroken.arrays, resumed.arrays)
     assert not of_phase(asked, "setup")
@@ -153,13 +153,16 @@ def test_a_resumed_training_goes_on_with_its_setup(
     changed = dict(options)
     changed["sigma1_sq" if "sigma1_sq" in options else "epsilon"] = 21.0
     with pytest.raises(CheckpointError, match="what was set up and charged cannot be changed"):
-        run(ACFL(**changed, resume=True), **engine)
+        run(make(ACFL, **changed, resume=True), **engine)
 
 
 @pytest.mark.parametrize("options", [{"noise": "none"}, NOISED_RECORDS], ids=["exact", "record"])
 def test_under_a_users_own_start_it_trains_without_coded_data(options: Any) -> None:
     options = {**options, "alpha": 0.0, "learning_rate": 0.02, "experiment_id": "e", "rounds": 3}
-    plain, own = run(ACFL(**options), insecure_seed=1), run(OwnStart(**options), insecure_seed=1)
+    plain, own = (
+        run(make(ACFL, **options), insecure_seed=1),
+        run(make(OwnStart, **options), insecure_seed=1),
+    )
     assert same(plain.arrays, own.arrays, exact=False)
     assert np.abs(model_after(own)).max() > 0.01
 
@@ -183,7 +186,7 @@ def test_under_a_users_own_start_there_is_no_setup() -> None:
 def test_the_model_is_one_matrix_of_floats(arrays: Any, text: str) -> None:
     for options in ({}, {"alpha": 0.0, "learning_rate": 0.02}):
         with pytest.raises(InvalidParameterError, match=text):
-            run_strategy(ACFL(noise="none", **options), APP, arrays=record(arrays))
+            run_strategy(make(ACFL, noise="none", **options), APP, arrays=record(arrays))
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -191,7 +194,7 @@ def test_the_model_is_one_matrix_of_floats(arrays: Any, text: str) -> None:
 def test_a_model_that_diverges_ends_the_training_with_a_reason(options: Any) -> None:
     for rate, last in ((1e200, 1), (1e40, 2), (5.0, 90)):
         with pytest.raises(DataError, match=r"the model diverges in round .*: the step .* is too"):
-            run(ACFL(noise="none", **options, learning_rate=rate), num_rounds=last)
+            run(make(ACFL, noise="none", **options, learning_rate=rate), num_rounds=last)
 
 
 # -- What is on the wire -------------------------------------------------------------------------
@@ -209,7 +212,7 @@ def test_a_model_that_diverges_ends_the_training_with_a_reason(options: Any) -> 
 def test_gradients_travel_and_no_models(options: Any, setup: Any, train: Any, largest: Any) -> None:
     asked: list[Message] = []
     said: list[Message] = []
-    result = run(ACFL(**options), num_rounds=2, before=lambda grid: listen(grid, asked, said))
+    result = run(make(ACFL, **options), num_rounds=2, before=lambda grid: listen(grid, asked, said))
     for question in of_phase(asked, "setup"):
         assert "arrays" not in question.content
     for question in of_phase(asked, "train"):
@@ -238,7 +241,7 @@ def test_a_value_more_costs_what_its_kind_takes() -> None:
 
     def bytes_up(labels: int, **options: Any) -> tuple[float, float]:
         app = acfl_client_app(lambda c: (data_of(name_of(c))[0], np.zeros((12, labels))))
-        strategy = ACFL(**options, experiment_id="e", learning_rate=1e-3)
+        strategy = make(ACFL, **options, experiment_id="e", learning_rate=1e-3)
         start = np.zeros((FEATURES, labels))
         history = run(strategy, app, start=start, num_rounds=1).history
         return history[0]["bytes_up"], history[1]["bytes_up"]
@@ -249,7 +252,7 @@ def test_a_value_more_costs_what_its_kind_takes() -> None:
 
 
 def test_coded_data_alone_ask_for_no_gradient() -> None:
-    result = run(ACFL(**NOISY, alpha=1.0))
+    result = run(make(ACFL, **NOISY, alpha=1.0))
     for line in result.history[1:]:
         assert (line["bytes_up"], line["bytes_down"], line["exchanges"]) == (0, 0, 0)
         assert not line["skipped"]
@@ -258,7 +261,7 @@ def test_coded_data_alone_ask_for_no_gradient() -> None:
 def test_without_coded_data_there_is_no_setup() -> None:
     asked: list[Message] = []
     options = {"noise": "none", "alpha": 0.0, "learning_rate": 0.02}
-    run(ACFL(**options), before=lambda grid: listen(grid, asked, []))
+    run(make(ACFL, **options), before=lambda grid: listen(grid, asked, []))
     assert not of_phase(asked, "setup")
     assert len(of_phase(asked, "train")) == 12
 
@@ -271,9 +274,9 @@ def test_a_gradient_that_cannot_be_one_is_as_good_as_none(kind: str, reason: str
     if kind == "stale":  # what was asked for does not come
         options["deadline"] = 1.0
     fault = Fault(kind=kind, client="2", server_round=2)
-    lied = run(ACFL(**options), faults=[fault], insecure_seed=1)
+    lied = run(make(ACFL, **options), faults=[fault], insecure_seed=1)
     assert lied.history[2]["refused"] == {reason: 1}
-    missed = run(ACFL(**options, stragglers=late({2: "2"})), insecure_seed=1)
+    missed = run(make(ACFL, **options, stragglers=late({2: "2"})), insecure_seed=1)
     assert same(lied.arrays, missed.arrays)
 
 
@@ -291,7 +294,7 @@ def test_no_error_tells_the_server_of_the_data(made: Any) -> None:
     said: list[Message] = []
     app = acfl_client_app(lambda context: made())
     with pytest.raises(ProtocolError, match="the setup failed, there are no coded data") as error:
-        run(ACFL(**NOISY), app, before=lambda grid: listen(grid, [], said))
+        run(make(ACFL, **NOISY), app, before=lambda grid: listen(grid, [], said))
     reasons = [reply.error.reason for reply in said if reply.has_error()]
     assert len(reasons) == 4
     assert all(reason and "4711" not in reason for reason in reasons)
@@ -352,7 +355,7 @@ def test_a_whole_training_costs_the_budget_and_no_more(
 ) -> None:
     for name in ("run", "state"):
         (tmp_path / name).mkdir()
-    strategy = ACFL(**NOISED_RECORDS, **options, run_dir=tmp_path / "run")
+    strategy = make(ACFL, **NOISED_RECORDS, **options, run_dir=tmp_path / "run")
     result = run(strategy, state=tmp_path / "state")
     assert result.guarantee.epsilon == 20.0
     assert result.guarantee.spent <= 20.0 * (1 + 1e-9)
@@ -380,7 +383,10 @@ def test_rounds_beyond_the_budget_are_not_asked_for(
     asked: list[Message] = []
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
         result = run(
-            ACFL(**options), num_rounds=4, state=tmp_path, before=lambda g: listen(g, asked, [])
+            make(ACFL, **options),
+            num_rounds=4,
+            state=tmp_path,
+            before=lambda g: listen(g, asked, []),
         )
     rounds = 2 if noise == "record" else 4
     assert [line["round"] for line in result.history] == list(range(rounds + 1))
@@ -393,7 +399,7 @@ def test_rounds_beyond_the_budget_are_not_asked_for(
 
 
 def test_as_printed_a_ledger_has_the_setup_as_not_proven_to_be_all(tmp_path: Path) -> None:
-    result = run(ACFL(**NOISY), state=tmp_path)
+    result = run(make(ACFL, **NOISY), state=tmp_path)
     for client in "0123":
         (entry,) = entries(tmp_path, client)
         assert (entry.scheme, entry.question.phase) == ("acfl-unproven", "setup")
@@ -407,7 +413,7 @@ def test_as_printed_a_ledger_has_the_setup_as_not_proven_to_be_all(tmp_path: Pat
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_noise_from_a_seed_makes_the_promise_void(seed: int | None, tmp_path: Path) -> None:
-    result = run(ACFL(**NOISED_RECORDS, run_dir=tmp_path), insecure_seed=seed, num_rounds=1)
+    result = run(make(ACFL, **NOISED_RECORDS, run_dir=tmp_path), insecure_seed=seed, num_rounds=1)
     assert ("insecure seed" in result.guarantee.text()) == (seed is not None)
     document = json.loads((tmp_path / "privacy-card.json").read_text())
     assert ("insecure seed" in json.dumps(document)) == (seed is not None)

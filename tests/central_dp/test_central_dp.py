@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from apps import MODEL, message_app, model_of, record, run_strategy, same, step
+from apps import MODEL, make, message_app, model_of, record, run_strategy, same, step
 from conformance import Killed, WrapsConformance
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -35,7 +35,7 @@ from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import CentralDP, central_dp
+from flwr_privacy.strategies import CentralDP, LoopOptions, central_dp
 from flwr_privacy.strategies.conversation import only
 from flwr_privacy.updates import Update, clip, released_names
 
@@ -121,7 +121,9 @@ class Looking(CentralDP):
 def test_the_opened_sum_is_the_survivors_codes_and_shares_bit_for_bit(
     lost: tuple[int, ...],
 ) -> None:
-    strategy = Looking(quantile=0.5, seed=1, experiment_id="e", deadline=1.0, clipping_norm=2.5)
+    strategy = Looking(
+        quantile=0.5, loop=LoopOptions(seed=1, experiment_id="e", deadline=1.0), clipping_norm=2.5
+    )
     faults = [Fault(kind="drop", client=str(i)) for i in lost]
     result = run(strategy, faults=faults, num_rounds=1, insecure_seed=SEED)
     survivors = [i for i in range(5) if i not in lost]
@@ -193,9 +195,8 @@ def test_the_noise_of_an_opened_sum_is_what_is_charged_or_more(
     """Five clients, three of them in the smallest sum that is opened."""
     faults = [Fault(kind="drop", client=str(i)) for i in range(lost)]
     strategy = CentralDP(
-        seed=1,
+        loop=LoopOptions(seed=1, deadline=1.0),
         secure_sum=SecureSum(colluders=colluders),
-        deadline=1.0,
         quantile=quantile,
         clipping_norm=0.7,
     )
@@ -213,7 +214,9 @@ def test_the_noise_of_an_opened_sum_is_what_is_charged_or_more(
 
 @pytest.mark.parametrize("secure_sum", [None, SecureSum()])
 def test_a_trusted_server_adds_the_noise_of_the_charge_once(secure_sum: SecureSum | None) -> None:
-    strategy = CentralDP(noise="server", insecure_seed=1, seed=1, secure_sum=secure_sum)
+    strategy = CentralDP(
+        noise="server", insecure_seed=1, loop=LoopOptions(seed=1), secure_sum=secure_sum
+    )
     mean, terms = noise_of(strategy)
     assert terms.parties == 1
     check_normal(mean * 5, strategy.schedule.noise_multiplier * 2)
@@ -223,7 +226,7 @@ def test_the_servers_noise_differs_from_round_to_round_and_run_to_run() -> None:
     def noise(**options: Any) -> tuple[Any, Any]:
         models = []
         run_strategy(
-            CentralDP(noise="server", seed=1, **options),
+            make(CentralDP, noise="server", seed=1, **options),
             still(),
             arrays=record(BIG),
             num_rounds=2,
@@ -240,7 +243,11 @@ def test_the_servers_noise_differs_from_round_to_round_and_run_to_run() -> None:
 @pytest.mark.usefixtures("no_pld")
 def test_a_poisson_sum_is_divided_by_the_expected_number_and_has_half_the_sensitivity() -> None:
     strategy = CentralDP(
-        noise="server", sampling="poisson", fraction_train=0.6, insecure_seed=1, seed=1
+        noise="server",
+        sampling="poisson",
+        fraction_train=0.6,
+        insecure_seed=1,
+        loop=LoopOptions(seed=1),
     )
     mean, terms = noise_of(strategy)
     assert terms.sampling_rate == 0.6
@@ -257,9 +264,9 @@ def test_without_noise_to_speak_of_it_is_the_mean_of_the_clipped_updates() -> No
         for name in expected:
             expected[name] += moved[name] * min(1, 2.5 / max(norm, 1e-9)) / 5
     for strategy in (
-        CentralDP(**options),
-        CentralDP(noise="server", **options),
-        CentralDP(noise="server", secure_sum=SecureSum(), **options),
+        make(CentralDP, **options),
+        make(CentralDP, noise="server", **options),
+        make(CentralDP, noise="server", secure_sum=SecureSum(), **options),
     ):
         result = run(strategy, num_rounds=1)
         for name, update in expected.items():
@@ -278,7 +285,7 @@ def test_the_card_recomputes_epsilon_and_counts_whoever_was_lost_or_late(tmp_pat
         Fault(kind="drop", client="1", server_round=1),
         Fault(kind="drop", client="2", server_round=2, phase="shares"),
     ]
-    strategy = CentralDP(seed=1, run_dir=run_dir, deadline=0.5, quantile=0.5)
+    strategy = CentralDP(loop=LoopOptions(seed=1, run_dir=run_dir, deadline=0.5), quantile=0.5)
     run(strategy, state=state, faults=faults)
     card = PrivacyCard.from_json((run_dir / "privacy-card.json").read_text())
     numbers = card.verify()
@@ -299,7 +306,7 @@ STRAGGLERS = {"stragglers": StragglerModel(slow_fraction=0.15), "deadline": 5.0}
 @pytest.mark.parametrize("noise", ["distributed", "server"])
 def test_nobody_is_asked_beyond_its_budget_and_the_training_ends(noise: str) -> None:
     """Four of five clients are asked in a round, each at most three times."""
-    strategy = CentralDP(noise=noise, fraction_train=0.8, rounds=3, seed=2, **STRAGGLERS)
+    strategy = make(CentralDP, noise=noise, fraction_train=0.8, rounds=3, seed=2, **STRAGGLERS)
     result = run(strategy, num_rounds=20)
     assert strategy.schedule is not None
     assert strategy.schedule.releases == 3
@@ -347,14 +354,18 @@ def test_the_books_survive_a_resume_with_drop_outs_and_stragglers(
     }
     timing: dict[str, Any] = {"num_rounds": 12, "faults": faults, "insecure_seed": SEED}
     timing["timeout"] = 0.5
-    whole, broken = CentralDP(**everything), tmp_path / "broken"
+    whole, broken = make(CentralDP, **everything), tmp_path / "broken"
     broken.mkdir()
     unbroken = run(whole, state=None, **timing)
     state = tmp_path / "state"
     state.mkdir()
     with pytest.raises(Killed):
-        run(CentralDP(**everything, run_dir=broken, on_round=kill_after(2)), state=state, **timing)
-    resumed = CentralDP(**everything, run_dir=broken, resume=True)
+        run(
+            make(CentralDP, **everything, run_dir=broken, on_round=kill_after(2)),
+            state=state,
+            **timing,
+        )
+    resumed = make(CentralDP, **everything, run_dir=broken, resume=True)
     result = run(resumed, state=state, **timing)
     assert len(result.history) == len(unbroken.history) < 12
     assert same(result.arrays, unbroken.arrays)
@@ -392,10 +403,10 @@ def test_a_question_is_answered_once_also_after_a_crash(tmp_path: Path) -> None:
     run_dir.mkdir()
     options: dict[str, Any] = {"seed": 1, "run_dir": run_dir, "rounds": 3, "experiment_id": "e"}
     with pytest.raises(Killed):
-        run(Dying(**options), state=state)
+        run(make(Dying, **options), state=state)
     before = {client: len(charges(state, client)) for client in map(str, range(5))}
     assert set(before.values()) == {2}
-    strategy = CentralDP(**options, resume=True)
+    strategy = make(CentralDP, **options, resume=True)
     result = run(strategy, state=state)
     assert [line.get("skipped") for line in result.history] == [None, False, True, False]
     assert result.history[2]["refused"] == {"declined": 5}
@@ -409,8 +420,8 @@ def test_where_the_server_adds_noise_a_round_that_broke_off_is_done_again(tmp_pa
     options: dict[str, Any] = {"seed": 1, "run_dir": tmp_path, "rounds": 3, "experiment_id": "e"}
     options |= {"noise": "server", "insecure_seed": 1}
     with pytest.raises(Killed):
-        run(Dying(**options))
-    strategy = CentralDP(**options, resume=True)
+        run(make(Dying, **options))
+    strategy = make(CentralDP, **options, resume=True)
     result = run(strategy)
     assert [line.get("skipped") for line in result.history] == [None, False, False, False]
     assert [release.clients for release in strategy.releases] == [("0", "1", "2", "3", "4")] * 3
@@ -424,10 +435,9 @@ def test_secret_poisson_samples_charge_everybody_and_have_the_expected_size() ->
         noise="server",
         sampling="poisson",
         fraction_train=0.25,
-        clients=40,
+        loop=LoopOptions(clients=40, seed=1),
         min_available_nodes=1,
         insecure_seed=5,
-        seed=1,
         epsilon=1.0,
     )
     result = run(strategy, nodes=1, num_rounds=30)
@@ -454,7 +464,8 @@ def test_secret_samples_are_not_what_a_client_could_work_out() -> None:
                 rounds.append(set(self.conversation.book("train").released()))
                 return messages
 
-        strategy = Watched(
+        strategy = make(
+            Watched,
             sampling="poisson",
             fraction_train=0.5,
             clients=16,
@@ -483,7 +494,7 @@ def test_noise_is_released_also_if_nobody_is_drawn(monkeypatch: pytest.MonkeyPat
         sampling="poisson",
         fraction_train=0.4,
         insecure_seed=1,
-        seed=1,
+        loop=LoopOptions(seed=1),
         quantile=0.5,
     )
     result = run_strategy(strategy, still(), arrays=record(BIG), nodes=5, num_rounds=1)
@@ -502,7 +513,9 @@ def test_nothing_is_released_beyond_the_planned_releases_whoever_runs_the_rounds
 
     for sampling in ("poisson", "fixed"):
         models: list[Any] = []
-        strategy = Own(noise="server", sampling=sampling, rounds=2, insecure_seed=1, seed=1)
+        strategy = Own(
+            noise="server", sampling=sampling, rounds=2, insecure_seed=1, loop=LoopOptions(seed=1)
+        )
         run(strategy, num_rounds=4, evaluate_fn=lambda _, a: models.append(model_of(a)))  # noqa: B023
         assert len(strategy.releases) == 2
         assert any((models[1][n] != models[2][n]).any() for n in MODEL)
@@ -518,7 +531,7 @@ def test_a_round_with_too_few_drawn_for_a_sum_is_skipped(
         return only(assigned, {"0"}) if server_round == 2 else assigned
 
     monkeypatch.setattr(central_dp, "each_by_itself", one_in_round_2)
-    strategy = CentralDP(sampling="poisson", seed=1)
+    strategy = CentralDP(sampling="poisson", loop=LoopOptions(seed=1))
     with caplog.at_level("WARNING", "flwr.privacy"):
         result = run(strategy)
     assert [line["skipped"] for line in result.history[1:]] == [False, True, False]
@@ -541,7 +554,8 @@ def test_the_clipping_norm_finds_the_median_norm_of_the_updates(noise: str) -> N
         out = record({"w": moved["w"] + np.full(4, far / 2, np.float32)})
         return replied(message, out)
 
-    strategy = CentralDP(
+    strategy = make(
+        CentralDP,
         noise=noise,
         quantile=0.5,
         clipping_learning_rate=0.5,
@@ -576,7 +590,7 @@ def test_the_client_declines_outside_of_a_secure_sum_whoever_asks(caplog: Any) -
             self.secure_sum = None
 
     with caplog.at_level("WARNING", "flwr.privacy"):
-        result = run(Bare(seed=1), num_rounds=1)
+        result = run(Bare(loop=LoopOptions(seed=1)), num_rounds=1)
     assert result.history[1]["refused"] == {"declined": 5}
     assert "was asked for outside of a secure sum" in caplog.text
 
@@ -609,7 +623,7 @@ def test_the_client_declines_outside_of_a_secure_sum_whoever_asks(caplog: Any) -
 )
 def test_parameters_that_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        CentralDP(**options)
+        make(CentralDP, **options)
 
 
 @pytest.mark.parametrize(
@@ -628,7 +642,7 @@ def test_parameters_that_do_not_fit_the_federation_end_the_run(
     options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        run(CentralDP(**options), num_rounds=1)
+        run(make(CentralDP, **options), num_rounds=1)
 
 
 def test_a_start_of_ones_own_has_to_say_how_many_rounds_there_are() -> None:
@@ -641,7 +655,7 @@ def test_a_start_of_ones_own_has_to_say_how_many_rounds_there_are() -> None:
 
 def test_a_resume_with_other_terms_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        run(CentralDP(seed=1, run_dir=tmp_path, on_round=kill_after(1)))
+        run(CentralDP(loop=LoopOptions(seed=1, run_dir=tmp_path, on_round=kill_after(1))))
     for options, rounds, text in (
         ({"epsilon": 9.0}, 3, r"calibrated for epsilon = 8\.0, not 9\.0"),
         ({"noise": "server"}, 3, "calibrated for noise = 'distributed', not 'server'"),
@@ -649,7 +663,7 @@ def test_a_resume_with_other_terms_is_refused(tmp_path: Path) -> None:
         ({"quantile": 0.5}, 3, r"calibrated for count_share = 0\.0, not 0\.1"),
         ({}, 30, "calibrated for rounds = 3, not 30"),
     ):
-        strategy = CentralDP(seed=1, run_dir=tmp_path, resume=True, **options)
+        strategy = make(CentralDP, seed=1, run_dir=tmp_path, resume=True, **options)
         with pytest.raises(CheckpointError, match=text):
             run(strategy, num_rounds=rounds)
 
@@ -658,11 +672,11 @@ def test_the_secret_of_the_samples_is_in_the_checkpoint_and_nowhere_else(
     tmp_path: Path, caplog: Any
 ) -> None:
     with caplog.at_level("DEBUG"):
-        strategy = CentralDP(**POISSON, seed=1, run_dir=tmp_path)
+        strategy = make(CentralDP, **POISSON, seed=1, run_dir=tmp_path)
         run(strategy)
     secret = strategy.state_dict()["secret"]
     assert len(secret) == 32
-    assert strategy.state_dict()["secret"] != CentralDP(**POISSON).state_dict()["secret"]
+    assert strategy.state_dict()["secret"] != make(CentralDP, **POISSON).state_dict()["secret"]
     assert CentralDP().state_dict()["secret"] == b""
     assert secret.hex() not in caplog.text
     for path in tmp_path.iterdir():
@@ -715,7 +729,7 @@ def test_the_secret_of_the_samples_is_in_the_checkpoint_and_nowhere_else(
 def test_the_promise_says_against_whom_and_on_what_it_rests(
     options: dict[str, Any], said: list[str], unsaid: list[str]
 ) -> None:
-    strategy = CentralDP(seed=1, **options)
+    strategy = make(CentralDP, seed=1, **options)
     assert "(8, 1e-05)-differential privacy" in strategy.guarantee().text()
     promise = run(strategy).guarantee
     text = promise.text()
@@ -730,20 +744,20 @@ def test_the_promise_says_against_whom_and_on_what_it_rests(
 @pytest.mark.parametrize("options", [{}, {"noise": "server", "insecure_seed": 1}])
 def test_a_seed_voids_the_guarantee(options: dict[str, Any]) -> None:
     engine = {} if options else {"insecure_seed": 5}
-    result = run(CentralDP(seed=1, **options), num_rounds=1, **engine)
+    result = run(make(CentralDP, seed=1, **options), num_rounds=1, **engine)
     assert result.guarantee.text().startswith("VOID: ")
     assert "from an insecure seed" in result.guarantee.void
 
 
 @pytest.mark.usefixtures("no_pld")
 def test_server_optimisers_see_the_noised_mean() -> None:
-    result = run(CentralDP(seed=1, inner=FedAdam(), epsilon=1e3), num_rounds=2)
+    result = run(CentralDP(loop=LoopOptions(seed=1), inner=FedAdam(), epsilon=1e3), num_rounds=2)
     assert all(np.isfinite(a.numpy()).all() for a in result.arrays.values())
 
 
 def test_a_second_start_is_another_training() -> None:
     # At a quantile of 0.5 two noised counts that are cut to 0 and 1 would undo each other.
-    strategy = CentralDP(seed=1, quantile=0.3)
+    strategy = CentralDP(loop=LoopOptions(seed=1), quantile=0.3)
     run(strategy, num_rounds=2)
     moved = strategy.clipping_norm
     run(strategy, num_rounds=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apps import message_app, model_of, run_strategy
+from apps import make, message_app, model_of, run_strategy
 from conformance import Killed
 from flwr.app import ArrayRecord
 
@@ -25,7 +25,7 @@ def train(folder: Path, show: Any = None, **options: Any) -> Any:
     """Train, or go on: the noise is a trusted server's, and no seed repeats it."""
     resume = (folder / CHECKPOINT).exists()
     options = {"noise": "server", "seed": 1, "experiment_id": "e", "run_dir": folder, **options}
-    strategy = CentralDP(**options, resume=resume)
+    strategy = make(CentralDP, **options, resume=resume)
     return run_strategy(strategy, APP, num_rounds=ROUNDS, evaluate_fn=show)
 
 

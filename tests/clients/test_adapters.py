@@ -33,7 +33,7 @@ from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.udp import Terms
 from flwr_privacy.wire import METRICS, RECORD, Header
 
@@ -133,7 +133,7 @@ def test_an_app_must_reply_with_one_record_of_each(records: dict[str, Any], text
         return Message(RecordDict(records), reply_to=message)
 
     seen: list[dict[str, Any]] = []
-    run_strategy(FedAvg(fraction_evaluate=0, on_round=seen.append), app)
+    run_strategy(FedAvg(fraction_evaluate=0, loop=LoopOptions(on_round=seen.append)), app)
     assert [line["refused"] for line in seen[1:]] == [{"error": 4}] * 3
 
 
@@ -184,7 +184,9 @@ def test_a_users_round_error_is_that_clients_alone() -> None:
         return FedAvgClient(Failing(int(context.node_config["partition-id"])), context)
 
     for clients, nodes in ((None, 4), (4, 1)):
-        strategy = FedAvg(clients=clients, min_available_nodes=nodes, fraction_evaluate=0)
+        strategy = FedAvg(
+            loop=LoopOptions(clients=clients), min_available_nodes=nodes, fraction_evaluate=0
+        )
         result = run_strategy(strategy, numpy_client_app(client_fn), nodes=nodes)
         line = result.history[1]
         assert (line["folded"], line["refused"]) == (3, {"error": 1})

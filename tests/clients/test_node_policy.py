@@ -42,7 +42,7 @@ from flwr_privacy.release import warn_once
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import UDP, FedAvg
+from flwr_privacy.strategies import UDP, FedAvg, LoopOptions
 from flwr_privacy.udp import LossTerms, Terms
 from flwr_privacy.wire import DECLINED_CODE, ERROR_CODE, RECORD, Header
 
@@ -201,7 +201,13 @@ def test_no_scheme_takes_the_nodes_keys_from_a_message(key: str) -> None:
 def test_a_client_of_a_cohort_is_simulated() -> None:
     node = {"partition-id": 0, "privacy-simulated": False, "cohorts": True}
     app = message_app([as_mod(UDPClient)])
-    strategy = UDP(clients=4, min_available_nodes=1, noise="none", rounds=1, fraction_evaluate=0)
+    strategy = UDP(
+        loop=LoopOptions(clients=4),
+        min_available_nodes=1,
+        noise="none",
+        rounds=1,
+        fraction_evaluate=0,
+    )
     result = run_strategy(strategy, app, nodes=[node], num_rounds=1)
     assert result.history[1]["folded"] == 4
 
@@ -280,7 +286,7 @@ def test_a_policy_binds_federated_averaging(
 
 def test_a_policy_binds_the_clients_of_a_cohort(tmp_path: Path) -> None:
     node = {**policy_in(tmp_path, STRICT["another scheme"]), "cohorts": True, "partition-id": 0}
-    strategy = FedAvg(clients=CLIENTS, min_available_nodes=1)
+    strategy = FedAvg(loop=LoopOptions(clients=CLIENTS), min_available_nodes=1)
     result = run_strategy(strategy, nodes=[node], num_rounds=1)
     assert result.history[1]["refused"] == {"declined": CLIENTS}
 

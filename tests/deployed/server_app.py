@@ -13,19 +13,26 @@ from flwr.serverapp import Grid, ServerApp
 from plan import Plan
 from unreliable import Unreliable
 
+from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import M2FDP, MSPDQ, UDP, CentralDP, FedAvg, FedVS, SchemeStrategy
+from flwr_privacy.strategies import (
+    M2FDP,
+    MSPDQ,
+    UDP,
+    CentralDP,
+    FedAvg,
+    FedVS,
+    LoopOptions,
+    SchemeStrategy,
+)
 
 TIERS: dict[str, Any] = {
-    "fanouts": (2, 2),
-    "p": 0.5,
+    "tree": TierTree.of_fanouts((2, 2), p=0.5),
     "steps": 2,
     "events": 1,
     "clean_events": True,
     "clipping_norm": 4.0,
     "epsilon": 200.0,
-    "experiment_id": "tiers",
-    "seed": 1,
 }
 
 STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
@@ -82,13 +89,15 @@ def main(grid: Grid, context: Context) -> None:
 
         more |= {"run_dir": config["run-dir"], "resume": resume, "on_round": end_round}
         more |= {"experiment_id": "faults", "seed": 1}
+    elif config["scheme"] == "m2fdp":
+        more |= {"experiment_id": "tiers", "seed": 1}
         observed["evaluate_fn"] = unreliable.keep
     strategy = STRATEGIES[str(config["scheme"])](
+        loop=LoopOptions(**more),
         min_train_nodes=0 if config["scheme"] == "m2fdp" else nodes,  # not all of its nodes train
         min_available_nodes=nodes,
         fraction_evaluate=0.0,
         min_evaluate_nodes=0,
-        **more,
     )
     numbers = [np.array([[0.0, 1.0], [2.0, 3.0]], np.float32), np.full(3, 0.5, np.float32)]
     seen: list[bytes] = []

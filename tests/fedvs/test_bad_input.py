@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tomli_w
 import vertical
-from apps import model_of, run_strategy, same
+from apps import make, model_of, run_strategy, same
 from flwr.serverapp.strategy import Strategy
 from vertical import ROWS, Wire, digits
 
@@ -170,7 +170,10 @@ def test_a_users_own_start_is_refused() -> None:
 
     with pytest.raises(ProtocolError, match="'fedvs' works only where this strategy's own start"):
         run_strategy(
-            Own(**vertical.options(4)), vertical.app(4), arrays=vertical.arrays(), insecure_seed=5
+            make(Own, **vertical.options(4)),
+            vertical.app(4),
+            arrays=vertical.arrays(),
+            insecure_seed=5,
         )
 
 

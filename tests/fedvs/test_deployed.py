@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apps import run_strategy
+from apps import make, run_strategy
 from deployment import Deployment
 
 from flwr_privacy.clients import fedvs_client_app
@@ -25,7 +25,7 @@ def simulated(state: Path) -> Any:
         sys.path.remove(str(APP))
     app = fedvs_client_app(lambda context: columns.columns_of(client_id_from(context.node_config)))
     return run_strategy(
-        FedVS(**columns.parameters()),
+        make(FedVS, **columns.parameters()),
         app,
         nodes=3,
         arrays=columns.initial(),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import vertical
-from apps import model_of
+from apps import make, model_of
 from conformance import OwnClientConformance
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
@@ -142,7 +142,8 @@ def asked_one_by_one(**changes: Any) -> list[str]:
         grid.push_messages = push_messages
 
     names: dict[int, str] = {}
-    strategy = SplitVFL(
+    strategy = make(
+        SplitVFL,
         method="vafl",
         **{k: v for k, v in vertical.options(CLIENTS).items() if k not in ("K", "T")},
         **changes,

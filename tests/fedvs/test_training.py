@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import vertical
 from acfl_app import connect
-from apps import model_of, same
+from apps import make, model_of, same
 from vertical import CLASSES, EMBEDDING, ROWS, TEST_ROWS, Wire, digits, late
 
 from flwr_privacy.clients import VerticalData
@@ -129,7 +129,9 @@ def test_F17_the_decoded_sums_are_those_of_the_integers_bit_for_bit(
     name: str, decoded: list[Array], tmp_path: Path
 ) -> None:
     clients, changes, differently = SETTINGS[name]
-    strategy = FedVS(**vertical.options(clients, experiment_id="e", evaluation="none", **changes))
+    strategy = make(
+        FedVS, **vertical.options(clients, experiment_id="e", evaluation="none", **changes)
+    )
     rounds = 8  # more than an epoch
     result = vertical.train(clients, strategy=strategy, num_rounds=rounds, state=tmp_path)
     reference = Reference(clients, K=changes["K"], **differently)
@@ -325,7 +327,8 @@ def test_F24_predictions_come_in_the_order_of_the_clients_rows() -> None:
         own = 1.0 if index == 0 else 0.0
         return {"train": own * train, "test": own * test, "more": {"later": own * test[::-1]}}
 
-    strategy = FedVS(
+    strategy = make(
+        FedVS,
         **vertical.options(
             6,
             K=2,
@@ -337,7 +340,7 @@ def test_F24_predictions_come_in_the_order_of_the_clients_rows() -> None:
             aggregation="sum",
             data_bits=12,
             weight_bits=12,
-        )
+        ),
     )
     scores: dict[str, Array] = {}
 
@@ -461,7 +464,7 @@ def test_after_a_refresh_new_rows_can_be_predicted() -> None:
     def given(index: int, parts: Any) -> dict[str, Any]:
         return {**parts, "more": {"later": test[index][:5]} if here["more"] else {}}
 
-    strategy, wire, found = FedVS(**vertical.options(4)), Wire(), {}
+    strategy, wire, found = make(FedVS, **vertical.options(4)), Wire(), {}
 
     def evaluate(server_round: int, arrays: Any) -> None:
         if server_round == 2:

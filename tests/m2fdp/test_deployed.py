@@ -15,7 +15,7 @@ from zones import zone_nodes
 from flwr_privacy.clients import M2FDPClient, as_mod
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.m2fdp import TierTree
-from flwr_privacy.strategies import M2FDP
+from flwr_privacy.strategies import M2FDP, LoopOptions
 
 APP = Path(__file__).parents[1] / "deployed"
 TREE = TierTree.of_fanouts((2, 2), p=0.5)
@@ -65,8 +65,7 @@ def simulated() -> tuple[Any, list[bytes]]:
         clean_events=True,
         clipping_norm=4.0,
         epsilon=200.0,
-        experiment_id="tiers",
-        seed=1,
+        loop=LoopOptions(experiment_id="tiers", seed=1),
         insecure_seed=SEED,
     )
     result = run_strategy(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import message_app, record, run_strategy, same
+from apps import make, message_app, record, run_strategy, same
 from conformance import Killed
 from flwr.app import Array, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -28,7 +28,7 @@ from flwr_privacy.ledger import Ledger
 from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import M2FDP
+from flwr_privacy.strategies import M2FDP, LoopOptions
 from flwr_privacy.wire import RECORD
 
 SEED = 11
@@ -51,7 +51,7 @@ def app() -> Any:
 
 
 def simulated(tree: TierTree, **options: Any) -> Any:
-    strategy = M2FDP(tree=tree, experiment_id="e", seed=1, insecure_seed=SEED, **options)
+    strategy = make(M2FDP, tree=tree, experiment_id="e", seed=1, insecure_seed=SEED, **options)
     return run_strategy(strategy, app(), nodes=len(tree.devices), insecure_seed=SEED)
 
 
@@ -59,7 +59,7 @@ def relayed(
     tree: TierTree, folder: Path, start: dict[str, Any] | None = None, **options: Any
 ) -> Any:
     changes = {k: options.pop(k) for k in ("policies", "unpinned") if k in options}
-    strategy = M2FDP(tree=tree, experiment_id="e", seed=1, relay=True, **options)
+    strategy = make(M2FDP, tree=tree, experiment_id="e", seed=1, relay=True, **options)
     nodes = zone_nodes(tree, folder, **changes)
     return run_strategy(strategy, app(), nodes=nodes, insecure_seed=SEED, **(start or {}))
 
@@ -81,7 +81,8 @@ def test_the_relayed_model_is_that_of_the_simulation(
 
 # -- One small training, told by names ------------------------------------------------------------
 
-WARDS = TierTree.of_fanouts((2, 3), p=0.5)  # t1-0 with 0, 1, 2 is trusted; t1-1 is not
+# t1-0 with 0, 1, 2 is trusted; t1-1 is not
+WARDS = TierTree.of_fanouts((2, 3), p=0.5, devices=list("012345"))
 CLEAN = {"steps": 4, "events": 2, "clean_events": True}
 PLAIN = {"clipping_norm": 0.5, "epsilon": 200.0}
 
@@ -176,7 +177,7 @@ def test_the_server_sees_nothing_of_trusted_devices_but_what_is_noised(
     seen, options = Seen(), {**PLAIN, **SCHEDULES[schedule], "experiment_id": "e"}
     nodes: Any = zone_nodes(WARDS, tmp_path) if relay else 6
     run_strategy(
-        M2FDP(tree=WARDS, relay=relay, **options),
+        make(M2FDP, tree=WARDS, relay=relay, **options),
         seen.app(),
         nodes=nodes,
         arrays=record({"w": np.linspace(-1, 1, 64)}),
@@ -223,7 +224,7 @@ def test_records_are_protected_in_a_zone_too(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     options = {"calibration": "record", "sampling_rate": 0.2, "steps": 4, "epsilon": 8.0}
-    strategy = M2FDP(tree=HALF, relay=True, experiment_id="e", delta=1e-3, **options)
+    strategy = make(M2FDP, tree=HALF, relay=True, experiment_id="e", delta=1e-3, **options)
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1, "state": state}
     result = run_strategy(strategy, app, nodes=zone_nodes(HALF, tmp_path), **start)
     assert (result.history[1]["folded"], result.history[1]["refused"]) == (4, {})
@@ -271,8 +272,8 @@ def test_devices_that_drop_out_leave_the_model_of_the_simulation(
         options |= {"events": {2: [2, 4]}}
     gone = failing(*missing, segment=segment)
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 2, "insecure_seed": SEED}
-    relay = M2FDP(tree=tree, relay=True, **options)
-    other = M2FDP(tree=tree, insecure_seed=SEED, **options)
+    relay = make(M2FDP, tree=tree, relay=True, **options)
+    other = make(M2FDP, tree=tree, insecure_seed=SEED, **options)
     nodes = zone_nodes(tree, tmp_path, **LOUD)
     result = run_strategy(relay, Seen().app(gone), nodes=nodes, **start)
     expected = run_strategy(other, Seen().app(gone), nodes=len(tree.devices), **start)
@@ -297,7 +298,7 @@ def test_an_aggregator_that_does_not_answer_is_done_without(
     who = "t1-0" if phase == "aggregate" else "t2-0"
     fault = Fault(kind="drop", client=who, server_round=server_round, phase=phase)
     options = {**PLAIN, "experiment_id": "e", "steps": 4, "clean_events": True}
-    strategy = M2FDP(tree=tree, relay=True, deadline=1.0, events={1: [2]}, **options)
+    strategy = make(M2FDP, tree=tree, relay=True, deadline=1.0, events={1: [2]}, **options)
     result = run_strategy(
         strategy,
         Seen().app(),
@@ -422,7 +423,7 @@ def test_every_noised_release_is_in_the_ledgers_of_its_devices_and_its_aggregato
     state = tmp_path / "state"
     state.mkdir()
     options = {"steps": 6, "events": {1: [4], 2: [2]}, "clean_events": True, **PLAIN}
-    strategy = M2FDP(tree=tree, relay=True, experiment_id="e", **options)
+    strategy = make(M2FDP, tree=tree, relay=True, experiment_id="e", **options)
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 2, "state": state}
     result = run_strategy(strategy, Seen().app(), nodes=zone_nodes(tree, tmp_path), **start)
     releases = {"t1-0": 1, "t2-0": 0, "t2-1": 0, "t2-2": 2}
@@ -446,7 +447,7 @@ def test_late_devices_pay_and_are_done_without(tmp_path: Path) -> None:
         def race(self, clients: Any, *, phase: str, **_: Any) -> Any:
             return ({"0"} & set(clients) if phase == "train" else set()), 1.0
 
-    strategy = M2FDP(tree=WARDS, relay=True, experiment_id="e", stragglers=Late())
+    strategy = M2FDP(tree=WARDS, relay=True, loop=LoopOptions(experiment_id="e", stragglers=Late()))
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
     result = run_strategy(strategy, Seen().app(), nodes=zone_nodes(WARDS, tmp_path), **start)
     assert (result.history[1]["late"], result.history[1]["folded"]) == (1, 5)
@@ -458,8 +459,14 @@ def test_late_devices_pay_and_are_done_without(tmp_path: Path) -> None:
 def test_those_who_are_drawn_are_the_siblings_of_a_round(tmp_path: Path) -> None:
     tree = TierTree.of_fanouts((1, 5), p=1.0)
     seen = Seen()
-    strategy = M2FDP(
-        tree=tree, relay=True, experiment_id="e", fraction_train=0.6, min_train_nodes=0, **CLEAN
+    strategy = make(
+        M2FDP,
+        tree=tree,
+        relay=True,
+        experiment_id="e",
+        fraction_train=0.6,
+        min_train_nodes=0,
+        **CLEAN,
     )
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 3}
     result = run_strategy(strategy, seen.app(), nodes=zone_nodes(tree, tmp_path), **start)
@@ -529,12 +536,12 @@ def test_a_relayed_run_goes_on_to_the_same_model(schedule: str, after: int, tmp_
         folder.mkdir()
     nodes = zone_nodes(HALF, folders[0])
     start = {"nodes": nodes, "insecure_seed": SEED, "arrays": record({"w": np.zeros(5)})}
-    unbroken = run_strategy(M2FDP(tree=HALF, relay=True, **options), Seen().app(), **start)
+    unbroken = run_strategy(make(M2FDP, tree=HALF, relay=True, **options), Seen().app(), **start)
     options |= {"tree": HALF, "relay": True, "run_dir": folders[1]}
     start |= {"state": folders[2]}
     with pytest.raises(Killed):
-        run_strategy(M2FDP(on_round=_kill_after(after), **options), Seen().app(), **start)
-    strategy = M2FDP(resume=True, **options)
+        run_strategy(make(M2FDP, on_round=_kill_after(after), **options), Seen().app(), **start)
+    strategy = make(M2FDP, resume=True, **options)
     resumed = run_strategy(strategy, Seen().app(), **start)
     assert same(unbroken.arrays, resumed.arrays)
     _check_books(strategy, folders[2])
@@ -552,8 +559,8 @@ def test_a_round_that_was_cut_off_is_finished_and_paid_for_once(phase: str, tmp_
     options = {**PLAIN, **CLEAN, "experiment_id": "e", "seed": 1, "tree": WARDS, "relay": True}
     options |= {"run_dir": folders[1]}
     with pytest.raises(Killed):
-        run_strategy(M2FDP(**options), Seen().app(), before=_kill_in(phase, 2), **start)
-    strategy = M2FDP(resume=True, **options)
+        run_strategy(make(M2FDP, **options), Seen().app(), before=_kill_in(phase, 2), **start)
+    strategy = make(M2FDP, resume=True, **options)
     resumed = run_strategy(strategy, Seen().app(), **start)
     assert [line["skipped"] for line in resumed.history[1:]] == [False, False]
     assert resumed.history[2]["scheme"]["noise_sigma_t1"] > 0

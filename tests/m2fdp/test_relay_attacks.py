@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import message_app, model_of, run_strategy
+from apps import make, message_app, model_of, run_strategy
 from flwr.app import ConfigRecord, Message, RecordDict
 from zones import zone_nodes
 
@@ -167,8 +167,9 @@ def attack(
             work(server)
             done.append(server_round)
 
-    strategy = M2FDP(
-        **{"tree": tree, "experiment_id": "e", "relay": True, "clipping_norm": 0.5, **options}
+    strategy = make(
+        M2FDP,
+        **{"tree": tree, "experiment_id": "e", "relay": True, "clipping_norm": 0.5, **options},
     )
     run_strategy(
         strategy,
@@ -867,8 +868,9 @@ def _changed(reply: Message, **fields: Any) -> Message:
 
 
 def meddled(tree: TierTree, folder: Path, change: Any, **options: Any) -> tuple[Any, M2FDP]:
-    strategy = M2FDP(
-        **{"tree": tree, "experiment_id": "e", "relay": True, "clipping_norm": 0.5, **options}
+    strategy = make(
+        M2FDP,
+        **{"tree": tree, "experiment_id": "e", "relay": True, "clipping_norm": 0.5, **options},
     )
     result = run_strategy(
         strategy,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from apps import model_of, record, run_strategy, same
+from apps import make, model_of, record, run_strategy, same
 from conformance import Killed
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -35,7 +35,7 @@ from flwr_privacy.m2fdp import (
 )
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import M2FDP
+from flwr_privacy.strategies import M2FDP, LoopOptions
 from flwr_privacy.wire import RECORD
 
 Array = NDArray[np.float64]
@@ -103,7 +103,7 @@ def run(
     if tree is not None:
         options["tree"] = tree
     nodes = nodes_of(tree) if tree is not None else 4
-    strategy = M2FDP(**{"experiment_id": "e", "seed": 1, **options})
+    strategy = make(M2FDP, **{"experiment_id": "e", "seed": 1, **options})
     result = run_strategy(
         strategy,
         app_of(train),
@@ -687,7 +687,7 @@ def test_devices_decline_a_round_too_many() -> None:
             super().setup(grid)
             self._course.total_steps = 4
 
-    strategy = Greedy(tree=HALF, steps=2, experiment_id="e")
+    strategy = Greedy(tree=HALF, steps=2, loop=LoopOptions(experiment_id="e"))
     result = run_strategy(
         strategy, app_of(train), nodes=nodes_of(HALF), arrays=record({"w": np.zeros(2)})
     )
@@ -1274,7 +1274,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_is_refused_before_there_are_clients(what: str) -> None:
     options, message = BAD[what]
     with pytest.raises(InvalidParameterError, match=message):
-        M2FDP(**{"fanouts": (2, 2), **options})
+        make(M2FDP, **{"fanouts": (2, 2), **options})
 
 
 TREES: dict[str, tuple[str, str]] = {
@@ -1300,12 +1300,12 @@ def test_a_file_that_is_no_tree_is_refused_by_its_name_and_the_nodes(
     text, message = TREES[what]
     (tmp_path / "tree.toml").write_text(text)
     with pytest.raises(InvalidParameterError, match=message):
-        M2FDP(tree=tmp_path / "tree.toml")
+        make(M2FDP, tree=tmp_path / "tree.toml")
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "tree.toml").write_text(MIXED.to_toml())
-    assert M2FDP(tree=tmp_path / "tree.toml").tree == MIXED
+    assert make(M2FDP, tree=tmp_path / "tree.toml").tree == MIXED
 
 
 OTHERS = TierTree.of_edges([("cloud", "a"), ("cloud", "b")])
@@ -1338,19 +1338,19 @@ def test_what_does_not_fit_the_clients_is_refused_at_the_start(
 ) -> None:
     whole = options if "tree" in options else {"fanouts": (2, 2), **options}
     with pytest.raises(InvalidParameterError, match=message):
-        run_strategy(M2FDP(**whole), app_of(stay), nodes=nodes)
+        run_strategy(make(M2FDP, **whole), app_of(stay), nodes=nodes)
 
 
 def test_a_tree_waits_for_as_many_clients_as_it_has_leaves() -> None:
     text = "3 of min_available_nodes = 4 nodes connected within 0.2 s"
     with pytest.raises(ProtocolError, match=text):
-        run_strategy(M2FDP(fanouts=(2, 2)), app_of(stay), nodes=3, timeout=0.2)
+        run_strategy(M2FDP(tree=TierTree.of_fanouts((2, 2))), app_of(stay), nodes=3, timeout=0.2)
 
 
 def test_clients_beyond_the_leaves_are_not_asked(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
         result = run_strategy(
-            M2FDP(fanouts=(2, 2)),
+            M2FDP(tree=TierTree.of_fanouts((2, 2))),
             app_of(stay),
             nodes=6,
             arrays=record({"w": np.zeros(1)}),
@@ -1384,7 +1384,7 @@ def test_a_tree_goes_on_without_the_devices_that_are_not_there(
 
 
 def test_names_with_numbers_are_in_the_order_of_their_numbers() -> None:
-    strategy = M2FDP(fanouts=(6, 2), calibration="none", clipping_norm=None)
+    strategy = M2FDP(tree=TierTree.of_fanouts((6, 2)), calibration="none", clipping_norm=None)
     run_strategy(strategy, app_of(stay), nodes=12, arrays=record({"w": np.zeros(1)}), num_rounds=1)
     assert strategy.tree.devices == tuple(map(str, range(12)))
     assert strategy.tree.children("t1-5") == ("10", "11")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from apps import MODEL, message_app, model_of, record, run_strategy, same, step
+from apps import MODEL, make, message_app, model_of, record, run_strategy, same, step
 from conformance import WrapsConformance
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -36,7 +36,14 @@ from flwr_privacy.mspdq import decode_start, encode_start
 from flwr_privacy.mspdq.baselines import JoPEQ, nbafl_downlink_sigma, nbafl_uplink_sigma
 from flwr_privacy.packing import packed_bytes
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.strategies import MSP, DrawnFedAvg, JoPEQFedAvg, NbAFL, QuantizedFedAvg
+from flwr_privacy.strategies import (
+    MSP,
+    DrawnFedAvg,
+    JoPEQFedAvg,
+    LoopOptions,
+    NbAFL,
+    QuantizedFedAvg,
+)
 from flwr_privacy.wire import RECORD, Header
 
 SEED = 7
@@ -133,14 +140,16 @@ def test_the_others_train_alike_in_cohorts_and_under_a_users_own_start(scheme: s
     # They share all else with the two that pass the conformance classes.
     strategy, client, options = SCHEMES[scheme]
     options = {**options, "seed": 3, "experiment_id": "e"}
-    plain = run(strategy(**options), client, num_rounds=3)
-    cohorts = run(strategy(**options, clients=4), client, num_rounds=3, nodes=2, serialise=True)
+    plain = run(make(strategy, **options), client, num_rounds=3)
+    cohorts = run(
+        make(strategy, **options, clients=4), client, num_rounds=3, nodes=2, serialise=True
+    )
     assert same(plain.arrays, cohorts.arrays, exact=False)
 
     class Own(strategy):  # type: ignore[misc, valid-type]
         start = Strategy.start
 
-    own = run(Own(**options), client, num_rounds=3)
+    own = run(make(Own, **options), client, num_rounds=3)
     assert same(plain.arrays, own.arrays, exact=False)
     assert not same_as_start(plain)
 
@@ -165,7 +174,7 @@ def test_the_server_decodes_what_the_client_of_plain_encoded_bit_for_bit(bits: i
             seen[reply.client_id] = super().decoded(codes, reply)
             return seen[reply.client_id]
 
-    result = run(Recording(bits=bits, experiment_id="e"), QuantizedFedAvgClient)
+    result = run(Recording(bits=bits, loop=LoopOptions(experiment_id="e")), QuantizedFedAvgClient)
     levels = 2**bits
     for client in range(4):
         codes, ends = encode_start(np.concatenate(update_of(client)), levels, noise_of(client))
@@ -183,7 +192,10 @@ def test_the_server_decodes_what_the_client_of_jopeq_encoded_bit_for_bit() -> No
             seen[reply.client_id] = super().decoded(codes, reply)
             return seen[reply.client_id]
 
-    run(Recording(epsilon=4.0, bits=7, seed=3, experiment_id="e"), JoPEQFedAvgClient)
+    run(
+        Recording(epsilon=4.0, bits=7, loop=LoopOptions(seed=3, experiment_id="e")),
+        JoPEQFedAvgClient,
+    )
     codec = JoPEQ(epsilon=4.0, bits=7)
     for client in range(4):
         seed, noise = derive_seed(3, "dither", 1), noise_of(client)
@@ -272,7 +284,8 @@ def test_a_client_that_is_drawn_twice_weighs_twice(
 ) -> None:
     strategy_type, client, _ = SCHEMES[scheme]
     nodes = cohort.get("nodes", 4)
-    strategy = strategy_type(
+    strategy = make(
+        strategy_type,
         seed=5,
         replacement=True,
         min_available_nodes=nodes,
@@ -319,7 +332,9 @@ def test_jopeqs_mean_is_unbiased_and_has_the_variance_of_laplace_noise() -> None
         signs = np.random.default_rng(client).permutation(np.tile([-1.0, 1.0], SIZE // 2))
         return sizes[client] * signs  # has mean 0 and deviation sizes[client]
 
-    mean = one_vector(JoPEQFedAvg(epsilon=epsilon, bits=8, seed=1), JoPEQFedAvgClient, trained)
+    mean = one_vector(
+        JoPEQFedAvg(epsilon=epsilon, bits=8, loop=LoopOptions(seed=1)), JoPEQFedAvgClient, trained
+    )
     error = mean - np.mean([trained(client) for client in range(CLIENTS)], axis=0)
     # An update's error is 3 std times Laplace noise of scale 2 / epsilon, to the second moment.
     variance = np.sum(9 * sizes**2 * 2 * (2 / epsilon) ** 2) / CLIENTS**2
@@ -346,7 +361,9 @@ def test_the_mean_of_plain_codes_is_unbiased() -> None:
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_the_noise_of_nbafl_has_the_law_and_the_scale_of_the_formula(law: str) -> None:
     budget = {**NBAFL, "epsilon": 4.0, "delta": 1e-3, "exposures": 3}
-    strategy = NbAFL(**budget, law=law, min_train_nodes=1, min_available_nodes=1, experiment_id="e")
+    strategy = make(
+        NbAFL, **budget, law=law, min_train_nodes=1, min_available_nodes=1, experiment_id="e"
+    )
     inside = np.full(SIZE, 4.9 / math.sqrt(SIZE))  # of norm 4.9: it is not clipped
     noise = one_vector(strategy, NbAFLClient, lambda _: inside, nodes=1) - inside
     if law == "gaussian":
@@ -386,7 +403,7 @@ def test_the_server_of_nbafl_adds_noise_where_the_formula_asks_for_it() -> None:
     assert down > up / 2
 
     def last(rounds: int, **options: Any) -> Any:
-        strategy = NbAFL(**budget, experiment_id="e", **options)
+        strategy = make(NbAFL, **budget, experiment_id="e", **options)
         zeros = np.zeros(SIZE)
         model = one_vector(strategy, NbAFLClient, lambda _: zeros, num_rounds=rounds)
         return model, strategy.round_metrics(strategy.card())["downlink_sigma"]
@@ -410,7 +427,7 @@ def test_noise_on_the_way_down_needs_this_strategys_own_start() -> None:
         start = Strategy.start
 
     with pytest.raises(ProtocolError, match="downlink: works only where this strategy's own"):
-        run(Own(**NBAFL, downlink=True), NbAFLClient)
+        run(make(Own, **NBAFL, downlink=True), NbAFLClient)
 
 
 # -- What is refused --------------------------------------------------------------------------
@@ -497,7 +514,7 @@ def test_a_malformed_answer_is_refused_counted_and_left_out(
 
     # Eleven values of five bits leave one bit of the last byte.
     options = {"bits": 5, "experiment_id": "e", "seed": 1}
-    result = run(strategy(**options), client, before=listening(damage))
+    result = run(make(strategy, **options), client, before=listening(damage))
     assert result.history[1]["refused"] == {reason: 1}
     assert result.history[1]["folded"] == 3
 
@@ -505,7 +522,7 @@ def test_a_malformed_answer_is_refused_counted_and_left_out(
         if reply.content[RECORD]["client-id"] == "2":
             say(**{"client-id": "nobody"})(reply)
 
-    without = run(strategy(**options), client, before=listening(disown))
+    without = run(make(strategy, **options), client, before=listening(disown))
     assert same(result.arrays, without.arrays)
 
 
@@ -517,11 +534,20 @@ def test_a_malformed_answer_is_refused_counted_and_left_out(
         (lambda: JoPEQFedAvg(bits=17), "bits = 17: expected an integer from 1 to 16"),
         (lambda: JoPEQFedAvg(epsilon="4"), "epsilon = '4': expected a finite number"),
         (lambda: JoPEQFedAvg(epsilon=100.0, bits=2), "bits = 2: expected more for epsilon = 100"),
-        (lambda: NbAFL(**NBAFL, law="cauchy"), "law = 'cauchy': expected one of 'gaussian'"),
-        (lambda: NbAFL(**NBAFL, clip="all"), "clip = 'all': expected one of 'model', 'update'"),
-        (lambda: NbAFL(**NBAFL, epsilon=0), "epsilon = 0: expected a finite number of at least"),
-        (lambda: NbAFL(**NBAFL, delta=1.0), "delta = 1.0: expected a number between 0 and 1"),
-        (lambda: NbAFL(**NBAFL, exposures=0), "exposures = 0: expected an integer of at least 1"),
+        (lambda: make(NbAFL, **NBAFL, law="cauchy"), "law = 'cauchy': expected one of 'gaussian'"),
+        (
+            lambda: make(NbAFL, **NBAFL, clip="all"),
+            "clip = 'all': expected one of 'model', 'update'",
+        ),
+        (
+            lambda: make(NbAFL, **NBAFL, epsilon=0),
+            "epsilon = 0: expected a finite number of at least",
+        ),
+        (lambda: make(NbAFL, **NBAFL, delta=1.0), "delta = 1.0: expected a number between 0 and 1"),
+        (
+            lambda: make(NbAFL, **NBAFL, exposures=0),
+            "exposures = 0: expected an integer of at least 1",
+        ),
         (lambda: NbAFL(clipping_norm=0, smallest_data=1), "clipping_norm = 0.0: expected"),
         (lambda: NbAFL(clipping_norm=1, smallest_data=0), "smallest_data = 0: expected an integer"),
         (lambda: DrawnFedAvg(shares={"0": 1.0}), "nothing, where clients are drawn once"),
@@ -624,7 +650,7 @@ def test_none_of_them_claims_a_privacy_that_is_not_proven(scheme: str) -> None:
 
 
 def msp(trained: Any, **options: Any) -> Any:
-    strategy = MSP(**options, min_train_nodes=1, min_available_nodes=1, experiment_id="e")
+    strategy = make(MSP, **options, min_train_nodes=1, min_available_nodes=1, experiment_id="e")
     return one_vector(strategy, MSPClient, lambda _: trained, nodes=1)
 
 

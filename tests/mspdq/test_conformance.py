@@ -37,8 +37,8 @@ class TestSummed(TestMSPDQ):
 
 MODES: dict[str, dict[str, Any]] = {
     "paper": {"paper": True},
-    "reference": {"start": "reference", "replacement": True},
-    "global-linf": {"start": "global", "interval": "linf", "coupling": "harmonic"},
+    "reference": {"mixing_start": "reference", "replacement": True},
+    "global-linf": {"mixing_start": "global", "interval": "linf", "coupling": "harmonic"},
     "random": {"coupling": "random", "m": 2, "mass": "normalized"},
     "sums": {"secure_sum": SecureSum(), "mixing_rounds": 3, "gamma": 0.3, "replacement": True},
 }

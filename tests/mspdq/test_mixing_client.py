@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import message_app, record, run_strategy
+from apps import make, message_app, record, run_strategy
 from flwr.app import Context, Message, RecordDict
 
 from flwr_privacy.clients import MSPClient, MSPDQClient, SecureSumClient, Trained, as_mod
@@ -367,7 +367,7 @@ def test_a_policy_that_wants_sums_declines_what_is_none(kind: type, tmp_path: Pa
     assert result.history[1]["refused"] == {"declined": 4}
     if kind is MSPDQClient:
         options = {"secure_sum": SecureSum(threshold=3), "bound": 4.0}
-        result = run_strategy(MSPDQ(**options), app, nodes=nodes, num_rounds=1)
+        result = run_strategy(make(MSPDQ, **options), app, nodes=nodes, num_rounds=1)
         assert result.history[1]["refused"] == {}
         assert result.history[1]["folded"] == 4
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from apps import message_app, model_of, record, run_strategy, same, step
+from apps import make, message_app, model_of, record, run_strategy, same, step
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAdam
 
@@ -17,7 +17,7 @@ from flwr_privacy.mspdq import k_rounds
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import MSP, MSPDQ, FedAvg
+from flwr_privacy.strategies import MSP, MSPDQ, FedAvg, LoopOptions
 from flwr_privacy.wire import RECORD
 
 MODEL = {
@@ -169,7 +169,7 @@ def test_F11_the_server_has_what_the_client_keeps_bit_for_bit(
 ) -> None:
     Watched.heard.clear()
     strategy = Recording(
-        bits=bits, start=start, interval=interval, mixing_rounds=3, min_available_nodes=3
+        bits=bits, mixing_start=start, interval=interval, mixing_rounds=3, min_available_nodes=3
     )
     run(strategy, arrays=MODEL, client=Watched, nodes=3)
     leaps = start != "independent" and interval in ("self", "bound")
@@ -203,9 +203,9 @@ def test_F11_a_message_has_no_more_bytes_than_its_codes(bits: int) -> None:
         (lambda: MSPDQ(mixing_rounds=10, bits=8), 88, 88),
         (lambda: MSPDQ(mixing_rounds=20, bits=6), 126, 126),
         (lambda: MSPDQ(mixing_rounds=30, bits=8), 248, 248),
-        (lambda: MSPDQ(mixing_rounds=10, bits=8, start="global"), 80, 80),
-        (lambda: MSPDQ(mixing_rounds=10, bits=8, start="global", interval="linf"), 80, 80),
-        (lambda: MSPDQ(mixing_rounds=10, bits=8, start="reference"), 88, 80),
+        (lambda: MSPDQ(mixing_rounds=10, bits=8, mixing_start="global"), 80, 80),
+        (lambda: MSPDQ(mixing_rounds=10, bits=8, mixing_start="global", interval="linf"), 80, 80),
+        (lambda: MSPDQ(mixing_rounds=10, bits=8, mixing_start="reference"), 88, 80),
         (lambda: MSPDQ(mixing_rounds=10, bits=8, paper=True, replacement=False), 88, 80),
     ],
 )
@@ -236,19 +236,19 @@ ASKED = [(s, r) for s in ("reference", "global") for r in ("paper", "linf")]
         ),
         *(
             (
-                MSPDQ(mixing_rounds=3, start=start, interval=rule),
+                MSPDQ(mixing_rounds=3, mixing_start=start, interval=rule),
                 ["train", *["sync"] * (start == "reference"), "mix", "mix"],
             )
             for start, rule in FUSED
         ),
         *(
             (
-                MSPDQ(mixing_rounds=3, start=start, interval=rule),
+                MSPDQ(mixing_rounds=3, mixing_start=start, interval=rule),
                 ["train", *["sync"] * (start == "reference"), "mix", "mix", "mix"],
             )
             for start, rule in ASKED
         ),
-        (MSPDQ(mixing_rounds=1, start="global"), ["train"]),
+        (MSPDQ(mixing_rounds=1, mixing_start="global"), ["train"]),
     ],
 )
 def test_the_exchanges_of_a_learning_round_are_with_the_same_clients(
@@ -268,7 +268,7 @@ def test_the_exchanges_of_a_learning_round_are_with_the_same_clients(
 @pytest.mark.parametrize("strategy", [MSP, MSPDQ])
 def test_a_client_that_is_drawn_twice_is_asked_once(strategy: Any) -> None:
     wire = Wire()
-    drawn = strategy(replacement=True, min_train_nodes=9, mixing_rounds=2, seed=1)
+    drawn = make(strategy, replacement=True, min_train_nodes=9, mixing_rounds=2, seed=1)
     line = run(drawn, nodes=4, before=wire).history[1]  # `exchanges` fails on a second question
     assert [len(nodes) for _, nodes in wire.exchanges(1)] == [len(drawn.draws(1))] * 3
     assert sum(drawn.draws(1).values()) == line["scheme"]["draws"] == 9
@@ -332,13 +332,13 @@ def test_many_steps_give_the_unweighted_mean_of_the_models(arrays: Any) -> None:
     "options",
     [
         {},
-        {"start": "reference", "interval": "linf"},
-        {"start": "global", "interval": "fixed", "pi": 10.0},
-        {"start": "global", "interval": "bound", "bound": 2.0},
+        {"mixing_start": "reference", "interval": "linf"},
+        {"mixing_start": "global", "interval": "fixed", "pi": 10.0},
+        {"mixing_start": "global", "interval": "bound", "bound": 2.0},
     ],
 )
 def test_codes_of_16_bits_give_the_mean_to_the_last_step_of_the_knobs(options: Any) -> None:
-    result = run(MSPDQ(bits=16, mixing_rounds=30, **options))
+    result = run(make(MSPDQ, bits=16, mixing_rounds=30, **options))
     mean = np.mean([trained(client) for client in range(4)], axis=0)
     scheme = result.history[1]["scheme"]
     largest = scheme["width"] / (scheme["levels"] - 1)
@@ -349,14 +349,14 @@ def test_codes_of_16_bits_give_the_mean_to_the_last_step_of_the_knobs(options: A
 
 def test_from_the_global_start_the_round_is_a_step_of_fedavg() -> None:
     """F14: of the way to the mean 1 - rho is gone."""
-    result = run(MSPDQ(bits=16, start="global", gamma=0.1, mixing_rounds=4))
+    result = run(MSPDQ(bits=16, mixing_start="global", gamma=0.1, mixing_rounds=4))
     mean = np.mean([trained(client) for client in range(4)], axis=0)
     expected = vector(EXACT) + (1 - 0.8**4) * (mean - vector(EXACT))
     np.testing.assert_allclose(vector(result.arrays), expected, atol=1e-4)
 
 
 def test_what_saturates_is_counted() -> None:
-    result = run(MSPDQ(start="global", interval="bound", bound=0.01, mixing_rounds=2))
+    result = run(MSPDQ(mixing_start="global", interval="bound", bound=0.01, mixing_rounds=2))
     # Clients 1 to 3 move every entry by more than 0.2, client 0 moves none.
     assert result.history[1]["scheme"]["saturated"] == 3 * SIZE * 2
 
@@ -364,8 +364,8 @@ def test_what_saturates_is_counted() -> None:
 @pytest.mark.parametrize(("strategy", "near"), [(MSP, 1e-12), (MSPDQ, 1e-3)])
 def test_drawn_twice_weighs_twice(strategy: Any, near: float) -> None:
     options = {"bits": 16} if strategy is MSPDQ else {}
-    drawn = strategy(
-        replacement=True, min_train_nodes=7, mixing_rounds=1, gamma=0.5, seed=2, **options
+    drawn = make(
+        strategy, replacement=True, min_train_nodes=7, mixing_rounds=1, gamma=0.5, seed=2, **options
     )
     result = run(drawn)
     counts = drawn.draws(1)
@@ -416,7 +416,8 @@ class Seen(FedAdam):
 def test_an_inner_strategy_gets_the_average(strategy: Any) -> None:
     inner = Seen()
     options = {"bits": 16} if strategy is MSPDQ else {}
-    mixing = strategy(
+    mixing = make(
+        strategy,
         inner=inner,
         mixing_rounds=1,
         gamma=0.5,
@@ -448,7 +449,7 @@ def test_a_client_that_is_lost_between_two_exchanges_ends_the_round(
     strategy: Any, kind: str
 ) -> None:
     fault = Fault(kind=kind, client="2", phase="mix", server_round=1, seconds=0.5)
-    mixing = strategy(mixing_rounds=2, gamma=0.5, deadline=0.2)
+    mixing = make(strategy, mixing_rounds=2, gamma=0.5, deadline=0.2)
     models: list[Any] = []
     result = run(
         mixing, faults=[fault], num_rounds=2, evaluate_fn=lambda _, arrays: models.append(arrays)
@@ -466,7 +467,7 @@ def test_a_client_that_is_lost_between_two_exchanges_ends_the_round(
 def test_going_on_without_a_client_is_the_mixing_of_those_that_are_left() -> None:
     lost = {("1", 0), ("3", 2)}
     wire = Wire(lost)
-    strategy = MSP(mixing_rounds=4, on_dropout="continue", deadline=0.2)
+    strategy = MSP(mixing_rounds=4, on_dropout="continue", loop=LoopOptions(deadline=0.2))
     result = run(strategy, nodes=5, before=wire)
     expected = played(strategy, wire.first(), lost)
     np.testing.assert_allclose(vector(result.arrays), expected[-1], atol=1e-12)
@@ -482,14 +483,13 @@ def test_going_on_with_codes_and_draws(interval: str) -> None:
     wire = Wire(lost)
     strategy = MSPDQ(
         bits=16,
-        start="global",
+        mixing_start="global",
         interval=interval,
         mixing_rounds=4,
         on_dropout="continue",
-        deadline=0.2,
+        loop=LoopOptions(deadline=0.2, seed=1),
         replacement=True,
         min_train_nodes=20,
-        seed=1,
     )
     result = run(strategy, before=wire)
     draws = strategy.draws(1)
@@ -512,18 +512,18 @@ def test_going_on_with_codes_and_draws(interval: str) -> None:
 def test_finishing_early_is_as_if_it_had_been_planned(k: int, strategy: Any) -> None:
     options = {"experiment_id": "e", "seed": 1, "kappa": 0.4}
     wire = Wire({("2", k)})
-    mixing = strategy(mixing_rounds=4, on_dropout="finish", deadline=0.2, **options)
+    mixing = make(strategy, mixing_rounds=4, on_dropout="finish", deadline=0.2, **options)
     result = run(mixing, before=wire)
     assert scheme_of(result) == (1, 0, k)
     assert not result.history[1]["skipped"]
-    assert same(result.arrays, run(strategy(mixing_rounds=k, **options)).arrays)
-    longer = run(strategy(mixing_rounds=4, **options))
+    assert same(result.arrays, run(make(strategy, mixing_rounds=k, **options)).arrays)
+    longer = run(make(strategy, mixing_rounds=4, **options))
     assert np.abs(vector(result.arrays) - vector(longer.arrays)).max() > 1e-3
 
 
 def test_without_any_answer_the_round_is_given_up_also_where_it_would_go_on() -> None:
     fault = Fault(kind="drop", phase="mix", server_round=1)
-    strategy = MSP(mixing_rounds=2, on_dropout="continue", deadline=0.2)
+    strategy = MSP(mixing_rounds=2, on_dropout="continue", loop=LoopOptions(deadline=0.2))
     result = run(strategy, faults=[fault])
     assert result.history[1]["skipped"]
     assert scheme_of(result) == (4, 1, 0)
@@ -538,7 +538,12 @@ def reference(seed: int, clients: int = 4) -> str:
 @pytest.mark.parametrize("interval", ["self", "paper"])
 def test_without_the_reference_client_the_round_is_skipped(interval: str, caplog: Any) -> None:
     fault = Fault(kind="drop", client=reference(5), server_round=1)
-    strategy = MSPDQ(start="reference", interval=interval, mixing_rounds=2, seed=5, deadline=0.2)
+    strategy = MSPDQ(
+        mixing_start="reference",
+        interval=interval,
+        mixing_rounds=2,
+        loop=LoopOptions(seed=5, deadline=0.2),
+    )
     wire = Wire()
     with caplog.at_level("WARNING", "flwr.privacy"):
         result = run(strategy, faults=[fault], num_rounds=2, before=wire)
@@ -550,7 +555,12 @@ def test_without_the_reference_client_the_round_is_skipped(interval: str, caplog
 
 def test_the_reference_client_alone_sends_its_split_and_all_start_from_it() -> None:
     wire = Wire()
-    strategy = MSPDQ(start="reference", interval="linf", mixing_rounds=1, seed=5, experiment_id="e")
+    strategy = MSPDQ(
+        mixing_start="reference",
+        interval="linf",
+        mixing_rounds=1,
+        loop=LoopOptions(seed=5, experiment_id="e"),
+    )
     run(strategy, before=wire)
     sent = {head["client-id"] for head, a in wire.said if head["phase"] == "train" and a}
     assert sent == {reference(5)}
@@ -574,7 +584,10 @@ def test_nobody_but_the_reference_client_sets_the_start() -> None:
     wire = Wire()
     assert reference(5) != "3"
     strategy = MSPDQ(
-        start="reference", mixing_rounds=2, seed=5, experiment_id="e", on_dropout="continue"
+        mixing_start="reference",
+        mixing_rounds=2,
+        loop=LoopOptions(seed=5, experiment_id="e"),
+        on_dropout="continue",
     )
     result = run(strategy, client=Eager, before=wire)
     assert result.history[1]["refused"] == {"names": 1}
@@ -588,7 +601,13 @@ def test_nobody_but_the_reference_client_sets_the_start() -> None:
 def test_who_is_missing_in_the_first_exchange_takes_no_part(start: str, lost: str) -> None:
     seed = next(s for s in range(99) if reference(s) == "1")
     fault = Fault(kind="drop", client=lost)
-    strategy = MSPDQ(bits=16, start=start, mixing_rounds=2, gamma=0.49, seed=seed, deadline=0.2)
+    strategy = MSPDQ(
+        bits=16,
+        mixing_start=start,
+        mixing_rounds=2,
+        gamma=0.49,
+        loop=LoopOptions(seed=seed, deadline=0.2),
+    )
     wire = Wire()
     result = run(strategy, faults=[fault], before=wire)
     assert result.history[1]["folded"] == 3
@@ -601,7 +620,11 @@ def test_who_is_missing_in_the_first_exchange_takes_no_part(start: str, lost: st
 def test_going_on_under_simulated_stragglers() -> None:
     model = StragglerModel(spread=1.0)
     wire = Wire()
-    strategy = MSP(mixing_rounds=4, on_dropout="continue", stragglers=model, deadline=3.0, seed=4)
+    strategy = MSP(
+        mixing_rounds=4,
+        on_dropout="continue",
+        loop=LoopOptions(stragglers=model, deadline=3.0, seed=4),
+    )
     result = run(strategy, nodes=8, before=wire)
 
     def race(clients: Any, phase: str, request: int) -> tuple[set[str], float]:
@@ -690,7 +713,7 @@ def test_going_on_under_simulated_stragglers() -> None:
 )
 def test_bad_parameters_of_msp_are_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        MSP(**options)
+        make(MSP, **options)
 
 
 SUMMED = {"secure_sum": SecureSum()}
@@ -705,18 +728,21 @@ SUMMED = {"secure_sum": SecureSum()}
         ({"bits": 4, "levels": 17}, "levels = 17: expected an integer from 9 to 16"),
         ({"bits": 4, "levels": 8}, "levels = 8: expected an integer from 9 to 16"),
         (
-            {"start": "global", "mixing_rounds": 0},
+            {"mixing_start": "global", "mixing_rounds": 0},
             "mixing_rounds = 0: expected at least 1 from a global start",
         ),
         (
-            {"start": "reference", "mixing_rounds": 0},
+            {"mixing_start": "reference", "mixing_rounds": 0},
             "mixing_rounds = 0: expected at least 1 from a reference start",
         ),
-        ({"start": "zero"}, "start = 'zero': expected one of 'global', 'independent', 'reference'"),
+        (
+            {"mixing_start": "zero"},
+            "mixing_start = 'zero': expected one of 'global', 'independent', 'reference'",
+        ),
         ({"interval": "l1"}, "interval = 'l1': expected one of 'bound', 'fixed', 'linf', 'paper'"),
         ({"interval": "bound"}, "interval = 'bound': expected another one: it needs the glo"),
         (
-            {"interval": "bound", "start": "global", "coupling": "random"},
+            {"interval": "bound", "mixing_start": "global", "coupling": "random"},
             "coupling = 'random': expected one that is known beforehand",
         ),
         *(
@@ -730,14 +756,14 @@ SUMMED = {"secure_sum": SecureSum()}
         ),
         ({**SUMMED, "bits": 1}, "bits = 1: expected an integer from 2 to 16"),
         ({**SUMMED, "bits": 4, "levels": 16}, "levels = 16: expected an integer from 9 to 15"),
-        ({**SUMMED, "start": "independent"}, "start|interval"),
+        ({**SUMMED, "mixing_start": "independent"}, "mixing_start|interval"),
         (
-            {**SUMMED, "start": "reference"},
-            "start = 'reference': expected 'global' under a secure sum",
+            {**SUMMED, "mixing_start": "reference"},
+            "mixing_start = 'reference': expected 'global' under a secure sum",
         ),
         (
-            {**SUMMED, "start": "independent", "interval": "fixed"},
-            "start = 'independent': expected 'global' under a secure sum",
+            {**SUMMED, "mixing_start": "independent", "interval": "fixed"},
+            "mixing_start = 'independent': expected 'global' under a secure sum",
         ),
         *(
             (
@@ -763,7 +789,7 @@ SUMMED = {"secure_sum": SecureSum()}
 )
 def test_bad_parameters_of_mspdq_are_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        MSPDQ(**options)
+        make(MSPDQ, **options)
 
 
 def test_what_is_at_the_edge_is_allowed() -> None:
@@ -773,7 +799,7 @@ def test_what_is_at_the_edge_is_allowed() -> None:
     MSP(gamma=0.1, m=30, paper=True)  # figure 7
     MSPDQ(bits=1)
     MSPDQ(bits=16, levels=2**15 + 1, mixing_rounds=0)
-    MSPDQ(**SUMMED, bits=2, interval="fixed", coupling="random")
+    make(MSPDQ, **SUMMED, bits=2, interval="fixed", coupling="random")
 
 
 def test_a_client_without_a_share_is_named() -> None:
@@ -791,7 +817,7 @@ def test_the_paper_has_defaults_of_its_own() -> None:
     assert told(MSP(paper=True)) == (0.1, "const", 4, "independent", "self", 0)
     assert told(MSPDQ()) == (0.3, "const", 10, "independent", "self", 256)
     assert told(MSPDQ(paper=True)) == (0.1, "harmonic", 10, "reference", "paper", 256)
-    assert told(MSPDQ(**SUMMED)) == (0.5, "const", 1, "global", "bound", 255)
+    assert told(make(MSPDQ, **SUMMED)) == (0.5, "const", 1, "global", "bound", 255)
     for strategy, paper in ((MSP, True), (MSPDQ, True), (MSP, False)):
         line = run(strategy(paper=paper, min_train_nodes=9 if paper else 2), arrays=MODEL).history
         assert line[1]["scheme"]["draws"] == (9 if paper else 4)
@@ -849,7 +875,7 @@ def test_a_client_that_lies_is_refused_and_the_others_go_on(
     client = type("Lying", (Hostile,), {"lie": (phase, lie)})
     dtype = np.float16 if lie == {"half-width": 2.0**99} else np.float32
     arrays = {name: array.astype(dtype) for name, array in EXACT.items()}
-    strategy = MSPDQ(**{"mixing_rounds": 2, "on_dropout": "continue", "seed": 1, **options})
+    strategy = make(MSPDQ, **{"mixing_rounds": 2, "on_dropout": "continue", "seed": 1, **options})
     result = run(strategy, client=client, arrays=arrays, num_rounds=2)
     for line in result.history[1:]:
         assert not line["skipped"]
@@ -860,7 +886,9 @@ def test_a_client_that_lies_is_refused_and_the_others_go_on(
 
 def test_a_reference_client_that_lies_costs_a_round_and_not_the_training() -> None:
     client = type("Lying", (Hostile,), {"lie": ("train", {"ends": [1e308, 1e308]})})
-    result = run(MSPDQ(start="reference", seed=5), client=client, num_rounds=12)
+    result = run(
+        MSPDQ(mixing_start="reference", loop=LoopOptions(seed=5)), client=client, num_rounds=12
+    )
     skipped = [line["skipped"] for line in result.history[1:]]
     assert 0 < sum(skipped) < 12
 
@@ -876,7 +904,9 @@ def test_small_and_large_models_are_mixed_too(scale: float) -> None:
 
 def test_what_is_left_of_the_split_is_said_for_the_steps_that_were_taken() -> None:
     fault = Fault(kind="drop", client="2", phase="mix")
-    result = run(MSP(mixing_rounds=6, on_dropout="finish", deadline=0.3), faults=[fault])
+    result = run(
+        MSP(mixing_rounds=6, on_dropout="finish", loop=LoopOptions(deadline=0.3)), faults=[fault]
+    )
     scheme = result.history[1]["scheme"]
     assert (scheme["mixing_rounds"], scheme["residual"]) == (0, 1.0)
 

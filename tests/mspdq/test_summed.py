@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import message_app, model_of, record, run_strategy, same, step
+from apps import make, message_app, model_of, record, run_strategy, same, step
 from flwr.app import Message
 
 from flwr_privacy.clients import MSPDQClient, as_mod
@@ -14,7 +14,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import DEAL, OPEN
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import MSPDQ
+from flwr_privacy.strategies import MSPDQ, LoopOptions
 from flwr_privacy.strategies.instruction import to_each
 from flwr_privacy.wire import RECORD
 
@@ -88,7 +88,7 @@ def mean_of(clients: Any) -> np.ndarray:
 
 def build(secure_sum: SecureSum | None = None, **options: Any) -> MSPDQ:
     secure_sum = secure_sum or SecureSum()
-    return MSPDQ(**{"secure_sum": secure_sum, "bound": BOUND, "seed": 3, **options})
+    return make(MSPDQ, **{"secure_sum": secure_sum, "bound": BOUND, "seed": 3, **options})
 
 
 def run(strategy: MSPDQ, **options: Any) -> Any:
@@ -191,8 +191,9 @@ def test_the_model_is_the_one_without_a_secure_sum(options: dict[str, Any]) -> N
     alike = {"experiment_id": "e", "gamma": 0.5, "mixing_rounds": 1, **options}
     secure_sum = SecureSum(threshold=alike.pop("threshold", None))
     bits = options.get("bits", 8)
-    clear = MSPDQ(
-        **{"start": "global", "interval": "bound", "bound": BOUND, "seed": 3, **alike},
+    clear = make(
+        MSPDQ,
+        **{"mixing_start": "global", "interval": "bound", "bound": BOUND, "seed": 3, **alike},
         levels=2**bits - 1,
     )
     seen = run(clear, insecure_seed=5, num_rounds=2)
@@ -390,7 +391,7 @@ def test_nobody_outweighs_the_others_in_a_sum() -> None:
             return super().bounds_of(clients, server_round)
 
     options = {"secure_sum": SecureSum(), "replacement": True, "min_train_nodes": 3, "seed": 3}
-    run(Noting(**options, bound=BOUND), num_rounds=12, nodes=3)
+    run(make(Noting, **options, bound=BOUND), num_rounds=12, nodes=3)
     assert len(drawn) >= 12
     assert {tuple(sorted(draws.values())) for draws in drawn} == {(1, 1, 1)}
 
@@ -411,7 +412,7 @@ def test_a_server_that_asks_one_client_for_something_else_has_no_sum(
             sums.append(mean)
             return super()._average(mean)
 
-    strategy = Lying(secure_sum=SecureSum(threshold=4), bound=BOUND, seed=3)
+    strategy = Lying(secure_sum=SecureSum(threshold=4), bound=BOUND, loop=LoopOptions(seed=3))
     result = run(strategy, insecure_seed=1)
     assert result.history[1]["skipped"]
     assert result.history[1]["asked"] == 5

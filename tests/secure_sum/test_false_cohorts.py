@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import message_app, record, run_strategy
+from apps import make, message_app, record, run_strategy
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from pinned import pinned_nodes
@@ -22,7 +22,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import JOIN
-from flwr_privacy.strategies import ACFL, UDP, CentralDP, FedAvg
+from flwr_privacy.strategies import ACFL, UDP, CentralDP, FedAvg, LoopOptions
 from flwr_privacy.wire import RECORD
 
 CLIENTS = [f"ward-{i}" for i in range(5)]
@@ -33,7 +33,9 @@ MODEL = {"w": np.zeros((160, 100), np.float32)}
 
 def strategy_of(scheme: str, secure_sum: SecureSum) -> Any:
     options: dict[str, Any] = {"epsilon": 1.0, "seed": 1, "secure_sum": secure_sum, "deadline": 3.0}
-    return UDP(shared_noise=True, **options) if scheme == "udp" else CentralDP(**options)
+    return (
+        make(UDP, shared_noise=True, **options) if scheme == "udp" else make(CentralDP, **options)
+    )
 
 
 def lying(lie: Mapping[str, int]) -> Callable[[Any], None]:
@@ -208,7 +210,7 @@ def test_min_summed_counts_those_whom_the_operator_believes_in(
     for most, opened in ((5, 5), (4, 0)):
         policy = f"min_summed = 3\nmax_cohort = {most}\n"
         result = run_strategy(
-            FedAvg(seed=3, secure_sum=SecureSum(), deadline=3.0),
+            FedAvg(loop=LoopOptions(seed=3, deadline=3.0), secure_sum=SecureSum()),
             message_app([as_mod(SecureSumClient)]),
             nodes=pinned_nodes(tmp_path, CLIENTS, policy=policy),
             num_rounds=1,

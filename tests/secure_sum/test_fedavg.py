@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from apps import MODEL, message_app, model_of, record, run_strategy, same, step
+from apps import MODEL, make, message_app, model_of, record, run_strategy, same, step
 from conformance import WrapsConformance
 from flwr.app import Array, Message
 from flwr.serverapp.strategy import FedAdam
@@ -14,7 +14,7 @@ from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.secure_sum import SecureSum, masked
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import FedAvg, LoopOptions
 
 
 class TestConformance(WrapsConformance):
@@ -34,7 +34,7 @@ def secured(secure_sum: SecureSum | None = None, client: type = SecureSumClient,
         for key in ("faults", "nodes", "num_rounds", "before")
         if key in options
     }
-    strategy = FedAvg(seed=3, secure_sum=secure_sum or SecureSum(), **options)
+    strategy = make(FedAvg, seed=3, secure_sum=secure_sum or SecureSum(), **options)
     return run_strategy(
         strategy, message_app([as_mod(client)]), arrays=record(), **{"nodes": 5, **start}
     )
@@ -244,7 +244,7 @@ def test_the_halves_of_other_schemes_say_that_they_do_not_fit(caplog) -> None:
         result = secured(client=FedAvgClient, num_rounds=1)
         assert result.history[1]["skipped"]
         assert "phase 'keys' is not known" in caplog.text
-        strategy = FedAvg(seed=3)
+        strategy = FedAvg(loop=LoopOptions(seed=3))
         app = message_app([as_mod(SecureSumClient)])
         result = run_strategy(strategy, app, arrays=record(), num_rounds=1)
     assert result.history[1]["refused"] == {"declined": 4}
@@ -255,7 +255,7 @@ def test_an_inner_strategy_gets_the_aggregate() -> None:
     inner = {"eta": 0.1, "eta_l": 0.1}
     summed = secured(SecureSum(value_range=100.0, bits=31), inner=FedAdam(**inner))
     clear = run_strategy(
-        FedAvg(seed=3, inner=FedAdam(**inner)),
+        FedAvg(loop=LoopOptions(seed=3), inner=FedAdam(**inner)),
         message_app([as_mod(FedAvgClient)]),
         arrays=record({name: a for name, a in MODEL.items() if name != "batches"}),
         nodes=5,
@@ -298,7 +298,8 @@ def test_the_guarantee_is_that_of_the_smallest_cohort() -> None:
             self.fraction_train = 1e-9
             return super()._drawn(grid, server_round)
 
-    strategy = Growing(
+    strategy = make(
+        Growing,
         seed=3,
         secure_sum=SecureSum(value_range=100.0),
         quorum=2,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import MODEL, message_app, model_of, record, run_strategy, same
+from apps import MODEL, make, message_app, model_of, record, run_strategy, same
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flwr_privacy.clients import SecureSumClient, as_mod
@@ -35,7 +35,7 @@ def asked(lie: Callable[[RecordDict], RecordDict]) -> Any:
     secure_sum = SecureSum(threshold=4, value_range=8.0)
     app = message_app([as_mod(SecureSumClient)])
     return run_strategy(
-        strategy(seed=3, secure_sum=secure_sum), app, nodes=5, num_rounds=1, serialise=True
+        make(strategy, seed=3, secure_sum=secure_sum), app, nodes=5, num_rounds=1, serialise=True
     )
 
 

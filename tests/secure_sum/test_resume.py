@@ -11,19 +11,15 @@ from flwr.app import Message
 from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import OPEN
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.experiment import Experiment
 from flwr_privacy.wire import RECORD
 
 
 def trained(folder: Path | None, *, resume: bool = False, state: Path | None = None, **start: Any):
     strategy = FedAvg(
-        seed=3,
-        experiment_id="e",
+        loop=LoopOptions(seed=3, experiment_id="e", run_dir=folder, resume=resume, deadline=2.0),
         secure_sum=SecureSum(value_range=100.0),
-        run_dir=folder,
-        resume=resume,
-        deadline=2.0,
     )
     app = message_app([as_mod(SecureSumClient)])
     return run_strategy(strategy, app, arrays=record(), state=state, **start)

@@ -13,7 +13,7 @@ from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.pins import Identity
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import DEAL
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import FedAvg, LoopOptions
 
 CLIENTS = ["ward-0", "ward-1", "ward-2"]
 
@@ -44,7 +44,7 @@ def swapping(victim: str, *, from_round: int) -> Any:
 
 
 def trained(folder: Path, *, pinned: bool, before: Any = None, rounds: int = 1) -> Any:
-    strategy = FedAvg(seed=3, secure_sum=SecureSum(), deadline=1.0)
+    strategy = FedAvg(loop=LoopOptions(seed=3, deadline=1.0), secure_sum=SecureSum())
     return run_strategy(
         strategy,
         message_app([as_mod(SecureSumClient)]),
@@ -88,7 +88,7 @@ def test_a_file_that_is_missing_is_the_nodes_own_trouble(
 ) -> None:
     configs = pinned_nodes(tmp_path, CLIENTS)
     configs[0][missing] = str(tmp_path / "nowhere")
-    strategy = FedAvg(seed=3, secure_sum=SecureSum(threshold=2), deadline=1.0)
+    strategy = FedAvg(loop=LoopOptions(seed=3, deadline=1.0), secure_sum=SecureSum(threshold=2))
     with caplog.at_level("ERROR", "flwr.privacy"):
         result = run_strategy(
             strategy,

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from apps import message_app, record, run_strategy, same
+from apps import make, message_app, record, run_strategy, same
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_privacy.clients import SecureSumClient, as_mod
@@ -15,7 +15,7 @@ from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.secure_sum.messages import DEAL, OPEN
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.round import PartialSum
 from flwr_privacy.strategies.secure_sum import opened_mean
 from flwr_privacy.wire import TRAIN, Header
@@ -37,7 +37,7 @@ class Mixing(FedAvg):
     """Takes the model from the last of three sums."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(seed=3, **options)
+        super().__init__(**options)
         self.opened: list[tuple[int, int, tuple[str, ...]]] = []
         self.sums: list[np.ndarray] = []
         self.told: list[dict[str, float]] = []
@@ -101,7 +101,9 @@ class Mixing(FedAvg):
 def mixed(secure_sum: SecureSum | None = None, **options: Any) -> tuple[Mixing, Any]:
     names = ("faults", "nodes", "before", "num_rounds")
     start = {name: options.pop(name) for name in names if name in options}
-    strategy = Mixing(secure_sum=secure_sum or SecureSum(value_range=100.0), **options)
+    strategy = make(
+        Mixing, seed=3, secure_sum=secure_sum or SecureSum(value_range=100.0), **options
+    )
     app = message_app([as_mod(MixingClient)])
     options = {"arrays": record(), "nodes": 5, "num_rounds": 2, **start}
     return strategy, run_strategy(strategy, app, **options)
@@ -111,7 +113,7 @@ ALL = ("0", "1", "2", "3", "4")
 
 
 def plainly(**options: Any) -> Any:
-    strategy = FedAvg(seed=3, secure_sum=SecureSum(value_range=100.0), **options)
+    strategy = make(FedAvg, seed=3, secure_sum=SecureSum(value_range=100.0), **options)
     app = message_app([as_mod(SecureSumClient)])
     return run_strategy(strategy, app, arrays=record(), nodes=5, num_rounds=2)
 
@@ -219,7 +221,9 @@ def test_parameters_that_do_not_fit_those_left_open_nothing() -> None:
 
     asked: list[Any] = []
     faults = [Fault(kind="drop", client="1", server_round=1)]
-    strategy = Narrow(secure_sum=SecureSum(value_range=100.0), deadline=0.5)
+    strategy = Narrow(
+        secure_sum=SecureSum(value_range=100.0), loop=LoopOptions(seed=3, deadline=0.5)
+    )
     app = message_app([as_mod(MixingClient)])
     run_strategy(strategy, app, arrays=record(), nodes=5, num_rounds=2, faults=faults)
     assert asked[:2] == [(1, list(ALL)), (1, ["0", "2", "3", "4"])]

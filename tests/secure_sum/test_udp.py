@@ -1,13 +1,13 @@
 from typing import Any
 
 import pytest
-from apps import message_app, record, run_strategy, same
+from apps import make, message_app, record, run_strategy, same
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies import UDP, LoopOptions
 
 
 def test_it_is_refused_under_a_users_own_start() -> None:
@@ -23,7 +23,7 @@ def test_it_is_refused_under_a_users_own_start() -> None:
 def test_the_model_is_the_one_without_a_secure_sum(cohort: dict[str, Any]) -> None:
     results = []
     for secure_sum in (None, SecureSum()):
-        strategy = UDP(seed=3, experiment_id="e", secure_sum=secure_sum, **cohort)
+        strategy = make(UDP, seed=3, experiment_id="e", secure_sum=secure_sum, **cohort)
         app = message_app([as_mod(UDPClient)])
         nodes = 2 if cohort else 4
         options = {"arrays": record(), "nodes": nodes, "insecure_seed": 5}
@@ -37,13 +37,13 @@ def test_the_model_is_the_one_without_a_secure_sum(cohort: dict[str, Any]) -> No
 
 
 def test_at_user_level_codes_take_no_room_for_weights() -> None:
-    strategy = UDP(seed=3, secure_sum=SecureSum())
+    strategy = UDP(loop=LoopOptions(seed=3), secure_sum=SecureSum())
     app = message_app([as_mod(UDPClient)])
     result = run_strategy(strategy, app, arrays=record(), nodes=4)
     assert result.history[1]["scheme"]["sum_modulus_bits"] == 31 + 1 + 2
 
 
 def test_a_quorum_below_the_threshold_is_refused() -> None:
-    strategy = UDP(seed=3, secure_sum=SecureSum(), quorum=2)
+    strategy = UDP(loop=LoopOptions(seed=3, quorum=2), secure_sum=SecureSum())
     with pytest.raises(InvalidParameterError, match="quorum = 2: expected at least the threshold"):
         run_strategy(strategy, message_app([as_mod(UDPClient)]), arrays=record(), nodes=4)

@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod
+from flwr_privacy.simulations.flat_options import keywords_of
 from flwr_privacy.simulations.inline import run_inline
 
 MODEL = {
@@ -115,3 +116,8 @@ def same(one: ArrayRecord, other: ArrayRecord, *, exact: bool = True) -> bool:
         else:
             np.testing.assert_allclose(array, other_model[name], rtol=3e-7, atol=1e-7)
     return True
+
+
+def make(kind: Any, *arguments: Any, **values: Any) -> Any:
+    """Return a strategy from flat keys, where a test puts its parameters together from tables."""
+    return kind(*arguments, **keywords_of(kind, values))

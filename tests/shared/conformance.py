@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from apps import StepClient, message_app, record, run_strategy, same
+from apps import StepClient, make, message_app, record, run_strategy, same
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -107,7 +107,7 @@ class SchemeConformance:
             )
             if key in changes
         }
-        strategy = self.strategy(**{"seed": 3, **self.options, **changes})
+        strategy = make(self.strategy, **{"seed": 3, **self.options, **changes})
         return run_strategy(strategy, self.app(), arrays=self.arrays(), **self.engine, **start)
 
     def plain(self, **options: Any) -> Any:
@@ -120,7 +120,7 @@ class SchemeConformance:
 
     def test_it_takes_the_arguments_of_flowers_fedavg(self) -> None:
         values = (0.5, 0.25, 3, 4, 5, "weight", "model", "settings")
-        mine, flowers = self.strategy(*values, **self.options), FlowerFedAvg(*values)
+        mine, flowers = make(self.strategy, *values, **self.options), FlowerFedAvg(*values)
         for name in inspect.signature(FlowerFedAvg.__init__).parameters:
             if name not in ("self", "fraction_evaluate", "min_evaluate_nodes"):
                 assert getattr(mine, name) == getattr(flowers, name), name
@@ -363,7 +363,7 @@ class WrapsConformance(SchemeConformance):
 
     def test_both_kinds_of_app_train_alike(self) -> None:
         by_message = self.plain()
-        strategy = self.strategy(**{"seed": 3, **self.options})
+        strategy = make(self.strategy, **{"seed": 3, **self.options})
         by_numpy = run_strategy(strategy, self.numpy_app(), arrays=self.arrays(), **self.engine)
         assert same(by_message.arrays, by_numpy.arrays)
 
@@ -371,7 +371,7 @@ class WrapsConformance(SchemeConformance):
         class Own(self.strategy):  # type: ignore[name-defined, misc]
             start = Strategy.start
 
-        strategy = Own(**{"seed": 3, **self.options})
+        strategy = make(Own, **{"seed": 3, **self.options})
         if self.own_start:
             with pytest.raises(ProtocolError, match=self.own_start):
                 run_strategy(strategy, self.app(), arrays=self.arrays(), **self.engine)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from apps import record, run_strategy
+from apps import make, record, run_strategy
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from sklearn.datasets import load_digits
 
@@ -156,7 +156,7 @@ def train(
     engine = {"insecure_seed": 5, "nodes": clients, **engine}
     if "least_dealers" in changes:  # clients allow sums without some of them only if they say so
         app_options = {"partial_sums": True, **(app_options or {})}
-    made = FedVS(**options(clients, **changes)) if strategy is None else strategy
+    made = make(FedVS, **options(clients, **changes)) if strategy is None else strategy
     made_app = app(clients, **(app_options or {}))
     return run_strategy(made, made_app, arrays=arrays(), **engine)
 
@@ -443,7 +443,7 @@ def train_split(clients: int = 4, **changes: Any) -> Any:
     engine = {"insecure_seed": 5, "nodes": clients, **engine}
     parameters = {k: v for k, v in options(clients, **changes).items() if k not in ("K", "T")}
     return run_strategy(
-        SplitVFL(**parameters, **mine),
+        make(SplitVFL, **parameters, **mine),
         app(clients, make=split_vfl_client_app),
         arrays=arrays(),
         **engine,

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from apps import make
 
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.attack.images import reconstruct, reconstruct_sum
@@ -39,9 +40,9 @@ def error(views: Views, name: str) -> float:
 @pytest.mark.parametrize(
     "strategy",
     [
-        MSP(mixing_rounds=3, **ALL),
-        MSPDQ(bits=4, mixing_rounds=3, **ALL),
-        MSPDQ(paper=True, replacement=False, mixing_rounds=3, **ALL),
+        make(MSP, mixing_rounds=3, **ALL),
+        make(MSPDQ, bits=4, mixing_rounds=3, **ALL),
+        make(MSPDQ, paper=True, replacement=False, mixing_rounds=3, **ALL),
     ],
 )
 def test_what_is_overheard_are_the_messages_whose_means_the_server_sends(
@@ -106,7 +107,7 @@ def test_more_steps_tell_more(views: Views) -> None:
 
 
 def test_a_masked_vector_reads_as_codes_of_chance(scene: Scene, views: Views) -> None:
-    strategy = MSPDQ(secure_sum=SecureSum(), bound=0.25, **ALL)
+    strategy = make(MSPDQ, secure_sum=SecureSum(), bound=0.25, **ALL)
     seen = overhear_masked(scene, strategy, clients=CLIENTS)
     levels = strategy.terms.levels
     codes = (seen.messages[:, 1] - seen.messages[:, 0]) / seen.steps + (levels - 1) / 2

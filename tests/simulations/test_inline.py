@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from apps import message_app, record, run_strategy
+from apps import make, message_app, record, run_strategy
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -109,5 +109,5 @@ def test_faults_hit_whom_they_name() -> None:
     faults = [Fault(kind="drop", client="1", server_round=2), Fault(kind="nan", client="2")]
     app = message_app([as_mod(FedAvgClient)])
     options = {"deadline": 0.3, "fraction_evaluate": 0.0}
-    history = run_strategy(FedAvg(**options), app, faults=faults, arrays=record()).history
+    history = run_strategy(make(FedAvg, **options), app, faults=faults, arrays=record()).history
     assert [line["folded"] for line in history[1:]] == [3, 2, 3]

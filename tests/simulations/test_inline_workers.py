@@ -25,7 +25,7 @@ from flwr_privacy.simulations.inline.shared_arrays import (
     files_of_state,
     place_state,
 )
-from flwr_privacy.strategies import MSPDQ, UDP
+from flwr_privacy.strategies import MSPDQ, UDP, LoopOptions
 
 LARGE = np.arange(20_000, dtype=np.float64).reshape(100, 200)
 
@@ -186,7 +186,11 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def train(folder: Path, workers: int) -> Any:
     folder.mkdir()
     return run_strategy(
-        UDP(clients=6, fraction_evaluate=0, seed=1, experiment_id="e", min_available_nodes=2),
+        UDP(
+            loop=LoopOptions(clients=6, seed=1, experiment_id="e"),
+            fraction_evaluate=0,
+            min_available_nodes=2,
+        ),
         "dying_app:app",
         nodes=2,
         workers=workers,
@@ -244,11 +248,9 @@ def mixed(workers: int) -> tuple[Any, list[int]]:
 
     result = run_strategy(
         MSPDQ(
-            clients=6,
+            loop=LoopOptions(clients=6, seed=1, experiment_id="e"),
             mixing_rounds=3,
             fraction_evaluate=0,
-            seed=1,
-            experiment_id="e",
             min_available_nodes=2,
         ),
         "dying_app:mixing",

@@ -208,7 +208,7 @@ def test_records_of_images_are_hardly_ever_longer_than_their_bound():
         ({"strategy": {"one_hot": False}}, "nothing: they follow from the task 'digits-rff'"),
         ({"strategy": {"features": "raw"}}, "nothing: they follow from the task 'digits-rff'"),
         ({"strategy": {"seed": 1}}, "the scheme's own parameters only"),
-        ({"strategy": {"batch": 1}}, "parameters of 'acfl'"),
+        ({"strategy": {"batch": 1}}, "ACFL has no 'batch'"),
     ],
     ids=["task", "names", "evaluation", "labels", "features", "loop", "unknown"],
 )

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import message_app, record, run_strategy
+from apps import make, message_app, record, run_strategy
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.clients import MSPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.strategies import MSP
+from flwr_privacy.strategies import MSP, LoopOptions
 from flwr_privacy.strategies.federation import Federation
 
 NAMES = [f"c{i:02}" for i in range(100)]
@@ -185,20 +185,24 @@ class Kept(MSP):
 
 def test_the_same_seed_draws_the_same_also_in_cohorts() -> None:
     options = {"replacement": True, "min_train_nodes": 8, "seed": 5}
-    one, other, cohort = Kept(**options), Kept(**options), Kept(clients=5, **options)
+    one, other, cohort = (
+        make(Kept, **options),
+        make(Kept, **options),
+        make(Kept, clients=5, **options),
+    )
     run(one, nodes=5, num_rounds=3)
     run(other, nodes=5, num_rounds=3)
     run(cohort, nodes=2, num_rounds=3)
     assert one.all == other.all == cohort.all
     assert len({tuple(sorted(draws.items())) for draws in one.all}) == 3
-    another = Kept(**{**options, "seed": 6})
+    another = make(Kept, **{**options, "seed": 6})
     run(another, nodes=5, num_rounds=3)
     assert another.all != one.all
 
 
 def test_shares_decide_who_is_drawn_and_so_who_weighs() -> None:
     shares = {"0": 1e-9, "1": 3.0, "2": 1e-9, "3": 1.0}
-    strategy = Kept(replacement=True, shares=shares, min_train_nodes=200, seed=1)
+    strategy = Kept(replacement=True, shares=shares, min_train_nodes=200, loop=LoopOptions(seed=1))
     result = run(strategy)
     (draws,) = strategy.all
     assert set(draws) == {"1", "3"}
@@ -212,7 +216,7 @@ def test_shares_decide_who_is_drawn_and_so_who_weighs() -> None:
 
 
 def test_without_replacement_everybody_is_drawn_once() -> None:
-    strategy = Kept(fraction_train=0.5, seed=5)
+    strategy = Kept(fraction_train=0.5, loop=LoopOptions(seed=5))
     result = run(strategy, nodes=6, num_rounds=2)
     assert all(len(draws) == 3 and set(draws.values()) == {1} for draws in strategy.all)
     assert [line["scheme"]["draws"] for line in result.history[1:]] == [3, 3]

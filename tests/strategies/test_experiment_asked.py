@@ -10,15 +10,14 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import CheckpointError
 from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.strategies import LoopOptions
 from flwr_privacy.strategies.experiment import ASKED, Experiment
 
 ONE, OTHER = Charge(noise_multiplier=1.0), Charge(noise_multiplier=2.0, sampling=0.5)
 
 
 def experiment(folder: Path, *, resume: bool = False) -> Experiment:
-    made = Experiment(
-        scheme="udp", seed=1, experiment_id="e", run_dir=folder, resume=resume, on_round=None
-    )
+    made = Experiment("udp", LoopOptions(seed=1, experiment_id="e", run_dir=folder, resume=resume))
     made.begin(record())
     return made
 
@@ -87,9 +86,7 @@ def test_what_was_asked_before_the_first_checkpoint_counts_when_it_begins_again(
 ) -> None:
     experiment(tmp_path).note_asked("setup 0 0", {"a": ONE})
     assert experiment(tmp_path).broken_off() == {"setup 0 0": {"a": ONE}}
-    other = Experiment(
-        scheme="udp", seed=1, experiment_id="f", run_dir=tmp_path, resume=False, on_round=None
-    )
+    other = Experiment("udp", LoopOptions(seed=1, experiment_id="f", run_dir=tmp_path))
     other.begin(record())
     assert other.broken_off() == {}
 

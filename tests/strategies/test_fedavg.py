@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import message_app, record, run_strategy, same
+from apps import make, message_app, record, run_strategy, same
 from conformance import WrapsConformance
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam
@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import FedAvg, LoopOptions
 
 
 class TestFedAvg(WrapsConformance):
@@ -42,7 +42,7 @@ FLOATS = {
 def test_it_equals_flowers_fedavg_in_any_order_of_arrival(order: int) -> None:
     """The very same reply messages go to both."""
     grid = InlineGrid(message_app([as_mod(FedAvgClient)]), 20)
-    ours, flowers = FedAvg(seed=1, min_available_nodes=20), FlowerFedAvg()
+    ours, flowers = FedAvg(loop=LoopOptions(seed=1), min_available_nodes=20), FlowerFedAvg()
     with acting_as_server(grid.run_id):
         messages = ours.configure_train(1, record(FLOATS), ConfigRecord(), grid)
         replies = list(grid.send_and_receive(messages))
@@ -88,10 +88,10 @@ def test_a_server_optimiser_resumes(tmp_path: Any) -> None:
     floats = record(FLOATS)
 
     def run(**options: Any) -> Any:
-        strategy = FedAvg(seed=1, inner=FedAdam(eta=0.2), run_dir=tmp_path, **options)
+        strategy = make(FedAvg, seed=1, inner=FedAdam(eta=0.2), run_dir=tmp_path, **options)
         return strategy
 
-    unbroken = run_strategy(FedAvg(seed=1, inner=FedAdam(eta=0.2)), arrays=floats)
+    unbroken = run_strategy(FedAvg(loop=LoopOptions(seed=1), inner=FedAdam(eta=0.2)), arrays=floats)
     run_strategy(run(), arrays=floats, num_rounds=2)
     resumed = run_strategy(run(resume=True), arrays=floats, num_rounds=3)
     assert same(unbroken.arrays, resumed.arrays)
@@ -103,7 +103,11 @@ def test_custom_metric_functions_see_every_reply_with_and_without_cohorts() -> N
         return MetricRecord({"spread": max(values) - min(values), "replies": len(values)})
 
     for nodes, clients in ((4, None), (2, 4)):
-        strategy = FedAvg(train_metrics_aggr_fn=spread, clients=clients, min_available_nodes=nodes)
+        strategy = FedAvg(
+            train_metrics_aggr_fn=spread,
+            loop=LoopOptions(clients=clients),
+            min_available_nodes=nodes,
+        )
         result = run_strategy(strategy, nodes=nodes)
         assert result.train_metrics_clientapp[1] == {"spread": 1.5, "replies": 4}
         assert result.evaluate_metrics_clientapp[1] == {"accuracy": pytest.approx(0.2)}
@@ -142,4 +146,4 @@ def test_memory_does_not_grow_with_the_number_of_clients() -> None:
 )
 def test_bad_parameters_are_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        FedAvg(**options)
+        make(FedAvg, **options)

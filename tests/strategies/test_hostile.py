@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from apps import StepClient, message_app, record, run_strategy, same
+from apps import StepClient, make, message_app, record, run_strategy, same
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import message_size_mod
@@ -19,7 +19,7 @@ from flwr_privacy.clients import FedAvgClient, as_mod, numpy_client_app
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.federation import Federation
 from flwr_privacy.wire import COHORT, RECORD, Cohort, Header
 
@@ -170,10 +170,10 @@ COHORTS = {
 
 @pytest.mark.parametrize("name", COHORTS)
 def test_a_bad_sum_is_refused_and_the_other_nodes_count(name: str) -> None:
-    strategy = FedAvg(clients=4, fraction_evaluate=0, seed=1)
+    strategy = FedAvg(loop=LoopOptions(clients=4, seed=1), fraction_evaluate=0)
     result = run_strategy(strategy, tampered(COHORTS[name]), nodes=2)
     honest = run_strategy(
-        FedAvg(clients=4, fraction_evaluate=0, seed=1),
+        FedAvg(loop=LoopOptions(clients=4, seed=1), fraction_evaluate=0),
         faulty_clients({0, 2}),
         nodes=2,
     )
@@ -204,7 +204,9 @@ def test_a_node_that_joins_with_a_bad_hello_is_kept_out(identity: str) -> None:
 
         grid.get_node_ids = get_node_ids
 
-    strategy = FedAvg(fraction_evaluate=0, on_round=joins.append, min_available_nodes=3)
+    strategy = FedAvg(
+        fraction_evaluate=0, loop=LoopOptions(on_round=joins.append), min_available_nodes=3
+    )
     app = tampered(entries(RECORD, client_id=identity or None), partition=3, phase="hello")
     result = run_strategy(strategy, app, before=late, num_rounds=4)
     assert [line["folded"] for line in result.history[1:]] == [3, 3, 3, 3]
@@ -218,7 +220,7 @@ def test_a_node_that_joins_takes_part_and_one_that_leaves_does_not_end_the_run()
         nodes = list(grid.get_node_ids())
         grid.get_node_ids = lambda: nodes[present[max(1, len(lines))]]
 
-    strategy = FedAvg(fraction_evaluate=0, on_round=lines.append)
+    strategy = FedAvg(fraction_evaluate=0, loop=LoopOptions(on_round=lines.append))
     result = run_strategy(strategy, before=churn, num_rounds=5)
     assert [line["folded"] for line in result.history[1:]] == [2, 4, 1, 0, 3]
     assert result.history[4]["skipped"]
@@ -233,7 +235,9 @@ def test_a_restarted_node_may_come_back_under_its_identity() -> None:
         views = [nodes[:3], nodes[:3], nodes, nodes[1:], nodes[1:], nodes[1:]]
         grid.get_node_ids = lambda: views[min(len(lines), 5)]
 
-    strategy = FedAvg(fraction_evaluate=0, on_round=lines.append, min_available_nodes=3)
+    strategy = FedAvg(
+        fraction_evaluate=0, loop=LoopOptions(on_round=lines.append), min_available_nodes=3
+    )
     result = run_strategy(strategy, nodes=config, before=restart, num_rounds=6)
     assert [line["folded"] for line in result.history[1:]][-1] == 3
 
@@ -255,7 +259,7 @@ def test_a_client_that_owes_an_answer_is_not_asked_again() -> None:
     def pause(line: dict[str, Any]) -> None:
         time.sleep(1.0 if line["round"] == 2 else 0.0)
 
-    strategy = FedAvg(quorum=3, fraction_evaluate=0, on_round=pause)
+    strategy = FedAvg(loop=LoopOptions(quorum=3, on_round=pause), fraction_evaluate=0)
     history = run_strategy(strategy, faults=[slow]).history
     assert [line["asked"] for line in history[1:]] == [4, 3, 4]
     assert [line["late"] for line in history[1:]] == [0, 0, 1]
@@ -270,7 +274,7 @@ def test_a_number_beyond_64_bits_is_that_clients_alone() -> None:
         return FedAvgClient(Client(int(context.node_config["partition-id"])), context)
 
     for nodes, options in ((4, {}), (2, {"clients": 4})):
-        strategy = FedAvg(fraction_evaluate=0, **options)
+        strategy = make(FedAvg, fraction_evaluate=0, **options)
         result = run_strategy(strategy, numpy_client_app(client_fn), nodes=nodes)
         assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
 
@@ -302,7 +306,7 @@ def test_a_deadline_holds_while_replies_trickle_in() -> None:
         content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=message)
 
-    strategy = FedAvg(deadline=0.5, fraction_evaluate=0)
+    strategy = FedAvg(loop=LoopOptions(deadline=0.5), fraction_evaluate=0)
     (_, line) = run_strategy(strategy, app, nodes=10, num_rounds=1).history
     assert 1 <= line["folded"] <= 4
 
@@ -338,7 +342,7 @@ def test_an_absent_client_changes_one_place_of_the_sample() -> None:
 
 
 def test_a_second_start_is_another_training() -> None:
-    strategy = FedAvg(seed=1)
+    strategy = FedAvg(loop=LoopOptions(seed=1))
     results = []
     for _ in range(2):
         results.append(run_strategy(strategy))
@@ -348,15 +352,15 @@ def test_a_second_start_is_another_training() -> None:
 
 def test_a_missing_run_folder_is_named(tmp_path: Any) -> None:
     with pytest.raises(InvalidParameterError, match=r"run_dir = .*nowhere.*: expected a folder"):
-        FedAvg(run_dir=tmp_path / "nowhere")
+        FedAvg(loop=LoopOptions(run_dir=tmp_path / "nowhere"))
 
 
 def test_a_run_folder_is_not_overwritten(tmp_path: Any) -> None:
-    run_strategy(FedAvg(run_dir=tmp_path), num_rounds=1)
+    run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path)), num_rounds=1)
     with pytest.raises(
         InvalidParameterError, match=r"a folder without a checkpoint\.bin, or resume"
     ):
-        run_strategy(FedAvg(run_dir=tmp_path))
+        run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path)))
 
 
 def test_a_result_prints_without_its_model() -> None:
@@ -379,7 +383,7 @@ def test_requests_are_numbered_by_round_and_phase() -> None:
             return super().train_round(grid, server_round, arrays, config)
 
     alone = {"min_available_nodes": 1, "min_train_nodes": 1, "min_evaluate_nodes": 1}
-    result = run_strategy(Twice(**alone), message_app([spy]), nodes=1, num_rounds=2)
+    result = run_strategy(make(Twice, **alone), message_app([spy]), nodes=1, num_rounds=2)
     per_round = [("train", 0), ("train", 1), ("evaluate", 0)]
     assert numbers == [("hello", 0, 0)] + [(p, r, n) for r in (1, 2) for p, n in per_round]
     assert [line["exchanges"] for line in result.history] == [1, 3, 3]
@@ -523,7 +527,7 @@ def test_an_app_that_writes_into_its_question_is_alone_with_it() -> None:
     start = record({"w": np.zeros(2, np.float32)})
     for options, nodes in (({}, 4), ({"clients": 4}, 2)):
         result = run_strategy(
-            FedAvg(fraction_evaluate=0, **options),
+            make(FedAvg, fraction_evaluate=0, **options),
             app,
             nodes=nodes,
             arrays=start,
@@ -543,7 +547,7 @@ def test_numpy_numbers_are_metrics(options: dict[str, Any]) -> None:
             return 1.0, 1, {"acc": np.mean([0.25, 0.75])}
 
     app = numpy_client_app(lambda context: FedAvgClient(Client(0), context))
-    result = run_strategy(FedAvg(**options), app, nodes=2 if options else 4)
+    result = run_strategy(make(FedAvg, **options), app, nodes=2 if options else 4)
     assert result.history[1]["train"] == {"a": 1.0, "b": 2.0, "c": 3.0}
     assert result.history[1]["evaluate"] == {"acc": 0.5, "loss": 1.0}
 
@@ -555,7 +559,7 @@ def test_one_client_of_a_cohort_does_not_take_the_others_down() -> None:
             raise FileNotFoundError("no data here")
         return FedAvgClient(StepClient(partition), context)
 
-    strategy = FedAvg(clients=4, min_available_nodes=1)
+    strategy = FedAvg(loop=LoopOptions(clients=4), min_available_nodes=1)
     result = run_strategy(strategy, numpy_client_app(client_fn), nodes=1)
     assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
 
@@ -563,7 +567,7 @@ def test_one_client_of_a_cohort_does_not_take_the_others_down() -> None:
 def test_flowers_mods_may_stand_before_ours() -> None:
     for nodes, options in ((4, {}), (2, {"clients": 4})):
         app = message_app([message_size_mod, as_mod(FedAvgClient)])
-        result = run_strategy(FedAvg(**options), app, nodes=nodes)
+        result = run_strategy(make(FedAvg, **options), app, nodes=nodes)
         assert [line["folded"] for line in result.history[1:]] == [4, 4, 4]
 
 
@@ -610,7 +614,7 @@ def test_what_is_addressed_to_one_client_goes_to_that_client_alone(
             content = RecordDict({"arrays": arrays, "config": config})
             return talk.ask(server_round, "train", content, assigned, own=own)
 
-    strategy = Teller(fraction_evaluate=0, **options)
+    strategy = make(Teller, fraction_evaluate=0, **options)
     result = run_strategy(strategy, message_app([spy]), nodes=nodes)
     assert [line["folded"] for line in result.history[1:]] == [4, 4, 4]
     for text in seen.values():
@@ -624,7 +628,7 @@ def test_options_that_need_our_start_are_refused_under_another() -> None:
         start = Strategy.start
 
     with pytest.raises(ProtocolError, match="clients, quorum: works only where this strategy's"):
-        run_strategy(Own(clients=40, quorum=1))
+        run_strategy(Own(loop=LoopOptions(clients=40, quorum=1)))
 
 
 def test_a_configure_train_of_ones_own_is_told_what_to_do() -> None:
@@ -649,13 +653,13 @@ def test_overriding_as_with_fedavg() -> None:
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
             return super().aggregate_train(server_round, list(replies))
 
-    result = run_strategy(Decay(seed=1))
+    result = run_strategy(Decay(loop=LoopOptions(seed=1)))
     assert rates == [0.1, 0.05, 0.1 / 3]
-    assert same(result.arrays, run_strategy(FedAvg(seed=1)).arrays)
+    assert same(result.arrays, run_strategy(FedAvg(loop=LoopOptions(seed=1))).arrays)
 
 
 def test_more_nodes_than_simulated_clients() -> None:
-    result = run_strategy(FedAvg(clients=4), nodes=6)
+    result = run_strategy(FedAvg(loop=LoopOptions(clients=4)), nodes=6)
     assert [line["asked"] for line in result.history[1:]] == [4, 4, 4]
 
 
@@ -670,7 +674,7 @@ def test_an_evaluation_with_a_nan_in_a_list_does_not_lose_the_result() -> None:
 def test_momentum_resumes(tmp_path: Any) -> None:
     def strategy(**options: Any) -> FedAvg:
         inner = FedAvgM(server_learning_rate=0.5, server_momentum=0.9)
-        return FedAvg(seed=1, inner=inner, **options)
+        return make(FedAvg, seed=1, inner=inner, **options)
 
     start = record({"w": np.ones((2, 2), np.float32), "b": np.array(1.0, np.float32)})
     unbroken = run_strategy(strategy(), arrays=start, num_rounds=4)

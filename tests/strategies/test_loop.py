@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from apps import MODEL, message_app, model_of, record, run_strategy, same
+from apps import MODEL, make, message_app, model_of, record, run_strategy, same
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -12,7 +12,7 @@ from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import FedAvg, LoopOptions
 
 
 def identified(*names: str) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def test_sampling_goes_by_identity_and_seed() -> None:
         seen: list[set[str]] = []
         app = message_app([])
         run_strategy(
-            FedAvg(fraction_train=0.5, fraction_evaluate=0.0, seed=seed),
+            FedAvg(fraction_train=0.5, fraction_evaluate=0.0, loop=LoopOptions(seed=seed)),
             _recording(app, seen),
             nodes=identified(*"abcdefgh"),
         )
@@ -104,7 +104,10 @@ def test_a_quorum_ends_the_wait() -> None:
     slow = Fault(kind="delay", client="3", seconds=30)
     began = time.monotonic()
     result = run_strategy(
-        FedAvg(quorum=3, fraction_evaluate=0.0), faults=[slow], timeout=20, num_rounds=1
+        FedAvg(loop=LoopOptions(quorum=3), fraction_evaluate=0.0),
+        faults=[slow],
+        timeout=20,
+        num_rounds=1,
     )
     assert time.monotonic() - began < 5
     assert result.history[1]["folded"] == 3
@@ -114,7 +117,9 @@ def test_a_quorum_ends_the_wait() -> None:
 def test_a_deadline_ends_the_wait() -> None:
     slow = Fault(kind="delay", client="3", seconds=30)
     began = time.monotonic()
-    result = run_strategy(FedAvg(deadline=0.3, fraction_evaluate=0.0), faults=[slow])
+    result = run_strategy(
+        FedAvg(loop=LoopOptions(deadline=0.3), fraction_evaluate=0.0), faults=[slow]
+    )
     assert 0.9 < time.monotonic() - began < 5
     assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
 
@@ -129,7 +134,7 @@ def test_stragglers_compute_and_are_counted_but_not_folded(nodes: int, clients: 
         "seed": 5,
         "fraction_evaluate": 0.0,
     }
-    strategy = FedAvg(**options, clients=clients, min_available_nodes=nodes)
+    strategy = make(FedAvg, **options, clients=clients, min_available_nodes=nodes)
     began = time.monotonic()
     result = run_strategy(strategy, nodes=nodes)
     assert time.monotonic() - began < 5  # real seconds; the virtual ones are below
@@ -145,7 +150,9 @@ def test_stragglers_compute_and_are_counted_but_not_folded(nodes: int, clients: 
 
 
 def test_virtual_quorum() -> None:
-    strategy = FedAvg(stragglers=StragglerModel(), quorum=4, seed=5, fraction_evaluate=0.0)
+    strategy = FedAvg(
+        loop=LoopOptions(stragglers=StragglerModel(), quorum=4, seed=5), fraction_evaluate=0.0
+    )
     line = run_strategy(strategy, nodes=10).history[1]
     assert (line["folded"], line["late"]) == (4, 6)
 
@@ -168,7 +175,7 @@ def test_every_client_of_a_cohort_has_its_own_state_and_failures() -> None:
         content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=message)
 
-    strategy = FedAvg(clients=5, fraction_evaluate=0.0)
+    strategy = FedAvg(loop=LoopOptions(clients=5), fraction_evaluate=0.0)
     result = run_strategy(strategy, app, nodes=2)
     assert [line["train"]["visits"] for line in result.history[1:]] == [1, 2, 3]
     assert [line["refused"] for line in result.history[1:]] == [{"error": 1}] * 3
@@ -178,7 +185,7 @@ def test_every_client_of_a_cohort_has_its_own_state_and_failures() -> None:
 def test_a_node_with_an_identity_plays_nobody_else() -> None:
     text = "clients = 8 for 2 nodes, and none lets a server choose whom it plays"
     with pytest.raises(ProtocolError, match=text):
-        run_strategy(FedAvg(clients=8), nodes=identified("a", "b"))
+        run_strategy(FedAvg(loop=LoopOptions(clients=8)), nodes=identified("a", "b"))
 
 
 def test_metrics_that_are_not_finite_become_null() -> None:
@@ -187,19 +194,19 @@ def test_metrics_that_are_not_finite_become_null() -> None:
 
 
 def test_checkpoint_that_is_damaged(tmp_path: Any) -> None:
-    run_strategy(FedAvg(run_dir=tmp_path))
+    run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path)))
     path = tmp_path / "checkpoint.bin"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged: its checksum does not fit"):
-        run_strategy(FedAvg(run_dir=tmp_path, resume=True))
+        run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.write_bytes(content[:10])
     with pytest.raises(CheckpointError, match="does not begin with 'flwr-privacy checkpoint 3'"):
-        run_strategy(FedAvg(run_dir=tmp_path, resume=True))
+        run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.unlink()
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        run_strategy(FedAvg(run_dir=tmp_path, resume=True))
+        run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
 
 
 @pytest.mark.parametrize(
@@ -214,21 +221,23 @@ def test_checkpoint_of_another_experiment(
     tmp_path: Any, changes: dict[str, Any], arrays: Any, text: str
 ) -> None:
     options = {"experiment_id": "mine", "seed": 7, "run_dir": tmp_path}
-    run_strategy(FedAvg(**options))
+    run_strategy(make(FedAvg, **options))
     with pytest.raises(CheckpointError, match=f"of another experiment: {text}"):
-        run_strategy(FedAvg(**{**options, **changes}, resume=True), arrays=record(arrays))
+        run_strategy(make(FedAvg, **{**options, **changes}, resume=True), arrays=record(arrays))
 
 
 def test_a_resume_without_an_identity_takes_the_checkpoints(tmp_path: Any) -> None:
-    first = FedAvg(run_dir=tmp_path)
+    first = FedAvg(loop=LoopOptions(run_dir=tmp_path))
     run_strategy(first, num_rounds=1)
-    second = FedAvg(run_dir=tmp_path, resume=True)
+    second = FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True))
     run_strategy(second, num_rounds=2)
     assert second.experiment.id == first.experiment.id
 
 
 def test_worker_processes_give_the_same_model() -> None:
-    plain = run_strategy(FedAvg(seed=1), nodes=4)
-    spread = run_strategy(FedAvg(seed=1), "worker_app:app", nodes=4, workers=2, timeout=60)
+    plain = run_strategy(FedAvg(loop=LoopOptions(seed=1)), nodes=4)
+    spread = run_strategy(
+        FedAvg(loop=LoopOptions(seed=1)), "worker_app:app", nodes=4, workers=2, timeout=60
+    )
     assert same(plain.arrays, spread.arrays)
     assert model_of(plain.arrays).keys() == MODEL.keys()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from apps import message_app, run_strategy
+from apps import make, message_app, run_strategy
 from conformance import Killed
 from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
@@ -42,12 +42,15 @@ from flwr_privacy.strategies.mspdq_baselines import QuantizedFedAvg
 STATISTICS = ["4", "5", "6"]  # mean, variance and counter of the network below
 BUDGET = {"epsilon": 50.0, "clipping_norm": 0.5}
 SCHEMES: dict[str, tuple[Callable[..., Any], Any]] = {
-    "udp": (lambda **o: UDP(**BUDGET, **o), UDPClient),
-    "central-dp": (lambda **o: CentralDP(**BUDGET, **o), CentralDPClient),
-    "central-dp, trusted": (lambda **o: CentralDP(noise="server", **BUDGET, **o), CentralDPClient),
-    "m2fdp": (lambda **o: M2FDP(fanouts=(2, 2), **BUDGET, p=0.5, **o), M2FDPClient),
+    "udp": (lambda **o: make(UDP, **BUDGET, **o), UDPClient),
+    "central-dp": (lambda **o: make(CentralDP, **BUDGET, **o), CentralDPClient),
+    "central-dp, trusted": (
+        lambda **o: make(CentralDP, noise="server", **BUDGET, **o),
+        CentralDPClient,
+    ),
+    "m2fdp": (lambda **o: make(M2FDP, fanouts=(2, 2), **BUDGET, p=0.5, **o), M2FDPClient),
     "msp": (MSP, MSPClient),
-    "mspdq": (lambda **o: MSPDQ(secure_sum=SecureSum(), bound=4.0, **o), MSPDQClient),
+    "mspdq": (lambda **o: make(MSPDQ, secure_sum=SecureSum(), bound=4.0, **o), MSPDQClient),
     "mspdq-plain": (QuantizedFedAvg, QuantizedFedAvgClient),
 }
 
@@ -223,5 +226,5 @@ def test_what_the_server_settled_travels_with_every_training() -> None:
             seen.append(fields.get(SETTLED))
             return super().handle(phase, arrays, fields, train)
 
-    run_strategy(UDP(**BUDGET), message_app([as_mod(Looking)]), num_rounds=2)
+    run_strategy(make(UDP, **BUDGET), message_app([as_mod(Looking)]), num_rounds=2)
     assert seen == [True] * 8

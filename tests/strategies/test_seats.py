@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.identity import client_id_from
-from flwr_privacy.strategies import FedAvg
+from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.federation import Federation
 
 
@@ -129,11 +129,9 @@ def test_an_apps_own_state_follows_its_client(nodes: int) -> None:
         counted.update({k: v for k, v in line.get("train", {}).items() if k.startswith("n")})
 
     strategy = Watching(
-        clients=12,
+        loop=LoopOptions(clients=12, seed=4, on_round=note),
         fraction_train=0.5,
         fraction_evaluate=0,
-        seed=4,
-        on_round=note,
         min_available_nodes=nodes,
     )
     run_strategy(strategy, counting_app(), nodes=nodes, num_rounds=8)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from apps import message_app, model_of, record, run_strategy, same, step
+from apps import make, message_app, model_of, record, run_strategy, same, step
 from conformance import Killed
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -18,7 +18,7 @@ from flwr_privacy.errors import CheckpointError, InvalidParameterError, Protocol
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies import UDP, LoopOptions
 from flwr_privacy.udp import Schedule
 
 NAMES = ("a", "b", "c", "d")
@@ -59,7 +59,7 @@ def test_each_client_has_the_noise_of_its_own_budget_and_stays_within_it(tmp_pat
     class Own(Watching):
         sigmas: ClassVar[dict[str, list[float]]] = {}
 
-    strategy = Own(epsilon=EPSILON, delta=DELTAS, seed=1, clipping_norm=0.5)
+    strategy = Own(epsilon=EPSILON, delta=DELTAS, loop=LoopOptions(seed=1), clipping_norm=0.5)
     result = run_strategy(strategy, app(), nodes=nodes(), state=tmp_path)
     assert [line["folded"] for line in result.history[1:]] == [4, 4, 4]
     for name in NAMES:
@@ -75,13 +75,13 @@ def test_each_client_has_the_noise_of_its_own_budget_and_stays_within_it(tmp_pat
 
 
 def test_the_promise_of_different_budgets_covers_all_of_them() -> None:
-    strategy = UDP(epsilon=EPSILON, delta=1e-5, seed=1)
+    strategy = UDP(epsilon=EPSILON, delta=1e-5, loop=LoopOptions(seed=1))
     result = run_strategy(strategy, app(), nodes=nodes())
     promise = result.guarantee
     assert promise.epsilon >= max(EPSILON[name] for name in NAMES)
     assert promise.delta == 1e-5
     assert promise.spent == pytest.approx(8.0, rel=1e-6)  # that of c
-    mixed = UDP(epsilon=8.0, delta=DELTAS, seed=1)
+    mixed = UDP(epsilon=8.0, delta=DELTAS, loop=LoopOptions(seed=1))
     result = run_strategy(mixed, app(), nodes=nodes())
     assert result.guarantee.delta == 1e-4
     assert result.guarantee.spent <= result.guarantee.epsilon * (1 + 1e-9)
@@ -96,7 +96,7 @@ def test_the_mean_is_that_of_all_clients_and_weighs_them_alike() -> None:
     class Own(Watching):
         sigmas: ClassVar[dict[str, list[float]]] = {}
 
-    strategy = Own(epsilon=epsilon, seed=1, clipping_norm=10.0)
+    strategy = Own(epsilon=epsilon, loop=LoopOptions(seed=1), clipping_norm=10.0)
     result = run_strategy(strategy, app(), nodes=nodes(), num_rounds=1)
     start = model_of(record())
     noise = np.sqrt(sum(s[0] ** 2 for s in Own.sigmas.values())) / 4
@@ -109,7 +109,7 @@ def test_the_mean_is_that_of_all_clients_and_weighs_them_alike() -> None:
 def test_cohorts_with_budgets_of_their_own_equal_one_node_per_client() -> None:
     epsilon = {str(i): 2.0 + i for i in range(4)}
     options = {"epsilon": epsilon, "seed": 1, "experiment_id": "e"}
-    plain, cohort = UDP(**options), UDP(**options, clients=4, min_available_nodes=1)
+    plain, cohort = make(UDP, **options), make(UDP, **options, clients=4, min_available_nodes=1)
     one = run_strategy(plain, app(), insecure_seed=5)
     other = run_strategy(cohort, app(), nodes=2, insecure_seed=5)
     assert same(one.arrays, other.arrays)
@@ -120,7 +120,7 @@ def test_cohorts_with_budgets_of_their_own_equal_one_node_per_client() -> None:
 def test_a_client_without_a_budget_is_named(name: str) -> None:
     values = {"epsilon": dict.fromkeys("abd", 1.0), "delta": dict.fromkeys("abd", 1e-5)}
     with pytest.raises(InvalidParameterError, match=rf"{name} = \['c'\]: expected a budget for"):
-        run_strategy(UDP(**{name: values[name]}), app(), nodes=nodes())
+        run_strategy(make(UDP, **{name: values[name]}), app(), nodes=nodes())
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_client_without_a_budget_is_named(name: str) -> None:
 )
 def test_budgets_that_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError) as error:
-        UDP(**options)
+        make(UDP, **options)
     assert text in str(error.value)
 
 
@@ -151,7 +151,7 @@ def test_a_users_own_start_has_no_noise_of_each_client(options: dict[str, Any]) 
         start = Strategy.start
 
     with pytest.raises(ProtocolError, match="noise or budget of each client: works only where"):
-        run_strategy(Own(**options, rounds=3), app(), nodes=nodes())
+        run_strategy(make(Own, **options, rounds=3), app(), nodes=nodes())
 
 
 def test_who_joins_later_without_a_budget_is_not_asked(tmp_path: Path) -> None:
@@ -170,11 +170,12 @@ def test_who_joins_later_without_a_budget_is_not_asked(tmp_path: Path) -> None:
 
     strategy = UDP(
         epsilon={"a": 1.0, "b": 1.0, "c": 1.0},
-        seed=1,
+        loop=LoopOptions(
+            seed=1, on_round=lambda line: late.append(line["round"]) if line["round"] == 1 else None
+        ),
         crd=True,
         v_source="clients",
         patience=9,
-        on_round=lambda line: late.append(line["round"]) if line["round"] == 1 else None,
     )
     result = run_strategy(strategy, app(), nodes=nodes(), before=hide, state=tmp_path)
     assert [line["asked"] for line in result.history[1:]] == [3, 3, 3]
@@ -204,7 +205,12 @@ def test_the_card_charges_what_the_clients_charge_where_noise_follows_from_the_r
 ) -> None:
     for name in ("state", "run"):
         (tmp_path / name).mkdir()
-    strategy = UDP(noise=noise, epsilon=4.0, fraction_train=0.5, seed=2, run_dir=tmp_path / "run")
+    strategy = UDP(
+        noise=noise,
+        epsilon=4.0,
+        fraction_train=0.5,
+        loop=LoopOptions(seed=2, run_dir=tmp_path / "run"),
+    )
     result = run_strategy(strategy, app(), nodes=nodes(), num_rounds=7, state=tmp_path / "state")
     card = PrivacyCard.from_json((tmp_path / "run" / "privacy-card.json").read_text())
     card.verify()
@@ -233,7 +239,9 @@ def test_the_card_charges_what_the_clients_charge_where_noise_follows_from_the_r
 
 def test_who_has_spent_all_declines_and_is_not_averaged(tmp_path: Path) -> None:
     """With gdp a client that is drawn more often than expected has nothing left."""
-    strategy = UDP(noise="gdp", epsilon=4.0, fraction_train=0.5, min_train_nodes=1, seed=5)
+    strategy = UDP(
+        noise="gdp", epsilon=4.0, fraction_train=0.5, min_train_nodes=1, loop=LoopOptions(seed=5)
+    )
     result = run_strategy(strategy, app(), nodes=nodes("ab"), num_rounds=8, state=tmp_path)
     declined = [line["refused"].get("declined", 0) for line in result.history[1:]]
     folded = [line["folded"] for line in result.history[1:]]
@@ -246,7 +254,7 @@ def test_who_has_spent_all_declines_and_is_not_averaged(tmp_path: Path) -> None:
 
 
 def test_a_lost_answer_counts_as_spent_when_noise_follows_from_the_rest(tmp_path: Path) -> None:
-    strategy = UDP(noise="gdp", epsilon=4.0, seed=1)
+    strategy = UDP(noise="gdp", epsilon=4.0, loop=LoopOptions(seed=1))
     fault = Fault(kind="drop", client="b", server_round=1)
     run_strategy(strategy, app(), nodes=nodes(), faults=[fault], timeout=1.5, state=tmp_path)
     for name in NAMES:
@@ -259,7 +267,7 @@ def test_a_resumed_training_goes_on_with_what_each_client_has_left(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     own = {**options, "seed": 2, "experiment_id": "e"}
-    whole = UDP(**own)
+    whole = make(UDP, **own)
     unbroken = run_strategy(whole, app(), nodes=nodes(), num_rounds=5, insecure_seed=1)
 
     def kill(line: dict[str, Any]) -> None:
@@ -275,12 +283,12 @@ def test_a_resumed_training_goes_on_with_what_each_client_has_left(
         "state": tmp_path / "state",
     }
     with pytest.raises(Killed):
-        run_strategy(UDP(**own, run_dir=tmp_path / "run", on_round=kill), app(), **run)
+        run_strategy(make(UDP, **own, run_dir=tmp_path / "run", on_round=kill), app(), **run)
     if "epsilon" in options:
         other = {**own, "epsilon": {**EPSILON, "b": 5.0}}
         with pytest.raises(CheckpointError, match="calibrated for epsilon"):
-            run_strategy(UDP(**other, run_dir=tmp_path / "run", resume=True), app(), **run)
-    strategy = UDP(**own, run_dir=tmp_path / "run", resume=True)
+            run_strategy(make(UDP, **other, run_dir=tmp_path / "run", resume=True), app(), **run)
+    strategy = make(UDP, **own, run_dir=tmp_path / "run", resume=True)
     resumed = run_strategy(strategy, app(), **run)
     assert same(unbroken.arrays, resumed.arrays)
     assert strategy.releases == whole.releases
@@ -308,10 +316,10 @@ def test_who_left_after_a_round_that_broke_off_is_on_the_card_with_its_own_cost(
 
     run: dict[str, Any] = {"num_rounds": 4, "state": tmp_path / "state"}
     with pytest.raises(Killed):
-        run_strategy(Dying(**options), app(), nodes=nodes(), **run)
+        run_strategy(make(Dying, **options), app(), nodes=nodes(), **run)
     own = charges(tmp_path / "state", "d")
     assert len(own) == 1  # in the second round, for the first time
-    strategy = UDP(**options, resume=True)
+    strategy = make(UDP, **options, resume=True)
     run_strategy(strategy, app(), nodes=nodes()[:3], **run)
     assert strategy.card().charges()["d"] == own
     for name in "abc":
@@ -322,7 +330,7 @@ def test_a_node_with_a_smaller_cap_of_its_own_declines_and_is_counted(tmp_path: 
     (tmp_path / "policy.toml").write_text("max_epsilon = 3.0\ndelta = 1e-5\n")
     configured = nodes()
     configured[1]["privacy-policy"] = str(tmp_path / "policy.toml")
-    strategy = UDP(epsilon=8.0, seed=1)
+    strategy = UDP(epsilon=8.0, loop=LoopOptions(seed=1))
     result = run_strategy(strategy, app(), nodes=configured, num_rounds=6, state=tmp_path)
     own = charges(tmp_path, "b")
     assert 0 < len(own) < 6
@@ -343,7 +351,7 @@ def test_the_policy_counts_earlier_trainings_on_the_same_data(tmp_path: Path) ->
     configured[1]["privacy-policy"] = str(tmp_path / "policy.toml")
     configured[1]["privacy-data-set"] = "icu"
     for run, folded in ((1, [4, 4]), (2, [3, 3])):
-        strategy = UDP(epsilon=8.0, seed=run)
+        strategy = UDP(epsilon=8.0, loop=LoopOptions(seed=run))
         options = {"nodes": configured, "num_rounds": 2, "state": tmp_path}
         result = run_strategy(strategy, app(), **options)
         assert [line["folded"] for line in result.history[1:]] == folded
@@ -353,7 +361,7 @@ def test_the_policy_counts_earlier_trainings_on_the_same_data(tmp_path: Path) ->
     assert len(charges(tmp_path, "a")) == 4
     # Under the same data set by another name of the client it finds the same ledger.
     configured[1]["client-id"] = "b2"
-    result = run_strategy(UDP(epsilon=8.0, seed=3), app(), **options)
+    result = run_strategy(UDP(epsilon=8.0, loop=LoopOptions(seed=3)), app(), **options)
     assert [line["folded"] for line in result.history[1:]] == [3, 3]
 
 
@@ -372,7 +380,7 @@ def test_what_is_asked_of_a_client_is_in_its_own_message_alone() -> None:
             assert not any("budget" in key for key in fields)
             return super().handle(phase, arrays, fields, train)
 
-    strategy = UDP(epsilon=EPSILON, delta=DELTAS, seed=1)
+    strategy = UDP(epsilon=EPSILON, delta=DELTAS, loop=LoopOptions(seed=1))
     run_strategy(strategy, message_app([as_mod(Telling)]), nodes=nodes(), num_rounds=1)
     assert sorted(seen) == [
         (name, EPSILON[name], z_of(EPSILON[name], DELTAS[name], 1)) for name in NAMES

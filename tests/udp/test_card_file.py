@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apps import message_app, run_strategy
+from apps import make, message_app, run_strategy
 from conformance import Killed
 
 from flwr_privacy.card import PrivacyCard
@@ -66,7 +66,7 @@ def train(folder: Path, *, stops: bool = False, show: Any = None, **options: Any
         def stop(self) -> str:
             return "enough" if stops else super().stop()
 
-    strategy = Stopping(seed=1, experiment_id="e", run_dir=folder / "run", **options)
+    strategy = make(Stopping, seed=1, experiment_id="e", run_dir=folder / "run", **options)
     app = message_app([as_mod(UDPClient)])
     state = folder / "state"
     return run_strategy(strategy, app, num_rounds=ROUNDS, state=state, evaluate_fn=show)

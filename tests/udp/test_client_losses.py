@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from apps import MODEL, StepClient, message_app, model_of, record, run_strategy, same, step
+from apps import MODEL, StepClient, make, message_app, model_of, record, run_strategy, same, step
 from conformance import Killed
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -301,7 +301,7 @@ OPTIONS: dict[str, Any] = {"crd": True, "v_source": "clients", "patience": 99, "
 def test_both_phases_are_on_the_ledgers_and_on_the_card(tmp_path: Path) -> None:
     for name in ("state", "run"):
         (tmp_path / name).mkdir()
-    strategy = Watching(**OPTIONS, run_dir=tmp_path / "run", fraction_evaluate=0.0)
+    strategy = make(Watching, **OPTIONS, run_dir=tmp_path / "run", fraction_evaluate=0.0)
     faults = [Fault(kind="drop", client="2", server_round=2, phase="evaluate")]
     result = run_strategy(
         strategy, loss_app(), state=tmp_path / "state", faults=faults, timeout=1.5
@@ -337,7 +337,7 @@ def test_both_kinds_of_app_and_cohorts_say_the_same() -> None:
     )
     for app, nodes in ((loss_app(lambda _: 1.0), 4), (numpy_app, 4), (numpy_app, 2)):
         options = {**OPTIONS, "patience": 1, "beta": 0.7, "experiment_id": "e"}
-        strategy = UDP(**options, **({"clients": 4} if nodes == 2 else {}))
+        strategy = make(UDP, **options, **({"clients": 4} if nodes == 2 else {}))
         result = run_strategy(strategy, app, nodes=nodes, insecure_seed=4, num_rounds=6)
         losses = [line["scheme"]["V"] for line in result.history[1:]]
         results.append((result.arrays, losses, strategy.T_history, strategy.releases))
@@ -350,7 +350,7 @@ def test_both_kinds_of_app_and_cohorts_say_the_same() -> None:
 
 @pytest.mark.parametrize("noise", ["gdp_fixed", "gdp"])
 def test_everybody_is_asked_also_who_did_not_train_and_nobody_passes_the_cap(noise: str) -> None:
-    strategy = UDP(**{**OPTIONS, "fraction_train": 0.5, "noise": noise, "epsilon": 2.0})
+    strategy = make(UDP, **{**OPTIONS, "fraction_train": 0.5, "noise": noise, "epsilon": 2.0})
     result = run_strategy(strategy, loss_app(), num_rounds=6)
     losses = [release for release in strategy.releases if release.phase == "evaluate"]
     assert [release.clients for release in losses] == [("0", "1", "2", "3")] * 6
@@ -361,7 +361,7 @@ def test_everybody_is_asked_also_who_did_not_train_and_nobody_passes_the_cap(noi
 def test_who_has_spent_its_trainings_leaves_the_budget_of_the_losses_alone(tmp_path: Path) -> None:
     """Some are drawn more often than expected, and are asked again when nothing is left."""
     options = {**OPTIONS, "seed": 0, "noise": "gdp", "epsilon": 4.0, "validation_share": 0.8}
-    strategy = UDP(**options, fraction_train=0.5)
+    strategy = make(UDP, **options, fraction_train=0.5)
     result = run_strategy(strategy, loss_app(), num_rounds=12, state=tmp_path)
     for i in range(4):
         entries = Ledger(tmp_path / f"{i}.ledger", data_set=str(i)).entries()
@@ -377,7 +377,7 @@ def test_the_paper_has_no_noise_on_losses_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text("max_epsilon = 1000.0\n")
     nodes: list[dict[str, Any]] = [{"client-id": n, "partition-id": i} for i, n in enumerate("abc")]
     nodes[1]["privacy-policy"] = str(tmp_path / "policy.toml")
-    strategy = UDP(**OPTIONS, noise="paper", loss_cap=0.9)
+    strategy = make(UDP, **OPTIONS, noise="paper", loss_cap=0.9)
     result = run_strategy(strategy, loss_app(), nodes=nodes, num_rounds=2)
     assert "unprotected_test_loss" in result.guarantee.text()
     assert [line["folded"] for line in result.history[1:]] == [3, 3]
@@ -388,7 +388,7 @@ def test_the_paper_has_no_noise_on_losses_and_says_so(tmp_path: Path) -> None:
 
 
 def test_losses_that_are_lost_discount_nothing_and_are_charged() -> None:
-    strategy = UDP(**{**OPTIONS, "patience": 1, "zeta": 1e9, "beta": 0.6})
+    strategy = make(UDP, **{**OPTIONS, "patience": 1, "zeta": 1e9, "beta": 0.6})
     faults = [Fault(kind="drop", server_round=r, phase="evaluate") for r in (1, 2)]
     result = run_strategy(strategy, loss_app(), num_rounds=5, faults=faults, timeout=1.0)
     assert strategy.T_history[:4] == [5, 5, 5, 5]  # round 3 has the first loss that is known
@@ -398,7 +398,7 @@ def test_losses_that_are_lost_discount_nothing_and_are_charged() -> None:
 
 
 def test_an_app_without_a_loss_trains_on_without_discounting() -> None:
-    strategy = UDP(**{**OPTIONS, "patience": 1})
+    strategy = make(UDP, **{**OPTIONS, "patience": 1})
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=2)
     assert strategy.T_history == [2, 2, 2]
     assert [line["folded"] for line in result.history[1:]] == [4, 4]
@@ -424,8 +424,8 @@ def test_losses_of_clients_that_are_gone_when_the_server_is_back_are_charged(
     run.mkdir()
     options = {**OPTIONS, "patience": 1, "experiment_id": "e", "run_dir": run}
     with pytest.raises(Killed):
-        run_strategy(Dying(**options), loss_app(), num_rounds=2)
-    strategy = UDP(**options, resume=True)
+        run_strategy(make(Dying, **options), loss_app(), num_rounds=2)
+    strategy = make(UDP, **options, resume=True)
     run_strategy(strategy, loss_app(), nodes=3, num_rounds=2)
     (losses,) = [r for r in strategy.releases if (r.phase, r.server_round) == ("evaluate", 2)]
     assert losses.clients == ("0", "1", "2", "3")
@@ -436,11 +436,13 @@ def test_a_server_that_dies_among_the_losses_gets_the_same_ones_again(tmp_path: 
         (tmp_path / name).mkdir()
     kept = {"state": tmp_path / "state", "insecure_seed": 2}
     options = {**OPTIONS, "patience": 1, "beta": 0.7, "experiment_id": "e"}
-    unbroken = UDP(**options)
+    unbroken = make(UDP, **options)
     expected = run_strategy(unbroken, loss_app(), num_rounds=6, insecure_seed=2)
     with pytest.raises(Killed):
-        run_strategy(Dying(**options, run_dir=tmp_path / "run"), loss_app(), num_rounds=6, **kept)
-    strategy = UDP(**options, run_dir=tmp_path / "run", resume=True)
+        run_strategy(
+            make(Dying, **options, run_dir=tmp_path / "run"), loss_app(), num_rounds=6, **kept
+        )
+    strategy = make(UDP, **options, run_dir=tmp_path / "run", resume=True)
     result = run_strategy(strategy, loss_app(), num_rounds=6, **kept)
     assert same(expected.arrays, result.arrays)
     assert strategy.T_history == unbroken.T_history
@@ -479,8 +481,14 @@ def record_app() -> ClientApp:
 @pytest.mark.usefixtures("no_pld")
 def test_at_record_level_every_record_weighs_the_same() -> None:
     initial = ArrayRecord({name: Array(array) for name, array in get_arrays(net()).items()})
-    strategy = Watching(
-        **OPTIONS, unit="record", learning_rate=0.5, epsilon=1000.0, loss_cap=1.2, keep_back=()
+    strategy = make(
+        Watching,
+        **OPTIONS,
+        unit="record",
+        learning_rate=0.5,
+        epsilon=1000.0,
+        loss_cap=1.2,
+        keep_back=(),
     )
     result = run_strategy(strategy, record_app(), arrays=initial, num_rounds=2)
     model = net()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import StepClient, message_app, record, run_strategy, same
+from apps import StepClient, make, message_app, record, run_strategy, same
 from conformance import Killed
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAdam, Strategy
@@ -21,7 +21,7 @@ from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies import UDP, LoopOptions
 from flwr_privacy.udp import discount_T, sigma_crd
 
 BETTER, SAME = 1.0, 0.0  # how much the loss falls in a round
@@ -54,7 +54,7 @@ def run(strategy: Any, rounds: int, **options: Any) -> Any:
 
 def crd(**options: Any) -> UDP:
     defaults: dict[str, Any] = {"crd": True, "validation_fn": Script(), "seed": 1}
-    return UDP(**{**defaults, **options})
+    return make(UDP, **{**defaults, **options})
 
 
 def noises(result: Any) -> list[float]:
@@ -124,7 +124,7 @@ def test_F6_discounts_after_some_rounds_spend_the_budget_exactly() -> None:
 
 def test_F8_without_a_trigger_it_is_the_training_without_discounting_bit_for_bit() -> None:
     same_run: dict[str, Any] = {"seed": 1, "experiment_id": "e"}
-    plain = run(UDP(**same_run), 4, insecure_seed=3)
+    plain = run(make(UDP, **same_run), 4, insecure_seed=3)
     strategy = crd(**same_run, validation_fn=Script(only_after()))
     discounting = run(strategy, 4, insecure_seed=3)
     assert same(plain.arrays, discounting.arrays)
@@ -183,7 +183,7 @@ def test_patience_and_zeta_reach_the_rule() -> None:
 @pytest.mark.parametrize("options", [{}, {"v_source": "clients"}])
 def test_a_round_without_an_answer_discounts_nothing_and_is_done(options: dict[str, Any]) -> None:
     judged = {} if options else {"validation_fn": Script()}
-    strategy = UDP(crd=True, beta=0.7, seed=1, deadline=1.0, **judged, **options)
+    strategy = make(UDP, crd=True, beta=0.7, seed=1, deadline=1.0, **judged, **options)
     faults = [Fault(kind="drop", server_round=r) for r in (1, 2)]
     result = run(strategy, 6, faults=faults)
     assert [line.get("skipped") for line in result.history[:4]] == [None, True, True, False]
@@ -328,7 +328,7 @@ def test_under_a_users_own_start_it_stops_asking_when_the_rounds_are_done(source
 
     judged: dict[str, Any] = {"validation_fn": Script()} if source == "server" else {}
     options: dict[str, Any] = {"seed": 1, "crd": True, "beta": 0.4, "zeta": 1e9, **judged}
-    own = Own(**options, v_source=source, rounds=9)
+    own = make(Own, **options, v_source=source, rounds=9)
     models: list[ArrayRecord] = []
     numpy_app = numpy_client_app(
         lambda context: UDPClient(StepClient(int(context.node_config["partition-id"])), context)
@@ -356,11 +356,11 @@ def test_under_a_users_own_start_it_stops_asking_when_the_rounds_are_done(source
 )
 def test_F24_leis_linear_decay(lei: str, end: float, planned: int) -> None:
     """Rounds until the squares of 1 / (1 - (1 - end) t / 20) add up to 20."""
-    strategy = UDP(lei=lei, lei_end=end, epsilon=4.0, seed=1)
+    strategy = UDP(lei=lei, lei_end=end, epsilon=4.0, loop=LoopOptions(seed=1))
     result = run(strategy, 20)
     z = noises(result)
     assert len(z) == planned
-    uniform = UDP(epsilon=4.0, seed=1, rounds=20)
+    uniform = UDP(epsilon=4.0, loop=LoopOptions(seed=1), rounds=20)
     run(uniform, 1)
     assert uniform.terms is not None
     first = uniform.terms.noise_multiplier
@@ -378,16 +378,18 @@ def test_F24_leis_linear_decay(lei: str, end: float, planned: int) -> None:
 
 def test_lei_to_the_end_at_full_noise_is_a_training_without_decay() -> None:
     same_run: dict[str, Any] = {"seed": 1, "experiment_id": "e"}
-    plain = run(UDP(**same_run), 3, insecure_seed=3)
+    plain = run(make(UDP, **same_run), 3, insecure_seed=3)
     for lei in ("exhaust", "calibrated"):
-        decaying = run(UDP(**same_run, lei=lei, lei_end=1.0), 3, insecure_seed=3)
+        decaying = run(make(UDP, **same_run, lei=lei, lei_end=1.0), 3, insecure_seed=3)
         assert same(plain.arrays, decaying.arrays)
 
 
 @pytest.mark.parametrize("source", ["server", "clients"])
 def test_leis_plateau_lowers_the_noise_where_the_loss_does_not_fall(source: str) -> None:
     if source == "server":
-        strategy = UDP(lei="plateau", validation_fn=Script(only_after(1, 2, 5)), seed=1)
+        strategy = UDP(
+            lei="plateau", validation_fn=Script(only_after(1, 2, 5)), loop=LoopOptions(seed=1)
+        )
         result = run(strategy, 10)
         z = noises(result)
         steps = [1, 1, 0.8, 0.64, 0.64, 0.64, 0.512]
@@ -395,7 +397,7 @@ def test_leis_plateau_lowers_the_noise_where_the_loss_does_not_fall(source: str)
         # 10 units: 1 + 1 + 1.5625 + 3 * 2.44 = 10.9 is too much, 8.45 is not.
         assert len(z) == 5
     else:
-        strategy = UDP(lei="plateau", v_source="clients", seed=1)
+        strategy = UDP(lei="plateau", v_source="clients", loop=LoopOptions(seed=1))
         run(strategy, 4)
     assert strategy.card(final=True).verify()
     Caps.check(strategy, 8.0, 1e-5)
@@ -468,5 +470,5 @@ def test_a_round_without_a_secure_sum_is_done_as_well() -> None:
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError) as error:
-        UDP(**options)
+        make(UDP, **options)
     assert text in str(error.value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import message_app, run_strategy, same
+from apps import make, message_app, run_strategy, same
 from conformance import Killed
 from flwr.clientapp import ClientApp
 
@@ -17,7 +17,7 @@ from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies import UDP, LoopOptions
 from flwr_privacy.strategies.draws import each_by_itself
 
 SECRET: dict[str, Any] = {
@@ -84,11 +84,9 @@ def test_a_poisson_sample_does_not_depend_on_the_number_of_nodes(tmp_path: Path)
         strategy = UDP(
             client_sampling="poisson",
             fraction_train=0.4,
-            clients=12,
+            loop=LoopOptions(clients=12, seed=4, experiment_id="e"),
             min_available_nodes=1,
             min_train_nodes=1,
-            seed=4,
-            experiment_id="e",
         )
         results.append(run_strategy(strategy, app(), nodes=nodes, num_rounds=8, insecure_seed=1))
     one, other = results
@@ -102,7 +100,9 @@ def test_a_poisson_sample_does_not_depend_on_the_number_of_nodes(tmp_path: Path)
 
 
 def test_a_round_in_which_nobody_is_drawn_is_skipped_and_costs_nothing(tmp_path: Path) -> None:
-    strategy = UDP(client_sampling="poisson", fraction_train=0.25, min_train_nodes=1, seed=1)
+    strategy = UDP(
+        client_sampling="poisson", fraction_train=0.25, min_train_nodes=1, loop=LoopOptions(seed=1)
+    )
     result = run_strategy(strategy, app(), num_rounds=12, state=tmp_path)
     empty = [line["round"] for line in result.history[1:] if line["asked"] == 0]
     assert empty
@@ -120,7 +120,7 @@ def test_where_participants_are_secret_the_card_charges_everybody_a_sample(
     for name in ("state", "run"):
         (tmp_path / name).mkdir()
     sample = {"clients": 12, "fraction_train": 0.25, "min_train_nodes": 1}
-    strategy = UDP(**SECRET, **sample, seed=1, run_dir=tmp_path / "run")
+    strategy = make(UDP, **SECRET, **sample, seed=1, run_dir=tmp_path / "run")
     with caplog.at_level(logging.INFO, "flwr.privacy"):
         result = run_strategy(strategy, app(), nodes=2, num_rounds=4, state=tmp_path / "state")
     text = (tmp_path / "run" / "privacy-card.json").read_text()
@@ -153,8 +153,8 @@ def test_where_participants_are_secret_the_card_charges_everybody_a_sample(
 def test_secret_draws_do_not_follow_from_the_seed_and_open_ones_do(tmp_path: Path) -> None:
     def draws(name: str, **options: Any) -> dict[int, set[str]]:
         (tmp_path / name).mkdir()
-        strategy = UDP(
-            **options, fraction_train=0.5, seed=1, experiment_id="e", rounds=4, clients=30
+        strategy = make(
+            UDP, **options, fraction_train=0.5, seed=1, experiment_id="e", rounds=4, clients=30
         )
         engine = {"nodes": 2, "state": tmp_path / name}
         run_strategy(strategy, app(), num_rounds=1, **engine)
@@ -178,9 +178,9 @@ def test_a_resumed_training_draws_the_same_clients_in_secret(tmp_path: Path) -> 
 
     run: dict[str, Any] = {"nodes": 2, "num_rounds": 4, "state": tmp_path / "state"}
     with pytest.raises(Killed):
-        run_strategy(Dying(**options, run_dir=tmp_path / "run"), app(), **run)
+        run_strategy(make(Dying, **options, run_dir=tmp_path / "run"), app(), **run)
     before = asked(UDP(), tmp_path / "state", 12)
-    strategy = UDP(**options, run_dir=tmp_path / "run", resume=True)
+    strategy = make(UDP, **options, run_dir=tmp_path / "run", resume=True)
     result = run_strategy(strategy, app(), **run)
     after = asked(strategy, tmp_path / "state", 12)
     assert {r: after[r] for r in (1, 2, 3)} == before
@@ -216,12 +216,12 @@ def test_a_resumed_training_draws_the_same_clients_in_secret(tmp_path: Path) -> 
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError) as error:
-        UDP(**options)
+        make(UDP, **options)
     assert text in str(error.value)
 
 
 def test_with_everybody_in_every_round_a_secret_sample_gains_nothing() -> None:
-    strategy = UDP(**SECRET, seed=1)
+    strategy = make(UDP, **SECRET, seed=1)
     result = run_strategy(strategy, app(), num_rounds=2)
     assert [line["folded"] for line in result.history[1:]] == [4, 4]
     charge = strategy.releases[0].charge

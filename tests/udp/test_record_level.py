@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from apps import run_strategy
+from apps import make, run_strategy
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
@@ -68,7 +68,7 @@ def initial() -> ArrayRecord:
 @pytest.mark.usefixtures("no_pld")
 def test_a_round_is_the_mean_of_the_steps_weighted_by_records() -> None:
     """With an epsilon without meaning, against the step of a loop over all records (F14, F22)."""
-    strategy = UDP(**OPTIONS, epsilon=1e5)
+    strategy = make(UDP, **OPTIONS, epsilon=1e5)
     result = run_strategy(strategy, app(), arrays=initial(), num_rounds=1)
     assert result.history[1]["folded"] == 4
     total = [torch.zeros_like(p) for p in model().parameters()]
@@ -91,7 +91,7 @@ def test_a_round_is_the_mean_of_the_steps_weighted_by_records() -> None:
 
 
 def test_the_noise_is_inverse_in_the_number_of_records() -> None:
-    strategy = UDP(**OPTIONS, rounds=4)
+    strategy = make(UDP, **OPTIONS, rounds=4)
     seen: dict[str, float] = {}
 
     class Watching(type(strategy)):  # type: ignore[misc]
@@ -101,7 +101,7 @@ def test_the_noise_is_inverse_in_the_number_of_records() -> None:
             assert set(reply.metrics()) == {"num-examples", "sigma"}
             super().take(mean, reply)
 
-    run_strategy(Watching(**OPTIONS, rounds=4), app(), arrays=initial(), num_rounds=1)
+    run_strategy(make(Watching, **OPTIONS, rounds=4), app(), arrays=initial(), num_rounds=1)
     for client, records in enumerate(RECORDS):
         exact = sensitivity("record", clipping_norm=0.3, learning_rate=0.5, records=records)
         z = seen[str(client)] / exact
@@ -120,7 +120,7 @@ def test_the_noise_is_inverse_in_the_number_of_records() -> None:
 def test_what_is_not_the_step_that_was_asked_for_is_refused(
     client_app: Any, text: str, paid: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strategy = UDP(**OPTIONS)
+    strategy = make(UDP, **OPTIONS)
     result = run_strategy(strategy, client_app(), arrays=initial(), num_rounds=1)
     assert result.history[1]["refused"] == {"failed" if paid else "error": 4}
     assert result.history[1]["skipped"]
@@ -146,11 +146,11 @@ class Trainer(NumPyClient):
 
 def test_it_works_in_both_kinds_of_app_alike() -> None:
     options = {**OPTIONS, "experiment_id": "e", "rounds": 3}
-    one = run_strategy(UDP(**options), app(), arrays=initial(), insecure_seed=3)
+    one = run_strategy(make(UDP, **options), app(), arrays=initial(), insecure_seed=3)
     numpy_app = numpy_client_app(
         lambda context: UDPClient(Trainer(int(context.node_config["partition-id"])), context)
     )
-    other = run_strategy(UDP(**options), numpy_app, arrays=initial(), insecure_seed=3)
+    other = run_strategy(make(UDP, **options), numpy_app, arrays=initial(), insecure_seed=3)
     for name, array in one.arrays.items():
         np.testing.assert_array_equal(array.numpy(), other.arrays[name].numpy())
 
@@ -158,7 +158,10 @@ def test_it_works_in_both_kinds_of_app_alike() -> None:
 def test_secret_samples_of_the_records_cost_less() -> None:
     """At the same epsilon a Poisson sample needs more noise on the step than it saves by far less
     than the rate, which is why it is worth having."""
-    sampled, full = UDP(**OPTIONS, sampling_rate=0.1, rounds=20), UDP(**OPTIONS, rounds=20)
+    sampled, full = (
+        make(UDP, **OPTIONS, sampling_rate=0.1, rounds=20),
+        make(UDP, **OPTIONS, rounds=20),
+    )
     for strategy in (sampled, full):
         run_strategy(strategy, app(), arrays=initial(), num_rounds=1)
     assert sampled.terms is not None
@@ -179,7 +182,7 @@ def sigmas(**options: Any) -> tuple[UDP, dict[str, float]]:
             seen[reply.client_id] = reply.metrics()["sigma"]
             super().take(mean, reply)
 
-    strategy = Watching(**{**OPTIONS, **options}, rounds=4)
+    strategy = make(Watching, **{**OPTIONS, **options}, rounds=4)
     run_strategy(strategy, app(), arrays=initial(), num_rounds=1)
     return strategy, seen
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from apps import message_app, model_of, record, run_strategy, same
+from apps import make, message_app, model_of, record, run_strategy, same
 from conformance import Killed
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -29,7 +29,7 @@ from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies import UDP, LoopOptions
 from flwr_privacy.udp import Terms
 
 BIG = {"w": np.zeros((160, 100), np.float32)}
@@ -76,7 +76,9 @@ def check_variance(noise: np.ndarray, sigma: float) -> None:
 def test_a_sum_has_the_noise_of_its_shares_and_at_least_what_is_charged(
     secure_sum: SecureSum, parties: int, lost: tuple[int, ...]
 ) -> None:
-    strategy = UDP(shared_noise=True, secure_sum=secure_sum, clipping_norm=0.5, seed=1)
+    strategy = UDP(
+        shared_noise=True, secure_sum=secure_sum, clipping_norm=0.5, loop=LoopOptions(seed=1)
+    )
     result = run_strategy(
         strategy,
         frozen_app(),
@@ -106,7 +108,7 @@ def test_the_noise_of_a_sum_is_that_many_times_less_than_with_noise_of_each() ->
     variances = {}
     for shared in (False, True):
         secure_sum = SecureSum(threshold=4, colluders=0)
-        strategy = UDP(shared_noise=shared, secure_sum=secure_sum, seed=1)
+        strategy = UDP(shared_noise=shared, secure_sum=secure_sum, loop=LoopOptions(seed=1))
         result = run_strategy(
             strategy, frozen_app(), arrays=record(BIG), num_rounds=1, insecure_seed=1
         )
@@ -119,7 +121,7 @@ def test_the_noise_of_a_sum_is_that_many_times_less_than_with_noise_of_each() ->
 
 
 def test_below_the_threshold_nothing_is_opened_and_the_model_stays(tmp_path: Path) -> None:
-    strategy = UDP(shared_noise=True, secure_sum=SecureSum(), seed=1)
+    strategy = UDP(shared_noise=True, secure_sum=SecureSum(), loop=LoopOptions(seed=1))
     faults = [Fault(kind="drop", client=str(i), server_round=1) for i in (0, 1, 2)]
     models: list[ArrayRecord] = []
     result = run_strategy(
@@ -144,7 +146,8 @@ def test_below_the_threshold_nothing_is_opened_and_the_model_stays(tmp_path: Pat
 def test_cohorts_equal_one_node_per_client() -> None:
     results = []
     for nodes in (4, 2):
-        strategy = UDP(
+        strategy = make(
+            UDP,
             shared_noise=True,
             secure_sum=SecureSum(),
             seed=3,
@@ -162,7 +165,7 @@ def test_cohorts_equal_one_node_per_client() -> None:
 
 def test_the_promise_says_whom_it_is_against_and_for_how_many_it_holds() -> None:
     secure_sum = SecureSum(threshold=4, colluders=1)
-    strategy = UDP(shared_noise=True, secure_sum=secure_sum, seed=1)
+    strategy = UDP(shared_noise=True, secure_sum=secure_sum, loop=LoopOptions(seed=1))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), nodes=5, num_rounds=2)
     text = result.guarantee.text()
     assert "clients that collude with it" in result.guarantee.adversary
@@ -239,7 +242,7 @@ def mean_of_steps() -> dict[str, np.ndarray]:
 def test_at_record_level_every_record_weighs_the_same(cohort: bool) -> None:
     secure_sum = SecureSum(colluders=0)
     options = {"clients": 4} if cohort else {}
-    strategy = UDP(**RECORD_LEVEL, secure_sum=secure_sum, epsilon=1000.0, **options)
+    strategy = make(UDP, **RECORD_LEVEL, secure_sum=secure_sum, epsilon=1000.0, **options)
     result = run_strategy(
         strategy, record_app(), nodes=2 if cohort else 4, arrays=initial(), num_rounds=1
     )
@@ -257,7 +260,7 @@ def test_at_record_level_every_record_weighs_the_same(cohort: bool) -> None:
 
 def test_at_record_level_the_noise_of_a_sum_is_for_one_record() -> None:
     """A small epsilon: next to the noise the steps are nothing."""
-    strategy = UDP(**RECORD_LEVEL, secure_sum=SecureSum(colluders=1), epsilon=0.05, rounds=40)
+    strategy = make(UDP, **RECORD_LEVEL, secure_sum=SecureSum(colluders=1), epsilon=0.05, rounds=40)
     noises: list[np.ndarray] = []
     models: list[dict[str, Any]] = []
 
@@ -281,7 +284,7 @@ def test_at_record_level_the_noise_of_a_sum_is_for_one_record() -> None:
 
 
 def test_more_records_than_there_is_room_for_are_left_out_and_the_log_says_so(caplog: Any) -> None:
-    strategy = UDP(**RECORD_LEVEL, secure_sum=SecureSum(colluders=0), max_records=60)
+    strategy = make(UDP, **RECORD_LEVEL, secure_sum=SecureSum(colluders=0), max_records=60)
     result = run_strategy(strategy, record_app(), arrays=initial(), num_rounds=1, timeout=2)
     assert "20 of 80 records are left out: max_records = 60" in caplog.text
     assert result.history[1]["refused"] == {}
@@ -416,8 +419,8 @@ def test_a_round_that_broke_off_is_declined_and_not_charged_twice(tmp_path: Path
     app = message_app([as_mod(UDPClient)])
     run: dict[str, Any] = {"state": tmp_path / "state", "timeout": 2}
     with pytest.raises(Killed):
-        run_strategy(Dying(**options), app, **run)
-    strategy = UDP(**options, resume=True)
+        run_strategy(make(Dying, **options), app, **run)
+    strategy = make(UDP, **options, resume=True)
     result = run_strategy(strategy, app, **run)
     assert [line.get("skipped") for line in result.history] == [None, False, True, False]
     for i in range(4):
@@ -449,5 +452,5 @@ def test_a_round_that_broke_off_is_declined_and_not_charged_twice(tmp_path: Path
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError) as error:
-        UDP(**{"shared_noise": True, "secure_sum": SecureSum(), **options})
+        make(UDP, **{"shared_noise": True, "secure_sum": SecureSum(), **options})
     assert text in str(error.value)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from apps import MODEL, StepClient, message_app, record, run_strategy
+from apps import MODEL, StepClient, make, message_app, record, run_strategy
 from conformance import WrapsConformance
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -32,7 +32,7 @@ from flwr_privacy.ledger import Ledger
 from flwr_privacy.mechanism import NoFactsError
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies import UDP, LoopOptions
 from flwr_privacy.udp import Schedule, Terms
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import Header
@@ -138,7 +138,7 @@ def test_F21_the_noise_has_the_variance_that_is_charged(node: Node) -> None:
 @pytest.mark.usefixtures("no_pld")
 def test_F22_equal_weights_at_user_level_and_a_mean_of_all(tmp_path: Path) -> None:
     """With an epsilon without meaning the result is the mean of the clipped updates (F14)."""
-    strategy = UDP(epsilon=1e6, rounds=1, clipping_norm=0.5, seed=1)
+    strategy = UDP(epsilon=1e6, rounds=1, clipping_norm=0.5, loop=LoopOptions(seed=1))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
     expected = {name: np.array(array, float) for name, array in MODEL.items()}
     names = released_names(MODEL)
@@ -264,7 +264,7 @@ def test_integers_and_statistics_are_kept_back_and_named(tmp_path: Path) -> None
         "bn.num_batches_tracked": np.array(3),
         "0": np.ones(2),
     }
-    strategy = UDP(rounds=1, keep_back=["0"], epsilon=100.0, seed=1)
+    strategy = UDP(rounds=1, keep_back=["0"], epsilon=100.0, loop=LoopOptions(seed=1))
     app = message_app([as_mod(UDPClient)])
     result = run_strategy(strategy, app, num_rounds=1, arrays=record(model))
     assert result.history[1]["folded"] == 4
@@ -309,7 +309,7 @@ def test_what_is_the_nodes_is_not_taken_from_a_server(node: Node, key: str) -> N
 
 def test_a_seed_of_the_node_voids_the_guarantee(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        strategy = UDP(rounds=1, seed=1)
+        strategy = UDP(rounds=1, loop=LoopOptions(seed=1))
         app = message_app([as_mod(UDPClient)])
         result = run_strategy(strategy, app, num_rounds=1, insecure_seed=5)
     assert "draws its noise from a seed" in caplog.text
@@ -426,7 +426,7 @@ def test_a_grid_that_does_not_fit_the_noise_is_refused(node: Node, grid: int, te
 )
 def test_parameters_that_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        UDP(**options)
+        make(UDP, **options)
 
 
 def test_names_to_keep_back_are_the_models(tmp_path: Path) -> None:
@@ -449,7 +449,7 @@ def test_the_card_has_every_charge_also_of_replies_that_were_lost_or_late(tmp_pa
         Fault(kind="drop", client="1", server_round=1),
         Fault(kind="corrupt", client="2", server_round=2),
     ]
-    strategy = UDP(seed=1, run_dir=tmp_path, deadline=0.5)
+    strategy = UDP(loop=LoopOptions(seed=1, run_dir=tmp_path, deadline=0.5))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), faults=faults)
     assert [line["folded"] for line in result.history[1:]] == [3, 3, 4]
     card = PrivacyCard.from_json((tmp_path / "privacy-card.json").read_text())
@@ -470,7 +470,7 @@ def test_a_client_that_fails_before_it_releases_is_not_charged(tmp_path: Path) -
     policy.write_text('schemes = ["fedavg"]')
     nodes = [{"client-id": name, "partition-id": i} for i, name in enumerate("abcd")]
     nodes[1]["privacy-policy"] = str(policy)
-    strategy = UDP(seed=1)
+    strategy = UDP(loop=LoopOptions(seed=1))
     result = run_strategy(strategy, app, nodes=nodes)
     assert result.history[1]["refused"] == {"declined": 1}
     assert all(release.clients == ("a", "c", "d") for release in strategy.releases)
@@ -484,14 +484,14 @@ def test_a_resume_with_other_terms_is_refused(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_strategy(UDP(seed=1, run_dir=tmp_path, on_round=interrupted), app)
+        run_strategy(UDP(loop=LoopOptions(seed=1, run_dir=tmp_path, on_round=interrupted)), app)
     for options, rounds, text in (
         ({"epsilon": 9.0}, 3, "calibrated for epsilon = 8.0, not 9.0"),
         ({"clipping_norm": 2.0}, 3, "calibrated for clipping_norm = 1.0, not 2.0"),
         ({"unit": "record", "learning_rate": 1.0}, 3, "calibrated for unit = 'user'"),
         ({}, 30, "calibrated for rounds = 3, not 30"),
     ):
-        strategy = UDP(seed=1, run_dir=tmp_path, resume=True, **options)
+        strategy = make(UDP, seed=1, run_dir=tmp_path, resume=True, **options)
         with pytest.raises(CheckpointError, match=text):
             run_strategy(strategy, app, num_rounds=rounds)
 
@@ -517,10 +517,10 @@ def test_a_round_that_is_resumed_half_way_costs_its_clients_nothing_more(tmp_pat
 
     app = message_app([as_mod(UDPClient)])
     with pytest.raises(KeyboardInterrupt):
-        run_strategy(Dying(**options), app, state=state)
+        run_strategy(make(Dying, **options), app, state=state)
     counts = [len(Ledger(state / f"{i}.ledger", data_set=str(i)).entries()) for i in range(4)]
     assert sorted(counts) == [1, 2, 2, 2] or sorted(counts) == [1, 1, 2, 2]
-    result = run_strategy(UDP(**options, resume=True), app, state=state)
+    result = run_strategy(make(UDP, **options, resume=True), app, state=state)
     for i in range(4):
         entries = Ledger(state / f"{i}.ledger", data_set=str(i)).entries()
         assert [entry.question.server_round for entry in entries] == [1, 2, 3]
@@ -529,7 +529,7 @@ def test_a_round_that_is_resumed_half_way_costs_its_clients_nothing_more(tmp_pat
 
 @pytest.mark.usefixtures("no_pld")
 def test_server_optimisers_and_many_rounds(tmp_path: Path) -> None:
-    strategy = UDP(seed=1, inner=FedAdam(), epsilon=1e3)
+    strategy = UDP(loop=LoopOptions(seed=1), inner=FedAdam(), epsilon=1e3)
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=2)
     assert not same_models(result.arrays, record())
     assert all(np.isfinite(a.numpy()).all() for a in result.arrays.values())
@@ -554,7 +554,7 @@ def test_a_bare_message_gets_nothing() -> None:
 
 
 def test_a_second_start_is_another_training_with_a_schedule_of_its_own() -> None:
-    strategy = UDP(seed=1)
+    strategy = UDP(loop=LoopOptions(seed=1))
     app = message_app([as_mod(UDPClient)])
     run_strategy(strategy, app, num_rounds=2)
     assert strategy.terms is not None
@@ -574,7 +574,7 @@ def test_the_users_own_error_says_nothing_of_the_data(caplog: pytest.LogCaptureF
 
     for cohort in ({}, {"nodes": 2, "clients": 4}):
         options = {"clients": 4, "min_available_nodes": 2} if cohort else {}
-        strategy = UDP(seed=1, **options)
+        strategy = make(UDP, seed=1, **options)
         nodes = cohort.get("nodes", 4)
         caplog.clear()
         result = run_strategy(strategy, app, nodes=nodes, num_rounds=1)
@@ -622,20 +622,24 @@ def test_a_question_that_is_answered_meanwhile_is_not_charged_again(node: Node) 
 
 
 def test_a_seed_voids_the_guarantee_whatever_becomes_of_the_metrics() -> None:
-    strategy = UDP(seed=1, rounds=1, train_metrics_aggr_fn=lambda contents, key: MetricRecord())
+    strategy = UDP(
+        loop=LoopOptions(seed=1),
+        rounds=1,
+        train_metrics_aggr_fn=lambda contents, key: MetricRecord(),
+    )
     app = message_app([as_mod(UDPClient)])
     assert run_strategy(strategy, app, num_rounds=1, insecure_seed=5).guarantee.void
 
 
 def test_the_weight_is_the_clients_own_whatever_key_the_server_names() -> None:
-    strategy = UDP(weighted_by_key="samples", seed=1)
+    strategy = UDP(weighted_by_key="samples", loop=LoopOptions(seed=1))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
     assert result.history[1]["folded"] == 4
 
 
 @pytest.mark.parametrize(("epsilon", "rounds"), [(0.2, 1000), (1.0, 60), (8.0, 60), (100.0, 1)])
 def test_the_usual_grid_has_room_for_the_noise(node: Node, epsilon: float, rounds: int) -> None:
-    strategy = UDP(epsilon=epsilon, rounds=rounds, seed=1)
+    strategy = UDP(epsilon=epsilon, rounds=rounds, loop=LoopOptions(seed=1))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
     assert result.history[1]["folded"] == 4
 
@@ -658,8 +662,8 @@ def test_a_round_that_broke_off_is_on_the_card_whoever_is_asked_again(tmp_path: 
     app = message_app([as_mod(UDPClient)])
     nodes = [{"client-id": name, "partition-id": i} for i, name in enumerate("abcd")]
     with pytest.raises(KeyboardInterrupt):
-        run_strategy(Dying(**options), app, nodes=nodes, state=state)
-    strategy = UDP(**options, resume=True)
+        run_strategy(make(Dying, **options), app, nodes=nodes, state=state)
+    strategy = make(UDP, **options, resume=True)
     run_strategy(strategy, app, nodes=nodes[:3], state=state)
     booked = dict.fromkeys("abcd", 0)
     for release in strategy.releases:
@@ -676,7 +680,7 @@ def test_under_ones_own_start_a_lost_reply_is_its_clients_once_that_is_known() -
     class Own(UDP):
         start = Strategy.start
 
-    strategy = Own(rounds=3, seed=1)
+    strategy = Own(rounds=3, loop=LoopOptions(seed=1))
     fault = Fault(kind="drop", client="1", server_round=1)
     run_strategy(strategy, message_app([as_mod(UDPClient)]), faults=[fault], timeout=0.5)
     assert [release.clients for release in strategy.releases] == [("0", "1", "2", "3")] * 3

@@ -20,8 +20,9 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import M2FDP, UDP, FedAvg
+from flwr_privacy.strategies import M2FDP, UDP, FedAvg, LoopOptions
 
 from .client_app import SIZES
 
@@ -84,7 +85,7 @@ def _strategy(part: str, nodes: int, clients: int) -> FlowerFedAvg:
     }
     if part == "flower":
         return FlowerFedAvg(**asked)
-    asked["clients"] = clients or None
+    asked["loop"] = LoopOptions(clients=clients or None)
     if part == "ours":
         return FedAvg(**asked)
     if part == "secure":
@@ -94,7 +95,7 @@ def _strategy(part: str, nodes: int, clients: int) -> FlowerFedAvg:
     if part == "udp-record":
         return UDP(unit="record", epsilon=8.0, clipping_norm=1.0, learning_rate=1.0, **asked)
     if part == "m2fdp":
-        return M2FDP(fanouts=(10, (clients or nodes) // 10), p=0.5, **asked)
+        return M2FDP(tree=TierTree.of_fanouts((10, (clients or nodes) // 10), p=0.5), **asked)
     raise ValueError(f"unknown part {part!r}")
 
 

@@ -16,7 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_privacy.strategies import M2FDP, MSPDQ, UDP, CentralDP, FedAvg, SchemeResult
+from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.strategies import M2FDP, MSPDQ, UDP, CentralDP, FedAvg, LoopOptions, SchemeResult
 
 from . import work
 
@@ -68,7 +69,7 @@ def _strategy(part: str, *, sigma: float, virtual: bool) -> Strategy:
         return DifferentialPrivacyServerSideFixedClipping(
             flowers, sigma / work.CLIPPING_NORM, work.CLIPPING_NORM, work.COHORT
         )
-    asked["clients"] = work.CLIENTS if virtual else None
+    asked["loop"] = LoopOptions(clients=work.CLIENTS if virtual else None)
     budget: dict[str, Any] = {
         "epsilon": work.EPSILON,
         "delta": work.DELTA,
@@ -83,7 +84,7 @@ def _strategy(part: str, *, sigma: float, virtual: bool) -> Strategy:
     if part == "mspdq":
         return MSPDQ(mixing_rounds=4, **asked)
     if part == "m2fdp":
-        return M2FDP(fanouts=(10, work.CLIENTS // 10), p=0.5, **budget, **asked)
+        return M2FDP(tree=TierTree.of_fanouts((10, work.CLIENTS // 10), p=0.5), **budget, **asked)
     raise ValueError(f"unknown part {part!r}")
 
 

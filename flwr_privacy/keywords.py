@@ -1,0 +1,96 @@
+"""Errors for wrong keywords that say what the right one is, or which object takes it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, signature
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from flwr_privacy.errors import KeywordError
+
+__all__ = ["checked_keywords", "nearest", "option_types"]
+
+T = TypeVar("T")
+
+
+def checked_keywords(cls: type[T]) -> type[T]:
+    """Have a dataclass explain a keyword that it does not have, or that is missing; a decorator.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @checked_keywords
+    ... @dataclass(kw_only=True)
+    ... class Step:
+    ...     size: float
+    >>> Step(sise=1.0)
+    Traceback (most recent call last):
+    ...
+    flwr_privacy.errors.KeywordError: Step has no 'sise': the nearest is 'size'
+    """
+    plain: Callable[..., None] = cls.__init__
+    known = signature(plain).parameters
+    required = [
+        name
+        for name, parameter in known.items()
+        if parameter.kind is Parameter.KEYWORD_ONLY and parameter.default is Parameter.empty
+    ]
+
+    @wraps(plain)
+    def init(self: T, *arguments: Any, **keywords: Any) -> None:
+        for name in keywords:
+            if name not in known:
+                raise KeywordError(type(self).__name__, name, _belongs(type(self), name))
+        if missing := [name for name in required if name not in keywords]:
+            advice = _takes(cls, missing[0])
+            raise KeywordError(type(self).__name__, missing[0], advice, missing=True)
+        plain(self, *arguments, **keywords)
+
+    cls.__init__ = init  # type: ignore[method-assign, assignment]
+    return cls
+
+
+def option_types(cls: type) -> dict[str, list[type]]:
+    """Return the dataclasses that the fields of a dataclass take, by the field's name."""
+    hints = get_type_hints(cls)
+    found = {f.name: list(_dataclasses(hints[f.name])) for f in fields(cls) if f.init}
+    return {name: kinds for name, kinds in found.items() if kinds}
+
+
+def nearest(wrong: str, known: Sequence[str]) -> str:
+    """Return the name that is nearest to a wrong one, or all of them, as advice."""
+    close = get_close_matches(wrong, known, n=1, cutoff=0.5)
+    return f"the nearest is {close[0]!r}" if close else f"there are {', '.join(known)}"
+
+
+def _dataclasses(hint: Any) -> Iterator[type]:
+    if get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _dataclasses(part)
+    elif isinstance(hint, type) and is_dataclass(hint):
+        yield hint
+
+
+def _belongs(cls: Any, wrong: str) -> str:
+    """Return where a keyword belongs that a class does not have, or the nearest that there is."""
+    own = [f.name for f in fields(cls) if f.init]
+    owners: dict[str, str] = {}  # of the keywords of its options, as what to write
+    for field, kinds in option_types(cls).items():
+        for name in {f.name for kind in kinds for f in fields(kind) if f.init}:
+            having = [k.__name__ for k in kinds if any(f.name == name for f in fields(k))]
+            owners[name] = (
+                f"{' and '.join(having)} {'have' if len(having) > 1 else 'has'} it, as in "
+                f"{cls.__name__}({field}={having[0]}({name}=...))"
+            )
+    if wrong in owners:
+        return owners[wrong]
+    close = get_close_matches(wrong, [*own, *owners], n=1, cutoff=0.5)
+    where = f"; {owners[close[0]]}" if close and close[0] not in own else ""
+    return f"{nearest(wrong, [*own, *owners])}{where}"
+
+
+def _takes(cls: Any, name: str) -> str:
+    kinds = [kind.__name__ for kind in option_types(cls).get(name, [])]
+    return f"it is required{', as ' if kinds else ''}{' or '.join(f'{k}(...)' for k in kinds)}"

@@ -1,0 +1,79 @@
+"""Constructors are explicit, and a wrong keyword is explained."""
+
+import inspect
+from typing import Any
+
+import pytest
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from flwr_privacy import strategies
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.strategies import M2FDP, UDP, FedAvg, LoopOptions, SchemeStrategy
+
+EXPORTED = [getattr(strategies, name) for name in strategies.__all__]
+STRATEGIES = [
+    kind for kind in EXPORTED if isinstance(kind, type) and issubclass(kind, SchemeStrategy)
+]
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_every_constructor_is_explicit_and_begins_as_flowers(kind: type) -> None:
+    parameters = inspect.signature(kind).parameters
+    assert not {p.kind for p in parameters.values()} & {
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    }
+    flowers = inspect.signature(FlowerFedAvg).parameters
+    assert list(parameters)[: len(flowers)] == list(flowers)
+    for name, parameter in flowers.items():
+        assert (parameters[name].kind, parameters[name].default) == (
+            parameter.kind,
+            parameter.default,
+        )
+    others = list(parameters.values())[len(flowers) :]
+    assert {p.kind for p in others} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_no_parameter_hides_a_method(kind: type) -> None:
+    methods = {name for base in kind.__mro__[1:] for name, v in vars(base).items() if callable(v)}
+    assert not methods & set(inspect.signature(kind).parameters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keywords", "message"),
+    [
+        (
+            UDP,
+            {"fraction_trian": 0.5},
+            "^UDP has no 'fraction_trian': the nearest is 'fraction_train'",
+        ),
+        (
+            UDP,
+            {"seed": 1},
+            r"^UDP has no 'seed': LoopOptions has it, as in UDP\(loop=LoopOptions\(seed=",
+        ),
+        (UDP, {"sede": 1}, "^UDP has no 'sede': the nearest is 'seed'; LoopOptions has it"),
+        (LoopOptions, {"dedline": 1.0}, "^LoopOptions has no 'dedline': the nearest is 'deadline'"),
+        (M2FDP, {}, r"^M2FDP needs 'tree': it is required, as TierTree\(...\)"),
+        (FedAvg, {"loop": {"seed": 1}}, r"^loop = \{'seed': 1\}: expected LoopOptions\(...\)"),
+        (M2FDP, {"tree": "10,5"}, "^tree = '10,5': expected a TierTree"),
+    ],
+)
+def test_a_wrong_keyword_is_explained(kind: Any, keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        kind(**keywords)
+
+
+def test_it_is_explained_to_subclasses_too_and_is_a_type_error() -> None:
+    class Own(FedAvg):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+
+    class Plain(FedAvg):
+        pass
+
+    for kind in (Own, Plain):
+        with pytest.raises(TypeError, match=f"^{kind.__name__} has no 'fraction_trian'"):
+            kind(fraction_trian=0.5)
+    assert Own(fraction_train=0.5).fraction_train == 0.5
