@@ -174,11 +174,7 @@ def play(
         def evaluate() -> Metrics:
             return app.evaluate(client, _asked(message), context)
 
-        metrics = dict(
-            client.judge(
-                arrays, fields, evaluate if client.bare else discreet(evaluate, "evaluation")
-            )
-        )
+        metrics = dict(client.judge(arrays, fields, discreet(evaluate, "evaluation")))
         return RecordDict(
             {METRICS: MetricRecord(metrics), RECORD: reply_record(header, client_id, {})}
         )
@@ -198,9 +194,7 @@ def play(
     def train(start: Arrays) -> Trained:
         return app.train(client, _asked(message), context)(start)
 
-    out, own = client.handle(
-        header.phase, arrays, fields, train if client.bare else discreet(train, "training")
-    )
+    out, own = client.handle(header.phase, arrays, fields, discreet(train, "training"))
     metrics = dict(own.pop(METRICS, {}))
     if place is not None:
         out, metrics = place.masked(out, metrics)
