@@ -25,8 +25,8 @@ __all__ = ["answer", "or_refusal"]
 def answer(app: App, message: Message, context: Context) -> Message:
     """Answer a message that carries the record ``flwr-privacy``.
 
-    What a server or a configuration did wrong becomes an error reply with its reason; what the
-    user's own code raises goes through to Flower, which makes an error reply of it.
+    What a server or a configuration did wrong becomes an error reply with its reason; one for the
+    user's own code says that it failed, and the log of the node says how.
     """
 
     def reply() -> Message:

@@ -7,6 +7,7 @@ from .central_dp import CentralDP
 from .experiment import SchemeResult
 from .fedavg import FedAvg
 from .fedvs import FedVS
+from .instruction import Instruction
 from .loop_options import LoopOptions
 from .m2fdp import M2FDP
 from .msp import MSP
@@ -26,6 +27,7 @@ __all__ = [
     "FedAvg",
     "FedVS",
     "FlowerAccountant",
+    "Instruction",
     "JoPEQFedAvg",
     "LoopOptions",
     "NbAFL",

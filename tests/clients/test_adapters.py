@@ -202,17 +202,19 @@ def test_evaluation_passes_through() -> None:
     assert by_numpy["accuracy"] == pytest.approx(by_message["accuracy"])
 
 
-def test_the_text_of_an_apps_own_error_reply_stays_on_a_node_that_protects_something(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("client", [SecureSumClient, FedAvgClient])
+def test_the_text_of_an_apps_own_error_reply_stays_on_the_node(
+    client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = ClientApp(mods=[as_mod(SecureSumClient)])
+    app = ClientApp(mods=[as_mod(client)])
+    secure_sum = SecureSum() if client is SecureSumClient else None
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         return Message(Error(0, "patient J. Smith"), reply_to=message)
 
     with caplog.at_level("WARNING", "flwr.privacy"):
-        run_strategy(FedAvg(secure_sum=SecureSum()), app, arrays=record(), num_rounds=1)
+        run_strategy(FedAvg(secure_sum=secure_sum), app, arrays=record(), num_rounds=1)
     told = [entry.getMessage() for entry in caplog.records if "refused" in entry.getMessage()]
     assert any("the client's own training failed" in text for text in told)
     assert not any("Smith" in text for text in told)
