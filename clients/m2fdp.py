@@ -37,7 +37,7 @@ from flwr_privacy.mechanism import Answer, Facts, Release
 from flwr_privacy.pipeline import check_going_on, check_limits, mark_insecure, run
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.release import PlannedRelease
-from flwr_privacy.updates import Update, released_names
+from flwr_privacy.updates import Update, check_start, released_names
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .base import SchemeClient, Train
@@ -291,6 +291,7 @@ class _Device:
         return update
 
     def _release(self, question: Question) -> PlannedRelease:
+        check_start(self._start, self._names)
         terms, charge = self._terms, self._terms.charge()
         if charge is None:
             raise ProtocolError("there is no noise to charge")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from every_scheme import (
     CASES,
     CHARGED,
@@ -47,7 +48,7 @@ from flwr_privacy.errors import (
     ProtocolError,
 )
 from flwr_privacy.grid import CODE_LIMIT
-from flwr_privacy.wire import DECLINED_CODE, FAILED_CODE
+from flwr_privacy.wire import DECLINED_CODE, ERROR_CODE, FAILED_CODE
 
 SECRET = "J. Smith, 4711"
 
@@ -166,7 +167,7 @@ def moved(made: Any) -> Any:
 
 
 def filled(value: float, records: int = 12) -> Callable[[], Any]:
-    return lambda: (np.full((records, 3), value), np.zeros((records, 2)))
+    return lambda: (np.full((records, 3), value), np.full((records, 2), value))
 
 
 class Broken:
@@ -219,9 +220,12 @@ IDLE: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def lossy(output: Any, labels: Any) -> Any:
-    if bool((labels != 0).any()):  # so it is with one of the records
-        raise ValueError(SECRET)
-    return squared(output, labels)
+    raise ValueError(SECRET)
+
+
+def no_number(output: Any, labels: Any) -> Any:
+    """Return a loss that is no number for one of the records."""
+    return squared(output, labels) * torch.where(labels != 0, torch.nan, 1.0).sum()
 
 
 def twisted(parameters: list[Any]) -> Any:
@@ -249,7 +253,8 @@ ODD: dict[Callable[..., Any], dict[str, Callable[..., Any]]] = {
     },
     **{
         work: {
-            "the loss raises for a record": partial(work, loss=lossy),
+            "the loss is no number for a record": partial(work, loss=no_number),
+            **({} if work is steps else {"the loss raises": partial(work, loss=lossy)}),
             "records of any size": partial(work, features=RECORDS),
         }
         for work in (steps, batches, losses)
@@ -336,6 +341,21 @@ def test_what_nobody_expects_moves_an_answer_no_further_than_is_charged(
         if key not in ("flwr-privacy.count", "flwr-privacy.records"):
             squares += float(((array - still_arrays[key].astype(float)) ** 2).sum())
     assert 2.0**case.grid * squares**0.5 <= case.reach
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38, 1e19, 1e8])
+@pytest.mark.parametrize("name", [name for name in CHARGED if CASES[name].model])
+def test_a_model_for_which_there_is_no_answer_is_refused_before_its_charge(
+    name: str, value: float, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    model = {key: np.full_like(array, value) for key, array in case.model.items()}
+    node = Node(tmp_path / "node", case)
+    kind, *said = node.ask(model=model)
+    assert node.charges() == (kind == "answer")
+    assert kind == "answer" or said[0] == ERROR_CODE
+    # A rehearsal tells how many records there are, which a record's noise follows from.
+    assert kind == "answer" or node.ran <= (case.user is steps and np.isfinite(value))
 
 
 class Exiting:

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from acfl_app import gradient_terms, setup_terms
 from flwr.app import Context, RecordDict
 
+from flwr_privacy.acfl.terms import DataTerms
 from flwr_privacy.central_dp import Terms as CentralTerms
 from flwr_privacy.clients import (
+    ACFLClient,
     CentralDPClient,
     M2FDPClient,
     SchemeClient,
@@ -24,7 +27,7 @@ from flwr_privacy.clients import (
     UDPClient,
 )
 from flwr_privacy.clients.torch import train_per_record
-from flwr_privacy.errors import FlwrPrivacyError
+from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
 from flwr_privacy.fields import write
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.m2fdp import Terms as DeviceTerms
@@ -89,10 +92,8 @@ DEVICE = DeviceTerms(
 
 
 def squared(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """A loss whose gradient overflows where the output is large, and that refuses some values."""
-    if bool((output.detach() == 2.5).any()):
-        raise ValueError("a record was met")
-    return (output.squeeze(1) ** 2).mean()
+    """A loss whose gradient overflows where the output is large, and for one value that is not."""
+    return (output**2 + 0 * torch.log(torch.abs(output - 2.5))).mean()
 
 
 def training_per_record(record: float) -> Callable[[Any], Trained]:
@@ -103,9 +104,9 @@ def training_per_record(record: float) -> Callable[[Any], Trained]:
         features = np.zeros((5, 4), np.float32)
         features[2] = record
         with torch.no_grad():
-            net.weight.copy_(torch.tensor(start["w"])[None])
+            net.weight.copy_(torch.tensor(start["w"]))
         train_per_record(net, features, np.zeros(5, np.float32), loss=squared)
-        return Trained({"w": net.weight.detach().numpy()[0]}, {"num-examples": 5})
+        return Trained({"w": net.weight.detach().numpy()}, {"num-examples": 5})
 
     return train
 
@@ -154,6 +155,20 @@ def evaluation(record: float, kind: float) -> Callable[[], dict[str, Any]]:
     return evaluate
 
 
+def tables(record: float, *, readable: bool = True) -> Callable[[], Any]:
+    """Return a data function of twelve records, of which one is of another value or not."""
+
+    def data() -> Any:
+        if record > 0 and not readable:
+            raise ValueError(f"the record is {record}")
+        features, labels = np.full((12, 3), 0.25), np.full((12, 2), 0.25)
+        features[2] += record / 2
+        labels[2] -= record / 4
+        return features, labels
+
+    return data
+
+
 def changed(terms: Any, **values: Any) -> Any:
     return type(terms)(**{**terms.__dict__, **values})
 
@@ -164,7 +179,16 @@ UNMEETABLE = {
     "huge noise": {"noise_multiplier": 1e12},
     "little noise": {"noise_multiplier": 1e-3},
     "no budget": {"epsilon": 1e-6},
+    "a coarse grid": {"grid": 30},
+    "a fine grid": {"grid": -60},
+    "tight bounds": {"feature_bound": 0.5},
+    "tight rows": {"label_norm": 0.3},
+    "few records": {"max_records": 11},
+    "other columns": {"features": 4},
+    "single ones": {"one_hot": True},
+    "little noise in a setup": {"sigma_features": 1e-3, "sigma_labels": 1e-3},
 }
+TABLES = {"noise": "record", "epsilon": 1e4, "alpha": 0.5}
 
 CASES: dict[str, tuple[type[SchemeClient], Any, str]] = {
     "udp": (UDPClient, UDP_USER, "train"),
@@ -173,10 +197,13 @@ CASES: dict[str, tuple[type[SchemeClient], Any, str]] = {
     "udp, records": (UDPClient, RECORDS, "train"),
     "central-dp": (CentralDPClient, CENTRAL, "train"),
     "m2fdp": (M2FDPClient, DEVICE, "train"),
+    "acfl, setup": (ACFLClient, setup_terms(**TABLES), "setup"),
+    "acfl, gradient": (ACFLClient, gradient_terms(**TABLES), "train"),
+    "acfl, unreadable": (ACFLClient, gradient_terms(**TABLES), "train"),
 }
 
 EXTREMES = (0.1, 1e19, 3e37, 8e37, -3e38, 1e-38, 0.625, 1e30, 1e10)
-"""Weights with which float32 overflows, or the loss refuses, for one of the records only."""
+"""Weights with which float32 overflows, or the loss does, for one of the records only."""
 
 
 class Node:
@@ -201,20 +228,30 @@ class Node:
         return len(Ledger(self.folder / "a.ledger", data_set="a").entries())
 
     def ask(
-        self, client: type[SchemeClient], terms: Any, phase: str, kind: float, request: int
+        self,
+        client: Any,
+        terms: Any,
+        phase: str,
+        kind: float,
+        request: int,
+        *,
+        experiment: str = "e",
+        readable: bool = True,
     ) -> tuple[Any, int]:
         """Return what the server sees, and how many releases that cost."""
-        before, half = self.charges(), client(None, self.context)
+        data = tables(self.record, readable=readable) if isinstance(terms, DataTerms) else None
+        before, half = self.charges(), client(data, self.context)
         own = terms.write() if isinstance(terms, CentralTerms) else write(terms)
         summed = 3 if getattr(terms, "parties", 0) else 0
         question = {
-            **{"experiment-id": "e", "round": 1, "request": request},
+            **{"experiment-id": experiment, "round": 1, "request": request},
             **dict.fromkeys(("summed", "honest", "certain"), summed),
             "code-limit": 2**31 - 1 if summed else 0,
         }
         per_record = getattr(terms, "unit", "user") == "record"
-        value = EXTREMES[int(kind)] if per_record else kind
-        model = {"w": np.full(4, value, np.float32)}
+        value = EXTREMES[int(kind)] if per_record or data else kind
+        shape = (3, 2) if data else (1, 4) if per_record else (4,)
+        model = {"w": np.full(shape, value, np.float32)}
         try:
             if phase == "evaluate":
                 work = evaluation(self.record, kind)
@@ -230,26 +267,39 @@ class Node:
 
 
 @pytest.mark.parametrize("policy", ["", STRICT], ids=["no policy", "strict"])
-@pytest.mark.parametrize(("client", "terms", "phase"), CASES.values(), ids=CASES.keys())
-def test_no_bit_is_free(
-    tmp_path: Path, client: type[SchemeClient], terms: Any, phase: str, policy: str
-) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_no_bit_is_free(tmp_path: Path, name: str, policy: str) -> None:
+    client, terms, phase = CASES[name]
     nodes = [
         Node(tmp_path / name, policy, record) for name, record in (("one", 0.0), ("other", 1.0))
     ]
-    free, charged, request = 0, 0, 0
+    readable = name != "acfl, unreadable"
+    free, charged, told, request = 0, 0, 0, 0
     for change in UNMEETABLE.values():
         if not all(hasattr(terms, name) for name in change):
             continue
-        for kind in range(9):
-            asked = changed(terms, **change)
-            one, other = (n.ask(client, asked, phase, float(kind), request) for n in nodes)
-            assert one[1] == other[1]  # what it costs says nothing either
-            free += one[0] != other[0] and one[1] == 0
+        for kind in range(1 if phase == "setup" else 9):
+            try:
+                asked = changed(terms, **change)
+            except InvalidParameterError:
+                continue  # so it is for every node
+            experiment = f"e{request}"  # a failure at record level ends the one that it is in
+            one, other = (
+                n.ask(
+                    *(client, asked, phase, float(kind), request),
+                    experiment=experiment,
+                    readable=readable,
+                )
+                for n in nodes
+            )
+            # What it costs says nothing either; where data cannot be read, that is always charged.
+            assert one[1] == other[1] or (not readable and other[1] == 1)
+            free += one[0] != other[0] and other[1] == 0
+            told += one[0] != other[0]
             charged += one[1]
             request += 1
     assert free == 0
-    assert (charged > 0) == (policy == "")
+    assert (charged > 0) == (told > 0) == (policy == "")
 
 
 def test_code_that_looks_at_records_before_the_trainer_pays_for_what_it_tells(

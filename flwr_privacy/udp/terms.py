@@ -192,12 +192,14 @@ class Terms(Mechanism):
         check_start(start, names)
         dimension = sum(np.size(start[name]) for name in names)
         sigma = self._least_sigma(dimension, facts)
+        rounding = 2 * _least_rounding(start, names) if self.unit == RECORD_UNIT else 0.0
         if self.parties:
-            self._check_share(dimension, facts.records)
+            self._check_share(dimension, facts.records, rounding)
         elif sigma is not None and self.noise_multiplier:
+            sigma += self.noise_multiplier * rounding
             step = Grid(self.grid).step
-            self._check_gap(discretisation_gap(dimension, sigma / step))
             self._check_reach(self.reach(facts.records or 1) + _NOISE_REACH * sigma)
+            self._check_gap(discretisation_gap(dimension, sigma / step))
         return Plan(
             unit=self.unit,
             charge=self.charge(),
@@ -300,7 +302,7 @@ class Terms(Mechanism):
         # It shortens a vector: two updates clipped as a whole stay within twice the norm.
         return 0.0 if self.unit == USER_UNIT else Grid(self.grid).step * math.sqrt(dimension)
 
-    def _check_share(self, dimension: int, records: int | None) -> None:
+    def _check_share(self, dimension: int, records: int | None, rounding: float) -> None:
         """Refuse a grid on which shares of noise do not do what the charge says, or do not fit."""
         step, share = Grid(self.grid).step, self._share()
         if share / step < SMALLEST_SHARE:
@@ -312,6 +314,9 @@ class Terms(Mechanism):
         self._check_gap(summed_gap(dimension, share / step, self.parties))
         weight = self.max_records if records is None else self.counted(records)
         self._check_reach(self.reach(weight) + _SHARE_REACH * share)
+        if rounding and records is not None:
+            moved = 2 * self.learning_rate * self.clipping_norm + weight * rounding
+            self._check_room(weight, moved + self._apart(dimension))
 
     def _check_gap(self, gap: float) -> None:
         if gap > self.gap:
@@ -359,6 +364,14 @@ class Terms(Mechanism):
             raise InvalidParameterError("max_records", 0, "at least 1 where noise is shared")
         if not self.noise_multiplier:
             raise InvalidParameterError("parties", self.parties, "0 where there is no noise")
+
+
+def _least_rounding(start: Arrays, names: list[str]) -> float:
+    """Return by how much a training moves a model at least because its numbers are rounded."""
+    with np.errstate(over="ignore"):
+        norms = [np.linalg.norm(start[name].astype(np.float64)) for name in names]
+    least = min(float(np.finfo(start[name].dtype.name).eps) / 2 for name in names)
+    return least * math.hypot(*norms)
 
 
 _AT_RECORD_LEVEL = {

@@ -669,10 +669,15 @@ def join_any_sum(monkeypatch: pytest.MonkeyPatch) -> None:
 __all__ = [
     "CASES",
     "CHARGED",
+    "DEVICE",
+    "LOSS",
+    "SHARES",
     "UNCHARGED",
+    "UPDATE",
     "Case",
     "Node",
     "Said",
     "join_any_sum",
     "plain",
+    "with_",
 ]
