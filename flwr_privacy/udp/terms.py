@@ -370,8 +370,7 @@ def _least_rounding(start: Arrays, names: list[str]) -> float:
     """Return by how much a training moves a model at least because its numbers are rounded."""
     with np.errstate(over="ignore"):
         norms = [np.linalg.norm(start[name].astype(np.float64)) for name in names]
-    kinds: list[Any] = [start[name].dtype for name in names]
-    least = min(float(np.finfo(kind).eps) / 2 for kind in kinds)
+    least = min(float(np.finfo(start[name].dtype.name).eps) / 2 for name in names)
     return least * math.hypot(*norms)
 
 
