@@ -36,6 +36,7 @@ from every_scheme import (
     steps,
     tables,
 )
+from flwr.app import Error, Message, RecordDict
 
 from flwr_privacy.clients import VerticalData
 from flwr_privacy.clients.rehearsal import rehearsing
@@ -316,6 +317,30 @@ def test_where_nobody_is_charged_all_failures_are_refused_alike(name: str, tmp_p
             assert what not in ERRORS
     assert set(ERRORS) <= set(refusals)
     assert len(set(refusals.values())) == 1, refusals
+
+
+def error_reply(message: Message) -> Message:
+    return Message(Error(0, SECRET), reply_to=message)
+
+
+def without_metrics(message: Message) -> Message:
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.user is fit])
+def test_functions_that_answer_by_message_fail_as_a_numpy_client_does(
+    name: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    failing = Node(tmp_path / "numpy", case, ERRORS["ValueError"], seed=7)
+    said = failing.ask()
+    for place, user in enumerate((ERRORS["ValueError"], error_reply, without_metrics)):
+        node = Node(tmp_path / str(place), case, user, seed=7, by_message=True)
+        by_message = node.ask()
+        close(node, by_message)
+        assert node.charges() == failing.charges() == case.charged
+        if "sealed" not in said[2]:
+            assert plain(by_message) == plain(said)
 
 
 @pytest.mark.parametrize(("name", "what"), planted(ODD, CHARGED))

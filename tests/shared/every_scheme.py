@@ -19,6 +19,7 @@ from acfl_app import gradient_terms, setup_terms
 from apps import record
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from zones import zone_nodes
 
 from flwr_privacy import central_dp, m2fdp, mspdq, udp
@@ -37,6 +38,7 @@ from flwr_privacy.clients import (
     Trained,
     UDPClient,
     VerticalData,
+    as_mod,
     numpy_client_app,
     own_client_app,
     secure_sum,
@@ -527,6 +529,8 @@ class Node:
         What its operator allows; by default also answers without noise, where the case is one.
     seed : int, optional
         Of its noise.
+    by_message : bool
+        Whether the user's code is a function of a Message-API app, which gets and returns messages.
     """
 
     def __init__(
@@ -537,6 +541,7 @@ class Node:
         *,
         policy: Fields | None = None,
         seed: int | None = None,
+        by_message: bool = False,
     ) -> None:
         self.case, self.folder = case, folder
         if not folder.exists():
@@ -554,6 +559,9 @@ class Node:
         self._user = user or case.user
         if case.user in (tables, columns):
             self.app = own_client_app(case.half, lambda context: self._given)
+        elif by_message:
+            self.app = ClientApp(mods=[as_mod(case.half)])
+            self.app.train()(lambda message, context: self._given(message))
         else:
             half, inner = case.half, Inner(self._given)
             self.app = numpy_client_app(lambda context: half(inner, context))
