@@ -201,9 +201,7 @@ def play(
             return app.evaluate(client, _asked(message), context)
 
         with _refusing_alike(client, context, called):
-            judged = client.judge(
-                arrays, fields, evaluate if client.bare else discreet(evaluate, "evaluation")
-            )
+            judged = client.judge(arrays, fields, discreet(evaluate, "evaluation"))
             numbers = MetricRecord(dict(judged))
         return RecordDict({METRICS: numbers, RECORD: reply_record(header, client_id, {})})
     if header.phase in (KEYS, SHARES):
@@ -224,9 +222,7 @@ def play(
         return app.train(client, _asked(message), context)(start)
 
     with _refusing_alike(client, context, called):
-        out, own = client.handle(
-            header.phase, arrays, fields, train if client.bare else discreet(train, "training")
-        )
+        out, own = client.handle(header.phase, arrays, fields, discreet(train, "training"))
         metrics = dict(own.pop(METRICS, {}))
         if place is not None:
             out, metrics = place.masked(out, metrics)

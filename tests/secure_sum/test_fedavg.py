@@ -293,10 +293,10 @@ def test_the_guarantee_is_that_of_the_smallest_cohort() -> None:
     options = {"clients": 9, "stragglers": model, "nodes": 1, "min_available_nodes": 1}
 
     class Growing(FedAvg):
-        def _drawn(self, grid: Any, server_round: int) -> Any:
+        def drawn(self, grid: Any, server_round: int) -> Any:
             self.min_train_nodes = 3 if server_round < 3 else 9
             self.fraction_train = 1e-9
-            return super()._drawn(grid, server_round)
+            return super().drawn(grid, server_round)
 
     strategy = make(
         Growing,

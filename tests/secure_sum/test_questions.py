@@ -22,8 +22,9 @@ class Asking(FedAvg):
 
     lie: Callable[[RecordDict], RecordDict]
 
-    def put(self, server_round: int, phase: str, content: Any, assigned: Any, **rest: Any) -> Any:
-        messages = super().put(server_round, phase, content, assigned, **rest)
+    def put(self, server_round: int, phase: str, *rest: Any, **options: Any) -> Any:
+        messages = super().put(server_round, phase, *rest, **options)
+        assigned = rest[1]
         for message in messages:
             if phase == TRAIN and assigned[message.metadata.dst_node_id] == [VICTIM]:
                 message.content = type(self).lie(message.content)

@@ -7,6 +7,7 @@ import pytest
 from apps import make, message_app, record, run_strategy, same
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
+from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.clients.secure_sum import step_of
 from flwr_privacy.errors import ProtocolError
@@ -32,6 +33,9 @@ class MixingClient(SecureSumClient):
     def handle(self, phase: str, *rest: Any) -> Any:
         return super().handle(TRAIN, *rest)
 
+    def accumulator(self, phase: str, *rest: Any) -> WeightedMean:
+        return super().accumulator(TRAIN if phase == MIX else phase, *rest)
+
 
 class Mixing(FedAvg):
     """Takes the model from the last of three sums."""
@@ -56,6 +60,7 @@ class Mixing(FedAvg):
         sums = self._sums
         assert sums is not None
         sums.prepare(grid, server_round, lambda r: self.drawn(grid, r))
+        self._template = {name: array.numpy() for name, array in arrays.items()}
         told = self.instruct(server_round)
         for step in range(LAST + 1):
             phase = MIX if step else TRAIN
