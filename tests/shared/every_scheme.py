@@ -43,6 +43,7 @@ from flwr_privacy.clients import (
     own_client_app,
     secure_sum,
 )
+from flwr_privacy.clients.custody import policy_of
 from flwr_privacy.clients.mspdq_baselines import (
     DrawnFedAvgClient,
     JoPEQFedAvgClient,
@@ -664,11 +665,12 @@ def join_any_sum(monkeypatch: pytest.MonkeyPatch) -> None:
         masked=lambda arrays, metrics: (arrays, {}),
     )
 
-    def join(client: Any, context: Any, header: Any, content: RecordDict) -> Any:
+    def join(*given: Any) -> Any:
+        context, _, content = given[-3:]
         if JOIN in content:
-            secure_sum.policy_of(context).check_sum(SUMMED)
+            policy_of(context).check_sum(SUMMED)
             return place
-        return original(client, context, header, content)
+        return original(*given)
 
     original = secure_sum.join
     monkeypatch.setattr(secure_sum, "join", join)
