@@ -29,8 +29,17 @@ if TYPE_CHECKING:
     )
     from .loss import LossTerms, MeanLoss
     from .moments import eps_moments, eps_server, ln_moment, ln_moment_paper
+    from .options import (
+        ClientLosses,
+        Discounting,
+        LinearNoise,
+        NoiseSchedule,
+        PlateauNoise,
+        PrivacyLevel,
+        RecordLevel,
+        UserLevel,
+    )
     from .pace import (
-        DECAYS,
         Discounted,
         LinearDecay,
         Pace,
@@ -38,9 +47,8 @@ if TYPE_CHECKING:
         Uniform,
         discount_T,
         m_t,
-        pace_of,
     )
-    from .plan import Plan, Wish
+    from .plan import Plan
     from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, Schedule
     from .shared import RECORDS_NAME, SharedMean
     from .terms import Steps, Terms
@@ -63,7 +71,6 @@ else:
 
 __all__ = [
     "BOUNDS",
-    "DECAYS",
     "GRID_SHARE",
     "NOISES",
     "NONE",
@@ -72,21 +79,28 @@ __all__ = [
     "RECORD_UNIT",
     "SEARCH_GRID",
     "USER_UNIT",
+    "ClientLosses",
     "Discounted",
+    "Discounting",
     "LinearDecay",
+    "LinearNoise",
     "LossTerms",
     "MeanLoss",
+    "NoiseSchedule",
     "PLProblem",
     "Pace",
     "Plan",
     "PlateauDecay",
+    "PlateauNoise",
+    "PrivacyLevel",
+    "RecordLevel",
     "Schedule",
     "SearchCost",
     "SharedMean",
     "Steps",
     "Terms",
     "Uniform",
-    "Wish",
+    "UserLevel",
     "b_corrected",
     "b_paper",
     "bound_corrected",
@@ -105,7 +119,6 @@ __all__ = [
     "m_t",
     "mu_star",
     "optimal_rounds",
-    "pace_of",
     "participations",
     "rounds_paper",
     "search_cost",
