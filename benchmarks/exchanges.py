@@ -31,7 +31,7 @@ SCHEMES = {
     "FedAvg": _settings("fedavg"),
     "FedAvg, evaluated by the clients": _settings("fedavg", fraction_evaluate=1.0),
     "FedAvg under a secure sum": _settings("fedavg", secure_sum=SecureSum()),
-    "UDP": _settings("udp"),
+    "UDP": _settings("udp", strategy={"unit": "user"}),
     "MSPDQ, ten mixing steps": _settings("mspdq"),
     "MSPDQ under a secure sum, one step": _settings(
         "mspdq", secure_sum=SecureSum(), strategy={"mixing_rounds": 1}

@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.simulations.inline import run_inline
-from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies import UDP, UserLevel
 
 from .report import Comparison
 
@@ -115,7 +115,9 @@ def private() -> Iterator[Comparison]:
 
 
 def _udp() -> _Side:
-    strategy = UDP(epsilon=EPSILON, delta=DELTA, clipping_norm=NORM, rounds=REPETITIONS + 1)
+    strategy = UDP(
+        privacy=UserLevel(epsilon=EPSILON, delta=DELTA, clipping_norm=NORM), rounds=REPETITIONS + 1
+    )
     return _Side(
         strategy,
         as_mod(UDPClient),

@@ -148,8 +148,8 @@ def run(
             "--set",
             metavar="KEY=VALUE",
             help="Any other setting, as often as needed: training.learning_rate=0.05, "
-            "partition.alpha=0.1, stragglers.slow_fraction=0.2; and the scheme's own: crd=true "
-            "or strategy.crd=true.",
+            "partition.alpha=0.1, stragglers.slow_fraction=0.2; and the scheme's own: unit=record "
+            "or strategy.unit=record.",
         ),
     ] = None,
     out: Annotated[
@@ -365,13 +365,13 @@ def demo(
 @app.command(epilog=EXIT_CODES)
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="Budget of a client over all rounds.")],
+    unit: Annotated[str, typer.Option(help="What is protected: record or user.")],
     scheme: Annotated[str, typer.Argument(help="Scheme: udp (default).")] = "udp",
     delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
     rounds: Annotated[int, typer.Option(help="Learning rounds.")] = 60,
     fraction: Annotated[
         float, typer.Option(help="Fraction of the clients that is asked in a round.")
     ] = 1.0,
-    unit: Annotated[str, typer.Option(help="What is protected: record or user.")] = "record",
     clipping_norm: Annotated[
         float, typer.Option(help="Bound of a record's gradient, or of the update.")
     ] = 1.0,

@@ -56,7 +56,7 @@ def _budgets() -> dict[str, Settings]:
             for epsilon in (8.0, 2.0)
         },
         "udp-epsilon-2-discounted": replace(
-            common, scheme="udp", strategy={**scheme, "epsilon": 2.0, "crd": True}
+            common, scheme="udp", strategy={**scheme, "epsilon": 2.0, "schedule": "discounting"}
         ),
         "udp-epsilon-2-shared-noise": replace(
             common,

@@ -197,7 +197,7 @@ class _Training:
         for path in (self._nodes, self._state, self._run, self._temporary):
             path.mkdir(parents=True)
         more: dict[str, Any] = {"rounds": rounds} if "rounds" in scene.options else {}
-        if scene.options.get("crd"):
+        if "schedule" in scene.options:
             more["patience"] = rounds  # discounting ends the training long before
         self._options = {**more, "run_dir": self._run, "deadline": DEADLINE}
         self._scheme, self._scene, self._course, self._rounds = scheme, scene, course, rounds

@@ -353,14 +353,20 @@ SCENES = {
         strategy=UDP,
         client=UDPClient,
         spots=_spots(_HELLO, "train"),
-        options={"rounds": ROUNDS, "epsilon": 100.0},
+        options={"unit": "user", "rounds": ROUNDS, "epsilon": 100.0},
     ),
     "udp-losses": Scene(
         title="UDP with discounted rounds, judged by the clients' losses",
         strategy=UDP,
         client=UDPClient,
         spots=_spots(_HELLO, "train", "evaluate"),
-        options={"rounds": ROUNDS, "epsilon": 100.0, "crd": True, "v_source": "clients"},
+        options={
+            "unit": "user",
+            "rounds": ROUNDS,
+            "epsilon": 100.0,
+            "schedule": "discounting",
+            "judge": "clients",
+        },
     ),
     "central-dp": Scene(
         title="Central DP, noise in shares of the clients",

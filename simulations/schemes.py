@@ -59,7 +59,7 @@ class Scheme:
     summed : type, optional
         The client half under a secure sum, if it is another.
     validated : bool, default False
-        Whether the strategy takes a ``validation_fn``.
+        Whether the strategy has schedules with a judge: by default a function on the server.
     vertical : bool, default False
         Whether the clients have columns of the same rows, and the server the labels and a central
         model: the client half gets a `flwr_privacy.clients.VerticalData`, the strategy the labels.
@@ -87,12 +87,10 @@ class Scheme:
 
 
 def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    # The tasks' training can protect records, which leaves far more of the model than protecting
-    # all data of a client. A large step costs no privacy: noise and step grow together.
-    usual: dict[str, Any] = {"unit": "record", **chosen}
-    if usual["unit"] == "record":
-        usual = {"learning_rate": 4.0, "clipping_norm": 0.5, **usual}
-    return usual
+    # A large step costs no privacy: noise and step grow together.
+    if chosen.get("unit") == "record":
+        return {"learning_rate": 4.0, "clipping_norm": 0.5, **chosen}
+    return dict(chosen)
 
 
 def _nbafl(chosen: Mapping[str, Any]) -> dict[str, Any]:

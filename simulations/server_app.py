@@ -77,8 +77,9 @@ def build_strategy(
         "experiment_id": None if run is None else run.summary["experiment_id"],
         "resume": resume,
     }
-    if chosen.validated:
-        parameters["validation_fn"] = _validation_fn(settings)
+    own = dict(settings.strategy)
+    if chosen.validated and own.get("schedule") in ("discounting", "plateau"):
+        own.setdefault("judge", _validation_fn(settings))
     parameters |= chosen.fixed(settings)
     if clashing := sorted(set(settings.strategy) & set(parameters)):
         raise InvalidParameterError("strategy", clashing, "the scheme's own parameters only")
@@ -86,7 +87,7 @@ def build_strategy(
         parameters |= _of_the_task(settings)
     if chosen.vertical:
         parameters |= _of_the_columns(settings)
-    return strategy_of(chosen.strategy, {**parameters, **settings.strategy})
+    return strategy_of(chosen.strategy, {**parameters, **own})
 
 
 def initial_arrays(settings: Settings) -> ArrayRecord:

@@ -258,8 +258,8 @@ def with_scheme_parameters(values: Mapping[str, Any], own: Container[str]) -> di
 
     Examples
     --------
-    >>> with_scheme_parameters({"rounds": 3, "crd": True, "rnds": 4}, {"crd", "rounds"})
-    {'rounds': 3, 'strategy.crd': True, 'rnds': 4}
+    >>> with_scheme_parameters({"rounds": 3, "noise": "none", "rnds": 4}, {"noise", "rounds"})
+    {'rounds': 3, 'strategy.noise': 'none', 'rnds': 4}
     """
     settings = {entry.name for entry in fields(Settings)}
     return {

@@ -1,5 +1,14 @@
 """The server half of each scheme: Flower strategies on one shared loop."""
 
+from flwr_privacy.udp import (
+    ClientLosses,
+    Discounting,
+    LinearNoise,
+    PlateauNoise,
+    RecordLevel,
+    UserLevel,
+)
+
 from .accounting import FlowerAccountant
 from .acfl import ACFL
 from .base import SchemeStrategy
@@ -22,15 +31,21 @@ __all__ = [
     "MSPDQ",
     "UDP",
     "CentralDP",
+    "ClientLosses",
+    "Discounting",
     "DrawnFedAvg",
     "FedAvg",
     "FedVS",
     "FlowerAccountant",
     "JoPEQFedAvg",
+    "LinearNoise",
     "LoopOptions",
     "NbAFL",
+    "PlateauNoise",
     "QuantizedFedAvg",
+    "RecordLevel",
     "SchemeResult",
     "SchemeStrategy",
     "SplitVFL",
+    "UserLevel",
 ]

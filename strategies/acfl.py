@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -32,7 +32,6 @@ from flwr_privacy.acfl.sums import (
     sums_of,
 )
 from flwr_privacy.acfl.terms import (
-    MOMENTS,
     NO_NOISE,
     RAW,
     RECORD,
@@ -173,22 +172,22 @@ class ACFL(SchemeStrategy):
     >>> as_printed = ACFL(noise="paper", mi_epsilon=1.0, straggler_rate=0.2, learning_rate=1e-4)
     """
 
-    noise: str = RECORD
+    noise: Literal["record", "paper", "none"] = "record"
     epsilon: float = 8.0
     delta: float = 1e-5
     setup_share: float = 0.5
     mi_epsilon: float | None = None
-    bound: str = "paper"
-    split: str = "equal"
+    bound: Literal["paper", "tight"] = "paper"
+    split: Literal["equal", "optimal"] = "equal"
     sigma1_sq: float | None = None
     sigma2_sq: float | None = None
-    alpha: str | float = "estimated"
+    alpha: Literal["estimated", "bounds", "horizon"] | float = "estimated"
     predictable: bool = False
     straggler_rate: float | Mapping[str, float] | None = None
     gradient_bound: float | None = None
     model_bound: float | None = None
     project: bool = False
-    encoding: str = MOMENTS
+    encoding: Literal["moments", "scfl"] = "moments"
     symmetric_noise: bool = False
     symmetrize: bool = False
     feature_bound: float | None = None
@@ -198,7 +197,7 @@ class ACFL(SchemeStrategy):
     features: FeatureMap | str | None = None
     one_hot: bool = False
     learning_rate: float | None = None
-    schedule: str = "constant"
+    schedule: Literal["constant", "inverse", "shifted"] = "constant"
     shift: float = 200.0
     ridge: float = 0.0
     clipping_norm: float = 1.0

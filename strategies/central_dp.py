@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import Message, MetricRecord
@@ -22,7 +22,6 @@ from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.central_dp import (
     DISTRIBUTED,
-    FIXED,
     POISSON,
     SERVER,
     SHARE_REACH,
@@ -145,8 +144,8 @@ class CentralDP(SchemeStrategy):
     epsilon: float = 8.0
     delta: float = 1e-5
     clipping_norm: float = 1.0
-    noise: str = DISTRIBUTED
-    sampling: str = FIXED
+    noise: Literal["distributed", "server"] = "distributed"
+    sampling: Literal["fixed", "poisson"] = "fixed"
     rounds: int | None = None
     quantile: float | None = None
     clipping_learning_rate: float = 0.2

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import RecordDict
@@ -156,7 +156,7 @@ class FedVS(VerticalStrategy):
     zero_mask: bool | None = None
     spare: int = 0
     least_dealers: int | None = None
-    evaluation: str = "secure"
+    evaluation: Literal["secure", "oracle", "none"] = "secure"
     refresh_every: int | None = None
     relay_limit: int = 2**26
     paper: bool = False

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -187,16 +187,16 @@ class M2FDP(SchemeStrategy):
     events: int | Mapping[Any, Any] | None = None
     epsilon: float = 8.0
     delta: float = 1e-5
-    calibration: str | None = None
-    drift: str | None = None
+    calibration: Literal["device", "record", "paper", "none"] | None = None
+    drift: Literal["worst", "smooth", "lemma"] | None = None
     smoothness: float | None = None
     convex: bool = False
     clean_events: bool | None = None
     clipping_norm: float | None = 1.0
-    step_rule: str = "constant"
+    step_rule: Literal["constant", "inv_sqrt"] = "constant"
     sampling_rate: float | None = None
     alpha: float | Sequence[float] | None = None
-    release_steps: str | None = None
+    release_steps: Literal["round", "segment"] | None = None
     min_children: int = 2
     control: Mapping[str, Any] | None = None
     relay: bool = False

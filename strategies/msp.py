@@ -8,7 +8,7 @@ hears and sends the average back.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -119,15 +119,15 @@ class MSP(DrawnStrategy):
 
     kappa: float = 0.5
     gamma: float | None = None
-    coupling: str | None = None
+    coupling: Literal["const", "harmonic", "sqrt", "random"] | None = None
     mixing_rounds: int | Callable[[int], int] | None = None
     tolerance: float | None = None
     m: int = 1
-    mass: str = "paper"
-    split: str = "uniform"
+    mass: Literal["paper", "normalized"] = "paper"
+    split: Literal["uniform", "uniform_m", "laplace", "gaussian"] = "uniform"
     eps_s: float = 0.3
     scale: float = 1.0
-    on_dropout: str | None = None
+    on_dropout: Literal["restart", "continue", "finish"] | None = None
     keep_back: Sequence[str] | None = None
     paper: bool = False
 

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
@@ -103,10 +103,10 @@ class MSPDQ(MSP):
     >>> strategy = MSPDQ(bits=4, secure_sum=SecureSum(), bound=0.5)
     """
 
-    mixing_start: str | None = None
+    mixing_start: Literal["independent", "reference", "global"] | None = None
     bits: int = 8
     levels: int | None = None
-    interval: str | None = None
+    interval: Literal["paper", "fixed", "linf", "bound", "self"] | None = None
     pi: float = 1.0
     c: float = 1.0
     bound: float = 1.0

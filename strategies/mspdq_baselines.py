@@ -6,7 +6,7 @@ so that curves compare like with like.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
@@ -191,8 +191,8 @@ class NbAFL(DrawnFedAvg):
     epsilon: float = 10.0
     delta: float = 0.01
     exposures: int = 1
-    law: str = "gaussian"
-    clip: str = "model"
+    law: Literal["gaussian", "laplace"] = "gaussian"
+    clip: Literal["model", "update"] = "model"
     downlink: bool = False
 
     scheme: ClassVar[str] = "mspdq-ldp"

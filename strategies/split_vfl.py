@@ -7,7 +7,7 @@ import heapq
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -86,7 +86,7 @@ class SplitVFL(VerticalStrategy):
     embeddings, with what FedVS's sums say of the features.
     """
 
-    method: str = WAIT
+    method: Literal["wait", "ignore", "vafl", "wait-dp"] = "wait"
     fast: Sequence[str] | None = None
     epsilon: float = 5.0
     clip: float | None = None

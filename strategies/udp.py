@@ -6,9 +6,9 @@ keeps the books that the privacy card shows.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -24,22 +24,25 @@ from flwr_privacy.errors import (
     ProtocolError,
     check_choice,
     check_integer,
-    check_number,
 )
 from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.secure_sum import Bounds
 from flwr_privacy.udp import (
-    NONE,
     PLD_SECRET,
-    RECORD_UNIT,
     USER_UNIT,
+    ClientLosses,
     Discounted,
+    Discounting,
+    LinearNoise,
+    NoiseSchedule,
     Plan,
+    PlateauNoise,
+    RecordLevel,
     Terms,
     Uniform,
-    Wish,
+    UserLevel,
 )
 from flwr_privacy.udp.promise import promise
 from flwr_privacy.updates import released_names
@@ -55,9 +58,6 @@ SERVER, CLIENTS = "server", "clients"
 VISIBLE, SECRET = "visible", "secret"
 FIXED, POISSON = "fixed", "poisson"
 
-ValidationFn = Callable[[int, ArrayRecord], float]
-"""From a round and the model that it led to (round 0: the model to start from) to its loss."""
-
 
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -68,66 +68,23 @@ class UDP(SchemeStrategy):
     ----------
     fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `SchemeStrategy`.
-    epsilon, delta : float or dict, default 8.0 and 1e-5
-        Budget of a client over all rounds, or that of each client by its name. With
-        ``noise="paper"`` what the paper claims.
-    unit : {"user", "record"}, default "user"
-        What is protected: all data of a client, around any training; or one record, with
+    privacy : UserLevel or RecordLevel
+        What is protected, with its budget and its noise: `UserLevel`, all data of a client, around
+        any training; or `RecordLevel`, one record, with
         `flwr_privacy.clients.torch.train_per_record` inside the training.
-    clipping_norm : float, default 1.0
-        L2 bound of the whole update (user level) or of the gradient of a record (record level).
-    learning_rate : float, optional
-        Step size of the local training; needed at record level, and only there.
-    sampling_rate : float, default 1.0
-        Share of a client's records in a round, each drawn by itself and in secret (Poisson); at
-        record level.
-    local_epochs : int, default 1
-        Passes over a client's records in a round; at record level.
-    batch_size : int, optional
-        Records of a step; by default all. At record level.
-    sensitivity_bound : {"general", "convex", "unproven"}, default "general"
-        How the noise follows from several steps, see `flwr_privacy.udp.sensitivity`. With
-        ``unproven`` it is that of one full step, as the authors' code has it, and void.
-    noise : str, default "gdp_fixed"
-        How the noise follows from the budget: `flwr_privacy.udp.Schedule`.
-    crd : bool, default False
-        Whether the rounds are discounted where the validation loss does not fall (algorithm 2).
-    beta, zeta, patience
-        As in `flwr_privacy.udp.Discounted`; 0.9, 0.001 and 1 by default.
-    lei : {"exhaust", "calibrated", "plateau"}, optional
-        Lei's decaying noise in place of discounting: `flwr_privacy.udp.LinearDecay`, until the
-        budget is spent or over all rounds, or `flwr_privacy.udp.PlateauDecay`.
-    lei_end : float, default 0.5
-        Noise at the end over that at the start, of the linear ones.
-    v_source : {"server", "clients"}, default "server"
-        Who says how good a model is: `validation_fn`, on public data; or all clients, after every
-        round, with clipped and noised losses (without noise for ``noise="paper"``, as printed).
-    validation_fn : callable, optional
-        From the round and the model to its loss; needed with `crd` (or ``lei="plateau"``) and
-        ``v_source="server"``. Round 0 is the model to start from.
-    loss_cap : float, default 4.0
-        Bound of a record's loss that a client reports.
-    validation_share : float, default 0.1
-        Share of a client's budget for the losses that it reports.
+    schedule : Discounting, LinearNoise or PlateauNoise, optional
+        How the noise changes from round to round, where it does: `Discounting` of the rounds where
+        the validation loss does not fall (algorithm 2), or Lei's decaying noise. `Discounting` and
+        `PlateauNoise` take a judge of the model: a function on the server, or `ClientLosses`.
     client_sampling : {"fixed", "poisson"}, default "fixed"
         Whether a round asks a fixed number of clients, or each by itself with that number in
         expectation.
     participants : {"visible", "secret"}, default "visible"
         Whether it may become known who takes part in a round; ``noise="pld_secret"`` needs them
         secret, with ``client_sampling="poisson"``, from everybody but the server.
-    shared_noise : bool, default False
-        Whether the clients of a secure sum share the noise: the sum has as much of it as it needs,
-        instead of each answer.
-    max_records : int, default 16384
-        Most records of a client, where noise is shared at record level.
     rounds : int, optional
         Rounds over which the budget is spread; by default those of `start`. Needed where a
         `start` of your own runs the rounds.
-    grid_bits : int, optional
-        The grid has at least ``2**grid_bits`` steps up to the bound of what is noised; by default
-        18 at user level and 27 at record level, or as many as leave room for eight standard
-        deviations of the noise (of a client with 16 records). Codes have 31 bits and a sign, noise
-        included.
     keep_back : sequence of str, optional
         Arrays of which nothing is released, beside integers and what torch calls running statistics
         of normalisation layers, which never are. The model keeps the server's values of them.
@@ -148,7 +105,7 @@ class UDP(SchemeStrategy):
     -----
     At user level every client weighs the same; at record level it weighs as many as its records,
     whose number is public. Clients send no metrics of the training; of an evaluation only losses,
-    with ``v_source="clients"``: `fraction_evaluate` has no effect.
+    with `ClientLosses`: `fraction_evaluate` has no effect.
 
     Guarantee
     ---------
@@ -165,44 +122,26 @@ class UDP(SchemeStrategy):
     Not covered: the number of a client's records (record level); whether and when it takes part,
     declines or fails; what the user's own code sends elsewhere; timing. With ``noise="paper"`` the
     budget that was asked for is missed where formula (10) is too small; the guarantee then has the
-    true figure, and with ``v_source="clients"`` the losses that clients report have no noise and no
+    true figure, and with `ClientLosses` the losses that clients report have no noise and no
     promise at all (``unprotected_test_loss``). With ``noise="pld_secret"`` the adversary is
     somebody who does not learn who takes part, which the server does. With
     ``sensitivity_bound="unproven"`` and with ``noise="none"`` nothing is promised.
 
     Examples
     --------
-    >>> from flwr_privacy.strategies import UDP
-    >>> strategy = UDP(fraction_train=0.5, epsilon=8.0, delta=1e-5, clipping_norm=0.5)
-    >>> discounting = UDP(crd=True, validation_fn=lambda server_round, arrays: 0.0)
+    >>> from flwr_privacy.strategies import UDP, Discounting, RecordLevel, UserLevel
+    >>> strategy = UDP(fraction_train=0.5, privacy=UserLevel(epsilon=8.0, clipping_norm=0.5))
+    >>> discounting = UDP(
+    ...     privacy=RecordLevel(learning_rate=0.1),
+    ...     schedule=Discounting(judge=lambda server_round, arrays: 0.0),
+    ... )
     """
 
-    epsilon: float | Mapping[str, float] = 8.0
-    delta: float | Mapping[str, float] = 1e-5
-    unit: str = USER_UNIT
-    clipping_norm: float = 1.0
-    learning_rate: float | None = None
-    sampling_rate: float = 1.0
-    local_epochs: int = 1
-    batch_size: int | None = None
-    sensitivity_bound: str = "general"
-    noise: str = "gdp_fixed"
-    crd: bool = False
-    beta: float = 0.9
-    zeta: float = 0.001
-    patience: int = 1
-    lei: str | None = None
-    lei_end: float = 0.5
-    v_source: str = SERVER
-    validation_fn: ValidationFn | None = None
-    loss_cap: float = 4.0
-    validation_share: float = 0.1
-    client_sampling: str = FIXED
-    participants: str = VISIBLE
-    shared_noise: bool = False
-    max_records: int = 2**14
+    privacy: UserLevel | RecordLevel
+    schedule: Discounting | LinearNoise | PlateauNoise | None = None
+    client_sampling: Literal["fixed", "poisson"] = "fixed"
+    participants: Literal["visible", "secret"] = "visible"
     rounds: int | None = None
-    grid_bits: int | None = None
     keep_back: Sequence[str] | None = None
 
     scheme: ClassVar[str] = "udp"
@@ -211,91 +150,49 @@ class UDP(SchemeStrategy):
     weight_key = "num-examples"  # the clients' own: 1, or the number of records
 
     def __post_init__(self) -> None:
-        if check_choice("unit", self.unit, (RECORD_UNIT, USER_UNIT)) == RECORD_UNIT:
-            if self.learning_rate is None:
-                raise InvalidParameterError(
-                    "learning_rate", self.learning_rate, "the step size, at record level"
-                )
-        elif self.learning_rate is not None:
-            raise InvalidParameterError(
-                "learning_rate",
-                self.learning_rate,
-                "nothing at user level: the user's training has it",
-            )
+        if not isinstance(self.privacy, UserLevel | RecordLevel):
+            allowed = "UserLevel(...) (all data of a client) or RecordLevel(...) (one record)"
+            raise InvalidParameterError("privacy", self.privacy, allowed)
+        if not isinstance(self.schedule, NoiseSchedule | None):
+            allowed = "Discounting(...), LinearNoise(...), PlateauNoise(...) or None"
+            raise InvalidParameterError("schedule", self.schedule, allowed)
         if self.rounds is not None:
             check_integer("rounds", self.rounds, minimum=1)
-        if self.batch_size is not None:
-            check_integer("batch_size", self.batch_size, minimum=1)
-        check_choice("v_source", self.v_source, (SERVER, CLIENTS))
         self._rounds = self.rounds
-        self._judged_by = self.v_source if self.crd or self.lei == "plateau" else None
-        self._validation_fn = self.validation_fn
-        noised_losses = self._judged_by == CLIENTS and self.noise not in ("paper", NONE)
-        check_number("validation_share", self.validation_share, minimum=1e-6, maximum=0.99)
-        self._wish = Wish(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            noise=self.noise,
-            sampling_rate=self.sampling_rate,
-            unit=self.unit,
-            clipping_norm=self.clipping_norm,
-            learning_rate=1.0 if self.learning_rate is None else self.learning_rate,
-            epochs=self.local_epochs,
-            batch_size=self.batch_size or 0,
-            bound=self.sensitivity_bound,
-            keep_back=list(self.keep_back or ()),
-            grid_bits=self.grid_bits,
-            validation_share=self.validation_share if noised_losses else 0.0,
-            loss_cap=self.loss_cap,
-            shared=self.shared_noise,
-            max_records=self.max_records,
-            crd=self.crd,
-            beta=self.beta,
-            zeta=self.zeta,
-            patience=self.patience,
-            lei=self.lei,
-            lei_end=self.lei_end,
-        )
+        judge = None if self.schedule is None else self.schedule.judge
+        self._validation_fn = None if isinstance(judge, ClientLosses) else judge
+        self._judged_by = CLIENTS if isinstance(judge, ClientLosses) else SERVER
+        if judge is None:
+            self._judged_by = ""
+        self._plan_of(rounds=1, q=1.0).check()
         self._drawn_by = check_choice("client_sampling", self.client_sampling, (FIXED, POISSON))
         self._participants_are = check_choice("participants", self.participants, (VISIBLE, SECRET))
         super().__post_init__()
         self._keep_back_given = self.keep_back
         self.fraction_evaluate = 1.0 if self._judged_by == CLIENTS else 0.0
         self._check_together()
-        if self._wish.own_terms:
+        if self.privacy.own_terms:
             self._only_with_start["a noise or budget of each client"] = True
 
     def _check_together(self) -> None:
         """Refuse what does not go together."""
-        wish, secret = self._wish, self._participants_are == SECRET
-        noise = wish.noise
+        privacy, secret = self.privacy, self._participants_are == SECRET
+        noise = privacy.noise
         together = (
             (
-                self._judged_by == SERVER and self._validation_fn is None,
-                ("validation_fn", None, "a function to the loss of a model on public data"),
-            ),
-            (
                 self._judged_by == CLIENTS and self.secure_sum is not None,
-                ("v_source", CLIENTS, "'server' with a secure sum: it sums no losses"),
+                ("judge", CLIENTS, "a function on the server with a secure sum: it sums no losses"),
             ),
             (
                 self._judged_by == CLIENTS and self._metrics_fns[EVALUATE] is not None,
                 (
                     "evaluate_metrics_aggr_fn",
                     self._metrics_fns[EVALUATE],
-                    "None with v_source='clients': clients send nothing but their losses",
+                    "None with ClientLosses: clients send nothing but their losses",
                 ),
             ),
             (
-                wish.sampling_rate != 1 and (wish.crd or wish.lei is not None),
-                (
-                    "sampling_rate",
-                    wish.sampling_rate,
-                    "1 with crd or lei: with samples a round costs something else than they count",
-                ),
-            ),
-            (
-                wish.own_terms and self.secure_sum is not None,
+                privacy.own_terms and self.secure_sum is not None,
                 (
                     "noise",
                     noise,
@@ -304,7 +201,7 @@ class UDP(SchemeStrategy):
                 ),
             ),
             (
-                wish.shared and self.secure_sum is None,
+                privacy.shared_noise and self.secure_sum is None,
                 ("shared_noise", True, "noise, and a secure sum"),
             ),
             (
@@ -321,11 +218,11 @@ class UDP(SchemeStrategy):
                 ("participants", SECRET, f"'visible' with noise '{noise}', which gains nothing"),
             ),
             (
-                noise == PLD_SECRET and (wish.crd or wish.lei is not None),
-                ("noise", noise, "another one with crd or lei: it is for noise planned in advance"),
+                noise == PLD_SECRET and self.schedule is not None,
+                ("noise", noise, "another one with a schedule: it is for noise planned in advance"),
             ),
             (
-                noise == PLD_SECRET and (wish.own_budgets or self.secure_sum is not None),
+                noise == PLD_SECRET and (privacy.own_budgets or self.secure_sum is not None),
                 ("noise", noise, "another one with budgets of each client or a secure sum"),
             ),
             (
@@ -333,8 +230,9 @@ class UDP(SchemeStrategy):
                 ("client_sampling", POISSON, "'fixed' with a secure sum"),
             ),
             (
-                wish.lei is not None and noise not in ("gdp_fixed", "paper"),
-                ("lei", wish.lei, "nothing, or noise 'gdp_fixed' or 'paper'"),
+                isinstance(self.schedule, LinearNoise | PlateauNoise)
+                and noise not in ("gdp_fixed", "paper"),
+                ("noise", noise, "'gdp_fixed' or 'paper' with noise that falls"),
             ),
         )
         for clash, error in together:
@@ -368,7 +266,7 @@ class UDP(SchemeStrategy):
         InvalidParameterError
             If one has none. One that comes later without a budget is not asked.
         """
-        for name, clients in self._wish.lacking(self.federation.clients()).items():
+        for name, clients in self.privacy.lacking(self.federation.clients()).items():
             raise InvalidParameterError(name, clients, "a budget for each of these clients")
 
     def prepared(self, grid: FlowerGrid, server_round: int) -> bool:
@@ -398,10 +296,10 @@ class UDP(SchemeStrategy):
         """Return the terms of a round that all clients share."""
         self._loss = None  # of the round before
         plan, honest = self._begun(), 0
-        if self.secure_sum is not None and self._sums is not None and self._wish.shared:
+        if self.secure_sum is not None and self._sums is not None and self.privacy.shared_noise:
             honest = self.secure_sum.parties_of(self._sums.cohort)
-        clients = self._wish.named()
-        if self._wish.own_terms and not clients and self.federation.met:
+        clients = self.privacy.named()
+        if self.privacy.own_terms and not clients and self.federation.met:
             clients = self.federation.clients()
         self.terms, self._of_clients = plan.terms(clients, self._spent(), honest=honest)
         return records.write(self.terms)
@@ -422,9 +320,11 @@ class UDP(SchemeStrategy):
         """Return the bounds of the codes, noise included, and of the weights."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
-        if self._wish.shared:  # what clients would refuse ends the run before they are asked
+        if (
+            self.privacy.shared_noise
+        ):  # what clients would refuse ends the run before they are asked
             self.secure_sum.parties_of(len(clients))
-        alike = self._wish.shared or self._wish.unit == USER_UNIT
+        alike = self.privacy.shared_noise or self.privacy.unit == USER_UNIT
         return self.secure_sum.bounds(
             len(clients), code_limit=CODE_LIMIT, largest_weight=1 if alike else None
         )
@@ -439,7 +339,7 @@ class UDP(SchemeStrategy):
         """Return what it costs each client."""
         if phase == EVALUATE and self._judged_by == CLIENTS:
             return {client: self._begun().loss_terms(client).charge() for client in clients}
-        if phase == TRAIN and self._wish.own_terms:
+        if phase == TRAIN and self.privacy.own_terms:
             return {client: self._own_charge(client) for client in clients}
         return super().charges_of(phase, clients)
 
@@ -491,7 +391,7 @@ class UDP(SchemeStrategy):
         }
         own = {
             client: RecordDict({RECORD: ConfigRecord(records.write(plan.loss_terms(client)))})
-            for client in self._wish.named()
+            for client in self.privacy.named()
         }
         messages = self.conversation.ask(
             server_round,
@@ -541,29 +441,35 @@ class UDP(SchemeStrategy):
 
     def accountant(self) -> str:
         """Return who adds the releases up."""
-        return "pld" if self._wish.noise == PLD_SECRET else super().accountant()
+        return "pld" if self.privacy.noise == PLD_SECRET else super().accountant()
 
     # -- The promise, and what a resume needs ------------------------------------------------
 
     def guarantee(self) -> Guarantee:
         """Return the promise; before the first round with the budget as it was asked for."""
+        plan = self.plan or self._plan_of(rounds=self._planned(1), q=1.0)
         kept_back = set(self._template)
         if kept_back:
-            kept_back -= set(released_names(self._template, self._wish.keep_back))
+            kept_back -= set(released_names(self._template, self.keep_back or ()))
         quorum, secure_sum = None, self.secure_sum
-        if self._wish.shared and secure_sum is not None and self._sums is not None and self.terms:
+        if (
+            self.privacy.shared_noise
+            and secure_sum is not None
+            and self._sums is not None
+            and self.terms
+        ):
             cohort = self._sums.cohort
             quorum = cohort, secure_sum.threshold_of(cohort), secure_sum.colluders_of(cohort)
         losses = ""
         if self._judged_by == CLIENTS:
-            losses = "noised" if self._wish.validation_share else "bare"
+            losses = "noised" if plan.validation_share else "bare"
         return promise(
-            (self.plan or Plan(self._wish, rounds=self._planned(1), q=1.0)).weakest(),
-            unit=self._wish.unit,
-            bound=self._wish.bound,
-            proven=self._wish.one_step,
+            plan.weakest(),
+            unit=self.privacy.unit,
+            bound=self.privacy.sensitivity_bound,
+            proven=self.privacy.one_step,
             quorum=quorum,
-            shared=self._wish.shared,
+            shared=self.privacy.shared_noise,
             losses=losses,
             kept_back=kept_back,
             insecure=self._insecure,
@@ -599,7 +505,8 @@ class UDP(SchemeStrategy):
                 f"the checkpoint's models were judged by {state['judged_by']!r}, not "
                 f"{self._judged_by!r}"
             )
-        self.plan = Plan.load(state["plan"], self._wish, rounds=self._planned())
+        self.plan = self._plan_of(rounds=self._planned(), q=1.0)
+        self.plan.load(state["plan"])
         self._loss = state["loss"]
 
     # -- Parts -------------------------------------------------------------------------------
@@ -629,9 +536,9 @@ class UDP(SchemeStrategy):
         )
 
     def _without_budget(self) -> set[str]:
-        if not self._wish.own_budgets:
+        if not self.privacy.own_budgets:
             return set()
-        return set(self.federation.clients()).difference(self._wish.named())
+        return set(self.federation.clients()).difference(self.privacy.named())
 
     def _planned(self, otherwise: int | None = None) -> int:
         """Return the rounds over which the budget is spread at first."""
@@ -652,8 +559,11 @@ class UDP(SchemeStrategy):
                 raise InvalidParameterError(
                     "fraction_train", self.fraction_train, "some clients: nobody would be asked"
                 )
-            self.plan = Plan(self._wish, rounds=self._planned(), q=min(1.0, asked / population))
+            self.plan = self._plan_of(rounds=self._planned(), q=min(1.0, asked / population))
         return self.plan
+
+    def _plan_of(self, *, rounds: int, q: float) -> Plan:
+        return Plan(self.privacy, self.schedule, self.keep_back or (), rounds=rounds, q=q)
 
     def _settle(self, loss: float | None) -> None:
         """Note that a round is over, and how good its model is."""
@@ -663,14 +573,12 @@ class UDP(SchemeStrategy):
             plan.settle(loss)
 
     def _validated(self, server_round: int, arrays: ArrayRecord | None) -> float:
-        """Return the loss of a model, as `validation_fn` has it."""
+        """Return the loss of a model, as the judge has it."""
         if self._validation_fn is None or arrays is None:
-            raise ProtocolError("there is no validation_fn")
+            raise ProtocolError("there is no judge on the server")
         loss = self._validation_fn(server_round, arrays)
         if isinstance(loss, bool) or not isinstance(loss, int | float | np.number):
-            raise InvalidParameterError(
-                "validation_fn", type(loss).__name__, "a function to a number"
-            )
+            raise InvalidParameterError("judge", type(loss).__name__, "a function to a number")
         return float(loss)
 
     def _spent(self) -> Counter[str]:

@@ -11,7 +11,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -109,7 +109,7 @@ class VerticalStrategy(SchemeStrategy):
     batch_size: int = 32
     learning_rate: float = 0.05
     client_learning_rate: float | None = None
-    aggregation: str = "mean"
+    aggregation: Literal["mean", "sum"] = "mean"
     evaluate_every: int | None = None
     patience: int = 10
     parties: int | None = None

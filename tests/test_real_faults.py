@@ -29,7 +29,7 @@ from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.simulations.reliability_grid import FAULTS
 from flwr_privacy.simulations.reliability_page import REAL_FAULTS
-from flwr_privacy.strategies import UDP, LoopOptions
+from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
 
 pytestmark = pytest.mark.deployed
 
@@ -107,8 +107,7 @@ def simulated(
 
     result = run_strategy(
         UDP(
-            epsilon=8.0,
-            delta=1e-5,
+            privacy=UserLevel(epsilon=8.0, delta=1e-5),
             loop=LoopOptions(experiment_id="faults", seed=1),
             fraction_evaluate=0.0,
         ),

@@ -44,7 +44,7 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
     from flwr.serverapp import ServerApp
 
     from flwr_privacy.simulations.inline import run_inline
-    from flwr_privacy.strategies import UDP, FedAvg, LoopOptions
+    from flwr_privacy.strategies import UDP, FedAvg, LoopOptions, UserLevel
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     asked: dict[str, Any] = {
@@ -55,7 +55,7 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
     }
     strategies = {
         "fedavg": lambda: FedAvg(**asked),
-        "udp": lambda: UDP(unit="user", epsilon=8.0, clipping_norm=1.0, **asked),
+        "udp": lambda: UDP(privacy=UserLevel(epsilon=8.0), **asked),
     }
     server_app = ServerApp()
 

@@ -22,8 +22,17 @@ from .formulas import (
 )
 from .loss import LossTerms, MeanLoss
 from .moments import eps_moments, eps_server, ln_moment, ln_moment_paper
+from .options import (
+    ClientLosses,
+    Discounting,
+    LinearNoise,
+    NoiseSchedule,
+    PlateauNoise,
+    PrivacyLevel,
+    RecordLevel,
+    UserLevel,
+)
 from .pace import (
-    DECAYS,
     Discounted,
     LinearDecay,
     Pace,
@@ -31,9 +40,8 @@ from .pace import (
     Uniform,
     discount_T,
     m_t,
-    pace_of,
 )
-from .plan import Plan, Wish
+from .plan import Plan
 from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, Schedule
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, sensitivity
 from .shared import RECORDS_NAME, SharedMean
@@ -55,7 +63,6 @@ from .theory import (
 
 __all__ = [
     "BOUNDS",
-    "DECAYS",
     "GRID_SHARE",
     "NOISES",
     "NONE",
@@ -64,21 +71,28 @@ __all__ = [
     "RECORD_UNIT",
     "SEARCH_GRID",
     "USER_UNIT",
+    "ClientLosses",
     "Discounted",
+    "Discounting",
     "LinearDecay",
+    "LinearNoise",
     "LossTerms",
     "MeanLoss",
+    "NoiseSchedule",
     "PLProblem",
     "Pace",
     "Plan",
     "PlateauDecay",
+    "PlateauNoise",
+    "PrivacyLevel",
+    "RecordLevel",
     "Schedule",
     "SearchCost",
     "SharedMean",
     "Steps",
     "Terms",
     "Uniform",
-    "Wish",
+    "UserLevel",
     "b_corrected",
     "b_paper",
     "bound_corrected",
@@ -97,7 +111,6 @@ __all__ = [
     "m_t",
     "mu_star",
     "optimal_rounds",
-    "pace_of",
     "participations",
     "rounds_paper",
     "search_cost",

@@ -20,13 +20,11 @@ from typing import Any
 from flwr_privacy.errors import (
     CheckpointError,
     InvalidParameterError,
-    check_choice,
     check_integer,
     check_number,
 )
 
 __all__ = [
-    "DECAYS",
     "Discounted",
     "LinearDecay",
     "Pace",
@@ -34,11 +32,7 @@ __all__ = [
     "Uniform",
     "discount_T",
     "m_t",
-    "pace_of",
 ]
-
-DECAYS = ("exhaust", "calibrated", "plateau")
-"""Lei's schedules: `LinearDecay` until the budget is spent or over all rounds, `PlateauDecay`."""
 
 _PLATEAU_STEP = 0.8
 _ROUNDING = 1e-12  # relative; what float64 may move a sum over rounds
@@ -359,32 +353,3 @@ def _check_beta(beta: float) -> float:
     if not 0 < check_number("beta", beta) < 1:
         raise InvalidParameterError("beta", beta, "a number between 0 and 1, neither of them")
     return beta
-
-
-def pace_of(
-    rounds: int,
-    *,
-    crd: bool,
-    beta: float,
-    zeta: float,
-    patience: int,
-    lei: str | None,
-    lei_end: float,
-) -> Pace:
-    """Return the pace that a strategy's parameters name.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed, or both discounting and a decay are asked for.
-    """
-    check_number("lei_end", lei_end, minimum=0, maximum=1)
-    discounted = Discounted(rounds, beta=beta, zeta=zeta, patience=patience)
-    if lei is None:
-        return discounted if crd else Uniform(rounds)
-    check_choice("lei", lei, DECAYS)
-    if crd:
-        raise InvalidParameterError("lei", lei, "nothing, with crd: the one or the other")
-    if lei == "plateau":
-        return PlateauDecay(rounds)
-    return LinearDecay(rounds, end=lei_end, calibrated=lei == "calibrated")

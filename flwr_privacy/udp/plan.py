@@ -1,22 +1,22 @@
 """What a server asks of its clients in each round: from budgets and pace to terms and grid."""
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from flwr_privacy.errors import CheckpointError, InvalidParameterError, check_integer, check_number
+from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.grid import CODE_LIMIT, Grid
-from flwr_privacy.updates import SMALLEST_NORM
 
 from .formulas import mu_star
-from .loss import LARGEST_CAP, SMALLEST_CAP, LossTerms
-from .pace import Pace, pace_of
+from .loss import LossTerms
+from .options import ClientLosses, NoiseSchedule, PrivacyLevel
+from .pace import Pace, Uniform
 from .schedule import NONE, Schedule
 from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
 from .terms import Terms
 
-__all__ = ["Plan", "Wish"]
+__all__ = ["Plan"]
 
 _GRID_BITS = {RECORD_UNIT: 27, USER_UNIT: 18}
 """Steps of the grid up to the bound of what is noised, as a power of two, if noise leaves room."""
@@ -28,144 +28,18 @@ _NOISE_REACH = 8  # standard deviations of noise for which codes have room
 _SHARE_REACH = 12  # the same, of a share of noise
 _TOO_MUCH = 1.01  # times a budget's mu
 
-Budget = float | Mapping[str, float]
-"""A number for all clients, or one for each by its name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What a training is to be like; parameters are those of `flwr_privacy.strategies.UDP`.
-
-    Parameters
-    ----------
-    epsilon, delta, noise, sampling_rate, unit, clipping_norm, learning_rate, keep_back, grid_bits
-        As there; `learning_rate` is 1 at user level.
-    epochs, batch_size, bound
-        ``local_epochs``, ``batch_size`` (0: all records) and ``sensitivity_bound``.
-    validation_share : float
-        Share of the budget for losses, 0 where none are noised.
-    loss_cap : float
-        Bound of a loss.
-    shared : bool
-        Whether the clients of a secure sum share the noise.
-    max_records : int
-        Most records of a client then.
-    crd, beta, zeta, patience, lei, lei_end
-        As there.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-    """
-
-    epsilon: Budget
-    delta: Budget
-    noise: str
-    sampling_rate: float
-    unit: str
-    clipping_norm: float
-    learning_rate: float
-    epochs: int
-    batch_size: int
-    bound: str
-    keep_back: list[str] = field(default_factory=list)
-    grid_bits: int | None = None
-    validation_share: float = 0.0
-    loss_cap: float = 4.0
-    shared: bool = False
-    max_records: int = 2**14
-    crd: bool = False
-    beta: float = 0.9
-    zeta: float = 0.001
-    patience: int = 1
-    lei: str | None = None
-    lei_end: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
-        check_number("learning_rate", self.learning_rate, minimum=math.ulp(0.0))
-        check_integer("max_records", self.max_records, minimum=1, maximum=2**30)
-        if self.grid_bits is not None:
-            check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)
-        check_number("loss_cap", self.loss_cap, minimum=SMALLEST_CAP, maximum=LARGEST_CAP)
-        if self.own_budgets and not self.named():
-            raise InvalidParameterError(
-                "epsilon", self.epsilon, "budgets of the same clients as delta's, one at least"
-            )
-        if self.shared and self.noise == NONE:
-            raise InvalidParameterError("shared_noise", True, "false where there is no noise")
-        if self.shared:
-            self._check_one_step("where noise is shared: all records in one step")
-        if self.unit == USER_UNIT:
-            self._check_one_step("at user level: the training is the user's own")
-        if self.validation_share and self.sampling_rate != 1:
-            allowed = "1 with v_source='clients': samples and losses have no common account"
-            raise InvalidParameterError("sampling_rate", self.sampling_rate, allowed)
-        # What is asked depends on how many clients there are; what is not allowed is said now.
-        trial = Plan(self, rounds=1, q=1.0)
-        for client in self.named() or [""]:
-            trial.schedule(client)
-        trial.plain_terms(self.parties_of(2), noise_multiplier=1.0)
-
-    @property
-    def own_budgets(self) -> bool:
-        """Whether clients have budgets of their own."""
-        return isinstance(self.epsilon, Mapping) or isinstance(self.delta, Mapping)
-
-    @property
-    def own_terms(self) -> bool:
-        """Whether clients are asked for different noise."""
-        return self.own_budgets or self.noise in ("gdp", "gdp_worst", "zcdp")
-
-    @property
-    def one_step(self) -> bool:
-        """Whether the training at record level is one step with all records."""
-        return self.epochs == 1 and not self.batch_size
-
-    def named(self) -> list[str]:
-        """Return the clients that have a budget of their own, in order."""
-        mappings = [v for v in (self.epsilon, self.delta) if isinstance(v, Mapping)]
-        return sorted(set.intersection(*map(set, mappings))) if mappings else []
-
-    def parties_of(self, honest: int) -> int:
-        """Return how many clients share the noise of a sum with so many honest ones."""
-        return honest if self.shared else 0
-
-    def lacking(self, clients: Collection[str]) -> dict[str, list[str]]:
-        """Return the clients without a budget, by what they lack; nothing if all have one."""
-        budgets = {"epsilon": self.epsilon, "delta": self.delta}
-        lacking = {
-            name: sorted(set(clients).difference(budget))
-            for name, budget in budgets.items()
-            if isinstance(budget, Mapping)
-        }
-        return {name: lack for name, lack in lacking.items() if lack}
-
-    def _check_one_step(self, why: str) -> None:
-        plain = {
-            "sampling_rate": (self.sampling_rate, 1),
-            "local_epochs": (self.epochs, 1),
-            "batch_size": (self.batch_size or None, None),
-            "sensitivity_bound": (self.bound, "general"),
-        }
-        for name, (value, usual) in plain.items():
-            if value != usual:
-                raise InvalidParameterError(name, value, f"{usual!r} {why}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        values = asdict(self)
-        return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
-
 
 class Plan:
     """The rounds of one training.
 
     Parameters
     ----------
-    wish : Wish
-        What it is to be like.
+    privacy : PrivacyLevel
+        The unit, the budget and the noise.
+    schedule : NoiseSchedule, optional
+        How the noise changes; by default it does not.
+    keep_back : sequence of str
+        Arrays of which nothing is released.
     rounds : int
         Rounds over which the budget is spread at first.
     q : float
@@ -184,20 +58,50 @@ class Plan:
         If a value is not allowed.
     """
 
-    def __init__(self, wish: Wish, *, rounds: int, q: float) -> None:
-        self.wish = wish
+    def __init__(
+        self,
+        privacy: PrivacyLevel,
+        schedule: NoiseSchedule | None = None,
+        keep_back: Sequence[str] = (),
+        *,
+        rounds: int,
+        q: float,
+    ) -> None:
+        self.privacy, self.changes, self.keep_back = privacy, schedule, list(keep_back)
         self.q = q
-        self.pace: Pace = pace_of(
-            rounds,
-            crd=wish.crd,
-            beta=wish.beta,
-            zeta=wish.zeta,
-            patience=wish.patience,
-            lei=wish.lei,
-            lei_end=wish.lei_end,
-        )
+        self.pace: Pace = Uniform(rounds) if schedule is None else schedule.pace(rounds)
         self.T_history = [self.pace.planned]
         self._schedules: dict[tuple[float, float], Schedule] = {}
+
+    @property
+    def losses(self) -> ClientLosses | None:
+        """What the losses of clients that judge the model are bounded by; None if none do."""
+        judge = None if self.changes is None else self.changes.judge
+        return judge if isinstance(judge, ClientLosses) else None
+
+    @property
+    def validation_share(self) -> float:
+        """Share of the budget for losses, 0 where none are noised."""
+        noised = self.losses is not None and self.privacy.noise not in ("paper", NONE)
+        return self.losses.share if noised and self.losses else 0.0
+
+    def check(self) -> None:
+        """Refuse what does not go together, and what has no room in codes.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there is such a thing.
+        """
+        if self.privacy.sampling_rate != 1 and self.changes is not None:
+            raise InvalidParameterError(
+                "sampling_rate",
+                self.privacy.sampling_rate,
+                "1 with a schedule: with samples a round costs something else than it counts",
+            )
+        for client in self.privacy.named() or [""]:
+            self.schedule(client)
+        self.plain_terms(self.privacy.parties_of(2), noise_multiplier=1.0)
 
     def settle(self, loss: float | None) -> None:
         """Note that a round is over, and how good its model is."""
@@ -206,15 +110,11 @@ class Plan:
 
     def schedule(self, client: str) -> Schedule:
         """Return a client's schedule; clients with one budget share it."""
-        epsilon, delta = (
-            value[client] if isinstance(value, Mapping) else value
-            for value in (self.wish.epsilon, self.wish.delta)
-        )
-        return self._schedule(epsilon, delta)
+        return self._schedule(*self.privacy.budget(client))
 
     def weakest(self) -> Schedule:
         """Return the schedule of a budget that covers every client's."""
-        schedules = [self.schedule(client) for client in self.wish.named() or [""]]
+        schedules = [self.schedule(client) for client in self.privacy.named() or [""]]
         return self._schedule(max(s.epsilon for s in schedules), max(s.delta for s in schedules))
 
     def terms(
@@ -231,12 +131,12 @@ class Plan:
         honest : int
             How many honest clients are at least in a secure sum, where there is one.
         """
-        own = list(clients) if self.wish.own_terms else []
+        own = list(clients) if self.privacy.own_terms else []
         multipliers = {c: self._multiplier(c, spent.get(c, 0.0)) for c in own or [""]}
         noisiest = max(multipliers, key=lambda client: multipliers[client])
         # One grid for all, with room for the largest noise.
         shared = self.plain_terms(
-            self.wish.parties_of(honest), noise_multiplier=multipliers[noisiest], client=noisiest
+            self.privacy.parties_of(honest), noise_multiplier=multipliers[noisiest], client=noisiest
         )
         return shared, {c: self.own_terms(shared, c, spent.get(c, 0.0)) for c in own}
 
@@ -253,33 +153,33 @@ class Plan:
 
     def plain_terms(self, parties: int, *, noise_multiplier: float, client: str = "") -> Terms:
         """Return the terms of one budget and noise, with a grid that leaves room for them."""
-        wish = self.wish
-        schedule = self.schedule(client or next(iter(wish.named()), ""))
+        privacy = self.privacy
+        schedule = self.schedule(client or next(iter(privacy.named()), ""))
         terms = Terms(
-            unit=wish.unit,
-            noise_multiplier=0.0 if wish.noise == NONE else noise_multiplier,
+            unit=privacy.unit,
+            noise_multiplier=0.0 if privacy.noise == NONE else noise_multiplier,
             epsilon=float(schedule.cap),
             delta=float(schedule.delta),
             gap=float(schedule.gap),
-            clipping_norm=float(wish.clipping_norm),
+            clipping_norm=float(privacy.clipping_norm),
             grid=0,
-            learning_rate=float(wish.learning_rate),
-            sampling_rate=float(wish.sampling_rate),
-            epochs=wish.epochs,
-            batch_size=wish.batch_size,
-            bound=wish.bound,
-            max_records=wish.max_records if parties and wish.unit == RECORD_UNIT else 0,
+            learning_rate=float(privacy.learning_rate),
+            sampling_rate=float(privacy.sampling_rate),
+            epochs=privacy.local_epochs,
+            batch_size=privacy.batch_size or 0,
+            bound=privacy.sensitivity_bound,
+            max_records=privacy.max_records if parties and privacy.unit == RECORD_UNIT else 0,
             parties=parties,
-            keep_back=list(wish.keep_back),
+            keep_back=list(self.keep_back),
         )
         return replace(terms, grid=self._grid(terms).exponent)
 
     def loss_terms(self, client: str = "") -> LossTerms:
         """Return what a client's loss is asked for."""
-        schedule = self.schedule(client or next(iter(self.wish.named()), ""))
+        schedule = self.schedule(client or next(iter(self.privacy.named()), ""))
         return LossTerms(
-            unit=self.wish.unit,
-            cap=float(self.wish.loss_cap),
+            unit=self.privacy.unit,
+            cap=float(self.losses.loss_cap if self.losses else ClientLosses.loss_cap),
             noise_multiplier=schedule.validation_multiplier,
             epsilon=float(schedule.cap),
             delta=float(schedule.delta),
@@ -289,44 +189,50 @@ class Plan:
     def state(self) -> dict[str, Any]:
         """Return what a resumed training needs."""
         return {
-            "wish": self.wish.to_dict(),
-            "rounds": self.pace.rounds,
+            "made_for": self._made_for(),
             "q": self.q,
             "pace": self.pace.state(),
             "T_history": list(self.T_history),
         }
 
-    @classmethod
-    def load(cls, state: Mapping[str, Any], wish: Wish, *, rounds: int) -> "Plan":
-        """Return the plan of a training that is resumed.
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take up the plan of a training that is resumed.
 
         Raises
         ------
         CheckpointError
-            If it was made for another wish or another number of rounds.
+            If it was made for other options or another number of rounds.
         """
-        theirs = {**state["wish"], "rounds": state["rounds"]}
-        for key, value in {**wish.to_dict(), "rounds": rounds}.items():
-            if theirs.get(key) != value:
+        for key, value in self._made_for().items():
+            theirs = state["made_for"].get(key)
+            if theirs != value:
                 raise CheckpointError(
-                    f"the checkpoint was calibrated for {key} = {theirs.get(key)!r}, not {value!r}:"
+                    f"the checkpoint was calibrated for {key} = {theirs!r}, not {value!r}:"
                     " the noise of the rounds that are done cannot be changed"
                 )
-        plan = cls(wish, rounds=rounds, q=state["q"])
-        plan.pace.load(state["pace"])
-        plan.T_history = list(state["T_history"])
-        return plan
+        self.q = state["q"]
+        self._schedules.clear()
+        self.pace.load(state["pace"])
+        self.T_history = list(state["T_history"])
+
+    def _made_for(self) -> dict[str, Any]:
+        """Return all that the noise follows from, as plain values."""
+        changes: dict[str, Any] = {}
+        if self.changes is not None:
+            changes = {"schedule": type(self.changes).__name__, **vars(self.changes)}
+            changes["judge"] = None if self.losses is None else vars(self.losses)
+        values = {"unit": self.privacy.unit, **vars(self.privacy), **changes}
+        values |= {"keep_back": self.keep_back, "rounds": self.pace.rounds}
+        return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
     def _schedule(self, epsilon: float, delta: float) -> Schedule:
         if (epsilon, delta) not in self._schedules:
-            self._schedules[epsilon, delta] = Schedule(
-                noise=self.wish.noise,
-                epsilon=epsilon,
-                delta=delta,
+            self._schedules[epsilon, delta] = self.privacy.schedule(
+                epsilon,
+                delta,
                 rounds=self.pace.rounds,
                 q=self.q,
-                sampling_rate=self.wish.sampling_rate,
-                validation_share=self.wish.validation_share,
+                validation_share=self.validation_share,
             )
         return self._schedules[epsilon, delta]
 
@@ -352,7 +258,7 @@ class Plan:
             sigma = terms.noise_multiplier * _largest_sensitivity(terms)
             spread, most = _NOISE_REACH * sigma / reach, _GRID_BITS[terms.unit]
         room = math.floor(math.log2(CODE_LIMIT / (1 + spread))) - 1
-        return Grid.below(reach, bits=self.wish.grid_bits or max(1, min(most, room)))
+        return Grid.below(reach, bits=self.privacy.grid_bits or max(1, min(most, room)))
 
 
 def _largest_sensitivity(terms: Terms) -> float:

@@ -46,7 +46,7 @@ from flwr_privacy.strategies.round import ClientReply
 from flwr_privacy.udp import Terms
 from flwr_privacy.wire import TRAIN, Fields
 
-from .training import DELTA, Records, budget, epsilon_spent, everybody, train_inline
+from .training import DELTA, Records, epsilon_spent, everybody, level, train_inline
 
 __all__ = [
     "BROKEN",
@@ -173,7 +173,7 @@ def audit(
     for other in range(1, clients):
         features = stream(seed, "others", other).normal(size=(_OTHERS, canaries))
         data.append((features.astype(np.float32), np.zeros(_OTHERS, np.int64)))
-    strategy = _ListeningUDP(**budget(epsilon), **everybody(clients), rounds=rounds)
+    strategy = _ListeningUDP(privacy=level(epsilon), **everybody(clients), rounds=rounds)
     train_inline(strategy, client, lambda: _Pull(canaries), data, _own_output, rounds)
     # A step goes against the gradient, by 1 / m for a canary.
     scores = -np.mean(strategy.updates, axis=0) * canaries

@@ -33,7 +33,7 @@ from flwr_privacy.simulations.data import load
 from flwr_privacy.strategies import UDP
 from flwr_privacy.udp import RECORD_UNIT, Schedule, sensitivity
 
-from .training import DELTA, Records, budget, epsilon_spent, everybody, imitate, train_inline
+from .training import DELTA, Records, budget, epsilon_spent, everybody, imitate, level, train_inline
 
 __all__ = ["ALARMS", "RECORDS", "SHADOWS", "TASKS", "Inferred", "infer"]
 
@@ -135,7 +135,7 @@ def infer(
         logits = _outputs(chosen.model, arrays, data.features[both])
         return logit_confidence(logits, data.labels[both])
 
-    strategy = UDP(**budget(epsilon), **everybody(clients, _STEP), rounds=rounds)
+    strategy = UDP(privacy=level(epsilon, _STEP), **everybody(clients), rounds=rounds)
     start = partial(initialise, chosen.model, seed)
     model = train_inline(strategy, UDPClient, start, parts(coins), functional.cross_entropy, rounds)
     noise = Schedule(**budget(epsilon), rounds=rounds, q=1.0).noise_multiplier

@@ -16,8 +16,8 @@ from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.clients.torch import get_arrays, set_arrays, train_per_record
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import UDP
-from flwr_privacy.udp import NONE, RECORD_UNIT
+from flwr_privacy.strategies import UDP, RecordLevel
+from flwr_privacy.udp import NONE
 
 from .scene import quiet
 
@@ -28,6 +28,7 @@ __all__ = [
     "epsilon_spent",
     "everybody",
     "imitate",
+    "level",
     "train_inline",
 ]
 
@@ -45,15 +46,14 @@ def budget(epsilon: float | None) -> dict[str, Any]:
     return {"noise": "gdp_fixed", "epsilon": epsilon, "delta": DELTA}
 
 
-def everybody(clients: int, step: float = 1.0) -> dict[str, Any]:
-    """Return what a strategy is told of its unit and of who takes part."""
-    return {
-        "unit": RECORD_UNIT,
-        "learning_rate": step,
-        "clipping_norm": 1.0,
-        "min_train_nodes": clients,
-        "min_available_nodes": clients,
-    }
+def level(epsilon: float | None, step: float = 1.0) -> RecordLevel:
+    """Return what a strategy protects, with the same budget."""
+    return RecordLevel(**budget(epsilon), learning_rate=step, clipping_norm=1.0)
+
+
+def everybody(clients: int) -> dict[str, Any]:
+    """Return what a strategy is told of who takes part."""
+    return {"min_train_nodes": clients, "min_available_nodes": clients}
 
 
 def epsilon_spent(strategy: UDP) -> float:

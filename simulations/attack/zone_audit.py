@@ -10,7 +10,7 @@ sends that is not trusted. What it proves stands beside what the devices' ledger
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -91,7 +91,7 @@ def audit_edges(
     *,
     children: int,
     epsilon: float,
-    law: str = "worst",
+    law: Literal["worst", "smooth", "lemma"] = "worst",
     clean_events: bool = False,
     edges: int = 60,
     seed: int = 0,

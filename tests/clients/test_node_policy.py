@@ -42,7 +42,7 @@ from flwr_privacy.release import warn_once
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import UDP, FedAvg, LoopOptions
+from flwr_privacy.strategies import UDP, FedAvg, LoopOptions, UserLevel
 from flwr_privacy.udp import LossTerms, Terms
 from flwr_privacy.wire import DECLINED_CODE, ERROR_CODE, RECORD, Header
 
@@ -204,7 +204,7 @@ def test_a_client_of_a_cohort_is_simulated() -> None:
     strategy = UDP(
         loop=LoopOptions(clients=4),
         min_available_nodes=1,
-        noise="none",
+        privacy=UserLevel(noise="none"),
         rounds=1,
         fraction_evaluate=0,
     )

@@ -35,8 +35,6 @@ def parameters() -> dict[str, Any]:
         "parties": 3,
         "K": 1,
         "T": 1,
-        "experiment_id": "columns",
-        "seed": 1,
     }
 
 

@@ -24,6 +24,7 @@ from flwr_privacy.strategies import (
     FedVS,
     LoopOptions,
     SchemeStrategy,
+    UserLevel,
 )
 
 TIERS: dict[str, Any] = {
@@ -46,11 +47,13 @@ STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
         bits=16,
         bound=16.0,
     ),
-    "udp": partial(UDP, epsilon=8.0, delta=1e-5),
+    "udp": partial(UDP, privacy=UserLevel(epsilon=8.0, delta=1e-5)),
     "central-dp": partial(CentralDP, epsilon=8.0, delta=1e-5),
     "m2fdp": partial(M2FDP, **TIERS, relay=True),
     "fedvs": lambda **given: FedVS(**given, **parameters()),
 }
+
+NAMES = {"m2fdp": "tiers", "fedvs": "columns"}
 
 TIMEOUT = 240.0  # seconds
 
@@ -89,9 +92,9 @@ def main(grid: Grid, context: Context) -> None:
 
         more |= {"run_dir": config["run-dir"], "resume": resume, "on_round": end_round}
         more |= {"experiment_id": "faults", "seed": 1}
-    elif config["scheme"] == "m2fdp":
-        more |= {"experiment_id": "tiers", "seed": 1}
         observed["evaluate_fn"] = unreliable.keep
+    elif config["scheme"] in NAMES:
+        more |= {"experiment_id": NAMES[str(config["scheme"])], "seed": 1}
     strategy = STRATEGIES[str(config["scheme"])](
         loop=LoopOptions(**more),
         min_train_nodes=0 if config["scheme"] == "m2fdp" else nodes,  # not all of its nodes train

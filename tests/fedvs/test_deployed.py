@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apps import make, run_strategy
+from apps import run_strategy
 from deployment import Deployment
 
 from flwr_privacy.clients import fedvs_client_app
 from flwr_privacy.identity import client_id_from
-from flwr_privacy.strategies import FedVS
+from flwr_privacy.strategies import FedVS, LoopOptions
 
 APP = Path(__file__).parents[1] / "deployed"
 SEED, ROUNDS = 7, 2
@@ -25,7 +25,7 @@ def simulated(state: Path) -> Any:
         sys.path.remove(str(APP))
     app = fedvs_client_app(lambda context: columns.columns_of(client_id_from(context.node_config)))
     return run_strategy(
-        make(FedVS, **columns.parameters()),
+        FedVS(**columns.parameters(), loop=LoopOptions(experiment_id="columns", seed=1)),
         app,
         nodes=3,
         arrays=columns.initial(),

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.simulations.flat_options import keywords_of
 from flwr_privacy.simulations.inline import run_inline
+from flwr_privacy.strategies import UDP
 
 MODEL = {
     "layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
@@ -119,5 +120,6 @@ def same(one: ArrayRecord, other: ArrayRecord, *, exact: bool = True) -> bool:
 
 
 def make(kind: Any, *arguments: Any, **values: Any) -> Any:
-    """Return a strategy from flat keys, where a test puts its parameters together from tables."""
-    return kind(*arguments, **keywords_of(kind, values))
+    """Return a strategy from flat keys, for tests with tables of parameters; UDP at user level."""
+    unit = {"unit": "user"} if issubclass(kind, UDP) and "privacy" not in values else {}
+    return kind(*arguments, **keywords_of(kind, {**unit, **values}))

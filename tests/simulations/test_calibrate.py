@@ -189,7 +189,18 @@ def test_the_legend_names_every_column_and_formula() -> None:
 def test_the_command_shows_the_formulas_side_by_side(
     command: Command, scheme: tuple[str, ...]
 ) -> None:
-    done = command("calibrate", *scheme, "--epsilon", "8", "--delta", "1e-3", "--rounds", "200")
+    done = command(
+        "calibrate",
+        *scheme,
+        "--unit",
+        "record",
+        "--epsilon",
+        "8",
+        "--delta",
+        "1e-3",
+        "--rounds",
+        "200",
+    )
     assert done.returncode == 0
     head, *lines = done.stdout.splitlines()
     assert head == (
@@ -205,7 +216,17 @@ def test_the_command_shows_the_formulas_side_by_side(
 
 
 def test_the_command_scales_the_noise_to_what_is_released(command: Command) -> None:
-    budget = ("calibrate", "--epsilon", "4", "--delta", "1e-3", "--rounds", "200")
+    budget = (
+        "calibrate",
+        "--unit",
+        "record",
+        "--epsilon",
+        "4",
+        "--delta",
+        "1e-3",
+        "--rounds",
+        "200",
+    )
     record = command(*budget, "--learning-rate", "0.02", "--clipping-norm", "1.8")
     assert "sensitivity of a release: 9e-05" in record.stdout
     assert "0.0011827" in record.stdout
@@ -216,7 +237,17 @@ def test_the_command_scales_the_noise_to_what_is_released(command: Command) -> N
 
 
 def test_the_command_knows_of_secret_samples(command: Command) -> None:
-    done = command("calibrate", "--epsilon", "2", "--rounds", "20", "--sampling-rate", "0.1")
+    done = command(
+        "calibrate",
+        "--unit",
+        "record",
+        "--epsilon",
+        "2",
+        "--rounds",
+        "20",
+        "--sampling-rate",
+        "0.1",
+    )
     assert done.returncode == 0
     assert done.stdout.splitlines()[2].split()[4:6] == ["2", "-"]
     assert "gdp_worst" not in done.stdout
@@ -237,14 +268,14 @@ def test_the_command_knows_of_secret_samples(command: Command) -> None:
 def test_a_wrong_budget_is_one_line_and_an_exit_code(
     command: Command, arguments: tuple[str, ...], text: str
 ) -> None:
-    done = command("calibrate", *arguments)
+    done = command("calibrate", "--unit", "record", *arguments)
     assert done.returncode == 2
     assert text in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_wrong_sampling_rate_is_one_line_and_an_exit_code(command: Command) -> None:
-    done = command("calibrate", "--epsilon", "8", "--sampling-rate", "0")
+    done = command("calibrate", "--unit", "record", "--epsilon", "8", "--sampling-rate", "0")
     assert "sampling_rate = 0.0" in done.stderr
 
 
@@ -254,7 +285,19 @@ def test_there_is_no_sample_of_records_at_user_level(command: Command) -> None:
     assert done.returncode == 2
 
 
-RUN = ("run", "--engine", "inline", "--scheme", "udp", "--clients", "4", "--rounds", "2")
+RUN = (
+    "run",
+    "--engine",
+    "inline",
+    "--scheme",
+    "udp",
+    "--set",
+    "unit=record",
+    "--clients",
+    "4",
+    "--rounds",
+    "2",
+)
 
 
 def test_a_run_can_be_verified_from_its_card_alone(command: Command, tmp_path: Path) -> None:

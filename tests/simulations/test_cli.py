@@ -140,8 +140,18 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
         (("--set", "lerning=1"), 2, "--set = 'lerning': expected a known key"),
         (("--set", "ronds=1"), 2, "nearest: 'rounds'"),
         (("--set", "clipping_norm=1"), 2, "--set = 'clipping_norm': expected a known key"),
+        (("--scheme", "udp"), 2, "unit = None: expected unit=user (all data of a client is"),
+        (
+            ("--scheme", "udp", "--set", "unit=user", "--set", "learning_rate=1"),
+            2,
+            "UDP has no 'learning_rate': only with unit=record",
+        ),
         (("--scheme", "udp", "--set", "clippin_norm=1"), 2, "--set = 'clippin_norm': expected a"),
-        (("--scheme", "udp", "--set", "clipping_norm=0"), 2, "clipping_norm = 0: expected"),
+        (
+            ("--scheme", "udp", "--set", "unit=user", "--set", "clipping_norm=0"),
+            2,
+            "clipping_norm = 0: expected",
+        ),
         (("--scheme", "udp", "--set", "experiment_id=x"), 2, "--set = 'experiment_id': expected a"),
         (("--set", "strategy.bitz=1"), 2, "bitz"),
         (("--set", "strategy.seed=1"), 2, "strategy = ['seed']: expected the scheme's own"),
@@ -180,7 +190,18 @@ def test_the_schemes_own_parameters_are_set_by_their_names(
     command: Command, tmp_path: Path
 ) -> None:
     own = ("--set", "clipping_norm=0.25", "--set", "strategy.epsilon=3", "--set", "rounds=1")
-    done = command(*INLINE, "--set", "scheme=udp", *own, "--set", "keep_back=[]", "--out", "r")
+    done = command(
+        *INLINE,
+        "--set",
+        "scheme=udp",
+        "--set",
+        "unit=record",
+        *own,
+        "--set",
+        "keep_back=[]",
+        "--out",
+        "r",
+    )
     assert done.returncode == 0, done.stderr
     settings = RunFolder.open(tmp_path / "r").settings
     usual = {"unit": "record", "learning_rate": 4.0}
@@ -231,7 +252,17 @@ def test_with_a_test_seed_the_noise_is_the_same_again_and_the_user_is_warned(
 ) -> None:
     for name, seed in (("one", "7"), ("two", "7"), ("other", "8")):
         done = command(
-            *INLINE, "--scheme", "udp", "--rounds", "1", "--test-seed", seed, "--out", name
+            *INLINE,
+            "--scheme",
+            "udp",
+            "--set",
+            "unit=record",
+            "--rounds",
+            "1",
+            "--test-seed",
+            seed,
+            "--out",
+            name,
         )
         assert done.returncode == 0, done.stderr
         assert "WARNING: --test-seed" in done.stderr
@@ -301,7 +332,7 @@ def test_the_demo_shows_what_privacy_costs(
     assert {runs[name]["label"] for name in runs if name.startswith(("udp", "no-"))} == {
         *("digits-linear: fedavg", "digits-linear: udp, epsilon 8.0"),
         "digits-linear: udp, epsilon 2.0",
-        "digits-linear: udp, epsilon 2.0, crd",
+        "digits-linear: udp, epsilon 2.0, schedule discounting",
         "digits-linear: udp, epsilon 2.0, shared_noise, secure_sum",
     }
     page = (tmp_path / "demo-2" / "report.html").read_text()

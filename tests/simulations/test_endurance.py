@@ -161,7 +161,9 @@ def test_a_charge_that_the_card_lacks_is_reported(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_training_that_ends_early_is_reported() -> None:
-    scene = replace(SCENES["udp"], options={"rounds": 500, "epsilon": 1.0, "delta": 1e-5})
+    scene = replace(
+        SCENES["udp"], options={"unit": "user", "rounds": 500, "epsilon": 1.0, "delta": 1e-5}
+    )
     stopped = replace(scene, options={**scene.options, "min_train_nodes": 9})
     assert "InvalidParameterError" in endure("udp", rounds=20, rate=0, scene=stopped).wrong[0]
 

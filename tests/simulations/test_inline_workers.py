@@ -25,7 +25,7 @@ from flwr_privacy.simulations.inline.shared_arrays import (
     files_of_state,
     place_state,
 )
-from flwr_privacy.strategies import MSPDQ, UDP, LoopOptions
+from flwr_privacy.strategies import MSPDQ, UDP, LoopOptions, UserLevel
 
 LARGE = np.arange(20_000, dtype=np.float64).reshape(100, 200)
 
@@ -187,6 +187,7 @@ def train(folder: Path, workers: int) -> Any:
     folder.mkdir()
     return run_strategy(
         UDP(
+            privacy=UserLevel(),
             loop=LoopOptions(clients=6, seed=1, experiment_id="e"),
             fraction_evaluate=0,
             min_available_nodes=2,

@@ -11,12 +11,24 @@ from flwr_privacy.simulations.cli import app
 BUDGET = ("--set", "epsilon=2", "--set", "delta=1e-3")
 
 
-@pytest.mark.parametrize("options", [("crd=true",), ("crd=true", "v_source=clients")])
+@pytest.mark.parametrize(
+    "options", [("schedule=discounting",), ("schedule=discounting", "judge=clients")]
+)
 def test_discounting_prints_its_history_and_keeps_to_the_cap(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     out = tmp_path / "run"
-    command = ["run", "--scheme", "udp", "--engine", "inline", "--clients", "10"]
+    command = [
+        "run",
+        "--scheme",
+        "udp",
+        "--set",
+        "unit=record",
+        "--engine",
+        "inline",
+        "--clients",
+        "10",
+    ]
     command += ["--rounds", "30", "--out", str(out), *BUDGET]
     for option in options:
         command += ["--set", option]

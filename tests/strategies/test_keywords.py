@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy import strategies
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.strategies import M2FDP, UDP, FedAvg, LoopOptions, SchemeStrategy
+from flwr_privacy.strategies import M2FDP, UDP, FedAvg, LoopOptions, RecordLevel, SchemeStrategy
 
 EXPORTED = [getattr(strategies, name) for name in strategies.__all__]
 STRATEGIES = [
@@ -55,6 +55,19 @@ def test_no_parameter_hides_a_method(kind: type) -> None:
         ),
         (UDP, {"sede": 1}, "^UDP has no 'sede': the nearest is 'seed'; LoopOptions has it"),
         (LoopOptions, {"dedline": 1.0}, "^LoopOptions has no 'dedline': the nearest is 'deadline'"),
+        (
+            UDP,
+            {"epsilon": 8.0},
+            "^UDP has no 'epsilon': UserLevel and RecordLevel have it, as in UDP",
+        ),
+        (UDP, {}, r"^UDP needs 'privacy': it is required, as UserLevel\(...\) or RecordLevel"),
+        (UDP, {"privacy": "record"}, r"^privacy = 'record': expected UserLevel\(...\)"),
+        (
+            RecordLevel,
+            {"learnig_rate": 1.0},
+            "^RecordLevel has no 'learnig_rate': the nearest is 'l",
+        ),
+        (RecordLevel, {"epsilon": 1.0}, "^RecordLevel needs 'learning_rate': it is required"),
         (M2FDP, {}, r"^M2FDP needs 'tree': it is required, as TierTree\(...\)"),
         (FedAvg, {"loop": {"seed": 1}}, r"^loop = \{'seed': 1\}: expected LoopOptions\(...\)"),
         (M2FDP, {"tree": "10,5"}, "^tree = '10,5': expected a TierTree"),

@@ -18,7 +18,7 @@ from flwr_privacy.errors import CheckpointError, InvalidParameterError, Protocol
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import UDP, LoopOptions
+from flwr_privacy.strategies import UDP, ClientLosses, Discounting, LoopOptions, UserLevel
 from flwr_privacy.udp import Schedule
 
 NAMES = ("a", "b", "c", "d")
@@ -59,7 +59,10 @@ def test_each_client_has_the_noise_of_its_own_budget_and_stays_within_it(tmp_pat
     class Own(Watching):
         sigmas: ClassVar[dict[str, list[float]]] = {}
 
-    strategy = Own(epsilon=EPSILON, delta=DELTAS, loop=LoopOptions(seed=1), clipping_norm=0.5)
+    strategy = Own(
+        privacy=UserLevel(epsilon=EPSILON, delta=DELTAS, clipping_norm=0.5),
+        loop=LoopOptions(seed=1),
+    )
     result = run_strategy(strategy, app(), nodes=nodes(), state=tmp_path)
     assert [line["folded"] for line in result.history[1:]] == [4, 4, 4]
     for name in NAMES:
@@ -75,13 +78,13 @@ def test_each_client_has_the_noise_of_its_own_budget_and_stays_within_it(tmp_pat
 
 
 def test_the_promise_of_different_budgets_covers_all_of_them() -> None:
-    strategy = UDP(epsilon=EPSILON, delta=1e-5, loop=LoopOptions(seed=1))
+    strategy = UDP(privacy=UserLevel(epsilon=EPSILON, delta=1e-5), loop=LoopOptions(seed=1))
     result = run_strategy(strategy, app(), nodes=nodes())
     promise = result.guarantee
     assert promise.epsilon >= max(EPSILON[name] for name in NAMES)
     assert promise.delta == 1e-5
     assert promise.spent == pytest.approx(8.0, rel=1e-6)  # that of c
-    mixed = UDP(epsilon=8.0, delta=DELTAS, loop=LoopOptions(seed=1))
+    mixed = UDP(privacy=UserLevel(epsilon=8.0, delta=DELTAS), loop=LoopOptions(seed=1))
     result = run_strategy(mixed, app(), nodes=nodes())
     assert result.guarantee.delta == 1e-4
     assert result.guarantee.spent <= result.guarantee.epsilon * (1 + 1e-9)
@@ -96,7 +99,7 @@ def test_the_mean_is_that_of_all_clients_and_weighs_them_alike() -> None:
     class Own(Watching):
         sigmas: ClassVar[dict[str, list[float]]] = {}
 
-    strategy = Own(epsilon=epsilon, loop=LoopOptions(seed=1), clipping_norm=10.0)
+    strategy = Own(privacy=UserLevel(epsilon=epsilon, clipping_norm=10.0), loop=LoopOptions(seed=1))
     result = run_strategy(strategy, app(), nodes=nodes(), num_rounds=1)
     start = model_of(record())
     noise = np.sqrt(sum(s[0] ** 2 for s in Own.sigmas.values())) / 4
@@ -169,13 +172,11 @@ def test_who_joins_later_without_a_budget_is_not_asked(tmp_path: Path) -> None:
         grid.get_node_ids = get_node_ids
 
     strategy = UDP(
-        epsilon={"a": 1.0, "b": 1.0, "c": 1.0},
+        privacy=UserLevel(epsilon={"a": 1.0, "b": 1.0, "c": 1.0}),
         loop=LoopOptions(
             seed=1, on_round=lambda line: late.append(line["round"]) if line["round"] == 1 else None
         ),
-        crd=True,
-        v_source="clients",
-        patience=9,
+        schedule=Discounting(judge=ClientLosses(), patience=9),
     )
     result = run_strategy(strategy, app(), nodes=nodes(), before=hide, state=tmp_path)
     assert [line["asked"] for line in result.history[1:]] == [3, 3, 3]
@@ -206,8 +207,7 @@ def test_the_card_charges_what_the_clients_charge_where_noise_follows_from_the_r
     for name in ("state", "run"):
         (tmp_path / name).mkdir()
     strategy = UDP(
-        noise=noise,
-        epsilon=4.0,
+        privacy=UserLevel(noise=noise, epsilon=4.0),
         fraction_train=0.5,
         loop=LoopOptions(seed=2, run_dir=tmp_path / "run"),
     )
@@ -240,7 +240,10 @@ def test_the_card_charges_what_the_clients_charge_where_noise_follows_from_the_r
 def test_who_has_spent_all_declines_and_is_not_averaged(tmp_path: Path) -> None:
     """With gdp a client that is drawn more often than expected has nothing left."""
     strategy = UDP(
-        noise="gdp", epsilon=4.0, fraction_train=0.5, min_train_nodes=1, loop=LoopOptions(seed=5)
+        privacy=UserLevel(noise="gdp", epsilon=4.0),
+        fraction_train=0.5,
+        min_train_nodes=1,
+        loop=LoopOptions(seed=5),
     )
     result = run_strategy(strategy, app(), nodes=nodes("ab"), num_rounds=8, state=tmp_path)
     declined = [line["refused"].get("declined", 0) for line in result.history[1:]]
@@ -254,7 +257,7 @@ def test_who_has_spent_all_declines_and_is_not_averaged(tmp_path: Path) -> None:
 
 
 def test_a_lost_answer_counts_as_spent_when_noise_follows_from_the_rest(tmp_path: Path) -> None:
-    strategy = UDP(noise="gdp", epsilon=4.0, loop=LoopOptions(seed=1))
+    strategy = UDP(privacy=UserLevel(noise="gdp", epsilon=4.0), loop=LoopOptions(seed=1))
     fault = Fault(kind="drop", client="b", server_round=1)
     run_strategy(strategy, app(), nodes=nodes(), faults=[fault], timeout=1.5, state=tmp_path)
     for name in NAMES:
@@ -330,7 +333,7 @@ def test_a_node_with_a_smaller_cap_of_its_own_declines_and_is_counted(tmp_path: 
     (tmp_path / "policy.toml").write_text("max_epsilon = 3.0\ndelta = 1e-5\n")
     configured = nodes()
     configured[1]["privacy-policy"] = str(tmp_path / "policy.toml")
-    strategy = UDP(epsilon=8.0, loop=LoopOptions(seed=1))
+    strategy = UDP(privacy=UserLevel(epsilon=8.0), loop=LoopOptions(seed=1))
     result = run_strategy(strategy, app(), nodes=configured, num_rounds=6, state=tmp_path)
     own = charges(tmp_path, "b")
     assert 0 < len(own) < 6
@@ -351,7 +354,7 @@ def test_the_policy_counts_earlier_trainings_on_the_same_data(tmp_path: Path) ->
     configured[1]["privacy-policy"] = str(tmp_path / "policy.toml")
     configured[1]["privacy-data-set"] = "icu"
     for run, folded in ((1, [4, 4]), (2, [3, 3])):
-        strategy = UDP(epsilon=8.0, loop=LoopOptions(seed=run))
+        strategy = UDP(privacy=UserLevel(epsilon=8.0), loop=LoopOptions(seed=run))
         options = {"nodes": configured, "num_rounds": 2, "state": tmp_path}
         result = run_strategy(strategy, app(), **options)
         assert [line["folded"] for line in result.history[1:]] == folded
@@ -361,7 +364,9 @@ def test_the_policy_counts_earlier_trainings_on_the_same_data(tmp_path: Path) ->
     assert len(charges(tmp_path, "a")) == 4
     # Under the same data set by another name of the client it finds the same ledger.
     configured[1]["client-id"] = "b2"
-    result = run_strategy(UDP(epsilon=8.0, loop=LoopOptions(seed=3)), app(), **options)
+    result = run_strategy(
+        UDP(privacy=UserLevel(epsilon=8.0), loop=LoopOptions(seed=3)), app(), **options
+    )
     assert [line["folded"] for line in result.history[1:]] == [3, 3]
 
 
@@ -380,7 +385,7 @@ def test_what_is_asked_of_a_client_is_in_its_own_message_alone() -> None:
             assert not any("budget" in key for key in fields)
             return super().handle(phase, arrays, fields, train)
 
-    strategy = UDP(epsilon=EPSILON, delta=DELTAS, loop=LoopOptions(seed=1))
+    strategy = UDP(privacy=UserLevel(epsilon=EPSILON, delta=DELTAS), loop=LoopOptions(seed=1))
     run_strategy(strategy, message_app([as_mod(Telling)]), nodes=nodes(), num_rounds=1)
     assert sorted(seen) == [
         (name, EPSILON[name], z_of(EPSILON[name], DELTAS[name], 1)) for name in NAMES

@@ -21,7 +21,15 @@ from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import UDP, LoopOptions
+from flwr_privacy.strategies import (
+    UDP,
+    ClientLosses,
+    Discounting,
+    LinearNoise,
+    LoopOptions,
+    PlateauNoise,
+    UserLevel,
+)
 from flwr_privacy.udp import discount_T, sigma_crd
 
 BETTER, SAME = 1.0, 0.0  # how much the loss falls in a round
@@ -53,8 +61,9 @@ def run(strategy: Any, rounds: int, **options: Any) -> Any:
 
 
 def crd(**options: Any) -> UDP:
-    defaults: dict[str, Any] = {"crd": True, "validation_fn": Script(), "seed": 1}
-    return make(UDP, **{**defaults, **options})
+    defaults: dict[str, Any] = {"schedule": "discounting", "judge": Script(), "seed": 1}
+    given = {key: value for key, value in {**defaults, **options}.items() if value is not None}
+    return make(UDP, **given)
 
 
 def noises(result: Any) -> list[float]:
@@ -79,7 +88,7 @@ def test_F7_a_discount_after_every_round_ends_the_training_early(
 ) -> None:
     """T0 = 40 and beta = 0.5: 40, 20, 10 + ... by floor(beta (T - t)) + t."""
     script = Script()
-    strategy = crd(validation_fn=script, beta=0.5, noise=noise, run_dir=tmp_path)
+    strategy = crd(judge=script, beta=0.5, noise=noise, run_dir=tmp_path)
     result = run(strategy, 40)
     expected, t = [40], 0
     while t < expected[-1]:
@@ -107,7 +116,7 @@ def test_F7_a_discount_after_every_round_ends_the_training_early(
 
 def test_F6_discounts_after_some_rounds_spend_the_budget_exactly() -> None:
     script = Script(only_after(1, 3))
-    strategy = crd(validation_fn=script, beta=0.7, rounds=12)
+    strategy = crd(judge=script, beta=0.7, rounds=12)
     result = run(strategy, 12)
     T1 = discount_T(12, 1, 0.7)
     T2 = discount_T(T1, 3, 0.7)
@@ -125,7 +134,7 @@ def test_F6_discounts_after_some_rounds_spend_the_budget_exactly() -> None:
 def test_F8_without_a_trigger_it_is_the_training_without_discounting_bit_for_bit() -> None:
     same_run: dict[str, Any] = {"seed": 1, "experiment_id": "e"}
     plain = run(make(UDP, **same_run), 4, insecure_seed=3)
-    strategy = crd(**same_run, validation_fn=Script(only_after()))
+    strategy = crd(**same_run, judge=Script(only_after()))
     discounting = run(strategy, 4, insecure_seed=3)
     assert same(plain.arrays, discounting.arrays)
     assert strategy.T_history == [4] * 5
@@ -135,7 +144,7 @@ def test_F8_without_a_trigger_it_is_the_training_without_discounting_bit_for_bit
 
 def test_the_validation_sees_the_first_model_and_each_new_one() -> None:
     script, models = Script(only_after(0)), []
-    strategy = crd(validation_fn=script, beta=0.6)
+    strategy = crd(judge=script, beta=0.6)
     result = run(strategy, 5, evaluate_fn=lambda _, arrays: models.append(arrays))
     assert [server_round for server_round, _ in script.asked] == list(range(len(models)))
     for (_, seen), model in zip(script.asked, models, strict=True):
@@ -147,9 +156,7 @@ def test_the_validation_sees_the_first_model_and_each_new_one() -> None:
 
 def test_a_loss_that_is_no_number_is_no_improvement(tmp_path: Path) -> None:
     losses = {0: 3.0, 1: 2.0, 2: math.nan, 3: 1.0}
-    strategy = crd(
-        validation_fn=lambda r, _: np.float32(losses.get(r, 0.5)), beta=0.7, run_dir=tmp_path
-    )
+    strategy = crd(judge=lambda r, _: np.float32(losses.get(r, 0.5)), beta=0.7, run_dir=tmp_path)
     result = run(strategy, 10)
     # Round index 1 has a NaN; index 2 is compared with the loss before it.
     after = discount_T(10, 1, 0.7)
@@ -161,29 +168,31 @@ def test_a_loss_that_is_no_number_is_no_improvement(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", [None, "0.3", {"loss": 0.3}, True, np.ones(1), 1j])
 def test_a_validation_that_returns_something_else_is_said_so(loss: Any) -> None:
-    with pytest.raises(InvalidParameterError, match=r"validation_fn = .*a function to a number"):
-        run(crd(validation_fn=lambda *_: loss), 2)
+    with pytest.raises(InvalidParameterError, match=r"judge = .*a function to a number"):
+        run(crd(judge=lambda *_: loss), 2)
 
 
 @pytest.mark.parametrize("loss", [1, np.float64(1.0), np.int64(1)])
 def test_any_kind_of_number_is_a_loss(loss: Any) -> None:
-    assert len(run(crd(validation_fn=lambda *_: loss), 2).history) == 2
+    assert len(run(crd(judge=lambda *_: loss), 2).history) == 2
 
 
 def test_patience_and_zeta_reach_the_rule() -> None:
-    strategy = crd(validation_fn=Script(lambda _: 0.05), zeta=0.1, patience=3, beta=0.5)
+    strategy = crd(judge=Script(lambda _: 0.05), zeta=0.1, patience=3, beta=0.5)
     run(strategy, 9)
     after = discount_T(9, 2, 0.5)
     assert strategy.T_history[:4] == [9, 9, 9, after]
-    strategy = crd(validation_fn=Script(lambda _: 0.05), zeta=0.04, patience=3, beta=0.5)
+    strategy = crd(judge=Script(lambda _: 0.05), zeta=0.04, patience=3, beta=0.5)
     run(strategy, 4)
     assert strategy.T_history == [4] * 5
 
 
-@pytest.mark.parametrize("options", [{}, {"v_source": "clients"}])
+@pytest.mark.parametrize("options", [{}, {"judge": "clients"}])
 def test_a_round_without_an_answer_discounts_nothing_and_is_done(options: dict[str, Any]) -> None:
-    judged = {} if options else {"validation_fn": Script()}
-    strategy = make(UDP, crd=True, beta=0.7, seed=1, deadline=1.0, **judged, **options)
+    judged = {} if options else {"judge": Script()}
+    strategy = make(
+        UDP, schedule="discounting", beta=0.7, seed=1, deadline=1.0, **judged, **options
+    )
     faults = [Fault(kind="drop", server_round=r) for r in (1, 2)]
     result = run(strategy, 6, faults=faults)
     assert [line.get("skipped") for line in result.history[:4]] == [None, True, True, False]
@@ -213,7 +222,7 @@ def test_the_cap_holds_whatever_the_losses_are(draw: int) -> None:
     draws = random.Random(draw)
     noise = draws.choice(["gdp_fixed", "gdp", "gdp_worst", "zcdp"])
     strategy = crd(
-        validation_fn=lambda *_: draws.choice([draws.random(), math.inf, -math.inf, math.nan, 0.5]),
+        judge=lambda *_: draws.choice([draws.random(), math.inf, -math.inf, math.nan, 0.5]),
         beta=draws.choice([0.5, 0.7, 0.9]),
         patience=draws.choice([1, 2]),
         noise=noise,
@@ -238,7 +247,7 @@ def test_the_cap_holds_whatever_the_losses_are(draw: int) -> None:
 
 def resumable(folder: Path | None, **options: Any) -> UDP:
     own: dict[str, Any] = {"seed": 1, "experiment_id": "e", "run_dir": folder, "beta": 0.8}
-    return crd(**{**own, "validation_fn": Script(only_after(1, 3, 4)), **options})
+    return crd(**{**own, "judge": Script(only_after(1, 3, 4)), **options})
 
 
 @pytest.mark.parametrize(
@@ -287,7 +296,7 @@ def test_a_server_that_dies_as_it_judges_a_model_judges_the_same_one_again(tmp_p
         return 1.0
 
     for attempt in range(4):
-        strategy = resumable(tmp_path / "run", validation_fn=judge, resume=attempt > 0)
+        strategy = resumable(tmp_path / "run", judge=judge, resume=attempt > 0)
         try:
             run(strategy, 3, state=tmp_path / "state")
         except Killed:
@@ -311,10 +320,10 @@ def test_a_checkpoint_of_another_rule_is_refused(tmp_path: Path) -> None:
         ({"beta": 0.7}, 10, r"calibrated for beta = 0\.8, not 0\.7"),
         ({"zeta": 0.5}, 10, "calibrated for zeta"),
         ({"patience": 2}, 10, "calibrated for patience"),
-        ({"crd": False}, 10, "judged by 'server', not None"),
-        ({"crd": False, "lei": "plateau"}, 10, "calibrated for crd"),
+        ({"schedule": None, "judge": None, "beta": None}, 10, "judged by 'server', not ''"),
+        ({"schedule": "plateau", "beta": None}, 10, "calibrated for schedule"),
         ({"noise": "gdp"}, 10, "calibrated for noise"),
-        ({"v_source": "clients"}, 10, "judged by 'server'"),
+        ({"judge": "clients"}, 10, "judged by 'server'"),
         ({}, 11, "calibrated for rounds = 10, not 11"),
     ):
         with pytest.raises(CheckpointError, match=text):
@@ -326,9 +335,15 @@ def test_under_a_users_own_start_it_stops_asking_when_the_rounds_are_done(source
     class Own(UDP):
         start = Strategy.start
 
-    judged: dict[str, Any] = {"validation_fn": Script()} if source == "server" else {}
-    options: dict[str, Any] = {"seed": 1, "crd": True, "beta": 0.4, "zeta": 1e9, **judged}
-    own = make(Own, **options, v_source=source, rounds=9)
+    judged: dict[str, Any] = {"judge": Script() if source == "server" else "clients"}
+    options: dict[str, Any] = {
+        "seed": 1,
+        "schedule": "discounting",
+        "beta": 0.4,
+        "zeta": 1e9,
+        **judged,
+    }
+    own = make(Own, **options, rounds=9)
     models: list[ArrayRecord] = []
     numpy_app = numpy_client_app(
         lambda context: UDPClient(StepClient(int(context.node_config["partition-id"])), context)
@@ -342,7 +357,7 @@ def test_under_a_users_own_start_it_stops_asking_when_the_rounds_are_done(source
     assert trained == list(range(1, done + 1))
     assert done < 9
     if source == "server":
-        twin = crd(**{**options, "validation_fn": Script()})
+        twin = crd(**{**options, "judge": Script()})
         run(twin, 9)
         assert own.T_history == twin.T_history
         assert [r.charge for r in own.releases] == [r.charge for r in twin.releases]
@@ -352,25 +367,29 @@ def test_under_a_users_own_start_it_stops_asking_when_the_rounds_are_done(source
 
 
 @pytest.mark.parametrize(
-    ("lei", "end", "planned"), [("exhaust", 0.0, 10), ("exhaust", 0.5, 13), ("calibrated", 0.5, 20)]
+    ("calibrated", "end", "planned"), [(False, 0.0, 10), (False, 0.5, 13), (True, 0.5, 20)]
 )
-def test_F24_leis_linear_decay(lei: str, end: float, planned: int) -> None:
+def test_F24_leis_linear_decay(calibrated: bool, end: float, planned: int) -> None:
     """Rounds until the squares of 1 / (1 - (1 - end) t / 20) add up to 20."""
-    strategy = UDP(lei=lei, lei_end=end, epsilon=4.0, loop=LoopOptions(seed=1))
+    strategy = UDP(
+        privacy=UserLevel(epsilon=4.0),
+        schedule=LinearNoise(end=end, calibrated=calibrated),
+        loop=LoopOptions(seed=1),
+    )
     result = run(strategy, 20)
     z = noises(result)
     assert len(z) == planned
-    uniform = UDP(epsilon=4.0, loop=LoopOptions(seed=1), rounds=20)
+    uniform = UDP(privacy=UserLevel(epsilon=4.0), loop=LoopOptions(seed=1), rounds=20)
     run(uniform, 1)
     assert uniform.terms is not None
     first = uniform.terms.noise_multiplier
     shape = [1 - (1 - end) * t / 20 for t in range(planned)]
-    if lei == "calibrated":
+    if calibrated:
         first *= math.sqrt(sum(s**-2 for s in shape) / 20)
     assert z == pytest.approx([first * s for s in shape], rel=1e-9)
     assert result.guarantee.spent <= 4.0 * (1 + 1e-9)
     Caps.check(strategy, 4.0, 1e-5)
-    if lei == "calibrated":
+    if calibrated:
         assert result.guarantee.spent == pytest.approx(4.0, rel=1e-6)
     assert [line["scheme"]["T"] for line in result.history[1:]] == [planned] * planned
     assert [line["folded"] for line in result.history[1:]] == [4] * planned
@@ -379,8 +398,9 @@ def test_F24_leis_linear_decay(lei: str, end: float, planned: int) -> None:
 def test_lei_to_the_end_at_full_noise_is_a_training_without_decay() -> None:
     same_run: dict[str, Any] = {"seed": 1, "experiment_id": "e"}
     plain = run(make(UDP, **same_run), 3, insecure_seed=3)
-    for lei in ("exhaust", "calibrated"):
-        decaying = run(make(UDP, **same_run, lei=lei, lei_end=1.0), 3, insecure_seed=3)
+    for calibrated in (False, True):
+        schedule = LinearNoise(end=1.0, calibrated=calibrated)
+        decaying = run(make(UDP, **same_run, schedule=schedule), 3, insecure_seed=3)
         assert same(plain.arrays, decaying.arrays)
 
 
@@ -388,7 +408,9 @@ def test_lei_to_the_end_at_full_noise_is_a_training_without_decay() -> None:
 def test_leis_plateau_lowers_the_noise_where_the_loss_does_not_fall(source: str) -> None:
     if source == "server":
         strategy = UDP(
-            lei="plateau", validation_fn=Script(only_after(1, 2, 5)), loop=LoopOptions(seed=1)
+            privacy=UserLevel(),
+            schedule=PlateauNoise(judge=Script(only_after(1, 2, 5))),
+            loop=LoopOptions(seed=1),
         )
         result = run(strategy, 10)
         z = noises(result)
@@ -397,14 +419,18 @@ def test_leis_plateau_lowers_the_noise_where_the_loss_does_not_fall(source: str)
         # 10 units: 1 + 1 + 1.5625 + 3 * 2.44 = 10.9 is too much, 8.45 is not.
         assert len(z) == 5
     else:
-        strategy = UDP(lei="plateau", v_source="clients", loop=LoopOptions(seed=1))
+        strategy = UDP(
+            privacy=UserLevel(),
+            schedule=PlateauNoise(judge=ClientLosses()),
+            loop=LoopOptions(seed=1),
+        )
         run(strategy, 4)
     assert strategy.card(final=True).verify()
     Caps.check(strategy, 8.0, 1e-5)
 
 
 def test_it_goes_with_a_servers_optimiser() -> None:
-    strategy = crd(validation_fn=Script(only_after(1)), beta=0.5, inner=FedAdam(eta=0.1))
+    strategy = crd(judge=Script(only_after(1)), beta=0.5, inner=FedAdam(eta=0.1))
     script = strategy._validation_fn
     result = run(strategy, 6)
     assert strategy.T_history == [6, 6, 3, 3]
@@ -417,7 +443,7 @@ def test_it_goes_with_a_secure_sum_and_with_cohorts(shared: bool) -> None:
     results, strategies = [], []
     for nodes in (4, 2):
         strategy = crd(
-            validation_fn=Script(only_after(0, 2)),
+            judge=Script(only_after(0, 2)),
             beta=0.7,
             experiment_id="e",
             secure_sum=SecureSum(),
@@ -438,33 +464,38 @@ def test_it_goes_with_a_secure_sum_and_with_cohorts(shared: bool) -> None:
 
 def test_a_round_without_a_secure_sum_is_done_as_well() -> None:
     """Nobody deals in round 1: it is skipped like any other, and discounts nothing."""
-    strategy = crd(
-        validation_fn=Script(only_after()), secure_sum=SecureSum(), deadline=1.0, beta=0.5
-    )
+    strategy = crd(judge=Script(only_after()), secure_sum=SecureSum(), deadline=1.0, beta=0.5)
     faults = [Fault(kind="drop", phase="keys", server_round=1)]
     result = run(strategy, 3, faults=faults)
     assert [line.get("skipped") for line in result.history] == [None, True, False, False]
     assert strategy.T_history == [3] * 4
 
 
+JUDGED = {"schedule": "discounting", "judge": "clients"}
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"crd": True}, "validation_fn = None: expected a function to the loss of a model"),
-        ({"lei": "plateau"}, "validation_fn = None"),
-        ({"crd": True, "lei": "exhaust", "validation_fn": Script()}, "lei = 'exhaust'"),
-        ({"lei": "exhaust", "noise": "gdp"}, "lei = 'exhaust': expected nothing, or noise"),
-        ({"lei": "nothing"}, "lei = 'nothing'"),
-        ({"lei": "exhaust", "lei_end": -0.1}, "= -0.1"),
-        ({"beta": 1.0}, "beta = 1.0"),
-        ({"zeta": -1.0}, "zeta = -1.0"),
-        ({"patience": 0}, "patience = 0"),
-        ({"v_source": "both"}, "v_source = 'both'"),
-        ({"loss_cap": 0.0}, "loss_cap = 0.0"),
-        ({"loss_cap": math.nan}, "loss_cap = nan"),
+        ({"schedule": "discounting"}, "judge = None: expected 'clients', or a function"),
+        ({"schedule": Discounting}, "expected Discounting(...), LinearNoise(...)"),
+        ({"schedule": "plateau"}, "judge = None"),
+        ({"schedule": "plateau", "judge": 3}, "judge = 3: expected a function to the loss"),
+        ({"schedule": "linear", "judge": Script()}, "only with schedule=discounting"),
+        ({"schedule": "linear", "noise": "gdp"}, "noise = 'gdp': expected 'gdp_fixed' or 'paper'"),
+        ({"schedule": "nothing"}, "schedule = 'nothing'"),
+        ({"schedule": "linear", "end": -0.1}, "= -0.1"),
+        ({**JUDGED, "beta": 1.0}, "beta = 1.0"),
+        ({**JUDGED, "zeta": -1.0}, "zeta = -1.0"),
+        ({**JUDGED, "patience": 0}, "patience = 0"),
+        ({"beta": 0.5}, "UDP has no 'beta': only with schedule=discounting"),
+        ({**JUDGED, "judge": "both"}, "judge = 'both'"),
+        ({**JUDGED, "loss_cap": 0.0}, "loss_cap = 0.0"),
+        ({**JUDGED, "loss_cap": math.nan}, "loss_cap = nan"),
+        ({**JUDGED, "share": 1.0}, "share = 1.0"),
         (
-            {"crd": True, "v_source": "clients", "secure_sum": SecureSum()},
-            "v_source = 'clients': expected 'server' with a secure sum",
+            {"schedule": "discounting", "judge": "clients", "secure_sum": SecureSum()},
+            "judge = 'clients': expected a function on the server with a secure sum",
         ),
     ],
 )

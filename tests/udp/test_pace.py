@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,6 @@ from flwr_privacy.udp import (
     budget,
     discount_T,
     m_t,
-    pace_of,
     sigma_crd,
     sigma_paper,
 )
@@ -222,26 +222,21 @@ def test_a_checkpoint_of_another_pace_is_refused() -> None:
         Uniform(10).load(Uniform(11).state())
 
 
-OPTIONS = {"beta": 0.9, "zeta": 0.001, "patience": 1, "lei_end": 0.5}
-
-
 @pytest.mark.parametrize(
-    ("rounds", "options", "text"),
+    ("made", "text"),
     [
-        (0, {}, "rounds = 0"),
-        (5, {"beta": 1.0}, "beta = 1.0: expected a number between 0 and 1, neither of them"),
-        (5, {"beta": 0.0}, "beta = 0.0"),
-        (5, {"beta": math.nan}, "beta = nan"),
-        (5, {"zeta": -0.1}, "zeta = -0.1"),
-        (5, {"patience": 0}, "patience = 0"),
-        (5, {"lei": "linear"}, "lei = 'linear'"),
-        (5, {"lei": "exhaust", "crd": True}, "lei = 'exhaust': expected nothing, with crd"),
-        (5, {"lei": "exhaust", "lei_end": 1.5}, "end = 1.5"),
+        (lambda: Uniform(0), "rounds = 0"),
+        (lambda: Discounted(5, beta=1.0), "beta = 1.0: expected a number between 0 and 1, neither"),
+        (lambda: Discounted(5, beta=0.0), "beta = 0.0"),
+        (lambda: Discounted(5, beta=math.nan), "beta = nan"),
+        (lambda: Discounted(5, zeta=-0.1), "zeta = -0.1"),
+        (lambda: Discounted(5, patience=0), "patience = 0"),
+        (lambda: LinearDecay(5, end=1.5), "end = 1.5"),
     ],
 )
-def test_parameters_that_are_refused(rounds: int, options: dict[str, object], text: str) -> None:
+def test_parameters_that_are_refused(made: Callable[[], Pace], text: str) -> None:
     with pytest.raises(InvalidParameterError) as error:
-        pace_of(rounds, **{"crd": False, "lei": None, **OPTIONS, **options})  # type: ignore[arg-type]
+        made()
     assert text in str(error.value)
 
 

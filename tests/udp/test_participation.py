@@ -17,7 +17,7 @@ from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import UDP, LoopOptions
+from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
 from flwr_privacy.strategies.draws import each_by_itself
 
 SECRET: dict[str, Any] = {
@@ -82,6 +82,7 @@ def test_a_poisson_sample_does_not_depend_on_the_number_of_nodes(tmp_path: Path)
     results = []
     for nodes in (1, 3):
         strategy = UDP(
+            privacy=UserLevel(),
             client_sampling="poisson",
             fraction_train=0.4,
             loop=LoopOptions(clients=12, seed=4, experiment_id="e"),
@@ -101,7 +102,11 @@ def test_a_poisson_sample_does_not_depend_on_the_number_of_nodes(tmp_path: Path)
 
 def test_a_round_in_which_nobody_is_drawn_is_skipped_and_costs_nothing(tmp_path: Path) -> None:
     strategy = UDP(
-        client_sampling="poisson", fraction_train=0.25, min_train_nodes=1, loop=LoopOptions(seed=1)
+        privacy=UserLevel(),
+        client_sampling="poisson",
+        fraction_train=0.25,
+        min_train_nodes=1,
+        loop=LoopOptions(seed=1),
     )
     result = run_strategy(strategy, app(), num_rounds=12, state=tmp_path)
     empty = [line["round"] for line in result.history[1:] if line["asked"] == 0]
@@ -179,7 +184,7 @@ def test_a_resumed_training_draws_the_same_clients_in_secret(tmp_path: Path) -> 
     run: dict[str, Any] = {"nodes": 2, "num_rounds": 4, "state": tmp_path / "state"}
     with pytest.raises(Killed):
         run_strategy(make(Dying, **options, run_dir=tmp_path / "run"), app(), **run)
-    before = asked(UDP(), tmp_path / "state", 12)
+    before = asked(UDP(privacy=UserLevel()), tmp_path / "state", 12)
     strategy = make(UDP, **options, run_dir=tmp_path / "run", resume=True)
     result = run_strategy(strategy, app(), **run)
     after = asked(strategy, tmp_path / "state", 12)
@@ -205,9 +210,9 @@ def test_a_resumed_training_draws_the_same_clients_in_secret(tmp_path: Path) -> 
             "participants = 'secret': expected 'visible' with noise 'gdp_fixed'",
         ),
         ({"participants": "secret", "noise": "gdp"}, "participants = 'secret'"),
-        ({**SECRET, "crd": True, "validation_fn": lambda *_: 0.0}, "with crd or lei"),
-        ({**SECRET, "crd": True, "v_source": "clients"}, "pld_secret"),
-        ({**SECRET, "lei": "exhaust"}, "with crd or lei"),
+        ({**SECRET, "schedule": "discounting", "judge": lambda *_: 0.0}, "with a schedule"),
+        ({**SECRET, "schedule": "discounting", "judge": "clients"}, "pld_secret"),
+        ({**SECRET, "schedule": "linear"}, "with a schedule"),
         ({**SECRET, "secure_sum": SecureSum()}, "or a secure sum"),
         ({**SECRET, "epsilon": {"a": 1.0}}, "budgets of each client"),
         ({**SECRET, "unit": "record", "learning_rate": 1.0, "sampling_rate": 0.5}, "sampling_rate"),

@@ -29,7 +29,7 @@ from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import UDP, LoopOptions
+from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
 from flwr_privacy.udp import Terms
 
 BIG = {"w": np.zeros((160, 100), np.float32)}
@@ -77,7 +77,9 @@ def test_a_sum_has_the_noise_of_its_shares_and_at_least_what_is_charged(
     secure_sum: SecureSum, parties: int, lost: tuple[int, ...]
 ) -> None:
     strategy = UDP(
-        shared_noise=True, secure_sum=secure_sum, clipping_norm=0.5, loop=LoopOptions(seed=1)
+        privacy=UserLevel(shared_noise=True, clipping_norm=0.5),
+        secure_sum=secure_sum,
+        loop=LoopOptions(seed=1),
     )
     result = run_strategy(
         strategy,
@@ -108,7 +110,9 @@ def test_the_noise_of_a_sum_is_that_many_times_less_than_with_noise_of_each() ->
     variances = {}
     for shared in (False, True):
         secure_sum = SecureSum(threshold=4, colluders=0)
-        strategy = UDP(shared_noise=shared, secure_sum=secure_sum, loop=LoopOptions(seed=1))
+        strategy = UDP(
+            privacy=UserLevel(shared_noise=shared), secure_sum=secure_sum, loop=LoopOptions(seed=1)
+        )
         result = run_strategy(
             strategy, frozen_app(), arrays=record(BIG), num_rounds=1, insecure_seed=1
         )
@@ -121,7 +125,9 @@ def test_the_noise_of_a_sum_is_that_many_times_less_than_with_noise_of_each() ->
 
 
 def test_below_the_threshold_nothing_is_opened_and_the_model_stays(tmp_path: Path) -> None:
-    strategy = UDP(shared_noise=True, secure_sum=SecureSum(), loop=LoopOptions(seed=1))
+    strategy = UDP(
+        privacy=UserLevel(shared_noise=True), secure_sum=SecureSum(), loop=LoopOptions(seed=1)
+    )
     faults = [Fault(kind="drop", client=str(i), server_round=1) for i in (0, 1, 2)]
     models: list[ArrayRecord] = []
     result = run_strategy(
@@ -165,7 +171,9 @@ def test_cohorts_equal_one_node_per_client() -> None:
 
 def test_the_promise_says_whom_it_is_against_and_for_how_many_it_holds() -> None:
     secure_sum = SecureSum(threshold=4, colluders=1)
-    strategy = UDP(shared_noise=True, secure_sum=secure_sum, loop=LoopOptions(seed=1))
+    strategy = UDP(
+        privacy=UserLevel(shared_noise=True), secure_sum=secure_sum, loop=LoopOptions(seed=1)
+    )
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), nodes=5, num_rounds=2)
     text = result.guarantee.text()
     assert "clients that collude with it" in result.guarantee.adversary

@@ -32,7 +32,7 @@ from flwr_privacy.ledger import Ledger
 from flwr_privacy.mechanism import NoFactsError
 from flwr_privacy.simulations.inline import Fault, InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import UDP, LoopOptions
+from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
 from flwr_privacy.udp import Schedule, Terms
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import Header
@@ -138,7 +138,9 @@ def test_F21_the_noise_has_the_variance_that_is_charged(node: Node) -> None:
 @pytest.mark.usefixtures("no_pld")
 def test_F22_equal_weights_at_user_level_and_a_mean_of_all(tmp_path: Path) -> None:
     """With an epsilon without meaning the result is the mean of the clipped updates (F14)."""
-    strategy = UDP(epsilon=1e6, rounds=1, clipping_norm=0.5, loop=LoopOptions(seed=1))
+    strategy = UDP(
+        privacy=UserLevel(epsilon=1e6, clipping_norm=0.5), rounds=1, loop=LoopOptions(seed=1)
+    )
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
     expected = {name: np.array(array, float) for name, array in MODEL.items()}
     names = released_names(MODEL)
@@ -264,7 +266,9 @@ def test_integers_and_statistics_are_kept_back_and_named(tmp_path: Path) -> None
         "bn.num_batches_tracked": np.array(3),
         "0": np.ones(2),
     }
-    strategy = UDP(rounds=1, keep_back=["0"], epsilon=100.0, loop=LoopOptions(seed=1))
+    strategy = UDP(
+        rounds=1, keep_back=["0"], privacy=UserLevel(epsilon=100.0), loop=LoopOptions(seed=1)
+    )
     app = message_app([as_mod(UDPClient)])
     result = run_strategy(strategy, app, num_rounds=1, arrays=record(model))
     assert result.history[1]["folded"] == 4
@@ -309,7 +313,7 @@ def test_what_is_the_nodes_is_not_taken_from_a_server(node: Node, key: str) -> N
 
 def test_a_seed_of_the_node_voids_the_guarantee(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        strategy = UDP(rounds=1, loop=LoopOptions(seed=1))
+        strategy = UDP(privacy=UserLevel(), rounds=1, loop=LoopOptions(seed=1))
         app = message_app([as_mod(UDPClient)])
         result = run_strategy(strategy, app, num_rounds=1, insecure_seed=5)
     assert "draws its noise from a seed" in caplog.text
@@ -415,13 +419,13 @@ def test_a_grid_that_does_not_fit_the_noise_is_refused(node: Node, grid: int, te
         ({"clipping_norm": 0.0}, "clipping_norm = 0.0"),
         ({"clipping_norm": -1.0}, "clipping_norm = -1.0"),
         ({"unit": "client"}, "unit = 'client'"),
-        ({"unit": "record"}, "learning_rate = None: expected the step size"),
-        ({"learning_rate": 0.1}, "learning_rate = 0.1: expected nothing at user level"),
+        ({"unit": "record"}, "RecordLevel needs 'learning_rate'"),
+        ({"learning_rate": 0.1}, "learning_rate': only with unit=record"),
         ({"unit": "record", "learning_rate": 0.0}, "learning_rate = 0.0"),
         ({"noise": "no"}, "noise = 'no'"),
         ({"rounds": 0}, "rounds = 0"),
         ({"grid_bits": 31}, "grid_bits = 31"),
-        ({"sampling_rate": 0.5}, "sampling_rate = 0.5"),
+        ({"sampling_rate": 0.5}, "sampling_rate': only with unit=record"),
     ],
 )
 def test_parameters_that_are_refused(options: dict[str, Any], text: str) -> None:
@@ -431,7 +435,9 @@ def test_parameters_that_are_refused(options: dict[str, Any], text: str) -> None
 
 def test_names_to_keep_back_are_the_models(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match=r"keep_back = \['nonesuch'\]"):
-        run_strategy(UDP(keep_back=["nonesuch"]), message_app([as_mod(UDPClient)]))
+        run_strategy(
+            UDP(privacy=UserLevel(), keep_back=["nonesuch"]), message_app([as_mod(UDPClient)])
+        )
 
 
 def test_a_start_of_ones_own_has_to_say_how_many_rounds_there_are() -> None:
@@ -441,7 +447,7 @@ def test_a_start_of_ones_own_has_to_say_how_many_rounds_there_are() -> None:
         start = Strategy.start
 
     with pytest.raises(InvalidParameterError, match="rounds = None"):
-        run_strategy(Own(), message_app([as_mod(UDPClient)]))
+        run_strategy(Own(privacy=UserLevel()), message_app([as_mod(UDPClient)]))
 
 
 def test_the_card_has_every_charge_also_of_replies_that_were_lost_or_late(tmp_path: Path) -> None:
@@ -449,7 +455,7 @@ def test_the_card_has_every_charge_also_of_replies_that_were_lost_or_late(tmp_pa
         Fault(kind="drop", client="1", server_round=1),
         Fault(kind="corrupt", client="2", server_round=2),
     ]
-    strategy = UDP(loop=LoopOptions(seed=1, run_dir=tmp_path, deadline=0.5))
+    strategy = UDP(privacy=UserLevel(), loop=LoopOptions(seed=1, run_dir=tmp_path, deadline=0.5))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), faults=faults)
     assert [line["folded"] for line in result.history[1:]] == [3, 3, 4]
     card = PrivacyCard.from_json((tmp_path / "privacy-card.json").read_text())
@@ -470,7 +476,7 @@ def test_a_client_that_fails_before_it_releases_is_not_charged(tmp_path: Path) -
     policy.write_text('schemes = ["fedavg"]')
     nodes = [{"client-id": name, "partition-id": i} for i, name in enumerate("abcd")]
     nodes[1]["privacy-policy"] = str(policy)
-    strategy = UDP(loop=LoopOptions(seed=1))
+    strategy = UDP(privacy=UserLevel(), loop=LoopOptions(seed=1))
     result = run_strategy(strategy, app, nodes=nodes)
     assert result.history[1]["refused"] == {"declined": 1}
     assert all(release.clients == ("a", "c", "d") for release in strategy.releases)
@@ -484,7 +490,13 @@ def test_a_resume_with_other_terms_is_refused(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_strategy(UDP(loop=LoopOptions(seed=1, run_dir=tmp_path, on_round=interrupted)), app)
+        run_strategy(
+            UDP(
+                privacy=UserLevel(),
+                loop=LoopOptions(seed=1, run_dir=tmp_path, on_round=interrupted),
+            ),
+            app,
+        )
     for options, rounds, text in (
         ({"epsilon": 9.0}, 3, "calibrated for epsilon = 8.0, not 9.0"),
         ({"clipping_norm": 2.0}, 3, "calibrated for clipping_norm = 1.0, not 2.0"),
@@ -529,7 +541,7 @@ def test_a_round_that_is_resumed_half_way_costs_its_clients_nothing_more(tmp_pat
 
 @pytest.mark.usefixtures("no_pld")
 def test_server_optimisers_and_many_rounds(tmp_path: Path) -> None:
-    strategy = UDP(loop=LoopOptions(seed=1), inner=FedAdam(), epsilon=1e3)
+    strategy = UDP(loop=LoopOptions(seed=1), inner=FedAdam(), privacy=UserLevel(epsilon=1e3))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=2)
     assert not same_models(result.arrays, record())
     assert all(np.isfinite(a.numpy()).all() for a in result.arrays.values())
@@ -554,7 +566,7 @@ def test_a_bare_message_gets_nothing() -> None:
 
 
 def test_a_second_start_is_another_training_with_a_schedule_of_its_own() -> None:
-    strategy = UDP(loop=LoopOptions(seed=1))
+    strategy = UDP(privacy=UserLevel(), loop=LoopOptions(seed=1))
     app = message_app([as_mod(UDPClient)])
     run_strategy(strategy, app, num_rounds=2)
     assert strategy.terms is not None
@@ -623,6 +635,7 @@ def test_a_question_that_is_answered_meanwhile_is_not_charged_again(node: Node) 
 
 def test_a_seed_voids_the_guarantee_whatever_becomes_of_the_metrics() -> None:
     strategy = UDP(
+        privacy=UserLevel(),
         loop=LoopOptions(seed=1),
         rounds=1,
         train_metrics_aggr_fn=lambda contents, key: MetricRecord(),
@@ -632,14 +645,14 @@ def test_a_seed_voids_the_guarantee_whatever_becomes_of_the_metrics() -> None:
 
 
 def test_the_weight_is_the_clients_own_whatever_key_the_server_names() -> None:
-    strategy = UDP(weighted_by_key="samples", loop=LoopOptions(seed=1))
+    strategy = UDP(privacy=UserLevel(), weighted_by_key="samples", loop=LoopOptions(seed=1))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
     assert result.history[1]["folded"] == 4
 
 
 @pytest.mark.parametrize(("epsilon", "rounds"), [(0.2, 1000), (1.0, 60), (8.0, 60), (100.0, 1)])
 def test_the_usual_grid_has_room_for_the_noise(node: Node, epsilon: float, rounds: int) -> None:
-    strategy = UDP(epsilon=epsilon, rounds=rounds, loop=LoopOptions(seed=1))
+    strategy = UDP(privacy=UserLevel(epsilon=epsilon), rounds=rounds, loop=LoopOptions(seed=1))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
     assert result.history[1]["folded"] == 4
 
@@ -680,7 +693,7 @@ def test_under_ones_own_start_a_lost_reply_is_its_clients_once_that_is_known() -
     class Own(UDP):
         start = Strategy.start
 
-    strategy = Own(rounds=3, loop=LoopOptions(seed=1))
+    strategy = Own(privacy=UserLevel(), rounds=3, loop=LoopOptions(seed=1))
     fault = Fault(kind="drop", client="1", server_round=1)
     run_strategy(strategy, message_app([as_mod(UDPClient)]), faults=[fault], timeout=0.5)
     assert [release.clients for release in strategy.releases] == [("0", "1", "2", "3")] * 3

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import M2FDP, UDP, FedAvg, LoopOptions
+from flwr_privacy.strategies import M2FDP, UDP, FedAvg, LoopOptions, RecordLevel, UserLevel
 
 from .client_app import SIZES
 
@@ -91,9 +91,9 @@ def _strategy(part: str, nodes: int, clients: int) -> FlowerFedAvg:
     if part == "secure":
         return FedAvg(secure_sum=SecureSum(), **asked)
     if part == "udp-user":
-        return UDP(unit="user", epsilon=8.0, clipping_norm=1.0, **asked)
+        return UDP(privacy=UserLevel(epsilon=8.0), **asked)
     if part == "udp-record":
-        return UDP(unit="record", epsilon=8.0, clipping_norm=1.0, learning_rate=1.0, **asked)
+        return UDP(privacy=RecordLevel(epsilon=8.0, learning_rate=1.0), **asked)
     if part == "m2fdp":
         return M2FDP(tree=TierTree.of_fanouts((10, (clients or nodes) // 10), p=0.5), **asked)
     raise ValueError(f"unknown part {part!r}")

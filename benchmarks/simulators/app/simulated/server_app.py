@@ -17,7 +17,16 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.m2fdp import TierTree
-from flwr_privacy.strategies import M2FDP, MSPDQ, UDP, CentralDP, FedAvg, LoopOptions, SchemeResult
+from flwr_privacy.strategies import (
+    M2FDP,
+    MSPDQ,
+    UDP,
+    CentralDP,
+    FedAvg,
+    LoopOptions,
+    SchemeResult,
+    UserLevel,
+)
 
 from . import work
 
@@ -80,7 +89,7 @@ def _strategy(part: str, *, sigma: float, virtual: bool) -> Strategy:
     if part == "central-dp":
         return CentralDP(noise="server", rounds=work.BUDGETED_ROUNDS, **budget, **asked)
     if part == "udp":
-        return UDP(unit="user", rounds=work.BUDGETED_ROUNDS, **budget, **asked)
+        return UDP(privacy=UserLevel(**budget), rounds=work.BUDGETED_ROUNDS, **asked)
     if part == "mspdq":
         return MSPDQ(mixing_rounds=4, **asked)
     if part == "m2fdp":

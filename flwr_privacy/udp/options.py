@@ -1,0 +1,378 @@
+"""What a user of UDP chooses: the unit that is protected, its budget and noise, a schedule."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.updates import SMALLEST_NORM
+
+from .loss import LARGEST_CAP, SMALLEST_CAP
+from .pace import Discounted, LinearDecay, Pace, PlateauDecay
+from .schedule import NONE, Schedule
+from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT
+
+__all__ = [
+    "ClientLosses",
+    "Discounting",
+    "LinearNoise",
+    "NoiseSchedule",
+    "PlateauNoise",
+    "PrivacyLevel",
+    "RecordLevel",
+    "UserLevel",
+]
+
+Budget = float | Mapping[str, float]
+"""A number for all clients, or one for each by its name."""
+
+Noise = Literal["gdp_fixed", "gdp", "gdp_worst", "zcdp", "paper", "pld_secret", "none"]
+
+Judge = Callable[[int, Any], float]
+"""From a round and the model that it led to (round 0: the model to start from) to its loss."""
+
+
+class _Training:
+    """What is known of the training that is protected; no dataclass: some of it is fixed."""
+
+    unit: str
+    learning_rate: float
+    sampling_rate: float
+    local_epochs: int
+    batch_size: int | None
+    sensitivity_bound: str
+    max_records: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyLevel(_Training):
+    """Base of `UserLevel` and `RecordLevel`: what both have."""
+
+    epsilon: Budget = 8.0
+    delta: Budget = 1e-5
+    clipping_norm: float = 1.0
+    noise: Noise = "gdp_fixed"
+    shared_noise: bool = False
+    grid_bits: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
+        check_flag("shared_noise", self.shared_noise)
+        if self.grid_bits is not None:
+            check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)
+        if self.own_budgets and not self.named():
+            raise InvalidParameterError(
+                "epsilon", self.epsilon, "budgets of the same clients as delta's, one at least"
+            )
+        if self.shared_noise and self.noise == NONE:
+            raise InvalidParameterError("shared_noise", True, "false where there is no noise")
+        for client in self.named() or [""]:
+            self.schedule(*self.budget(client), rounds=1, q=1.0)  # or says what is not allowed
+
+    def schedule(
+        self, epsilon: float, delta: float, *, rounds: int, q: float, validation_share: float = 0.0
+    ) -> Schedule:
+        """Return how the noise follows from a budget."""
+        return Schedule(
+            noise=self.noise,
+            epsilon=epsilon,
+            delta=delta,
+            rounds=rounds,
+            q=q,
+            sampling_rate=self.sampling_rate,
+            validation_share=validation_share,
+        )
+
+    def budget(self, client: str) -> tuple[float, float]:
+        """Return epsilon and delta of a client."""
+        epsilon, delta = (
+            value[client] if isinstance(value, Mapping) else value
+            for value in (self.epsilon, self.delta)
+        )
+        return epsilon, delta
+
+    @property
+    def own_budgets(self) -> bool:
+        """Whether clients have budgets of their own."""
+        return isinstance(self.epsilon, Mapping) or isinstance(self.delta, Mapping)
+
+    @property
+    def own_terms(self) -> bool:
+        """Whether clients are asked for different noise."""
+        return self.own_budgets or self.noise in ("gdp", "gdp_worst", "zcdp")
+
+    @property
+    def one_step(self) -> bool:
+        """Whether the training at record level is one step with all records."""
+        return self.local_epochs == 1 and self.batch_size is None
+
+    def named(self) -> list[str]:
+        """Return the clients that have a budget of their own, in order."""
+        mappings = [v for v in (self.epsilon, self.delta) if isinstance(v, Mapping)]
+        return sorted(set.intersection(*map(set, mappings))) if mappings else []
+
+    def parties_of(self, honest: int) -> int:
+        """Return how many clients share the noise of a sum with so many honest ones."""
+        return honest if self.shared_noise else 0
+
+    def lacking(self, clients: Collection[str]) -> dict[str, list[str]]:
+        """Return the clients without a budget, by what they lack; nothing if all have one."""
+        budgets = {"epsilon": self.epsilon, "delta": self.delta}
+        lacking = {
+            name: sorted(set(clients).difference(budget))
+            for name, budget in budgets.items()
+            if isinstance(budget, Mapping)
+        }
+        return {name: lack for name, lack in lacking.items() if lack}
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class UserLevel(PrivacyLevel):
+    """Protects all data of a client, around any training.
+
+    Parameters
+    ----------
+    epsilon, delta : float or dict, default 8.0 and 1e-5
+        Budget of a client over all rounds, or that of each client by its name. With
+        ``noise="paper"`` what the paper claims.
+    clipping_norm : float, default 1.0
+        L2 bound of the whole update.
+    noise : str, default "gdp_fixed"
+        How the noise follows from the budget: `flwr_privacy.udp.Schedule`.
+    shared_noise : bool, default False
+        Whether the clients of a secure sum share the noise: the sum has as much of it as it needs,
+        instead of each answer.
+    grid_bits : int, optional
+        The grid has at least ``2**grid_bits`` steps up to the bound of what is noised; by default
+        18 (at record level 27), or as many as leave room for eight standard deviations of the noise
+        (of a client with 16 records). Codes have 31 bits and a sign, noise included.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or two do not go together.
+
+    Examples
+    --------
+    >>> UserLevel(epsilon=4.0, clipping_norm=0.5).named()
+    []
+    """
+
+    # The training is the user's own: one release, whatever it does.
+    unit = USER_UNIT
+    learning_rate = 1.0
+    sampling_rate = 1.0
+    local_epochs = 1
+    batch_size = None
+    sensitivity_bound = "general"
+    max_records = 0
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class RecordLevel(PrivacyLevel):
+    """Protects one record of a client; its training uses `train_per_record`.
+
+    See `flwr_privacy.clients.torch.train_per_record`.
+
+    Parameters
+    ----------
+    epsilon, delta, noise, shared_noise, grid_bits
+        As in `UserLevel`.
+    clipping_norm : float, default 1.0
+        L2 bound of the gradient of a record.
+    learning_rate : float
+        Step size of the local training.
+    sampling_rate : float, default 1.0
+        Share of a client's records in a round, each drawn by itself and in secret (Poisson).
+    local_epochs : int, default 1
+        Passes over a client's records in a round.
+    batch_size : int, optional
+        Records of a step; by default all.
+    sensitivity_bound : {"general", "convex", "unproven"}, default "general"
+        How the noise follows from several steps, see `flwr_privacy.udp.sensitivity`. With
+        ``unproven`` it is that of one full step, as the authors' code has it, and void.
+    max_records : int, default 16384
+        Most records of a client, with `shared_noise`.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or two do not go together.
+
+    Examples
+    --------
+    >>> RecordLevel(learning_rate=0.1, local_epochs=2).one_step
+    False
+    """
+
+    unit = RECORD_UNIT
+
+    learning_rate: float
+    sampling_rate: float = 1.0
+    local_epochs: int = 1
+    batch_size: int | None = None
+    sensitivity_bound: Literal["general", "convex", "unproven"] = "general"
+    max_records: int = 2**14
+
+    def __post_init__(self) -> None:
+        check_number("learning_rate", self.learning_rate, minimum=math.ulp(0.0))
+        check_integer("max_records", self.max_records, minimum=1, maximum=2**30)
+        if self.batch_size is not None:
+            check_integer("batch_size", self.batch_size, minimum=1)
+        check_integer("local_epochs", self.local_epochs, minimum=1)
+        check_choice("sensitivity_bound", self.sensitivity_bound, BOUNDS)
+        super().__post_init__()
+        plain = {
+            "sampling_rate": 1,
+            "local_epochs": 1,
+            "batch_size": None,
+            "sensitivity_bound": "general",
+        }
+        for name, usual in plain.items():
+            if self.shared_noise and getattr(self, name) != usual:
+                allowed = f"{usual!r} where noise is shared: all records in one step"
+                raise InvalidParameterError(name, getattr(self, name), allowed)
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class ClientLosses:
+    """Has all clients judge the model, after every round, with clipped and noised losses.
+
+    With ``noise="paper"`` the losses have no noise, as printed.
+
+    Parameters
+    ----------
+    share : float, default 0.1
+        Share of a client's budget for the losses that it reports.
+    loss_cap : float, default 4.0
+        Bound of a record's loss that a client reports.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    share: float = 0.1
+    loss_cap: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_number("share", self.share, minimum=1e-6, maximum=0.99)
+        check_number("loss_cap", self.loss_cap, minimum=SMALLEST_CAP, maximum=LARGEST_CAP)
+
+
+class NoiseSchedule(ABC):
+    """Base of the schedules: how the noise changes from round to round."""
+
+    judge: Judge | ClientLosses | None
+
+    @abstractmethod
+    def pace(self, rounds: int) -> Pace:
+        """Return the pace of a training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged(NoiseSchedule):
+    judge: Judge | ClientLosses
+
+    def __post_init__(self) -> None:
+        if not (callable(self.judge) or isinstance(self.judge, ClientLosses)):
+            allowed = "a function to the loss of a model on public data, or ClientLosses(...)"
+            raise InvalidParameterError("judge", self.judge, allowed)
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class Discounting(_Judged):
+    """Discounts the rounds where the validation loss does not fall (algorithm 2).
+
+    Parameters
+    ----------
+    judge : callable or ClientLosses
+        What says how good a model is: a function on the server, from the round and the model to its
+        loss on public data (round 0 is the model to start from); or all clients.
+    beta, zeta, patience
+        As in `flwr_privacy.udp.Discounted`; 0.9, 0.001 and 1 by default.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Examples
+    --------
+    >>> Discounting(judge=ClientLosses(share=0.2), beta=0.7).pace(10).planned
+    10
+    """
+
+    beta: float = 0.9
+    zeta: float = 0.001
+    patience: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.pace(1)
+
+    def pace(self, rounds: int) -> Pace:
+        """Return the pace of a training."""
+        return Discounted(rounds, beta=self.beta, zeta=self.zeta, patience=self.patience)
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class LinearNoise(NoiseSchedule):
+    """Noise that falls linearly from round to round (Lei): `flwr_privacy.udp.LinearDecay`.
+
+    Parameters
+    ----------
+    end : float, default 0.5
+        Noise at the end over that at the start.
+    calibrated : bool, default False
+        Whether it is spread over all rounds; otherwise the training ends with the budget.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    judge = None
+
+    end: float = 0.5
+    calibrated: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("calibrated", self.calibrated)
+        self.pace(1)
+
+    def pace(self, rounds: int) -> Pace:
+        """Return the pace of a training."""
+        return LinearDecay(rounds, end=self.end, calibrated=self.calibrated)
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class PlateauNoise(_Judged):
+    """Noise that falls where the loss does not (Lei's code): `flwr_privacy.udp.PlateauDecay`.
+
+    Parameters
+    ----------
+    judge : callable or ClientLosses
+        As in `Discounting`.
+    """
+
+    def pace(self, rounds: int) -> Pace:
+        """Return the pace of a training."""
+        return PlateauDecay(rounds)

@@ -1,0 +1,70 @@
+"""What mypy says of calls: it sees the parameters, as somebody's editor and CI do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RIGHT = [
+    "FedAvg(0.5, 1.0, 2, loop=LoopOptions(seed=1))",
+    "UDP(privacy=UserLevel(epsilon=4.0), schedule=LinearNoise(end=0.2))",
+    "UDP(privacy=RecordLevel(learning_rate=0.1), schedule=Discounting(judge=lambda r, a: 0.0))",
+    "M2FDP(tree=TierTree.of_fanouts((2, 2)), control={})",
+]
+WRONG = {
+    "UDP(privacy=UserLevel(), fraction_trian=0.5)": '"fraction_trian" for "UDP"',
+    "UDP()": 'Missing named argument "privacy"',
+    'UDP(privacy="recrod")': 'Argument "privacy" to "UDP"',
+    "UDP(privacy=UserLevel(learning_rate=0.1))": '"learning_rate" for "UserLevel"',
+    "RecordLevel(epsilon=1.0)": 'Missing named argument "learning_rate"',
+    'UserLevel(epsilon="4")': 'Argument "epsilon" to "UserLevel"',
+    'UserLevel(noise="gauss")': 'Argument "noise" to "UserLevel"',
+    'UDP(privacy=UserLevel(), client_sampling="all")': 'Argument "client_sampling" to "UDP"',
+    "Discounting(beta=0.5)": 'Missing named argument "judge"',
+    "FedAvg(seed=1)": '"seed" for "FedAvg"',
+    'LoopOptions(clients="4")': 'Argument "clients" to "LoopOptions"',
+    'M2FDP(tree="10,5")': 'Argument "tree" to "M2FDP"',
+    'CentralDP(noise="servr")': 'Argument "noise" to "CentralDP"',
+}
+IMPORTS = """\
+from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.strategies import (
+    ACFL, M2FDP, UDP, CentralDP, Discounting, FedAvg, LinearNoise, LoopOptions, RecordLevel,
+    UserLevel,
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """What mypy says of a module with all the calls, by line."""
+    folder = tmp_path_factory.mktemp("typing")
+    package = folder / "flwr_privacy"
+    package.mkdir()
+    for path in (ROOT / "flwr_privacy").iterdir():
+        (package / path.name).symlink_to(path)
+    for name in ("strategies", "clients", "simulations"):  # as setuptools installs them
+        (package / name).symlink_to(ROOT / name)
+    text = "\n".join([IMPORTS.replace("\n", " ").replace("from", "\nfrom").strip(), *RIGHT, *WRONG])
+    (folder / "calls.py").write_text(text + "\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"]
+    command += ["--ignore-missing-imports", "--no-error-summary", "--hide-error-context"]
+    done = subprocess.run(
+        [*command, "calls.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    lines: dict[int, str] = {}
+    for line in done.stdout.splitlines():
+        _, number, rest = line.split(":", 2)
+        lines[int(number)] = lines.get(int(number), "") + rest
+    assert done.returncode == 1, done.stderr
+    return lines
+
+
+def test_mypy_takes_right_calls_and_refuses_wrong_ones(said: dict[int, str]) -> None:
+    first = 3  # after two lines of imports
+    for number, call in enumerate(RIGHT, start=first):
+        assert number not in said, (call, said[number])
+    for number, (call, message) in enumerate(WRONG.items(), start=first + len(RIGHT)):
+        assert message in said.get(number, ""), (call, said.get(number))
