@@ -92,9 +92,9 @@ def main(grid: Grid, context: Context) -> None:
 
         more |= {"run_dir": config["run-dir"], "resume": resume, "on_round": end_round}
         more |= {"experiment_id": "faults", "seed": 1}
+        observed["evaluate_fn"] = unreliable.keep
     elif config["scheme"] in NAMES:
         more |= {"experiment_id": NAMES[str(config["scheme"])], "seed": 1}
-        observed["evaluate_fn"] = unreliable.keep
     strategy = STRATEGIES[str(config["scheme"])](
         loop=LoopOptions(**more),
         min_train_nodes=0 if config["scheme"] == "m2fdp" else nodes,  # not all of its nodes train
