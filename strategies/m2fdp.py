@@ -248,7 +248,6 @@ class M2FDP(SchemeStrategy):
         self._keep_back_given = self.keep_back
         self._least = check_integer("min_children", self.min_children, minimum=1)
         self._control = dict(self.control) if self.control else None
-        self._relayed = self.relay
         self._edge_noise = self.edge_noise
         self._perturbed = check_flag("perturb_reg", self.perturb_reg)
         self._resources = self.resources or ResourceModel()
@@ -313,7 +312,7 @@ class M2FDP(SchemeStrategy):
         if self._resumed is not None:
             self._course.resume(**self._resumed)
         self._tiers = TierLog(self.tree, self._resources, self._layout.size)
-        self._relay = Relay(self.conversation, self.tree, introductions) if self._relayed else None
+        self._relay = Relay(self.conversation, self.tree, introductions) if self.relay else None
         self._plan = self._course.plan(1)
         self.plan.check(self._layout.size)
         self._write_tree()
@@ -490,7 +489,7 @@ class M2FDP(SchemeStrategy):
             of_group=of_group,
             accumulator=partial(TierSums, self._template, list(self._layout.parts), self._groups),
             take=self._take_codes,
-            adds_up=not self._relayed,
+            adds_up=not self.relay,
             cost=self._costs(exchange),
             charged=self._charged,
         )
@@ -655,7 +654,7 @@ class M2FDP(SchemeStrategy):
             delta=wish.delta,
             nominal=wish.epsilon,
             secure=sum(self.tree.secure(n) for tier in self.tree.tiers[1:-1] for n in tier),
-            relay=self._relayed,
+            relay=self.relay,
             law=wish.law.law,
             clean_events=wish.clean_events and bool(self._schedule.events),
             kept_back=kept,

@@ -1,14 +1,28 @@
 """Constructors are explicit, and a wrong keyword is explained."""
 
 import inspect
-from typing import Any
+import re
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from vertical import LinearCentral
 
 from flwr_privacy import strategies
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.strategies import M2FDP, UDP, FedAvg, LoopOptions, RecordLevel, SchemeStrategy
+from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.strategies import (
+    M2FDP,
+    UDP,
+    FedAvg,
+    FedVS,
+    LoopOptions,
+    NbAFL,
+    RecordLevel,
+    SchemeStrategy,
+    SplitVFL,
+    UserLevel,
+)
 
 EXPORTED = [getattr(strategies, name) for name in strategies.__all__]
 STRATEGIES = [
@@ -90,3 +104,29 @@ def test_it_is_explained_to_subclasses_too_and_is_a_type_error() -> None:
         with pytest.raises(TypeError, match=f"^{kind.__name__} has no 'fraction_trian'"):
             kind(fraction_trian=0.5)
     assert Own(fraction_train=0.5).fraction_train == 0.5
+
+
+REQUIRED: dict[type, dict[str, Any]] = {
+    UDP: {"privacy": UserLevel()},
+    RecordLevel: {"learning_rate": 1.0},
+    M2FDP: {"tree": TierTree.of_fanouts((2, 2), p=1.0)},
+    NbAFL: {"clipping_norm": 1.0, "smallest_data": 10},
+    **{kind: {"labels": [0, 1], "central": LinearCentral()} for kind in (FedVS, SplitVFL)},
+}
+CHOICES = [
+    (kind, name, get_args(part))
+    for kind in (*STRATEGIES, UserLevel, RecordLevel)
+    for name, hint in get_type_hints(kind).items()
+    if name in inspect.signature(kind).parameters
+    for part in (hint, *get_args(hint))
+    if get_origin(part) is Literal
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "choices"), CHOICES)
+def test_what_the_type_allows_is_what_the_constructor_allows(
+    kind: type, name: str, choices: tuple[str, ...]
+) -> None:
+    with pytest.raises(InvalidParameterError) as error:
+        kind(**{**REQUIRED.get(kind, {}), name: "?"})
+    assert set(re.findall(r"'([^']+)'", str(error.value))) - {"?"} == set(choices)
