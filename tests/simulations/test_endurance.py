@@ -153,8 +153,8 @@ def test_a_charge_that_the_ledger_lacks_is_reported(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_charge_that_the_card_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    charged = UDP.charged
-    monkeypatch.setattr(UDP, "charged", lambda self, *args: charged(self, *args) - {"3"})
+    charged = UDP._charged
+    monkeypatch.setattr(UDP, "_charged", lambda self, *args: charged(self, *args) - {"3"})
     wrong = endure("udp", rounds=20, rate=0).wrong
     assert "client 3, phase train, round 7: 1 answers, 0 charges in the card" in wrong
     assert not any(line.startswith("client 2") for line in wrong)

@@ -145,8 +145,8 @@ def test_a_charge_that_the_card_lacks_is_a_defect(
     clean: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell(clean, "udp", "train", "delay")
-    charged = UDP.charged
-    monkeypatch.setattr(UDP, "charged", lambda self, *args: charged(self, *args) - {"3"})
+    charged = UDP._charged
+    monkeypatch.setattr(UDP, "_charged", lambda self, *args: charged(self, *args) - {"3"})
     found = cell(clean, "udp", "train", "delay")
     assert found.verdict == "DEFECT"
     assert "the privacy card lacks [('3', 'train', 1, 0)" in found.why
@@ -160,7 +160,7 @@ def test_an_error_of_another_kind_is_a_defect(
     def fail(self: Any, *args: Any) -> None:
         raise KeyError("2")
 
-    monkeypatch.setattr(UDP, "fold", fail)
+    monkeypatch.setattr(UDP, "take", fail)
     assert cell(clean, "udp", "train", "delay").why == "KeyError: '2'"
 
 
