@@ -5,7 +5,8 @@ defect of the library.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ __all__ = [
     "KeywordError",
     "LedgerError",
     "NotEnoughSharesError",
+    "NothingTrainedError",
     "ProtocolError",
     "check_choice",
     "check_flag",
@@ -144,6 +146,40 @@ class ChargedFailureError(FlwrPrivacyError):
     """A client was charged for an answer and cannot give it."""
 
     exit_code = 9
+
+
+class NothingTrainedError(FlwrPrivacyError):
+    """No round of a training gave a model; the text counts why.
+
+    Parameters
+    ----------
+    history : list of dict
+        The lines of the rounds.
+    result : object, optional
+        What the training came to all the same: the model as it was, history and guarantee.
+    """
+
+    exit_code = 10
+
+    def __init__(self, history: Sequence[Mapping[str, Any]], result: Any = None) -> None:
+        super().__init__(history, result)
+        self.history, self.result = history, result
+
+    def __str__(self) -> str:
+        refused = Counter[str]()
+        for line in self.history:
+            refused.update(line.get("refused", {}))
+        asked, used, late = (
+            sum(line.get(name, 0) for line in self.history) for name in ("asked", "folded", "late")
+        )
+        fates = {f"refused ({reason})": count for reason, count in refused.most_common()}
+        fates |= {"late": late, "lost": asked - used - late - refused.total()}
+        fates["used, but not enough for a model"] = used
+        told = ", ".join(f"{count} {fate}" for fate, count in fates.items() if count > 0)
+        return (
+            f"no round trained a model. Of {asked} answers: {told}. The logs of the server and of "
+            "the nodes say more"
+        )
 
 
 def check_integer(

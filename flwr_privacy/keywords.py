@@ -42,7 +42,9 @@ def checked_keywords(cls: type[T]) -> type[T]:
     def init(self: T, *arguments: Any, **keywords: Any) -> None:
         for name in keywords:
             if name not in known:
-                raise KeywordError(type(self).__name__, name, _belongs(type(self), name))
+                raise KeywordError(
+                    type(self).__name__, name, _belongs(cls, type(self).__name__, name)
+                )
         if missing := [name for name in required if name not in keywords]:
             advice = _takes(cls, missing[0])
             raise KeywordError(type(self).__name__, missing[0], advice, missing=True)
@@ -73,7 +75,7 @@ def _dataclasses(hint: Any) -> Iterator[type]:
         yield hint
 
 
-def _belongs(cls: Any, wrong: str) -> str:
+def _belongs(cls: Any, called: str, wrong: str) -> str:
     """Return where a keyword belongs that a class does not have, or the nearest that there is."""
     own = [f.name for f in fields(cls) if f.init]
     owners: dict[str, str] = {}  # of the keywords of its options, as what to write
@@ -82,7 +84,7 @@ def _belongs(cls: Any, wrong: str) -> str:
             having = [k.__name__ for k in kinds if any(f.name == name for f in fields(k))]
             owners[name] = (
                 f"{' and '.join(having)} {'have' if len(having) > 1 else 'has'} it, as in "
-                f"{cls.__name__}({field}={having[0]}({name}=...))"
+                f"{called}({field}={having[0]}({name}=...))"
             )
     if wrong in owners:
         return owners[wrong]

@@ -25,6 +25,7 @@ from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.card import PrivacyCard, Release
 from flwr_privacy.errors import (
     InvalidParameterError,
+    NothingTrainedError,
     ProtocolError,
     check_integer,
     check_number,
@@ -56,6 +57,9 @@ __all__ = ["SchemeStrategy"]
 logger = logging.getLogger("flwr.privacy")
 
 MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
+
+
+_FLOWERS_MEAN = FlowerFedAvg().train_metrics_aggr_fn
 
 
 @checked_keywords
@@ -112,6 +116,11 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             raise InvalidParameterError("loop", self.loop, "LoopOptions(...)")
         check_number("fraction_train", self.fraction_train, minimum=0, maximum=1)
         check_number("fraction_evaluate", self.fraction_evaluate, minimum=0, maximum=1)
+        # In a copy (`dataclasses.replace`) there is what Flower has put in the place of None.
+        if self.train_metrics_aggr_fn is _FLOWERS_MEAN:
+            self.train_metrics_aggr_fn = None
+        if self.evaluate_metrics_aggr_fn is _FLOWERS_MEAN:
+            self.evaluate_metrics_aggr_fn = None
         fractions = self.fraction_train, self.fraction_evaluate
         fewest = self.min_train_nodes, self.min_evaluate_nodes
         self._metrics_fns = {
@@ -264,6 +273,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             If two nodes have one identity, or too few nodes connect within `timeout`.
         CheckpointError
             If the checkpoint to resume from is damaged or belongs to another experiment.
+        NothingTrainedError
+            If clients were asked, and no round gave a model; its `result` has history and card.
         """
         check_integer("num_rounds", num_rounds, minimum=1)
         if self.conversation.recorded:
@@ -314,7 +325,11 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if card is None or len(self.releases) > charged:
             card = self.card(final=True)
             self.experiment.keep_card(card)
-        return self.experiment.result(arrays, card.guarantee)
+        result = self.experiment.result(arrays, card.guarantee)
+        asked = [line for line in result.history if line.get("asked")]
+        if asked and all(line["skipped"] for line in asked):
+            raise NothingTrainedError(asked, result)
+        return result
 
     def card(self, *, final: bool = False) -> PrivacyCard:
         """Return the promise, every charge so far, and what they come to.
@@ -369,10 +384,12 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self._charge(phase, book)
         if isinstance(mean, MaskedSum):
             mean = self._opened(mean, phase, book.header.server_round)
-        if mean.weight == 0:
+        released = instruction.released(mean if mean.weight else None)
+        if released is None:
             return None, None
+        mean = released
         self._insecure |= "insecure-noise" in mean.metrics()
-        if metrics_fn is not None:
+        if metrics_fn is not None and contents:
             return mean, metrics_fn(contents, self.weighted_by_key)
         return mean, MetricRecord(mean.metrics())
 
@@ -511,12 +528,10 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Fold the replies as they come; return the new global arrays and the mean metrics."""
         mean, metrics = self.collect(TRAIN, replies)
-        arrays = self._instructions[TRAIN].finish(mean)
-        weight = 1.0 if mean is None else mean.weight
-        del mean  # the sums are twice as large as the model
-        if arrays is None:
+        if mean is None or metrics is None:
             return None, None
-        metrics = MetricRecord() if metrics is None else metrics
+        weight, arrays = mean.weight, self._instructions[TRAIN].finish(mean)
+        del mean  # the sums are twice as large as the model
         return self.renewed(server_round, arrays, metrics, weight), metrics
 
     def renewed(
@@ -527,7 +542,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         What is not in the average keeps the server's values, and all arrays keep their dtypes.
         """
         new = {name: averaged.get(name, old) for name, old in self._template.items()}
-        arrays = to_record({n: new[n].astype(old.dtype) for n, old in self._template.items()})
+        arrays = to_record(
+            {n: new[n].astype(old.dtype, copy=False) for n, old in self._template.items()}
+        )
         if self._inner is not None:
             arrays = self._inner.aggregate(server_round, arrays, metrics, weight)
             arrays = to_record(

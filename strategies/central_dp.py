@@ -17,7 +17,6 @@ import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
 
 from flwr_privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
-from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.central_dp import (
@@ -222,7 +221,7 @@ class CentralDP(SchemeStrategy):
             accumulator=partial(CentralMean, self._template, terms),
             cost=lambda client: charge,
             charged=self._charged,
-            finish=partial(self._noised, server_round, terms),
+            released=partial(self._noised, server_round, terms),
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
@@ -240,8 +239,10 @@ class CentralDP(SchemeStrategy):
                 raise NotOpenedError(f"a cohort of {cohort} clients was drawn: {error}") from error
         return self._bounds(self.secure_sum, cohort)
 
-    def _noised(self, server_round: int, terms: Terms, mean: WeightedMean | None) -> Arrays | None:
-        """Return the mean with noise, if it is the server's; choose the next clipping norm."""
+    def _noised(
+        self, server_round: int, terms: Terms, mean: WeightedMean | None
+    ) -> CentralMean | None:
+        """Return the sum with noise, if it is the server's; choose the next clipping norm."""
         if mean is None and self._releases:
             mean = CentralMean(self._template, terms)
         if not isinstance(mean, CentralMean):
@@ -260,7 +261,7 @@ class CentralDP(SchemeStrategy):
                 quantile=self._clipping["quantile"],
                 learning_rate=self._clipping["clipping_learning_rate"],
             )
-        return mean.finish()
+        return mean
 
     def _charged(self, book: Round) -> set[str]:
         """Return who is charged: whoever was asked, or where samples are secret everybody."""

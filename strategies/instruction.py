@@ -49,9 +49,12 @@ class Instruction:
         did not say that they released nothing.
     again : bool, default False
         Whether the clients in a secure sum send another vector of the same round afterwards.
+    released : callable, optional
+        From the accumulator (None where no answer could be used) to what leaves the shared loop:
+        noise of the server is added here, so nobody sees a sum without it. None skips the round.
     finish : callable, optional
-        From the accumulator (None where no answer could be used) to the arrays of the new model
-        (None: the round is skipped). By default the mean.
+        From what was released to the arrays of the new model, in `aggregate_train`. By default the
+        mean. A program that calls `ask` makes the model by itself.
     """
 
     accumulator: Callable[[], WeightedMean]
@@ -64,9 +67,8 @@ class Instruction:
     cost: Callable[[str], Charge | None] | None = None
     charged: Callable[[Round], set[str]] = lambda asked: set(asked.released())
     again: bool = False
-    finish: Callable[[WeightedMean | None], Arrays | None] = lambda mean: (
-        None if mean is None else mean.finish()
-    )
+    released: Callable[[WeightedMean | None], WeightedMean | None] = lambda mean: mean
+    finish: Callable[[WeightedMean], Arrays] = lambda mean: mean.finish()
 
     def costs(self, clients: set[str]) -> dict[Charge, set[str]]:
         """Return which of some clients pay what."""
@@ -86,7 +88,7 @@ def to_each(values: Mapping[str, Fields]) -> dict[str, RecordDict]:
 def noting(
     instruction: Instruction, usual: Take, note: Callable[[ClientReply], None]
 ) -> Instruction:
-    """Return an instruction whose replies are shown to a function, each by itself, and then added.
+    """Return an instruction whose replies are added each by itself, and then shown to a function.
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ def noting(
     take = instruction.take or usual
 
     def noted(mean: WeightedMean, reply: ClientReply) -> None:
-        note(reply)
         take(mean, reply)
+        note(reply)
 
     return replace(instruction, take=noted, adds_up=False)

@@ -215,10 +215,8 @@ class NbAFL(DrawnFedAvg):
             told, fields={**told.fields, **write(self.noising)}, finish=self._noised_average
         )
 
-    def _noised_average(self, mean: WeightedMean | None) -> Arrays | None:
+    def _noised_average(self, mean: WeightedMean) -> Arrays:
         """Return the mean model, with the server's noise if there is any."""
-        if mean is None:
-            return None
         averaged, sigma = mean.finish(), self._downlink_sigma()
         if sigma == 0:
             return averaged
@@ -260,10 +258,8 @@ class _Coded(DrawnFedAvg):
             finish=self._moved,
         )
 
-    def _moved(self, mean: WeightedMean | None) -> Arrays | None:
+    def _moved(self, mean: WeightedMean) -> Arrays:
         """Return the old model and the mean update."""
-        if mean is None:
-            return None
         update = mean.finish()[_UPDATE].astype(np.float64, copy=False)
         return self._layout.arrays(self._before + update)
 

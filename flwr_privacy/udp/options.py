@@ -288,7 +288,8 @@ class _Judged(NoiseSchedule):
     judge: Judge | ClientLosses
 
     def __post_init__(self) -> None:
-        if not (callable(self.judge) or isinstance(self.judge, ClientLosses)):
+        told = callable(self.judge) and not isinstance(self.judge, type)
+        if not (told or isinstance(self.judge, ClientLosses)):
             allowed = "a function to the loss of a model on public data, or ClientLosses(...)"
             raise InvalidParameterError("judge", self.judge, allowed)
 

@@ -203,8 +203,9 @@ class Plan:
         CheckpointError
             If it was made for other options or another number of rounds.
         """
-        for key, value in self._made_for().items():
-            theirs = state["made_for"].get(key)
+        mine, made_for = self._made_for(), state.get("made_for", {})
+        for key in [*mine, *made_for]:
+            value, theirs = mine.get(key), made_for.get(key)
             if theirs != value:
                 raise CheckpointError(
                     f"the checkpoint was calibrated for {key} = {theirs!r}, not {value!r}:"

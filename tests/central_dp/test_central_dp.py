@@ -14,6 +14,7 @@ import pytest
 from apps import MODEL, make, message_app, model_of, record, run_strategy, same, step
 from conformance import Killed, WrapsConformance
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, Strategy
 
@@ -23,7 +24,7 @@ from flwr_privacy.averaging import ReplyRefusedError
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.central_dp import Terms
 from flwr_privacy.central_mean import CentralMean, add_noise
-from flwr_privacy.clients import CentralDPClient, as_mod
+from flwr_privacy.clients import CentralDPClient, as_mod, numpy_client_app
 from flwr_privacy.errors import (
     CheckpointError,
     InvalidParameterError,
@@ -115,6 +116,29 @@ class Looking(CentralDP):
                 return super().settle(number)
 
         return replace(told, accumulator=lambda: Seen(self._template, self.terms))
+
+
+class Still(NumPyClient):
+    """Learns nothing: what is in a sum of its updates is noise."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return parameters, 1, {}
+
+
+def test_an_aggregation_of_ones_own_sees_no_sum_without_the_servers_noise() -> None:
+    seen = []
+
+    class Own(CentralDP):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            mean, metrics = self.collect("train", replies)
+            seen.append(mean.sums)
+            return self.renewed(server_round, mean.finish(), metrics, mean.weight), metrics
+
+    app = numpy_client_app(lambda context: CentralDPClient(Still(), context))
+    strategy = Own(noise="server", loop=LoopOptions(seed=1))
+    run_strategy(strategy, app, nodes=5, num_rounds=1)
+    assert seen
+    assert any(np.any(sums) for sums in seen[0].values())
 
 
 @pytest.mark.parametrize("lost", [(), (0,), (4,), (0, 1), (1, 3)])

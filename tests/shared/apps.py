@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod
+from flwr_privacy.errors import NothingTrainedError
 from flwr_privacy.simulations.flat_options import keywords_of
 from flwr_privacy.simulations.inline import run_inline
 from flwr_privacy.strategies import UDP
@@ -83,7 +84,7 @@ def run_strategy(
     before: Callable[[Grid], None] | None = None,
     **options: Any,
 ) -> Any:
-    """Run a strategy's start inline and return its result."""
+    """Run a strategy's start inline and return its result, also if no round trained."""
     results = []
     faults = options.pop("faults", ())
     engine = {
@@ -99,7 +100,10 @@ def run_strategy(
     def main(grid: Grid, context: Context) -> None:
         if before is not None:
             before(grid)
-        results.append(strategy.start(grid, record() if arrays is None else arrays, **options))
+        try:
+            results.append(strategy.start(grid, record() if arrays is None else arrays, **options))
+        except NothingTrainedError as error:
+            results.append(error.result)
 
     app = message_app([as_mod(FedAvgClient)]) if app is None else app
     run_inline(server_app, app, nodes=nodes, faults=faults, **engine)

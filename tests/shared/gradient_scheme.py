@@ -76,9 +76,7 @@ class GradientStrategy(SchemeStrategy):
     def instruct(self, server_round: int) -> Instruction:
         return replace(super().instruct(server_round), finish=self._stepped)
 
-    def _stepped(self, mean: WeightedMean | None) -> Arrays | None:
-        if mean is None:
-            return None
+    def _stepped(self, mean: WeightedMean) -> Arrays:
         return {"w": self._template["w"] - np.float32(self.step) * mean.finish()["w"]}
 
     def state_dict(self) -> dict[str, Any]:

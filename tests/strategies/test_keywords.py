@@ -1,5 +1,6 @@
 """Constructors are explicit, and a wrong keyword is explained."""
 
+import dataclasses
 import inspect
 import re
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -9,11 +10,13 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from vertical import LinearCentral
 
 from flwr_privacy import strategies
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.errors import InvalidParameterError, KeywordError
 from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.strategies import (
     M2FDP,
     UDP,
+    ClientLosses,
+    Discounting,
     FedAvg,
     FedVS,
     LoopOptions,
@@ -130,3 +133,24 @@ def test_what_the_type_allows_is_what_the_constructor_allows(
     with pytest.raises(InvalidParameterError) as error:
         kind(**{**REQUIRED.get(kind, {}), name: "?"})
     assert set(re.findall(r"'([^']+)'", str(error.value))) - {"?"} == set(choices)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STRATEGIES if kind is not SchemeStrategy])
+def test_a_copy_takes_the_options_of_the_first(kind: type) -> None:
+    first = kind(fraction_train=0.25, **REQUIRED.get(kind, {}))
+    copy = dataclasses.replace(first, min_train_nodes=3)
+    assert (copy.fraction_train, copy.min_train_nodes) == (0.25, 3)
+    assert copy._metrics_fns == {"train": None, "evaluate": None}
+
+
+def test_a_keyword_is_explained_where_a_subclass_has_types_that_are_not_there() -> None:
+    class Own(FedAvg):
+        extra: "NotThere"  # noqa: F821
+
+    with pytest.raises(KeywordError, match=r"^Own has no 'fraction_trian': the nearest is"):
+        Own(fraction_trian=0.5)
+
+
+def test_a_class_is_no_judge() -> None:
+    with pytest.raises(InvalidParameterError, match=r"^judge = .*expected a function"):
+        Discounting(judge=ClientLosses)

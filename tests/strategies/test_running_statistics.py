@@ -50,7 +50,10 @@ SCHEMES: dict[str, tuple[Callable[..., Any], Any]] = {
     ),
     "m2fdp": (lambda **o: make(M2FDP, fanouts=(2, 2), **BUDGET, p=0.5, **o), M2FDPClient),
     "msp": (MSP, MSPClient),
-    "mspdq": (lambda **o: make(MSPDQ, secure_sum=SecureSum(), bound=4.0, **o), MSPDQClient),
+    "mspdq": (
+        lambda **o: make(MSPDQ, secure_sum=SecureSum(), bound=4.0, bits=16, **o),
+        MSPDQClient,
+    ),
     "mspdq-plain": (QuantizedFedAvg, QuantizedFedAvgClient),
 }
 
