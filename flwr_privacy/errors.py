@@ -176,10 +176,8 @@ class NothingTrainedError(FlwrPrivacyError):
         fates |= {"late": late, "lost": asked - used - late - refused.total()}
         fates["used, but not enough for a model"] = used
         told = ", ".join(f"{count} {fate}" for fate, count in fates.items() if count > 0)
-        return (
-            f"no round trained a model. Of {asked} answers: {told}. The logs of the server and of "
-            "the nodes say more"
-        )
+        why = f"Of {asked} answers: {told}" if told else "No client was asked to train"
+        return f"no round trained a model. {why}. The logs of the server and of the nodes say more"
 
 
 def check_integer(

@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_privacy.errors import EngineError, InvalidParameterError
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.flat_options import strategy_of
 from flwr_privacy.simulations.runs import RunFolder
@@ -20,7 +20,7 @@ from flwr_privacy.simulations.vertical_tasks import (
     vertical_labels,
     vertical_task,
 )
-from flwr_privacy.strategies import SchemeResult, SchemeStrategy
+from flwr_privacy.strategies import SchemeStrategy
 
 __all__ = ["app", "build_strategy", "initial_arrays"]
 
@@ -41,7 +41,6 @@ def main(grid: Grid, context: Context) -> None:
         train_config=ConfigRecord({"seed": settings.seed}),
         evaluate_fn=_evaluate_fn(settings),
     )
-    _check_trained(result)
     if run is not None:
         save_model(run.model_path, result.arrays)
 
@@ -164,12 +163,3 @@ def save_model(path: Path, arrays: ArrayRecord) -> None:
     """Write the final model as an npz archive of its arrays by name."""
     model: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
     np.savez(path, allow_pickle=False, **model)
-
-
-def _check_trained(result: SchemeResult) -> None:
-    rounds = [line for line in result.history if line["round"] > 0]
-    if rounds and all(line["skipped"] for line in rounds):
-        raise EngineError(
-            f"none of {len(rounds)} rounds had a reply that could be used; the last one refused "
-            f"{rounds[-1]['refused']} of {rounds[-1]['asked']} (the log has the reasons)"
-        )

@@ -274,7 +274,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         CheckpointError
             If the checkpoint to resume from is damaged or belongs to another experiment.
         NothingTrainedError
-            If clients were asked, and no round gave a model; its `result` has history and card.
+            If no round gave a model; its `result` has the history.
         """
         check_integer("num_rounds", num_rounds, minimum=1)
         if self.conversation.recorded:
@@ -326,9 +326,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             card = self.card(final=True)
             self.experiment.keep_card(card)
         result = self.experiment.result(arrays, card.guarantee)
-        asked = [line for line in result.history if line.get("asked")]
-        if asked and all(line["skipped"] for line in asked):
-            raise NothingTrainedError(asked, result)
+        rounds = [line for line in result.history if line["round"] > 0]
+        if self.fraction_train > 0 and rounds and all(line["skipped"] for line in rounds):
+            raise NothingTrainedError(rounds, result)
         return result
 
     def card(self, *, final: bool = False) -> PrivacyCard:
