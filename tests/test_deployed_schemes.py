@@ -41,7 +41,7 @@ SCHEMES = {
     "m2fdp": settings_of("m2fdp", strategy={**TREE, "insecure_seed": SEED}),
     # Discounting makes them fewer:
     "udp": settings_of(
-        "udp", rounds=4, strategy={"unit": "record", "epsilon": 50.0, "schedule": "discounting"}
+        "udp", rounds=4, strategy={"unit": "user", "epsilon": 50.0, "schedule": "discounting"}
     ),
     "mspdq": settings_of(
         "mspdq", strategy={"bits": 8, "bound": 4.0, "mixing_rounds": 1}, secure_sum=SecureSum()

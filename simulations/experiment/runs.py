@@ -21,6 +21,7 @@ from flwr_privacy.errors import (
     EngineError,
     FlwrPrivacyError,
     InvalidParameterError,
+    NothingTrainedError,
     check_integer,
 )
 from flwr_privacy.simulations.experiment.curves import Trained, diverged
@@ -217,7 +218,7 @@ def _carry_out(runs: list[RunFolder], engine: Engine) -> None:
     while runs:
         try:
             return carry_out(runs, engine)
-        except EngineError:
+        except (EngineError, NothingTrainedError):
             failed = [run.summary["status"] == "failed" for run in runs].index(True)
             if not diverged(runs[failed].rounds()):
                 raise

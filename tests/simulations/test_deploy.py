@@ -456,7 +456,8 @@ def test_a_run_that_somebody_carries_out_is_not_gone_on_with(
 
 @pytest.mark.deployed
 def test_a_run_goes_on_without_a_node_that_is_killed_and_says_so(tmp_path: Path) -> None:
-    arguments = ["--scheme", "udp", "--task", "digits-linear", "--nodes", "3", "--rounds", "2"]
+    arguments = ["--scheme", "udp", "--set", "unit=record", "--task", "digits-linear"]
+    arguments += ["--nodes", "3", "--rounds", "2"]
     arguments += ["--test-seed", "7", "--timeout", "500", "--out", "r"]
     output, metrics = tmp_path / "output", tmp_path / "r" / "metrics.jsonl"
     with output.open("wb") as stream:

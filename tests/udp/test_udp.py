@@ -46,7 +46,7 @@ class TestUDP(WrapsConformance):
     exact_cohorts = True
     codes = True
     # Three rounds with three of four clients at an epsilon without meaning: little noise is left.
-    app_options: ClassVar[dict[str, Any]] = {"epsilon": 1e6}
+    app_options: ClassVar[dict[str, Any]] = {"unit": "user", "epsilon": 1e6}
     noise = 0.05
     no_noise: ClassVar[dict[str, Any]] = {"noise": "none"}
 
