@@ -9,7 +9,7 @@ import pytest
 
 from flwr_privacy.clients.node_settings import STACK_VARIABLE, stack_mode
 from flwr_privacy.clients.torch.descent import Descent
-from flwr_privacy.errors import EngineError, InvalidParameterError
+from flwr_privacy.errors import InvalidParameterError, NothingTrainedError
 from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.jobs import Engine, carry_out
 from flwr_privacy.simulations.ray_engine import RayResources
@@ -98,7 +98,7 @@ def test_without_greenlet_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "greenlet", None)
     monkeypatch.delitem(sys.modules, "flwr_privacy.clients.side_by_side", raising=False)
-    with pytest.raises(EngineError):
+    with pytest.raises(NothingTrainedError):
         run(tmp_path / "run", "yes")
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
     assert "pip install 'flwr-privacy[simulation]'" in log
