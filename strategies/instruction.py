@@ -73,8 +73,10 @@ class Instruction:
     def costs(self, clients: set[str]) -> dict[Charge, set[str]]:
         """Return which of some clients pay what."""
         found: dict[Charge, set[str]] = {}
-        for client in clients if self.cost is not None else ():
-            charge = self.cost(client) if self.cost is not None else None
+        if self.cost is None:
+            return found
+        for client in clients:
+            charge = self.cost(client)
             if charge is not None:
                 found.setdefault(charge, set()).add(client)
         return found

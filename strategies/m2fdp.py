@@ -226,6 +226,7 @@ class M2FDP(SchemeStrategy):
             ("relay", self.relay),
             ("edge_noise", self.edge_noise),
             ("paper", self.paper),
+            ("perturb_reg", self.perturb_reg),
         ):
             check_flag(name, value)
         self._given_tree = self.tree
@@ -248,8 +249,6 @@ class M2FDP(SchemeStrategy):
         self._keep_back_given = self.keep_back
         self._least = check_integer("min_children", self.min_children, minimum=1)
         self._control = dict(self.control) if self.control else None
-        self._edge_noise = self.edge_noise
-        self._perturbed = check_flag("perturb_reg", self.perturb_reg)
         self._resources = self.resources or ResourceModel()
         if self.insecure_seed is not None:
             check_integer("insecure_seed", self.insecure_seed, minimum=0)
@@ -372,7 +371,7 @@ class M2FDP(SchemeStrategy):
             drift=self._wish.law,
             min_children=self._least,
             bound=self.plan.bound,
-            edge_noise=partial(self._at_the_edge, server_round) if self._edge_noise else None,
+            edge_noise=partial(self._at_the_edge, server_round) if self.edge_noise else None,
         )
         self._tiers.begin(self.plan, self._chosen)
         if self._relay is not None:
@@ -524,7 +523,7 @@ class M2FDP(SchemeStrategy):
             "learning-rate-scale": plan.scale,
             "segment": exchange.index,
         }
-        if self._perturbed:
+        if self.perturb_reg:
             told["classifier-noise"] = self._tiers.planned_deviation(plan)
         content = RecordDict(
             {RECORD: ConfigRecord(fields), self.configrecord_key: ConfigRecord(told)}

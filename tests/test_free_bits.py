@@ -6,9 +6,11 @@ terms that can never be met. Where the two nodes do not answer alike, both must 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import every_scheme
 import numpy as np
 import pytest
 import tomli_w
@@ -30,7 +32,6 @@ from flwr_privacy.clients.torch import train_per_record
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
 from flwr_privacy.fields import write
 from flwr_privacy.ledger import Ledger
-from flwr_privacy.m2fdp import Terms as DeviceTerms
 from flwr_privacy.pins import Identity
 from flwr_privacy.udp import LossTerms, Terms
 
@@ -71,24 +72,7 @@ RECORDS = Terms(
     learning_rate=0.5,
     grid=-24,
 )
-DEVICE = DeviceTerms(
-    unit="user",
-    noise_multiplier=0.5,
-    epsilon=1e3,
-    delta=1e-5,
-    grid=-24,
-    period=0,
-    law="worst",
-    growth=1.0,
-    depth=2,
-    clipping_norm=0.5,
-    steps=2,
-    parent="ward",
-    noised=True,
-    sealed=False,
-    event=0,
-    tier=0,
-)
+DEVICE = replace(every_scheme.DEVICE, parent="ward")
 
 
 def squared(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
