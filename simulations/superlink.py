@@ -36,6 +36,7 @@ __all__ = [
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 90.0
+RAY_AGENT_PORT = 52365  # Ray refuses to start where another of its parts is told to use it
 TEST_SEED_VARIABLE = "FLWR_PRIVACY_TEST_SEED"  # for the clients of this package's app
 # Ray puts sockets there, and the whole path of a socket has about 100 characters.
 LONGEST_FOLDER = 30
@@ -193,10 +194,13 @@ class SuperLink:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port that nobody listens on and that no part of Ray is fixed to."""
+    port = RAY_AGENT_PORT
+    while port == RAY_AGENT_PORT:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port = int(probe.getsockname()[1])
+    return port
 
 
 def is_free(port: int) -> bool:

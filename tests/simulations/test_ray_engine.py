@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations import keeper as keeper_module
@@ -137,6 +138,17 @@ def test_taken_port_is_named() -> None:
         assert not is_free(port)
         with pytest.raises(InvalidParameterError, match=f"port = {port}: .* not taken"):
             RaySession(port=port).__enter__()
+
+
+def test_free_port_is_none_that_ray_is_fixed_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Probe(socket.socket):
+        ports = iter([DEFAULT_DASHBOARD_AGENT_LISTEN_PORT, 40_000])
+
+        def getsockname(self) -> tuple[str, int]:
+            return "127.0.0.1", next(self.ports)
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert free_port() == 40_000
 
 
 def test_unreachable_cluster_is_named() -> None:
