@@ -14,9 +14,11 @@ from flwr_privacy import central_mean, failures
 from flwr_privacy.accounting import spent
 from flwr_privacy.adaptive_clipping import COUNT_NAME
 from flwr_privacy.central_mean import ClippedUpdate
+from flwr_privacy.distributed_noise import summed_gap
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.failures import FAILED_NAME, TrainedCount, failed_code, forecast, margin
 from flwr_privacy.mechanism import Facts
+from flwr_privacy.noise import discretisation_gap
 from flwr_privacy.randomness import SecureRandom
 from flwr_privacy.udp import terms as udp_terms
 
@@ -92,6 +94,32 @@ def test_the_codes_of_the_update_are_bit_for_bit_those_without_the_count(parties
     assert counted.pop(FAILED_NAME).dtype == (np.int64 if parties else np.int32)
     assert own == same
     assert {n: a.tolist() for n, a in counted.items()} == {n: a.tolist() for n, a in plain.items()}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_so_are_those_of_central_dp(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = {"w": np.full((2, 3), 0.25), "b": np.array(0.5)}
+    mechanism, answers = ClippedUpdate(with_(SHARES, count_share=share)), []
+    measured, plan = mechanism.measure(START, trained), mechanism.plan(START, Facts())
+    answers.append(mechanism.noise(measured, plan, SecureRandom.insecure(5))[0])
+    monkeypatch.setattr(type(SHARES), "failed_code", 0)
+    answers.append(mechanism.noise(measured, plan, SecureRandom.insecure(5))[0])
+    counted, plain = answers
+    del counted[FAILED_NAME]
+    assert {n: a.tolist() for n, a in counted.items()} == {n: a.tolist() for n, a in plain.items()}
+
+
+def test_what_the_grid_costs_counts_one_coordinate_more() -> None:
+    noise = UPDATE.noise_multiplier * 2 / 2.0**UPDATE.grid
+    gap = discretisation_gap(8, noise)
+    with_(UPDATE, gap=gap).plan(START, Facts())
+    assert discretisation_gap(7, noise) < gap * 0.999
+    with pytest.raises(InvalidParameterError, match="would be lost to it"):
+        with_(UPDATE, gap=gap * 0.999).plan(START, Facts())
+    with_(UPDATE, gap=gap * 0.999, count_failed=False).plan(START, Facts())
+    alone = with_(SHARES, count_share=0.0)
+    share = alone.share_sigmas()[0] / 2.0**alone.grid
+    assert alone.grid_gap(7) == summed_gap(8, share, alone.parties)
 
 
 @pytest.mark.parametrize(
