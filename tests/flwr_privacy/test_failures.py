@@ -99,13 +99,17 @@ def test_the_codes_of_the_update_are_bit_for_bit_those_without_the_count(parties
 @pytest.mark.parametrize("share", [0.0, 0.1])
 def test_so_are_those_of_central_dp(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = {"w": np.full((2, 3), 0.25), "b": np.array(0.5)}
-    mechanism, answers = ClippedUpdate(with_(SHARES, count_share=share)), []
-    measured, plan = mechanism.measure(START, trained), mechanism.plan(START, Facts())
-    answers.append(mechanism.noise(measured, plan, SecureRandom.insecure(5))[0])
-    monkeypatch.setattr(type(SHARES), "failed_code", 0)
-    answers.append(mechanism.noise(measured, plan, SecureRandom.insecure(5))[0])
-    counted, plain = answers
+    mechanism = ClippedUpdate(with_(SHARES, count_share=share))
+
+    def answer() -> Any:
+        measured = mechanism.measure(START, trained)
+        plan = mechanism.plan(START, Facts())
+        return mechanism.noise(measured, plan, SecureRandom.insecure(5))[0]
+
+    counted = answer()
     del counted[FAILED_NAME]
+    monkeypatch.setattr(type(SHARES), "failed_code", 0)
+    plain = answer()
     assert {n: a.tolist() for n, a in counted.items()} == {n: a.tolist() for n, a in plain.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import same, step
+from apps import record, run_strategy, same, step
 from conformance import Killed
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
@@ -148,6 +148,39 @@ def test_the_history_counts_how_many_trained_as_noisily_as_it_says(
     assert pooled.variance == pytest.approx(rounds * sigma**2)
     assert not any(line["refused"] for line in result.history[1:])
     json.dumps(lines)
+
+
+def test_where_clients_have_noise_of_their_own_that_of_each_counts(tmp_path: Path) -> None:
+    budgets = {str(client): 20.0 * (client + 1) for client in range(CLIENTS)}
+    strategy = udp(epsilon=budgets, loop=LoopOptions(seed=1), rounds=3)
+    result = train(strategy, UDPClient, tmp_path, HALF, 3)
+    for line in result.history[1:]:
+        noise = [
+            2 * release.charge.noise_multiplier
+            for release in strategy.releases
+            if release.server_round == line["round"]
+            for _ in release.clients
+        ]
+        assert len(set(noise)) == len(noise) == CLIENTS
+        assert line["scheme"]["trained_sigma"] == pytest.approx(math.hypot(*noise))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cohorts_are_counted_as_one_node_per_client_is(mode: str) -> None:
+    def client_fn(context: Context) -> NumPyClient:
+        client = int(context.node_config["partition-id"])
+        return half(Client(client, "NaN" if client < 2 else ""), context)
+
+    make, half = MODES[mode]
+    counts = []
+    for nodes, clients in ((CLIENTS, None), (2, CLIENTS)):
+        loop = LoopOptions(seed=1, experiment_id="e", clients=clients)
+        strategy = make(loop=loop, rounds=3)
+        app = numpy_client_app(client_fn)
+        run_strategy(strategy, app, nodes=nodes, arrays=record(MODEL), insecure_seed=5)
+        counts.append(strategy.trained)
+    assert counts[0] == counts[1]
+    assert counts[0].answers == 3 * CLIENTS
 
 
 @pytest.mark.parametrize("mode", MODES)
