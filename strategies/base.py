@@ -31,13 +31,13 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.failures import TrainedCount, forecast
 from flwr_privacy.grid import GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.running_statistics import SETTLED, not_told, suspected
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.masked import vector_size
+from flwr_privacy.trained_count import TrainedCount, forecast
 from flwr_privacy.wire import (
     EVALUATE,
     TRAIN,
