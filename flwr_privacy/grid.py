@@ -171,7 +171,7 @@ class GridMean(WeightedMean):
     @property
     def failed(self) -> float:
         """How many trainings failed, with the noise of the sum; 0 where they are not counted."""
-        if FAILED_NAME not in self._sums:
+        if not self._failed_code or not self.clients:
             return 0.0
         return float(self._sums[FAILED_NAME][0]) / self._failed_code
 
@@ -187,7 +187,7 @@ class GridMean(WeightedMean):
             raise ZeroDivisionError("the weights of all replies are zero")
         mean = {name: np.array(array) for name, array in self._start.items()}
         for name, sums in self._sums.items():
-            if name == FAILED_NAME:
+            if self._failed_code and name == FAILED_NAME:
                 continue
             old: NDArray[Any] = mean[name]
             update = np.asarray(sums / self.weight).reshape(-1)
