@@ -13,7 +13,7 @@ a noise multiplier (standard deviation over L2 sensitivity), n the number of con
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,7 @@ from .errors import (
     check_integer,
     check_number,
 )
+from .failures import FAILED_NAME, failed_code
 from .grid import CODE_LIMIT, Grid
 from .udp import GRID_SHARE, participations
 from .updates import SMALLEST_NORM, released_names
@@ -143,7 +144,9 @@ class Schedule:
                           who takes part
     ===========  =======  ===========================  ==================  ======================
 
-    Covered: the sums of all rounds and what is made of them; the clipping norm of a round may
+    Covered: the sums of all rounds and what is made of them, with ``distributed`` the count of
+    trainings that failed too (`flwr_privacy.failures`: it adds nothing to the sensitivity); the
+    clipping norm of a round may
     follow from earlier sums, the noise multiplier may not. A client that was asked `releases` times
     must not be asked again.
     Assumptions: with ``distributed`` a sum opens only if it has as many honest shares as the noise
@@ -346,6 +349,17 @@ class Terms:
         update, _ = split(self.noise_multiplier, self.count_share)
         return update * sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)
 
+    @property
+    def failed_code(self) -> int:
+        """Code of a training that failed; 0 where a failure is no secret: noise by the server."""
+        if self.noise == SERVER:
+            return 0
+        return failed_code(self.clipping_norm, Grid(self.grid).step)
+
+    def failed_sigma(self, clients: Collection[str]) -> float:
+        """Return the noise in a sum over clients of the count of those that failed, in clients."""
+        return self.share_sigmas()[0] * math.sqrt(len(clients)) / self.clipping_norm
+
     def grid_gap(self, dimension: int) -> float:
         """Return the epsilon of a round that is lost to the grids.
 
@@ -360,10 +374,12 @@ class Terms:
         Raises
         ------
         InvalidParameterError
-            If noise has too few steps for a proof: a finer grid is needed, or more noise.
+            If noise has too few steps for a proof, or the norm has none: a finer grid is needed, or
+            more noise.
         """
         update, count = self.share_sigmas()
-        gap = summed_gap(dimension, update / Grid(self.grid).step, self.parties)
+        entries = dimension + bool(self.failed_code)
+        gap = summed_gap(entries, update / Grid(self.grid).step, self.parties)
         if count is not None:
             gap += summed_gap(1, count / COUNT_GRID.step, self.parties)
         return gap
@@ -415,10 +431,10 @@ class Terms:
         Raises
         ------
         InvalidParameterError
-            If there are none, or one has the name of the count.
+            If there are none, or one has the name of a count.
         """
-        if COUNT_NAME in model:
-            raise InvalidParameterError("arrays", COUNT_NAME, "other names than this one")
+        if taken := {COUNT_NAME, FAILED_NAME}.intersection(model):
+            raise InvalidParameterError("arrays", min(taken), "other names than this one")
         return released_names(model, self.keep_back)
 
     def write(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from .adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code, fraction_belo
 from .arrays import Arrays
 from .central_dp import DISTRIBUTED, SERVER, Terms
 from .errors import InvalidParameterError
+from .failures import FAILED_NAME
 from .grid import EvenMean, Grid
 from .mechanism import Answer, Facts, Mechanism, Plan
 from .noise import discrete_gaussian
@@ -21,10 +22,11 @@ __all__ = ["CentralMean", "ClippedUpdate", "add_noise"]
 
 
 class _Measured(NamedTuple):
-    """An update as codes, and whether clipping left it as it was."""
+    """An update as codes, whether clipping left it as it was, and whether the training failed."""
 
     update: Update
     codes: NDArray[Any]
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,18 @@ class ClippedUpdate(Mechanism):
         return _Measured(update, Grid(terms.grid).encode(update.vector, out))
 
     def failed(self, start: Arrays) -> _Measured:
-        """Return the update of a training that changed nothing."""
-        return self.measure(start, start)
+        """Return the update of a training that changed nothing, and that it failed."""
+        return self.measure(start, start)._replace(failed=True)
 
     def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
         """Return the codes with a share of the noise, or without any."""
-        update, vector = measured
+        update, vector, failed = measured
         codes: dict[str, NDArray[Any]] = update.arrays(vector)
         if self.terms.count_share:
             count = count_code(within=update.factor == 1)
             codes[COUNT_NAME] = np.array([count], vector.dtype)
+        if code := self.terms.failed_code:
+            codes[FAILED_NAME] = np.array([code if failed else 0], vector.dtype)
         if plan.charge is not None:
             add_noise(codes, self.terms, random)
         # Everybody weighs the same: the number of records is a secret.
@@ -102,10 +106,11 @@ def add_noise(codes: dict[str, NDArray[np.int64]], terms: Terms, random: SecureR
     terms : Terms
         Say how much.
     random : SecureRandom
-        Where it comes from: the arrays take theirs in the order of their names.
+        Where it comes from: the arrays take theirs in the order of their names, the count of
+        trainings that failed last.
     """
     update, count = terms.share_sigmas()
-    for name in sorted(codes):
+    for name in sorted(codes, key=lambda name: (name == FAILED_NAME, name)):
         sigma = update / Grid(terms.grid).step
         if name == COUNT_NAME and count is not None:
             sigma = count / COUNT_GRID.step
@@ -145,7 +150,8 @@ class CentralMean(EvenMean):
     """
 
     def __init__(self, start: Arrays, terms: Terms) -> None:
-        super().__init__(start, Grid(terms.grid), terms.names(start))
+        names, code = terms.names(start), terms.failed_code
+        super().__init__(start, Grid(terms.grid), names, failed_code=code)
         self._terms = terms
         if terms.count_share:
             self.template[COUNT_NAME] = ((1,), np.dtype(np.int32))

@@ -24,6 +24,7 @@ __all__ = [
     "NotEnoughSharesError",
     "NothingTrainedError",
     "ProtocolError",
+    "TooFewTrainedError",
     "check_choice",
     "check_flag",
     "check_integer",
@@ -178,6 +179,33 @@ class NothingTrainedError(FlwrPrivacyError):
         told = ", ".join(f"{count} {fate}" for fate, count in fates.items() if count > 0)
         why = f"Of {asked} answers: {told}" if told else "No client was asked to train"
         return f"no round trained a model. {why}. The logs of the server and of the nodes say more"
+
+
+class TooFewTrainedError(FlwrPrivacyError):
+    """It is certain that too few of the clients' trainings work, although all of them answer.
+
+    Parameters
+    ----------
+    counted : str
+        How many trained, of how many answers.
+    history : list of dict
+        The lines of the rounds.
+    result : object, optional
+        What the training came to so far: model, history and guarantee.
+    """
+
+    exit_code = 11
+
+    def __init__(
+        self, counted: str, history: Sequence[Mapping[str, Any]], result: Any = None
+    ) -> None:
+        super().__init__(counted, history, result)
+        self.counted, self.history, self.result = counted, history, result
+
+    def __str__(self) -> str:
+        asked = sum(line.get("asked", 0) for line in self.history)
+        told = f" ({asked} were asked for)" if asked else ""
+        return f"too few clients train: {self.counted}{told}. The logs of the nodes say what failed"
 
 
 def check_integer(

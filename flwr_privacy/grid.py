@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .arrays import Arrays
 from .averaging import EvenWeights, ReplyRefusedError, WeightedMean
 from .errors import InvalidParameterError, check_integer
+from .failures import FAILED_NAME
 
 __all__ = ["CODE_LIMIT", "MOST_WEIGHT", "EvenMean", "Grid", "GridMean", "saturated"]
 
@@ -137,6 +138,8 @@ class GridMean(WeightedMean):
         What the codes mean.
     names : list of str
         Which arrays of the model the updates are of. `finish` returns the others unchanged.
+    failed_code : int, default 0
+        Code of a training that failed (`flwr_privacy.failures`), where these are counted.
 
     Notes
     -----
@@ -154,11 +157,23 @@ class GridMean(WeightedMean):
 
     sum_dtype = np.dtype(np.int64)
 
-    def __init__(self, start: Arrays, grid: Grid, names: list[str]) -> None:
+    def __init__(
+        self, start: Arrays, grid: Grid, names: list[str], *, failed_code: int = 0
+    ) -> None:
         code = np.zeros((), np.int32)
         super().__init__({name: np.broadcast_to(code, np.shape(start[name])) for name in names})
         self._start = dict(start)
         self._grid = grid
+        self._failed_code = failed_code
+        if failed_code:
+            self.template[FAILED_NAME] = ((1,), np.dtype(np.int32))
+
+    @property
+    def failed(self) -> float:
+        """How many trainings failed, with the noise of the sum; 0 where they are not counted."""
+        if not self._failed_code or not self.clients:
+            return 0.0
+        return float(self._sums[FAILED_NAME][0]) / self._failed_code
 
     def finish(self) -> dict[str, NDArray[np.generic]]:
         """Return the start plus the mean update, with the start's names and dtypes.
@@ -172,6 +187,8 @@ class GridMean(WeightedMean):
             raise ZeroDivisionError("the weights of all replies are zero")
         mean = {name: np.array(array) for name, array in self._start.items()}
         for name, sums in self._sums.items():
+            if self._failed_code and name == FAILED_NAME:
+                continue
             old: NDArray[Any] = mean[name]
             update = np.asarray(sums / self.weight).reshape(-1)
             update *= self._grid.step  # exact: a power of two

@@ -14,11 +14,12 @@ there is no reply yet; every other question is another charge.
 Guarantee. Adversary: a server that chooses questions, models and refusals to learn from. Covered:
 whether and with which text a question is refused before the charge depends on the question, on the
 node's configuration and on its ledger, not on data. What happens after the charge is covered by it:
-where all data of a client are protected, training that fails counts as the zero update. Not
-covered: how long an answer takes; whether the node is there (a process that is ended from within,
-too); and where single records are protected, that training fails as a whole or ends before it
-reaches its trainer: that is charged, told once with a fixed text, and ends the experiment for the
-node until its operator acts.
+where all data of a client are protected, training that fails counts as the zero update, and that it
+failed is at most a noised coordinate of the answer (`flwr_privacy.failures`). Not covered: how long
+an answer takes; whether the node is there (a process that is ended from within, too); and where
+single records are protected, that training fails as a whole or ends before it reaches its trainer:
+that is charged, told once with a fixed text, and ends the experiment for the node until its
+operator acts.
 """
 
 import logging

@@ -1,5 +1,6 @@
 """What every report shows of its runs: how they ended, their curves, settings and versions."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -169,8 +170,9 @@ def _planned(runs: Sequence[ReportedRun], *, name: str) -> Html:
 
 
 def answers(runs: Sequence[ReportedRun]) -> Html:
-    """Return how many of the clients asked had a say, if any reply was late or refused."""
-    if not any(run.results.late or run.results.refused for run in runs):
+    """Return how many of the clients asked had a say, where that is not plainly all of them."""
+    counted = [_trained(run) for run in runs]
+    if not any(counted) and not any(run.results.late or run.results.refused for run in runs):
         return Html()
     charts = []
     for key, title in (("answered", "Answered"), ("folded", "Folded in")):
@@ -199,12 +201,21 @@ def answers(runs: Sequence[ReportedRun]) -> Html:
             "Answered": run.results.answered,
             "Folded in": run.results.folded,
             "Late": run.results.late,
+            **({"Trained": trained} if any(counted) else {}),
             **{f"Refused: {r}": refused(run.rounds).get(r, 0) for r in reasons},
         }
-        for run in runs
+        for run, trained in zip(runs, counted, strict=True)
     ]
     parts = [legend(runs, place="shares"), grid(charts), table(rows, numbers=list(rows[0])[1:])]
     return section("Answers", parts)
+
+
+def _trained(run: ReportedRun) -> str:
+    """Return how many answers came of a training that worked, where that is counted with noise."""
+    lines = [line["scheme"] for line in run.rounds if "trained" in line.get("scheme", {})]
+    total = sum(line["trained"] for line in lines)
+    sigma = math.hypot(*(line["trained_sigma"] for line in lines))
+    return f"{total:.0f} ± {sigma:.0f}" if lines else ""
 
 
 def configurations(runs: Sequence[ReportedRun]) -> Html:

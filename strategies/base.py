@@ -27,14 +27,17 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     NothingTrainedError,
     ProtocolError,
+    TooFewTrainedError,
     check_integer,
     check_number,
 )
+from flwr_privacy.grid import GridMean
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.running_statistics import SETTLED, not_told, suspected
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.masked import vector_size
+from flwr_privacy.trained_count import TrainedCount, forecast
 from flwr_privacy.wire import (
     EVALUATE,
     TRAIN,
@@ -275,6 +278,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             If the checkpoint to resume from is damaged or belongs to another experiment.
         NothingTrainedError
             If no round gave a model; its `result` has the history.
+        TooFewTrainedError
+            If it is certain that too few of the clients' trainings work; it has a `result` too.
         """
         check_integer("num_rounds", num_rounds, minimum=1)
         if self.conversation.recorded:
@@ -310,6 +315,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             if server_round > 0 and (reason := self.stop()):
                 logger.warning("the training ends before round %d: %s", server_round, reason)
                 break
+            if self.trained.too_few:
+                break
             if server_round > 0:
                 self._promised = None
                 self._welcome(grid)
@@ -329,6 +336,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         rounds = [line for line in result.history if line["round"] > 0]
         if self.fraction_train > 0 and rounds and all(line["skipped"] for line in rounds):
             raise NothingTrainedError(rounds, result)
+        if self.trained.too_few:
+            raise TooFewTrainedError(self.trained.text(), rounds, result)
         return result
 
     def card(self, *, final: bool = False) -> PrivacyCard:
@@ -388,6 +397,14 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if released is None:
             return None, None
         mean = released
+        if instruction.failed_sigma is not None and isinstance(mean, GridMean):
+            self.trained.add(
+                book.header.server_round,
+                answers=len(mean.clients),
+                failed=mean.failed,
+                sigma=instruction.failed_sigma(mean.clients),
+                quorum=self.quorum,
+            )
         self._insecure |= "insecure-noise" in mean.metrics()
         if metrics_fn is not None and contents:
             return mean, metrics_fn(contents, self.weighted_by_key)
@@ -431,6 +448,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Sample clients and return the messages to the nodes that play them."""
         if not self.conversation.recorded:
             self._check_own_start()
+            if self.trained.too_few:
+                raise TooFewTrainedError(self.trained.text(), [])
         self._template = arrays_of(arrays)
         settled = self._settled_statistics()
         config = ConfigRecord({**config, "server-round": server_round})
@@ -444,6 +463,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         instruction = self.instruct(server_round)
         instruction = replace(instruction, fields={**instruction.fields, **settled})
         messages = self.put(server_round, TRAIN, content, assigned, instruction, quorum=quorum)
+        self._forecast(assigned, instruction)
         self.announce()
         return messages
 
@@ -471,6 +491,15 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                     left,
                 )
         return {SETTLED: True}
+
+    def _forecast(self, assigned: Assigned, instruction: Instruction) -> None:
+        """Log, once, how soon it would be noticed that the clients' trainings fail."""
+        clients = [client for clients in assigned.values() for client in clients]
+        if self._announced or instruction.failed_sigma is None or not clients:
+            return
+        sigma = instruction.failed_sigma(clients)
+        text, in_time = forecast(len(clients), sigma, self.quorum, self.planned_rounds)
+        logger.log(logging.INFO if in_time else logging.WARNING, text)
 
     def announce(self) -> None:
         """Log the promise, once; call it when the clients of a secure sum are known."""
@@ -592,6 +621,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self._promised_before: dict[str, int] = {}
         self._promised = None
         self.releases: list[Release] = []
+        self.trained = TrainedCount()
         self._instructions: dict[str, Instruction] = {}  # the last of each phase
         self.newcomers: list[str] = []  # clients that came since the round before
         self._names: dict[str, str] = {}  # of nodes that had not said who they are
@@ -708,6 +738,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         card = PrivacyCard.from_json(state["card"])
         self.releases, self._promised = card.releases, card.guarantee
         self._promised_before = state["secure_sum"]
+        self.trained = TrainedCount.from_state(state["trained"])
         self.load_state_dict(state["scheme_state"])
         if self._inner is not None:
             self._inner.load_state_dict(state["inner"])
@@ -749,7 +780,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def _scheme_numbers(self, line: dict[str, Any], card: PrivacyCard) -> dict[str, Any]:
         """Return the scheme's numbers; a run that only evaluates has no others of the training."""
         sums = self._sums.metrics() if self._sums is not None else {}
-        return {**plain(sums), **line.get("scheme", {}), **plain(self.round_metrics(card))}
+        own = {**self.trained.numbers(line["round"]), **self.round_metrics(card)}
+        return {**plain(sums), **line.get("scheme", {}), **plain(own)}
 
     def _state(self) -> dict[str, Any]:
         """Return what a resume needs besides the model, the history and the charges."""
@@ -758,6 +790,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "scheme_state": self.state_dict(),
             "inner": self._inner.state_dict() if self._inner else {},
             "secure_sum": self._sums.state() if self._sums else {},
+            "trained": self.trained.state(),
         }
 
     def _welcome(self, grid: Grid) -> None:

@@ -116,6 +116,11 @@ class CentralDP(SchemeStrategy):
     asked to evaluate: `fraction_evaluate` has no effect. A client whose releases are used up is not
     asked any more; the training ends when nobody is left to ask.
 
+    With noise in shares an answer does not say whether its training failed: that is counted with
+    noise (`flwr_privacy.failures`). The history has ``trained`` and ``trained_sigma`` for each
+    round, and `start` raises `TooFewTrainedError` where it is certain that fewer than
+    `LoopOptions.quorum` train (by default half of the answers).
+
     With a trusted server that draws in secret noise is released in every round, also if nobody was
     drawn or nobody answered: a round that is skipped then would say who was not there. The result
     is divided by the expected number of clients.
@@ -222,6 +227,7 @@ class CentralDP(SchemeStrategy):
             cost=lambda client: charge,
             charged=self._charged,
             released=partial(self._noised, server_round, terms),
+            failed_sigma=terms.failed_sigma if terms.failed_code else None,
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:

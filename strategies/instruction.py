@@ -1,6 +1,6 @@
 """What clients are told in one exchange, how their answers add up, and what an answer costs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from flwr.app import ConfigRecord, RecordDict
@@ -52,6 +52,9 @@ class Instruction:
     released : callable, optional
         From the accumulator (None where no answer could be used) to what leaves the shared loop:
         noise of the server is added here, so nobody sees a sum without it. None skips the round.
+    failed_sigma : callable, optional
+        Where it is counted how many trainings failed (`flwr_privacy.failures`): from clients to the
+        standard deviation of the count in a sum of their answers.
     finish : callable, optional
         From what was released to the arrays of the new model, in `aggregate_train`. By default the
         mean. A program that calls `ask` makes the model by itself.
@@ -68,6 +71,7 @@ class Instruction:
     charged: Callable[[Round], set[str]] = lambda asked: set(asked.released())
     again: bool = False
     released: Callable[[WeightedMean | None], WeightedMean | None] = lambda mean: mean
+    failed_sigma: Callable[[Collection[str]], float] | None = None
     finish: Callable[[WeightedMean], Arrays] = lambda mean: mean.finish()
 
     def costs(self, clients: set[str]) -> dict[Charge, set[str]]:

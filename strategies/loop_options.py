@@ -29,7 +29,9 @@ class LoopOptions:
         one client.
     quorum : int, optional
         Number of averaged replies after which a round goes on. With simulated stragglers the
-        `quorum` fastest clients count, and a refused reply among them is not replaced.
+        `quorum` fastest clients count, and a refused reply among them is not replaced. Where it is
+        counted how many trainings work (`flwr_privacy.trained_count`), so many have to; without a
+        quorum half of the answers.
     deadline : float, optional
         Seconds after which an exchange goes on without the missing replies: real ones, or virtual
         ones where stragglers are simulated. By default the timeout given to `start`.

@@ -4,9 +4,10 @@ The clients add the noise and keep the budget; the server plans it, adds up what
 keeps the books that the privacy card shows.
 """
 
+import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -108,6 +109,11 @@ class UDP(SchemeStrategy):
 
     Notes
     -----
+    At user level an answer does not say whether its training failed: that is counted with noise
+    (`flwr_privacy.failures`), but for ``noise="paper"`` and ``noise="none"``. The history has
+    ``trained`` and ``trained_sigma`` for each round, and `start` raises `TooFewTrainedError` where
+    it is certain that fewer than `LoopOptions.quorum` train (by default half of the answers).
+
     At user level every client weighs the same; at record level it weighs as many as its records,
     whose number is public. Clients send no metrics of the training; of an evaluation only losses,
     with `ClientLosses`: `fraction_evaluate` has no effect.
@@ -323,12 +329,16 @@ class UDP(SchemeStrategy):
                 theirs = self._begun().own_terms(terms, client, self._spent()[client])
             return self._charged_as(theirs)
 
+        def failed_sigma(clients: Collection[str]) -> float:
+            return math.hypot(*(own_terms.get(c, terms).failed_sigma() for c in clients))
+
         return Instruction(
             fields=records.write(terms),
             own=to_each({c: {name: f[name] for name in _OWN} for c, f in written.items()}),
             accumulator=partial(terms.accumulator, self._template),
             cost=cost,
             charged=self._charged,
+            failed_sigma=failed_sigma if terms.count_failed else None,
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:

@@ -46,6 +46,7 @@ UDP_USER = Terms(
     gap=1e-3,
     clipping_norm=1.0,
     grid=-16,
+    count_failed=True,
 )
 CENTRAL = CentralTerms(
     noise="distributed",

@@ -170,6 +170,7 @@ class Plan:
             bound=privacy.sensitivity_bound,
             max_records=privacy.max_records if parties and privacy.unit == RECORD_UNIT else 0,
             parties=parties,
+            count_failed=privacy.unit == USER_UNIT and privacy.noise not in ("paper", NONE),
             keep_back=list(self.keep_back),
         )
         return replace(terms, grid=self._grid(terms).exponent)

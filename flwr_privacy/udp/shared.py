@@ -28,6 +28,8 @@ class SharedMean(EvenMean):
         Which arrays of the model the updates are of.
     counts : bool
         Whether the clients send their numbers of records: at record level.
+    failed_code : int, default 0
+        As in `GridMean`.
 
     Notes
     -----
@@ -43,8 +45,10 @@ class SharedMean(EvenMean):
     {'w': array([1.5])}
     """
 
-    def __init__(self, start: Arrays, grid: Grid, names: list[str], *, counts: bool) -> None:
-        super().__init__(start, grid, names)
+    def __init__(
+        self, start: Arrays, grid: Grid, names: list[str], *, counts: bool, failed_code: int = 0
+    ) -> None:
+        super().__init__(start, grid, names, failed_code=failed_code)
         self._counts = counts
         if self._counts:
             self.template[RECORDS_NAME] = ((1,), np.dtype(np.int32))

@@ -16,6 +16,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.failures import FAILED_NAME, failed_code
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
 from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan
 from flwr_privacy.noise import discrete_gaussian, discretisation_gap
@@ -51,11 +52,12 @@ class Steps(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """A bounded update, the weight of the reply, and the update's sensitivity."""
+    """A bounded update, the weight of the reply, the update's sensitivity, and what it came of."""
 
     update: Update
     weight: int
     bound: float
+    failed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,9 @@ class Terms(Mechanism):
         Most records of a client, where noise is shared.
     parties : int, default 0
         Honest clients of a sum who share its noise; 0 if each adds the whole noise by itself.
+    count_failed : bool, default False
+        Whether it is counted how many trainings fail (`flwr_privacy.failures`); at user level, with
+        noise.
     keep_back : list of str
         Arrays of which nothing is released, beyond those that a client keeps back anyway.
 
@@ -113,6 +118,7 @@ class Terms(Mechanism):
     bound: str = "general"
     max_records: int = 0
     parties: int = 0
+    count_failed: bool = False
     keep_back: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -137,6 +143,9 @@ class Terms(Mechanism):
                 )
         if self.parties:
             self._check_shared()
+        if self.count_failed and (self.unit != USER_UNIT or not self.noise_multiplier):
+            allowed = "false where a record is protected, or there is no noise"
+            raise InvalidParameterError("count_failed", True, allowed)
 
     def reach(self, records: int) -> float:
         """Return the largest L2 norm of what a client with so many records noises."""
@@ -184,13 +193,18 @@ class Terms(Mechanism):
             noise_multiplier=self.noise_multiplier, sampling=self.sampling_rate, gap=self.gap
         )
 
+    def failed_sigma(self) -> float:
+        """Return the noise of one answer in the count of those that failed, in clients."""
+        sigma = self.noise_multiplier * self.shared_sensitivity()
+        return (share_sigma(sigma, self.parties) if self.parties else sigma) / self.clipping_norm
+
     # -- The mechanism -------------------------------------------------------------------------
 
     def plan(self, start: Arrays, facts: Facts) -> Plan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
-        names = released_names(start, self.keep_back)
+        names = self._names(start)
         check_start(start, names)
-        dimension = sum(np.size(start[name]) for name in names)
+        dimension = sum(np.size(start[name]) for name in names) + bool(self._failed_code())
         sigma = self._least_sigma(dimension, facts)
         rounding = 2 * _least_rounding(start, names) if self.unit == RECORD_UNIT else 0.0
         if self.parties:
@@ -214,7 +228,7 @@ class Terms(Mechanism):
 
     def measure(self, start: Arrays, outcome: Any) -> _Measured:
         """Return the update: clipped as a whole at user level, of clipped steps at record level."""
-        names = released_names(start, self.keep_back)
+        names = self._names(start)
         if self.unit == USER_UNIT:
             update = Update.between(start, outcome, names, clipping_norm=self.clipping_norm)
             # The number of records is not public at this level: everybody weighs the same.
@@ -226,12 +240,14 @@ class Terms(Mechanism):
         return _Measured(update, weight, bound)
 
     def failed(self, start: Arrays) -> _Measured | None:
-        """Return the update of a training that changed nothing, at user level."""
-        return self.measure(start, start) if self.unit == USER_UNIT else None
+        """Return the update of a training that changed nothing, and that it failed."""
+        if self.unit != USER_UNIT:
+            return None
+        return self.measure(start, start)._replace(failed=True)
 
     def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
         """Return the codes of the update with all of the noise, a share of it, or none."""
-        update, weight, bound = measured
+        update, weight, bound, _ = measured
         grid, vector = Grid(self.grid), update.vector
         if self.parties:
             return self._shared(measured, random)
@@ -241,14 +257,18 @@ class Terms(Mechanism):
         sigma = self.noise_multiplier * (bound + self._apart(vector.size))
         noised = grid.encode(vector, vector.view(np.int64))
         np.add(noised, discrete_gaussian(noised.size, sigma / grid.step, random), out=noised)
-        return update.arrays(saturated(noised)), {METRICS: {NUM_EXAMPLES: weight, "sigma": sigma}}
+        counted = self._counted(measured, sigma / grid.step, random)
+        arrays = update.arrays(saturated(noised))
+        arrays |= {name: saturated(code) for name, code in counted.items()}
+        return arrays, {METRICS: {NUM_EXAMPLES: weight, "sigma": sigma}}
 
     def accumulator(self, start: Arrays) -> GridMean:
         """Return an empty sum of codes."""
-        names, grid = released_names(start, self.keep_back), Grid(self.grid)
+        names, grid, failed = self._names(start), Grid(self.grid), self._failed_code()
         if self.parties:
-            return SharedMean(start, grid, names, counts=self.unit == RECORD_UNIT)
-        return GridMean(start, grid, names)
+            counts = self.unit == RECORD_UNIT
+            return SharedMean(start, grid, names, counts=counts, failed_code=failed)
+        return GridMean(start, grid, names, failed_code=failed)
 
     def _shared(self, measured: _Measured, random: SecureRandom) -> Answer:
         """Return codes that have a share of the noise, for one sum that is opened once.
@@ -256,16 +276,35 @@ class Terms(Mechanism):
         With the same share in two sums, or in none, the one or the difference of the two would have
         hardly any noise.
         """
-        update, weight, _ = measured
+        update, weight, _, _ = measured
         out: dict[str, NDArray[Any]] = {}
         if self.unit == RECORD_UNIT:
             np.multiply(update.vector, weight, out=update.vector)
             out[RECORDS_NAME] = np.array([weight], np.int64)
         grid = Grid(self.grid)
         codes = grid.encode(update.vector)
-        codes += discrete_gaussian(codes.size, self._share() / grid.step, random)
+        share = self._share() / grid.step
+        codes += discrete_gaussian(codes.size, share, random)
+        out |= self._counted(measured, share, random)
         own: Fields = {METRICS: {NUM_EXAMPLES: 1}}
         return {**update.arrays(codes), **out}, own
+
+    def _counted(
+        self, measured: _Measured, sigma: float, random: SecureRandom
+    ) -> dict[str, NDArray[np.int64]]:
+        """Return the coordinate that says whether the training failed, noised like the others."""
+        if not self.count_failed:
+            return {}
+        code = self._failed_code() if measured.failed else 0
+        return {FAILED_NAME: code + discrete_gaussian(1, sigma, random)}
+
+    def _failed_code(self) -> int:
+        return failed_code(self.clipping_norm, Grid(self.grid).step) if self.count_failed else 0
+
+    def _names(self, start: Arrays) -> list[str]:
+        if self.count_failed and FAILED_NAME in start:
+            raise InvalidParameterError("arrays", FAILED_NAME, "other names than this one")
+        return released_names(start, self.keep_back)
 
     def _share(self) -> float:
         return share_sigma(self.noise_multiplier * self.shared_sensitivity(), self.parties)

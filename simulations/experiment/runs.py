@@ -22,6 +22,7 @@ from flwr_privacy.errors import (
     FlwrPrivacyError,
     InvalidParameterError,
     NothingTrainedError,
+    TooFewTrainedError,
     check_integer,
 )
 from flwr_privacy.simulations.experiment.curves import Trained, diverged
@@ -218,7 +219,7 @@ def _carry_out(runs: list[RunFolder], engine: Engine) -> None:
     while runs:
         try:
             return carry_out(runs, engine)
-        except (EngineError, NothingTrainedError):
+        except (EngineError, NothingTrainedError, TooFewTrainedError):
             failed = [run.summary["status"] == "failed" for run in runs].index(True)
             if not diverged(runs[failed].rounds()):
                 raise

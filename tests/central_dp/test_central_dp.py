@@ -30,6 +30,7 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
 )
+from flwr_privacy.failures import FAILED_NAME
 from flwr_privacy.grid import Grid
 from flwr_privacy.ledger import Entry, Ledger
 from flwr_privacy.randomness import SecureRandom
@@ -97,6 +98,7 @@ def clipped(client: int, terms: Terms) -> dict[str, Any]:
     within = clip(update.vector, terms.clipping_norm) == 1
     codes: dict[str, Any] = update.arrays(Grid(terms.grid).encode(update.vector))
     codes[COUNT_NAME] = np.array([count_code(within=within)])
+    codes[FAILED_NAME] = np.array([0])
     return codes
 
 
@@ -159,7 +161,8 @@ def test_the_opened_sum_is_the_survivors_codes_and_shares_bit_for_bit(
         add_noise(codes, terms, own)
         for name, array in codes.items():
             total[name] = total.get(name, 0) + array
-    assert sorted(strategy.opened) == sorted(total) == ["0", COUNT_NAME, "layer.weight"]
+    names = ["0", COUNT_NAME, FAILED_NAME, "layer.weight"]
+    assert sorted(strategy.opened) == sorted(total) == names
     for name, sums in strategy.opened.items():
         np.testing.assert_array_equal(sums, total[name])
     size = Grid(terms.grid).step
@@ -803,6 +806,7 @@ def test_a_reply_that_weighs_more_is_refused() -> None:
     )
     mean = CentralMean(MODEL, terms)
     codes = {name: np.zeros(MODEL[name].shape, np.int32) for name in released_names(MODEL)}
+    codes[FAILED_NAME] = np.zeros(1, np.int32)
     with pytest.raises(ReplyRefusedError, match="2: every client weighs 1"):
         mean.fold("a", codes, weight=2)
     mean.fold("a", codes, weight=1)

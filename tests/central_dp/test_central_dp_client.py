@@ -20,6 +20,7 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
 )
+from flwr_privacy.failures import FAILED_NAME
 from flwr_privacy.ledger import Entry, Ledger
 
 TERMS = Terms(
@@ -124,7 +125,7 @@ def test_the_charge_is_there_and_the_reply_is_not_kept(node: Node) -> None:
     assert entry.charge == TERMS.charge()
     assert (entry.scheme, entry.unit) == ("central-dp", "user")
     assert fields == {"metrics": {"num-examples": 1}}
-    assert sorted(codes) == ["0", COUNT_NAME, "layer.weight"]
+    assert sorted(codes) == ["0", COUNT_NAME, FAILED_NAME, "layer.weight"]
     with pytest.raises(DeclinedError, match="the question of round 1 was answered before"):
         node.ask()
     assert node.trained == 1
@@ -216,7 +217,9 @@ def test_where_the_server_adds_noise_a_client_sends_codes_without(node: Node) ->
 
 
 @pytest.mark.parametrize("far", [math.nan, math.inf, -math.inf])
-def test_an_update_that_is_not_finite_cannot_be_told_from_none(tmp_path: Path, far: float) -> None:
+def test_an_update_that_is_not_finite_differs_from_none_in_the_noised_count_alone(
+    tmp_path: Path, far: float
+) -> None:
     answers = []
     for name, moved in (("one", far), ("other", 0.0)):
         (tmp_path / name).mkdir()
@@ -226,6 +229,7 @@ def test_an_update_that_is_not_finite_cannot_be_told_from_none(tmp_path: Path, f
         assert len(node.charges()) == 1
     (codes, own), (expected, told) = answers
     assert own == told
+    assert codes.pop(FAILED_NAME) - expected.pop(FAILED_NAME) == TERMS.failed_code == 2**20
     assert all((codes[n] == expected[n]).all() for n in expected)
 
 

@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from flwr_privacy.averaging import ReplyRefusedError
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.failures import FAILED_NAME
 from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
 
 MOST_WEIGHT = 2**62 // CODE_LIMIT  # of all replies together
@@ -441,3 +442,17 @@ def test_a_sum_over_another_model_is_not_merged():
     other.fold("z", {"w": np.zeros(3, np.int32)}, weight=1)
     with pytest.raises(ReplyRefusedError, match="different templates"):
         empty().merge(other)
+
+
+def test_failures_are_counted_beside_the_model_and_are_no_part_of_it() -> None:
+    mean = GridMean({"w": np.zeros(1)}, GRID, ["w"], failed_code=8)
+    assert mean.failed == 0
+    for client, code in enumerate((8, 0, -4)):
+        codes = {"w": np.zeros(1, np.int32), FAILED_NAME: np.array([code], np.int32)}
+        mean.fold(str(client), codes, weight=1)
+    assert mean.failed == 0.5
+    assert list(mean.finish()) == ["w"]
+    plain = GridMean({FAILED_NAME: np.zeros(1)}, Grid(0), [FAILED_NAME])  # a model's own name
+    plain.fold("a", {FAILED_NAME: np.array([3], np.int32)}, weight=1)
+    assert plain.finish()[FAILED_NAME] == 3
+    assert plain.failed == 0

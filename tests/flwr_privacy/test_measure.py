@@ -26,7 +26,7 @@ from flwr_privacy.randomness import SecureRandom
 MECHANISMS: dict[str, Any] = {
     "udp": UPDATE,
     "udp, shares": with_(UPDATE, parties=3),
-    "udp, bare": with_(UPDATE, noise_multiplier=0.0),
+    "udp, bare": with_(UPDATE, noise_multiplier=0.0, count_failed=False),
     "central-dp": ClippedUpdate(SHARES),
     "central-dp, server": ClippedUpdate(with_(SHARES, noise="server", parties=1)),
     "m2fdp": DeviceUpdate(DEVICE, {}),

@@ -192,9 +192,15 @@ def with_(terms: Any, **changes: Any) -> Any:
 
 BUDGET = {"epsilon": 100.0, "delta": 1e-5}
 UPDATE = udp.Terms(
-    unit="user", noise_multiplier=5.0, **BUDGET, gap=1e-3, clipping_norm=1.0, grid=-16
+    unit="user",
+    noise_multiplier=5.0,
+    **BUDGET,
+    gap=1e-3,
+    clipping_norm=1.0,
+    grid=-16,
+    count_failed=True,
 )
-STEPS = with_(UPDATE, unit="record", learning_rate=0.5, grid=-24)
+STEPS = with_(UPDATE, unit="record", learning_rate=0.5, grid=-24, count_failed=False)
 LOSS = udp.LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, **BUDGET, gap=1e-2)
 SHARES = central_dp.Terms(
     noise="distributed",
@@ -358,7 +364,9 @@ CASES: dict[str, Case] = {
         grid=-16,
     ),
     "udp, bare": Case(
-        half=UDPClient, fields=write(with_(UPDATE, noise_multiplier=0.0)), unprotected=True
+        half=UDPClient,
+        fields=write(with_(UPDATE, noise_multiplier=0.0, count_failed=False)),
+        unprotected=True,
     ),
     "udp, records": Case(
         half=UDPClient, user=steps, fields=write(STEPS), **RECORD_LEVEL, reach=0.5, grid=-24

@@ -204,6 +204,15 @@ def test_text_from_outside_is_escaped(make, tmp_path):
     assert table["runs"][0]["summary"]["error"] == evil
 
 
+def test_how_many_trained_is_shown_with_its_standard_deviation(make, tmp_path):
+    counted = {"scheme": {"trained": 7.5, "trained_sigma": 2.0}}
+    runs = [make("one", more=[{}, *[counted] * 4]), make("other", seed=2)]
+    write_report(runs, tmp_path / "out")
+    page = Page(tmp_path / "out" / "report.html")
+    assert "Trained" in page.texts
+    assert "30 ± 4" in page.texts
+
+
 def test_late_and_refused_replies_are_shown(make, tmp_path):
     page, _ = written([make("a"), make("b", scheme="mspdq", late=3)], tmp_path / "out")
     assert page.figures == 8
