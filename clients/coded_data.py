@@ -9,7 +9,7 @@ from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.channel import Part
 from flwr_privacy.documents import dumps
-from flwr_privacy.errors import ProtocolError
+from flwr_privacy.errors import DataError, ProtocolError
 from flwr_privacy.fedvs.network import initial_weights, project
 from flwr_privacy.fedvs.sharing import data_shares
 from flwr_privacy.fedvs.terms import CODE, SEALED, Chunk, CodeTerms
@@ -110,12 +110,12 @@ def _begin(coding: Coding, training: str, update: int) -> None:
 
 
 def _check_columns(coding: Coding) -> None:
-    """Refuse terms that are about other data than the client's."""
+    """Refuse terms that are about other data than the client's; its log has the sizes."""
     terms, data = coding.terms, owned(coding.store, coding.data).raw()
     said = terms.columns[coding.me], dict(zip(terms.parts, terms.rows, strict=True))
     own = data.columns, {name: len(rows) for name, rows in data.parts.items()}
     if said != own:
-        raise ProtocolError(
+        raise DataError(
             f"the terms have {said[0]} columns and rows {said[1]} of this client: it has "
             f"{own[0]} and {own[1]}"
         )

@@ -211,11 +211,20 @@ def _evaluated(coding: Coding, dealers: list[str], sealed: NDArray[Any]) -> NDAr
 
 
 def embed_plainly(store: StepStore, data: GivenData, chunk: Chunk) -> Answer:
-    """Return the embeddings of some places of a part as they are: for simulations."""
+    """Return the embeddings of some places of a part as they are: for simulations.
+
+    Raises
+    ------
+    ProtocolError
+        If the data are not coded, or there are no such places.
+    """
     coding = Coding(store, data, agreed(store.state))
+    rows = coding.terms.segments(chunk.part).rows
+    if not 0 <= chunk.first < chunk.first + chunk.count <= rows:
+        raise ProtocolError(f"places {chunk.first} to {chunk.first + chunk.count} of {rows}")
     places = np.arange(chunk.first, chunk.first + chunk.count)
-    rows = coding.expanded().rows(chunk.part, places)
-    return {ANSWER: rows @ store.state["weights"]}, replied()
+    own = coding.expanded().rows(chunk.part, places)
+    return {ANSWER: own @ store.state["weights"]}, replied()
 
 
 def _purpose(terms: CodeTerms, held: Mapping[str, Any]) -> list[Part]:

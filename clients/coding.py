@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
 from flwr_privacy.documents import loads
-from flwr_privacy.errors import ProtocolError
+from flwr_privacy.errors import DataError, ProtocolError
 from flwr_privacy.fedvs.terms import CodeTerms
 from flwr_privacy.step_store import StepStore
 from flwr_privacy.wire import METRICS, Fields
@@ -70,15 +70,27 @@ class Coding:
         return segments.real_rows(coded)[segments.counted(coded)]
 
     def expanded(self) -> Expanded:
-        """Return the powers of the client's columns, on their grid."""
+        """Return the powers of the client's columns, on their grid.
+
+        Raises
+        ------
+        DataError
+            If the data are none, or have other sizes than were agreed on.
+        """
         terms = self.terms
-        return owned(self.store, self.data).expanded(
+        expanded = owned(self.store, self.data).expanded(
             order=terms.orders[self.me],
             bias=terms.bias,
             x_max=terms.x_max,
             data_bits=terms.data_bits,
             generation=terms.generation,
         )
+        rows = zip(terms.parts, terms.rows, strict=True)
+        said = {name: (count, self.width) for name, count in rows}
+        own = {name: part.shape for name, part in expanded.parts.items()}
+        if said != own:
+            raise DataError(f"the terms are about data of shapes {said}: the client's have {own}")
+        return expanded
 
     def integers(self, part: str, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return rows in steps of their grid."""

@@ -146,7 +146,7 @@ def _embed(
     if rows is None:
         raise ProtocolError(f"the client has no part '{step.part[:64]}'")
     places = np.array(step.rows or range(len(rows)), np.int64)
-    embedding = rows[places] @ state["weights"]
+    embedding = expanded.rows(step.part, places) @ state["weights"]
     if step.epsilon > 0:
         embedding = noisy(
             embedding, epsilon=step.epsilon, clip=step.clip, random=store.random("noise")

@@ -71,10 +71,15 @@ class Expanded:
         ------
         ProtocolError
             If the client has no such part.
+        DataError
+            If it has not so many rows.
         """
         if part not in self.parts:
             raise ProtocolError(f"the client has no part '{part[:64]}'")
-        return self.parts[part][places]
+        rows = self.parts[part]
+        if places.size and not 0 <= places.min() <= places.max() < len(rows):
+            raise DataError(f"the client's part '{part}' has {len(rows)} rows: there are others")
+        return rows[places]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
