@@ -64,7 +64,6 @@ from .release import (
     check_unsummed,
     question_of,
 )
-from .step_store import opened
 from .wire import EVALUATE, METRICS, TRAIN, Fields, values_digest
 
 __all__ = [
@@ -222,6 +221,8 @@ def answer_step(
     LedgerError
         If the node's files cannot be used.
     """
+    from .step_store import opened  # late: most nodes remember nothing between messages
+
     question = question_of(phase, fields)
     check_going_on(store, question.experiment_id)
     check_unaccounted(store, scheme=scheme, promises_dp=promises_dp)

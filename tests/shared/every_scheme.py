@@ -411,7 +411,7 @@ def zone(node: "Node") -> Fields:
 
 
 RECORDS = {"noise": "record", "epsilon": 1e4, "alpha": 0.5}
-PAPER = {"noise": "paper", "sigma1_sq": 0.5, "sigma2_sq": 0.5}
+PAPER = {"noise": "variances", "sigma1_sq": 0.5, "sigma2_sq": 0.5}
 
 
 def acfl(phase: str, *, summed: int = 0, **wish: Any) -> Fields:
