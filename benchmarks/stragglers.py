@@ -19,10 +19,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr_privacy.clients import ACFLClient, own_client_app
 from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.data import available
+from flwr_privacy.simulations.flat_options import keywords_of
 from flwr_privacy.simulations.inline import run_inline
 from flwr_privacy.simulations.settings import Settings
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import ACFL, LoopOptions
+from flwr_privacy.strategies import ACFL
 
 from .report import Comparison
 
@@ -101,12 +102,8 @@ def _to_level(scene: _Scene, settings: Settings, options: dict[str, Any]) -> flo
     task = tasks.task(settings.task)
     parameters = tasks.regression_parameters(task, settings)
     parameters["learning_rate"] = scene.step / _records(settings)
-    strategy = _UntilGood(
-        scene.level,
-        loop=LoopOptions(seed=settings.seed, stragglers=STRAGGLERS),
-        **parameters,
-        **options,
-    )
+    chosen = {"seed": settings.seed, "stragglers": STRAGGLERS, **parameters, **options}
+    strategy = _UntilGood(scene.level, **keywords_of(ACFL, chosen))
     start = tasks.initial_arrays(task, settings.seed)["weights"].astype(np.float64)
     server_app = ServerApp()
 

@@ -74,7 +74,7 @@ class ACFLClient(SchemeClient):
 
     Guarantee
     ---------
-    As `flwr_privacy.strategies.ACFL`. With ``noise="record"`` each answer has exact noise
+    As `flwr_privacy.strategies.ACFL`. With `NoisedRecords` each answer has exact noise
     (`flwr_privacy.noise.discrete_gaussian`), from a cryptographic generator, on a grid; it is
     charged before it leaves, within the budget that the server names and the node's policy. The
     setup is encoded once for an experiment: asked again, the same bytes leave, or nothing (a random

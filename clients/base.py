@@ -16,9 +16,9 @@ from flwr.client import NumPyClient
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.mechanism import Answer, Release, Unpromised
+from flwr_privacy.mechanism import Answer, ProtocolStep, Release, Unpromised
 from flwr_privacy.node_store import NodeRules
-from flwr_privacy.pipeline import answer, answer_unpromised, request_of
+from flwr_privacy.pipeline import answer, answer_step, answer_unpromised, request_of
 from flwr_privacy.release import check_unaccounted, check_unprotected, check_unsummed
 from flwr_privacy.wire import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
@@ -90,7 +90,7 @@ class SchemeClient(NumPyClient):
 
     def release(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> Release | Unpromised:
+    ) -> Release | Unpromised | ProtocolStep:
         """Return what is to be released for one message of the scheme.
 
         The pipeline carries it out (`flwr_privacy.pipeline`): a client half never sees ledger,
@@ -188,12 +188,18 @@ class SchemeClient(NumPyClient):
         return Custody.of(self._context())
 
     def _released(
-        self, phase: str, arrays: Arrays, fields: Fields, release: Release | Unpromised
+        self,
+        phase: str,
+        arrays: Arrays,
+        fields: Fields,
+        release: Release | Unpromised | ProtocolStep,
     ) -> Answer:
         refuse_node_keys("message", fields)
         given = (self.scheme, phase, fields, self.promises_dp)
         if isinstance(release, Unpromised):
             return answer_unpromised(self._rules(), release, *given)
+        if isinstance(release, ProtocolStep):
+            return answer_step(self._store(), release, *given)
         request = request_of(arrays, *given)
         return answer(self._store(), request, release)
 

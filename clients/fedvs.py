@@ -4,7 +4,7 @@ The client owns columns of the data and the weights for them. What it deals of b
 sealed for one holder, so that the server that passes them on cannot read them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
-from flwr_privacy.errors import DeclinedError, ProtocolError, check_flag, check_integer
+from flwr_privacy.errors import DeclinedError, check_flag, check_integer
 from flwr_privacy.fedvs.data import VerticalData
 from flwr_privacy.fedvs.terms import (
     CODE,
@@ -27,16 +27,15 @@ from flwr_privacy.fedvs.terms import (
     Dealing,
     Evaluation,
 )
-from flwr_privacy.ledger import Question
-from flwr_privacy.release import question_of
+from flwr_privacy.mechanism import ProtocolStep
 from flwr_privacy.wire import TRAIN, Fields
 
 from .adapters import own_client_app
 from .base import SchemeClient, Train
-from .coded_session import CodedSession, text_in
-from .custody import Custody, is_simulated_client, refuse_node_keys
-from .experiment_keys import check_signature, own_pair
-from .sealed_shares import SCHEME, key_name
+from .coded_data import code, enrol, text_in
+from .coded_round import deal, embed, embed_plainly
+from .coding import Coding, agreed
+from .sealed_shares import SCHEME
 from .vertical import GivenData
 
 __all__ = ["FedVSClient", "fedvs_client_app"]
@@ -97,45 +96,42 @@ class FedVSClient(SchemeClient):
         self._paper = check_flag("paper", paper)
         self._min_privacy = check_integer("min_privacy", min_privacy, minimum=1)
 
-    def handle(
-        self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Answer a question of the setup or of a round.
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> ProtocolStep:
+        """Return the step of the setup or of a round that a question asks for.
 
         Raises
         ------
         DeclinedError
-            If the policy does not allow it, or shares would be used twice.
-        FieldRangeError
-            If the weights have left the range of the field.
-        LedgerError
-            If the node's files cannot be used.
-        InvalidParameterError, DataError, ProtocolError
-            If the question is malformed, the data do not fit it, or a share is damaged.
+            If this client does not allow the terms of a coding.
+        InvalidParameterError, ProtocolError
+            If the question is malformed.
         """
-        if self.context is None:
-            raise TypeError("FedVSClient needs the context: FedVSClient(data, context)")
-        refuse_node_keys("message", fields)
-        custody, question = Custody.of(self.context), question_of(phase, fields)
-        self.check_unaccounted()
-        simulated = is_simulated_client(self.context)
-        session = CodedSession(custody, question, self._data, simulated=simulated)
+        data = self._data
         if phase == ENROL:
-            return session.enrol(text_in(fields, "generation"))
+            generation = text_in(fields, "generation")
+            return ProtocolStep(lambda store: enrol(store, data, generation), lambda state: None)
         if phase == CODE:
-            terms = records.read(CodeTerms, fields)
-            self._check_terms(custody, question, terms)
-            return session.code(terms, records.read(Chunk, fields), arrays, fields)
+            terms, chunk = records.read(CodeTerms, fields), records.read(Chunk, fields)
+            self._check_terms(terms)
+            return ProtocolStep(
+                lambda store: code(Coding(store, data, terms), chunk, arrays, fields),
+                lambda state: terms.least,
+            )
         if phase in (DEAL, DEAL_EVALUATION):
-            return session.deal(records.read(Dealing, fields), arrays)
+            dealing = records.read(Dealing, fields)
+            return ProtocolStep(lambda store: deal(store, data, dealing, arrays), _least)
         if phase == ORACLE:
-            if not simulated:
-                raise DeclinedError("plain embeddings leave a client in simulations only")
-            return session.embed_plainly(records.read(Chunk, fields))
-        return session.answer(records.read(Evaluation, fields), arrays)
+            chunk = records.read(Chunk, fields)
+            return ProtocolStep(
+                lambda store: embed_plainly(store, data, chunk),
+                lambda state: 0,
+                simulated_only=True,
+            )
+        evaluation = records.read(Evaluation, fields)
+        return ProtocolStep(lambda store: embed(store, data, evaluation, arrays), _least)
 
-    def _check_terms(self, custody: Custody, question: Question, terms: CodeTerms) -> None:
-        """Decline terms that this client or its node does not allow; all keys are those pinned."""
+    def _check_terms(self, terms: CodeTerms) -> None:
+        """Decline terms that this client does not allow."""
         terms.check()
         if not self._paper and (terms.paper or not terms.zero_mask):
             raise DeclinedError(
@@ -152,16 +148,11 @@ class FedVSClient(SchemeClient):
                 f"sums over {terms.least} of {len(terms.members)} clients were asked for: this "
                 "client allows them only if it is made with partial_sums=True"
             )
-        custody.policy.check_sum(terms.least)
-        place = terms.place(custody.client_id)
-        name = key_name(question.experiment_id, terms.generation)
-        if terms.keys[place] != own_pair(custody, self.scheme, name).public:
-            raise ProtocolError("the key that is said to be this client's is not")
-        if custody.pins is None:
-            return
-        for peer, key, signature in zip(terms.members, terms.keys, terms.signatures, strict=True):
-            if peer != custody.client_id:
-                check_signature(custody, self.scheme, name, peer, key, signature)
+
+
+def _least(state: Mapping[str, Any]) -> int | None:
+    """Return over how many clients at least embeddings are summed; None before any coding."""
+    return agreed(state).least if "terms" in state else None
 
 
 def fedvs_client_app(

@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flwr_privacy.arrays import HashedArrays, array_digest, decode_npy, encode_npy, npy_size
+from flwr_privacy.errors import InvalidParameterError
 
 __all__ = ["LocalArray", "RecordArrays", "copied", "decoded", "first_array_record", "to_record"]
 
@@ -82,7 +83,10 @@ class RecordArrays(HashedArrays):
             values: NDArray[np.generic] = array.values.view()
             values.flags.writeable = False
             return values
-        return decode_npy(array.data)
+        try:
+            return decode_npy(array.data)
+        except ValueError as error:
+            raise InvalidParameterError(name, str(error), "an array of real numbers") from error
 
     def digest(self, name: str) -> bytes:
         """Return the hash of an array; the record remembers it for everybody who has the array."""

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ from flwr_privacy.channel import Channel, KeyPair, Part, canonical
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.fedvs.costs import SEAL_BYTES
 from flwr_privacy.fedvs.terms import CodeTerms
+from flwr_privacy.step_store import StepStore
 
-from .custody import Custody
-from .experiment_keys import own_pair
 from .prepared import Prepared
 
 __all__ = ["SCHEME", "SealedShares", "key_name"]
@@ -32,7 +30,8 @@ def key_name(experiment_id: str, generation: str) -> str:
 class _Peers:
     """Sealed channels to the other members of a coding, made when they are needed."""
 
-    custody: Custody
+    me: str
+    pair: KeyPair
     experiment_id: str
     terms: CodeTerms
     made: dict[str, Channel]
@@ -41,18 +40,11 @@ class _Peers:
     def size(self) -> int:
         return 1000 * len(self.terms.members)
 
-    @cached_property
-    def _pair(self) -> KeyPair:
-        name = key_name(self.experiment_id, self.terms.generation)
-        return own_pair(self.custody, SCHEME, name)
-
     def to(self, peer: str) -> Channel:
         if peer not in self.made:
             context: tuple[Part, ...] = (SCHEME, 1, self.experiment_id, self.terms.digest)
             key = self.terms.keys[self.terms.place(peer)]
-            self.made[peer] = Channel(
-                self._pair, key, me=self.custody.client_id, peer=peer, context=context
-            )
+            self.made[peer] = Channel(self.pair, key, me=self.me, peer=peer, context=context)
         return self.made[peer]
 
 
@@ -64,26 +56,27 @@ class SealedShares:
 
     Parameters
     ----------
-    custody : Custody
-        What the node keeps for the client.
-    experiment_id, server_round : str, int
-        Which message it is.
+    store : StepStore
+        What the node lends to the client's step, which answers the message.
+    terms : CodeTerms
+        The coding that they are of.
     """
 
-    def __init__(self, custody: Custody, experiment_id: str, server_round: int) -> None:
-        self._custody = custody
-        self._experiment = experiment_id
-        self._round = server_round
+    def __init__(self, store: StepStore, terms: CodeTerms) -> None:
+        self._terms = terms
+        self._me = store.client_id
+        self._experiment = store.experiment_id
+        self._round = store.server_round
 
-    def _channels(self, terms: CodeTerms) -> _Peers:
-        key = (str(self._custody.sessions), self._experiment, terms.digest)
-        return _peers.get(key, lambda: _Peers(self._custody, self._experiment, terms, {}))
+        def peers() -> _Peers:
+            pair = store.pair(key_name(store.experiment_id, terms.generation))
+            return _Peers(store.client_id, pair, store.experiment_id, terms, {})
 
-    def seal(
-        self, terms: CodeTerms, shares: NDArray[np.int64], phase: str, purpose: list[Part]
-    ) -> NDArray[np.uint8]:
+        self._peers = _peers.get((str(store.folder), terms.digest), peers)
+
+    def seal(self, shares: NDArray[np.int64], phase: str, purpose: list[Part]) -> NDArray[np.uint8]:
         """Seal a share for every other member; a row for each, in their order."""
-        me, peers = self._custody.client_id, self._channels(terms)
+        me, terms, peers = self._me, self._terms, self._peers
         bound = self._bound(phase, purpose)
         rows = []
         for place, peer in enumerate(terms.members):
@@ -103,7 +96,6 @@ class SealedShares:
 
     def open(
         self,
-        terms: CodeTerms,
         senders: list[str],
         sealed: NDArray[Any],
         sizes: list[int],
@@ -117,7 +109,7 @@ class SealedShares:
         ProtocolError
             If one is damaged, for somebody else or of another set; it names sender and round.
         """
-        me, peers, start = self._custody.client_id, self._channels(terms), 0
+        me, terms, peers, start = self._me, self._terms, self._peers, 0
         lengths = {
             s: terms.bytes_of(sizes[terms.place(s)]) + SEAL_BYTES for s in senders if s != me
         }

@@ -16,16 +16,14 @@ from flwr_privacy.errors import DataError, ProtocolError
 from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
 from flwr_privacy.fedvs.network import initial_weights
 from flwr_privacy.grid import GridMean
-from flwr_privacy.mechanism import Answer, Unpromised
-from flwr_privacy.pipeline import mark_insecure
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.mechanism import Answer, ProtocolStep
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.split_vfl import Step, noisy
+from flwr_privacy.step_store import StepStore
 from flwr_privacy.wire import METRICS, TRAIN, Fields
 
 from .adapters import own_client_app
 from .base import SchemeClient, Train
-from .coded_files import Memory
 from .vertical import (
     GivenData,
     Owned,
@@ -67,16 +65,18 @@ class SplitVFLClient(SchemeClient):
         super().__init__(None, context)
         self._data = data
 
-    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unpromised:
-        """Return the release of the embeddings of some rows."""
-        store, experiment = self._store(), fields["experiment-id"]
-        owned = Owned(self._data, store, experiment)
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> ProtocolStep:
+        """Return the step that says what there is, or embeds some rows."""
         if phase == ENROL:
-            return Unpromised(lambda _: ({}, told_of(owned)))
+            return ProtocolStep(lambda store: ({}, told_of(self._owned(store))))
         step = records.read(Step, fields)
         step.check()
-        memory = Memory(store, self.scheme, experiment, simulated=store.simulated)
-        return Unpromised(lambda random: _embed(phase, owned, memory, step, arrays, fields, random))
+        return ProtocolStep(
+            lambda store: _embed(phase, store, self._owned(store), step, arrays, fields)
+        )
+
+    def _owned(self, store: StepStore) -> Owned:
+        return Owned(self._data, str(store.folder), store.experiment_id)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty sum of embeddings as codes, for a secure sum."""
@@ -103,13 +103,7 @@ def split_vfl_client_app(data_fn: Callable[[Context], VerticalData]) -> ClientAp
 
 
 def _embed(
-    phase: str,
-    owned: Owned,
-    memory: Memory,
-    step: Step,
-    arrays: Arrays,
-    fields: Fields,
-    random: Callable[[str], SecureRandom],
+    phase: str, store: StepStore, owned: Owned, step: Step, arrays: Arrays, fields: Fields
 ) -> Answer:
     """Take the step that the gradient asks for; embed the rows.
 
@@ -122,40 +116,41 @@ def _embed(
     """
     expanded = owned.expanded(order=step.order, bias=step.bias, x_max=step.x_max)
     own: Fields = {METRICS: {"num-examples": 1}}
-    mark_insecure(owned.custody, own)
-    with memory.state() as state:
-        shape = expanded.parts[TRAIN_PART].shape[1], step.embedding
-        begin_weights(
-            state,
-            training=step.training,
-            update=max(0, step.update - 1),
-            shape=shape,
-            draw=lambda: initial_weights(*shape, random("initial weights")),
-        )
+    state = store.state
+    shape = expanded.parts[TRAIN_PART].shape[1], step.embedding
+    begin_weights(
+        state,
+        training=step.training,
+        update=max(0, step.update - 1),
+        shape=shape,
+        draw=lambda: initial_weights(*shape, store.random("initial weights")),
+    )
 
-        def moved(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-            places = np.array(step.trained_rows, np.int64)
-            if not len(places) or owned.custody.client_id not in step.trained_clients:
-                return weights
-            gradient = gradient_in(arrays, len(places), step.embedding, name=GRADIENT)
-            return Update(
-                rows=expanded.rows(TRAIN_PART, places),
-                gradient=gradient.astype(np.float64),
-                divisor=step.divisor,
-                learning_rate=step.learning_rate,
-                w_max=None,
-            ).of(weights)
+    def moved(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        places = np.array(step.trained_rows, np.int64)
+        if not len(places) or store.client_id not in step.trained_clients:
+            return weights
+        gradient = gradient_in(arrays, len(places), step.embedding, name=GRADIENT)
+        return Update(
+            rows=expanded.rows(TRAIN_PART, places),
+            gradient=gradient.astype(np.float64),
+            divisor=step.divisor,
+            learning_rate=step.learning_rate,
+            w_max=None,
+        ).of(weights)
 
-        move_weights(state, session=step.session, update=step.update, moved=moved)
-        if phase == SETTLE:
-            return {}, own
-        rows = expanded.parts.get(step.part)
-        if rows is None:
-            raise ProtocolError(f"the client has no part '{step.part[:64]}'")
-        places = np.array(step.rows or range(len(rows)), np.int64)
-        embedding = rows[places] @ state["weights"]
+    move_weights(state, session=step.session, update=step.update, moved=moved)
+    if phase == SETTLE:
+        return {}, own
+    rows = expanded.parts.get(step.part)
+    if rows is None:
+        raise ProtocolError(f"the client has no part '{step.part[:64]}'")
+    places = np.array(step.rows or range(len(rows)), np.int64)
+    embedding = expanded.rows(step.part, places) @ state["weights"]
     if step.epsilon > 0:
-        embedding = noisy(embedding, epsilon=step.epsilon, clip=step.clip, random=random("noise"))
+        embedding = noisy(
+            embedding, epsilon=step.epsilon, clip=step.clip, random=store.random("noise")
+        )
     if fields["summed"]:
         return {EMBEDDING: _codes(Terms.read(fields), embedding)}, own
     return {EMBEDDING: embedding.astype(np.float32)}, own

@@ -17,7 +17,6 @@ from flwr_privacy.fedvs.rows import order
 from flwr_privacy.identity import derive_seed
 from flwr_privacy.wire import METRICS, Fields
 
-from .custody import Custody
 from .play import discreet
 from .prepared import Prepared
 
@@ -72,10 +71,15 @@ class Expanded:
         ------
         ProtocolError
             If the client has no such part.
+        DataError
+            If it has not so many rows.
         """
         if part not in self.parts:
             raise ProtocolError(f"the client has no part '{part[:64]}'")
-        return self.parts[part][places]
+        rows = self.parts[part]
+        if places.size and not 0 <= places.min() <= places.max() < len(rows):
+            raise DataError(f"the client's part '{part}' has {len(rows)} rows: there are others")
+        return rows[places]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,14 +90,14 @@ class Owned:
     ----------
     given : VerticalData or callable
         The data.
-    custody : Custody
-        Whose they are.
+    place : str
+        A name that no other client or experiment has: where the node keeps what is of it.
     experiment_id : str
         For which experiment; the order of the rows follows from it.
     """
 
     given: GivenData
-    custody: Custody
+    place: str
     experiment_id: str
 
     def raw(self) -> VerticalData:
@@ -130,7 +134,7 @@ class Owned:
             If a value lies beyond `x_max`; no value is told.
         """
         settings = (order, bias, x_max, data_bits)
-        key = (str(self.custody.sessions), self.experiment_id, generation, *settings)
+        key = (self.place, generation, *settings)
         return _prepared.get(key, partial(self._expand, *settings))
 
     def _expand(self, degree: int, bias: bool, x_max: float, data_bits: int | None) -> Expanded:

@@ -6,9 +6,9 @@ A neighbour is believed by the identity that this node has pinned, never by what
 from typing import Any
 
 from flwr_privacy.channel import Channel, Part
+from flwr_privacy.experiment_keys import check_signature, own_pair, signature_of
 
 from .custody import Custody
-from .experiment_keys import check_signature, own_pair, signature_of
 
 __all__ = ["channel_to", "introduction"]
 

@@ -8,7 +8,7 @@ lets it release something.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .accounting import Charge
 from .arrays import Arrays
@@ -18,6 +18,9 @@ from .ledger import Question
 from .randomness import SecureRandom
 from .wire import Fields
 
+if TYPE_CHECKING:
+    from .step_store import StepStore
+
 __all__ = [
     "EXPERIMENT",
     "ROUND",
@@ -26,6 +29,7 @@ __all__ = [
     "Mechanism",
     "NoFactsError",
     "Plan",
+    "ProtocolStep",
     "Release",
     "Unpromised",
     "Work",
@@ -228,3 +232,27 @@ class Unpromised:
 
     work: Callable[[Callable[[str], SecureRandom]], Answer]
     sigma: float = 0.0
+
+
+@dataclass(frozen=True)
+class ProtocolStep:
+    """An answer in a protocol of several messages, which promises no differential privacy.
+
+    It follows from the question and from what the client remembers of the experiment, which
+    `flwr_privacy.pipeline` lends it.
+
+    Parameters
+    ----------
+    work : callable
+        Takes the step and returns the answer. It gets what the node lends to it.
+    summed : callable, optional
+        Returns, from what the client remembers, over how many clients at least the answer is summed
+        before anybody sees it: 0 if it is seen as it is, None if it tells nothing of values of the
+        data. By default that of the secure sum that the question is in.
+    simulated_only : bool, default False
+        Whether only clients that are made up answer: there is nothing in it that hides their data.
+    """
+
+    work: "Callable[[StepStore], Answer]"
+    summed: Callable[[Mapping[str, Any]], int | None] | None = None
+    simulated_only: bool = False

@@ -26,7 +26,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -39,8 +38,19 @@ from .errors import (
     DeclinedError,
     FlwrPrivacyError,
 )
-from .ledger import Book, Entry, Question
-from .mechanism import EXPERIMENT, Answer, Facts, Mechanism, NoFactsError, Plan, Release, Unpromised
+from .ledger import Question
+from .mechanism import (
+    EXPERIMENT,
+    Answer,
+    Facts,
+    Mechanism,
+    NoFactsError,
+    Plan,
+    ProtocolStep,
+    Release,
+    Unpromised,
+)
+from .node_limits import check_disk, check_limits
 from .node_store import NodeRules, NodeStore
 from .randomness import SecureRandom
 from .release import (
@@ -48,6 +58,8 @@ from .release import (
     check_code_limit,
     check_policy,
     check_shares,
+    check_simulated,
+    check_summed,
     check_unaccounted,
     check_unanswered,
     check_unsummed,
@@ -58,6 +70,7 @@ from .wire import EVALUATE, METRICS, TRAIN, Fields, values_digest
 __all__ = [
     "Request",
     "answer",
+    "answer_step",
     "answer_unpromised",
     "check_disk",
     "check_going_on",
@@ -74,8 +87,6 @@ _DELIVERY = frozenset({"summed", "honest", "certain", "code-limit"})
 """Entries that say how an answer is delivered; they do not change what is released."""
 
 _STOPPED = "stopped"  # name of the note that ends an experiment for the node
-
-_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -197,6 +208,35 @@ def answer_unpromised(
         check_unsummed(rules)
     check_unaccounted(rules, scheme=scheme, promises_dp=promises_dp, sigma=release.sigma)
     return release.work(lambda purpose: rules.random(question_of(phase, fields), purpose))
+
+
+def answer_step(
+    store: NodeStore, step: ProtocolStep, scheme: str, phase: str, fields: Fields, promises_dp: bool
+) -> Answer:
+    """Carry out a step of a protocol, if the node's operator allows it.
+
+    Raises
+    ------
+    DeclinedError
+        If not.
+    LedgerError
+        If the node's files cannot be used.
+    """
+    from .step_store import opened  # late: most nodes remember nothing between messages
+
+    question = question_of(phase, fields)
+    check_going_on(store, question.experiment_id)
+    check_unaccounted(store, scheme=scheme, promises_dp=promises_dp)
+    if step.simulated_only:
+        check_simulated(store, phase)
+    with opened(store, scheme, question) as lent:
+        clients = fields.get("summed", 0) if step.summed is None else step.summed(lent.state)
+        if clients is not None:
+            check_summed(store, clients)
+        arrays, own = step.work(lent)
+    if clients is not None:
+        mark_insecure(store, own)
+    return arrays, own
 
 
 def check_going_on(store: NodeStore, experiment_id: str) -> None:
@@ -425,47 +465,6 @@ def _other_terms(question: Question) -> DeclinedError:
     return DeclinedError(
         f"the {question.phase} of this experiment was answered before, with other terms"
     )
-
-
-def check_limits(store: NodeStore, book: Book) -> None:
-    """Decline one more release than the node's operator allows, whatever it costs.
-
-    Raises
-    ------
-    DeclinedError
-        If it is.
-    """
-    policy, entries = store.policy, book.entries
-    if policy.max_releases is not None and len(entries) >= policy.max_releases:
-        raise _over(store, "max_releases", policy.max_releases)
-    if policy.max_releases_per_day is not None:
-        today = sum(_age(entry) < _DAY for entry in entries)
-        if today >= policy.max_releases_per_day:
-            raise _over(store, "max_releases_per_day", policy.max_releases_per_day)
-    check_disk(store)
-
-
-def check_disk(store: NodeStore) -> None:
-    """Decline what would leave another file on a disk that is as full as it may be.
-
-    Raises
-    ------
-    DeclinedError
-        If it is.
-    """
-    limit = store.policy.max_disk
-    if limit is not None and store.disk() >= limit:
-        raise _over(store, "max_disk", limit)
-
-
-def _over(store: NodeStore, name: str, limit: int) -> DeclinedError:
-    text = f"this release would pass the node's policy: {name} = {limit}"
-    logger.warning("client %s declines: %s", store.client_id, text)
-    return DeclinedError(text)
-
-
-def _age(entry: Entry) -> timedelta:
-    return datetime.now(UTC) - datetime.fromisoformat(entry.time)
 
 
 def _facts(store: NodeStore, request: Request, facts: Callable[[], Facts]) -> Facts:

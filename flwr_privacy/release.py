@@ -20,6 +20,8 @@ __all__ = [
     "check_code_limit",
     "check_policy",
     "check_shares",
+    "check_simulated",
+    "check_summed",
     "check_unaccounted",
     "check_unanswered",
     "check_unprotected",
@@ -177,11 +179,44 @@ def check_unsummed(rules: NodeRules) -> None:
     DeclinedError
         If the policy has ``min_summed``.
     """
+    check_summed(rules, 0)
+
+
+def check_summed(rules: NodeRules, clients: int) -> None:
+    """Decline to answer where too few clients are summed before anybody sees the answer.
+
+    Parameters
+    ----------
+    rules : NodeRules
+        What the operator of the node says.
+    clients : int
+        How many are, at least; 0 outside of a sum.
+
+    Raises
+    ------
+    DeclinedError
+        If the policy has ``min_summed``, and it is larger.
+    """
     try:
-        rules.policy.check_sum(None)
+        rules.policy.check_sum(clients or None)
     except DeclinedError as error:
         _log_declined(rules, error)
         raise
+
+
+def check_simulated(rules: NodeRules, phase: str) -> None:
+    """Decline an answer that only a client without data of anybody's gives.
+
+    Raises
+    ------
+    DeclinedError
+        If the client is no simulated one.
+    """
+    if rules.simulated:
+        return
+    error = DeclinedError(f"the phase '{phase}' is answered in simulations only")
+    _log_declined(rules, error)
+    raise error
 
 
 @lru_cache(maxsize=256)

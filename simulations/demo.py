@@ -102,7 +102,7 @@ def _regressions() -> dict[str, Settings]:
         scheme="acfl", task="digits-rff", clients=20, training=training, stragglers=straggling
     )
     exact = {"noise": "none", "alpha": 0.0, "straggler_rate": 0.0, "ridge": 1.0}
-    printed = {"noise": "paper", "sigma1_sq": 0.01, "sigma2_sq": 0.01, "ridge": 1.0}
+    printed = {"noise": "variances", "sigma1_sq": 0.01, "sigma2_sq": 0.01, "ridge": 1.0}
     protected = {"noise": "record", "epsilon": 8.0, "delta": 1e-5, "clipping_norm": 0.25}
     return {
         "regression-wait-for-all": replace(common, rounds=40, strategy=exact),

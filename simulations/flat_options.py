@@ -5,9 +5,17 @@ which object takes a key follows from the fields of the dataclasses.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, TypeVar
 
+from flwr_privacy.acfl.options import (
+    DataBounds,
+    Exact,
+    NoisedRecords,
+    NoisedSetup,
+    SetupVariances,
+    Weighting,
+)
 from flwr_privacy.errors import InvalidParameterError, KeywordError, check_choice
 from flwr_privacy.keywords import nearest, option_types
 from flwr_privacy.m2fdp import TierTree
@@ -28,34 +36,68 @@ S = TypeVar("S", bound=SchemeStrategy)
 _TREE = ("fanouts", "p")
 """Keys that make a tree, in place of the name of its file under ``tree``."""
 
-_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "loop": ("", {"": LoopOptions}),
-    "privacy": ("unit", {"user": UserLevel, "record": RecordLevel}),
-    "schedule": (
+
+@dataclass(frozen=True)
+class _Choice:
+    """A field of a strategy or of its options that takes an object, and the keys that make one.
+
+    Parameters
+    ----------
+    field : str
+        Name of the field.
+    key : str
+        The key that chooses the kind of the object; "" where there is one kind.
+    kinds : dict
+        The kinds by that key's values.
+    required : str
+        What to say where the key is missing and has no default.
+    """
+
+    field: str
+    key: str
+    kinds: dict[str, Any]
+    required: str = ""
+
+
+_CHOICES = (
+    _Choice("loop", "", {"": LoopOptions}),
+    _Choice(
+        "privacy",
+        "unit",
+        {"user": UserLevel, "record": RecordLevel},
+        "unit=user (all data of a client is protected) or unit=record (one record is)",
+    ),
+    _Choice(
+        "privacy",
+        "noise",
+        {
+            "record": NoisedRecords,
+            "paper": NoisedSetup,
+            "variances": SetupVariances,
+            "none": Exact,
+        },
+    ),
+    _Choice("weighting", "", {"": Weighting}),
+    _Choice("data", "", {"": DataBounds}),
+    _Choice(
+        "schedule",
         "schedule",
         {"discounting": Discounting, "linear": LinearNoise, "plateau": PlateauNoise},
     ),
-    "judge": ("judge", {"clients": ClientLosses}),
-}
-"""By field: the key that chooses the kind of its options, and the kinds by that key's values."""
-
-_REQUIRED = {
-    "unit": "unit=user (all data of a client is protected) or unit=record (one record is)",
-    "judge": "'clients', or a function on the server",
-}
-"""What is allowed for keys without a default."""
+    _Choice("judge", "judge", {"clients": ClientLosses}, "'clients', or a function on the server"),
+)
 
 
 def flat_keys(kind: type) -> list[str]:
     """Return all keys that `strategy_of` takes for a strategy."""
     keys: list[str] = []
     for field in fields(kind):
-        if field.name not in _groups(kind):
+        choice = _choices(kind).get(field.name)
+        if choice is None:
             keys += [field.name] if field.init else []
             continue
-        key, kinds = _groups(kind)[field.name]
-        keys += [key] if key else []
-        keys += [own for option in kinds.values() for own in flat_keys(option)]
+        keys += [choice.key] if choice.key else []
+        keys += [own for option in choice.kinds.values() for own in flat_keys(option)]
     return list(dict.fromkeys([*keys, *(_TREE if "tree" in keys else ())]))
 
 
@@ -80,7 +122,7 @@ def keywords_of(kind: type[SchemeStrategy], values: Mapping[str, Any]) -> dict[s
     """
     given, known = dict(values), flat_keys(kind)
     for key in given:
-        if key not in known and key not in _groups(kind):
+        if key not in known and key not in _choices(kind):
             raise KeywordError(kind.__name__, key, nearest(key, known))
     chosen = _options(kind, given)
     if "tree" in known:
@@ -91,48 +133,52 @@ def keywords_of(kind: type[SchemeStrategy], values: Mapping[str, Any]) -> dict[s
     return {**given, **chosen}
 
 
-def _groups(kind: type) -> dict[str, tuple[str, dict[str, Any]]]:
+def _choices(kind: type) -> dict[str, _Choice]:
+    """Return the fields of a class that take objects, by name."""
     if kind is LoopOptions:
         return {}
-    return {
-        field.name: _KINDS[field.name] for field in fields(kind) if _has_kinds(kind, field.name)
-    }
-
-
-def _has_kinds(kind: type, name: str) -> bool:
-    return name in _KINDS and set(_KINDS[name][1].values()) <= set(option_types(kind).get(name, ()))
+    taken = option_types(kind)
+    return {c.field: c for c in _CHOICES if set(c.kinds.values()) <= set(taken.get(c.field, ()))}
 
 
 def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options that some fields take, from what is given, which loses their keys."""
     chosen: dict[str, Any] = {}
-    for name, (key, kinds) in _groups(kind).items():
+    for name, choice in _choices(kind).items():
         if name in given and not isinstance(given[name], str):
             chosen[name] = given.pop(name)  # as an object
             continue
-        value = given.pop(key, None) if key else ""
-        if value is None and _default(kind, name) is not MISSING:
+        value = given.pop(choice.key, None) if choice.key else ""
+        if value is None:
+            value = _usual(kind, choice)
+        if value is None and _field(kind, name).default is not MISSING:
             continue
         if value is None:
-            raise InvalidParameterError(key, None, _REQUIRED[key])
-        option = kinds[check_choice(key, value, kinds)]
+            raise InvalidParameterError(choice.key, None, choice.required)
+        option = choice.kinds[check_choice(choice.key, value, choice.kinds)]
         own = _options(option, given)
         own |= {f.name: given.pop(f.name) for f in fields(option) if f.name in given}
         chosen[name] = option(**own)
     return chosen
 
 
-def _default(kind: type, name: str) -> Any:
-    return next(field.default for field in fields(kind) if field.name == name)
+def _usual(kind: type, choice: _Choice) -> str | None:
+    """Return which kind of object a field has by default, if there is one."""
+    usual = _field(kind, choice.field).default_factory
+    return next((value for value, option in choice.kinds.items() if option is usual), None)
+
+
+def _field(kind: Any, name: str) -> "Field[Any]":
+    return next(field for field in fields(kind) if field.name == name)
 
 
 def _elsewhere(kind: type, key: str) -> str:
     """Return with which choices a strategy has a key, where it has it not with those made."""
     having = [
-        f"{selector}={value}"
+        f"{choice.key}={value}"
         for owner in (kind, Discounting, PlateauNoise)
-        for selector, kinds in _groups(owner).values()
-        for value, option in kinds.items()
+        for choice in _choices(owner).values()
+        for value, option in choice.kinds.items()
         if key in {field.name for field in fields(option)}
     ]
     return f"only with {' or '.join(dict.fromkeys(having))}"

@@ -1,5 +1,13 @@
 """The server half of each scheme: Flower strategies on one shared loop."""
 
+from flwr_privacy.acfl import (
+    DataBounds,
+    Exact,
+    NoisedRecords,
+    NoisedSetup,
+    SetupVariances,
+    Weighting,
+)
 from flwr_privacy.udp import (
     ClientLosses,
     Discounting,
@@ -33,8 +41,10 @@ __all__ = [
     "UDP",
     "CentralDP",
     "ClientLosses",
+    "DataBounds",
     "Discounting",
     "DrawnFedAvg",
+    "Exact",
     "FedAvg",
     "FedVS",
     "FlowerAccountant",
@@ -43,11 +53,15 @@ __all__ = [
     "LinearNoise",
     "LoopOptions",
     "NbAFL",
+    "NoisedRecords",
+    "NoisedSetup",
     "PlateauNoise",
     "QuantizedFedAvg",
     "RecordLevel",
     "SchemeResult",
     "SchemeStrategy",
+    "SetupVariances",
     "SplitVFL",
     "UserLevel",
+    "Weighting",
 ]

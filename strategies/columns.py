@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flwr_privacy import fields as records
 from flwr_privacy.averaging import ReplyRefusedError
@@ -17,7 +17,15 @@ from flwr_privacy.identity import check_client_id
 from .experiment import to_record
 from .round import ClientReply
 
-__all__ = ["Aggregate", "Enrolled", "Pending", "arrays_message", "check_aligned", "natural"]
+__all__ = [
+    "Aggregate",
+    "Enrolled",
+    "Pending",
+    "arrays_message",
+    "check_aligned",
+    "label_vector",
+    "natural",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,3 +179,21 @@ def check_aligned(told: Mapping[str, Enrolled]) -> None:
                 f"the rows '{part}' of clients {others} have other identities than those of client "
                 f"{given[0]}, or another order: align them before the training"
             )
+
+
+def label_vector(name: str, given: ArrayLike) -> NDArray[Any]:
+    """Return labels as a vector of numbers.
+
+    Raises
+    ------
+    InvalidParameterError
+        If they are none; it names the parameter.
+    """
+    labels = np.asarray(given)
+    if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iufb":
+        raise InvalidParameterError(
+            name, f"{type(given).__name__} of shape {labels.shape}", "a vector of numbers"
+        )
+    if not np.isfinite(labels.astype(np.float64)).all():
+        raise InvalidParameterError(name, "NaN or infinity", "a label for every row")
+    return labels.astype(np.int64) if labels.dtype.kind == "b" else labels

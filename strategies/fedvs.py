@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
 from flwr_privacy.averaging import ReplyRefusedError
-from flwr_privacy.channel import check_usable
 from flwr_privacy.errors import (
-    CheckpointError,
     InvalidParameterError,
     NotEnoughSharesError,
     ProtocolError,
@@ -29,12 +27,9 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.fedvs.costs import SEAL_BYTES
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
-from flwr_privacy.fedvs.promise import promise
 from flwr_privacy.fedvs.quantisation import dequantise
-from flwr_privacy.fedvs.rows import Segments
-from flwr_privacy.fedvs.sharing import decode_rows, maskers
+from flwr_privacy.fedvs.sharing import decode_rows
 from flwr_privacy.fedvs.terms import (
     ANSWER,
     CODE,
@@ -51,15 +46,13 @@ from flwr_privacy.fedvs.terms import (
     Evaluation,
 )
 from flwr_privacy.field import MERSENNE_31
-from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.keywords import checked_keywords
-from flwr_privacy.lagrange import recovery_threshold, usual_partitions
 from flwr_privacy.wire import EVALUATE, TRAIN
 
 from .columns import Aggregate, Enrolled, arrays_message, natural
 from .conversation import only
+from .data_coding import DataCoding, coded_answer, natural_in, plain_answer
 from .round import ClientReply
-from .vertical import VerticalStrategy
 
 __all__ = ["FedVS"]
 
@@ -70,7 +63,7 @@ EVALUATIONS = ("secure", "oracle", "none")
 
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
-class FedVS(VerticalStrategy):
+class FedVS(DataCoding):
     """Vertical split learning on coded shares, exact from the first R answers (FedVS).
 
     Parameters
@@ -167,7 +160,7 @@ class FedVS(VerticalStrategy):
     )
 
     def __post_init__(self) -> None:
-        self._paper = check_flag("paper", self.paper)
+        check_flag("paper", self.paper)
         self._zero_mask = (
             not self.paper if self.zero_mask is None else check_flag("zero_mask", self.zero_mask)
         )
@@ -175,155 +168,24 @@ class FedVS(VerticalStrategy):
             raise InvalidParameterError("zero_mask", True, "false with paper=True")
         if self.K is not None:
             check_integer("K", self.K, minimum=1)
-        self._K, self._T = self.K, check_integer("T", self.T, minimum=1)
-        self._prime = check_integer("prime", self.prime, minimum=3, maximum=2**31 - 1)
-        self._bits = self.data_bits, self.weight_bits
-        self._w_max = check_number("w_max", self.w_max, minimum=1e-12)
-        self._spare = check_integer("spare", self.spare, minimum=0)
+        check_integer("T", self.T, minimum=1)
+        check_integer("prime", self.prime, minimum=3, maximum=2**31 - 1)
+        check_number("w_max", self.w_max, minimum=1e-12)
+        check_integer("spare", self.spare, minimum=0)
         if self.least_dealers is not None:
             check_integer("least_dealers", self.least_dealers, minimum=2)
-        self._least = self.least_dealers
-        self._evaluation = check_choice("evaluation", self.evaluation, EVALUATIONS)
+        check_choice("evaluation", self.evaluation, EVALUATIONS)
         if self.refresh_every is not None:
             check_integer("refresh_every", self.refresh_every, minimum=1)
-        self._refresh_every = self.refresh_every
-        self._relay_limit = check_integer("relay_limit", self.relay_limit, minimum=1)
+        check_integer("relay_limit", self.relay_limit, minimum=1)
         super().__post_init__()
-        if self._evaluation == "none":
+        if self.evaluation == "none":
             self._labels.pop(TEST_PART, None)
 
     def _build(self) -> None:
         super()._build()
         self.terms: CodeTerms | None = None
         self._stale = False  # whether the data are to be coded anew: shares are gone, or old
-
-    # -- The setup ---------------------------------------------------------------------------
-
-    def setup(self, grid: Grid) -> None:
-        """Have every client code its data, once for an experiment.
-
-        Raises
-        ------
-        ProtocolError
-            If a client does not answer, or the clients' rows do not belong together.
-        InvalidParameterError
-            If the parameters do not fit the clients; no data have been shared then.
-        """
-        if self.terms is None:
-            self._code(grid, 0)
-        self.simulate_delays(self._agreed().partitions)
-        self.announce()
-
-    def refresh(self, grid: Grid, server_round: int | None = None) -> None:
-        """Have all data coded anew, with new masks; the clients delete the old shares.
-
-        Rows that clients have got since then are coded with the others, under the names of their
-        parts.
-
-        Raises
-        ------
-        ProtocolError
-            If a client does not answer.
-        """
-        self._code(grid, self.planned_rounds or 0 if server_round is None else server_round)
-
-    def _code(self, grid: Grid, server_round: int) -> None:
-        generation = secrets.token_hex(16)
-        self._enrolled = self.enrol(grid, server_round, generation=generation)
-        self.members = natural(self._enrolled)
-        terms = self._new_terms(generation)
-        terms.check()
-        for part in terms.parts:
-            terms.check_batch(min(self.rows_of(terms, part), terms.segments(part).length))
-        record = records.write(terms)
-        passing: dict[str, NDArray[np.uint8]] = {}
-        for chunk in [*self._chunks(terms), Chunk(part=TRAIN_PART, first=0, count=0)]:
-            own = self._passed_on(terms, passing, self.members)
-            assigned = self._assigned(grid, server_round, CODE)
-            self._check_present(assigned)
-            with self.conversation.patiently():
-                passing = self.ask_all(
-                    grid,
-                    server_round,
-                    CODE,
-                    RecordDict(),
-                    assigned,
-                    fields={
-                        **record,
-                        **records.write(chunk),
-                        "training": self._training,
-                        "update": self._updates,
-                    },
-                    own=own,
-                )
-                if chunk.count:
-                    self._check_sealed(
-                        terms, CODE, passing, [chunk.count * w for w in terms.widths]
-                    )
-            if missing := natural(set(self.members).difference(passing)):
-                details = "; ".join(self.conversation.book(CODE).details)
-                raise ProtocolError(
-                    f"the data could not be coded: clients {missing} did not answer"
-                    + (f" ({details})" if details else "")
-                )
-        if self._updates and (fresh := natural_in(self.members, _fresh(passing))):
-            for client in fresh:
-                logger.warning("client %s has lost its weights and begins with new ones", client)
-            self._numbers["restarted"] = len(fresh)
-        self.terms, self._stale = terms, False
-
-    def _new_terms(self, generation: str) -> CodeTerms:
-        told = [self._enrolled[name] for name in self.members]
-        N, T = len(told), self._T
-        K = usual_partitions(N, T) if self._K is None else self._K
-        needed = recovery_threshold(K, T)
-        for name, entry in zip(self.members, told, strict=True):
-            try:
-                check_usable(entry.key)
-            except ProtocolError as error:
-                raise ProtocolError(f"client {name}: {error}") from error
-        if self._spare > max(0, N - needed):
-            allowed = f"at most {N - needed}: {needed} of {N} answers are needed"
-            raise InvalidParameterError("spare", self._spare, allowed)
-        least = N if self._least is None else self._least
-        if needed <= N and not needed <= least <= N:
-            allowed = f"from {needed}, the answers that are needed, to the {N} clients"
-            raise InvalidParameterError("least_dealers", least, allowed)
-        return CodeTerms(
-            generation=generation,
-            members=self.members,
-            keys=[entry.key for entry in told],
-            signatures=[entry.signature for entry in told],
-            columns=[entry.columns for entry in told],
-            orders=[self._order_of(name) for name in self.members],
-            parts=list(told[0].rows),
-            rows=list(told[0].rows.values()),
-            partitions=K,
-            privacy=T,
-            least=min(least, N),
-            prime=self._prime,
-            data_bits=self._bits[0],
-            weight_bits=self._bits[1],
-            x_max=self._x_max,
-            w_max=self._w_max,
-            embedding=self._embedding,
-            bias=self._bias,
-            mean=self._mean,
-            zero_mask=self._zero_mask,
-            project=not self._paper,
-            paper=self._paper,
-        )
-
-    def _chunks(self, terms: CodeTerms) -> list[Chunk]:
-        """Return the pieces in which the coded rows are dealt."""
-        row = terms.bytes_of(terms.offsets[-1]) * (len(terms.members) - 1)
-        most = max(1, self._relay_limit // row)
-        chunks = []
-        for part in terms.parts:
-            length = terms.segments(part).length
-            for first in range(0, length, most):
-                chunks.append(Chunk(part=part, first=first, count=min(most, length - first)))
-        return chunks
 
     # -- A round -----------------------------------------------------------------------------
 
@@ -340,12 +202,12 @@ class FedVS(VerticalStrategy):
             If answers contradict each other, or the data cannot be coded anew.
         """
         training = part == TRAIN_PART
-        every = self._refresh_every
+        every = self.refresh_every
         due = every is not None and server_round > 1 and (server_round - 1) % every == 0
         self._stale |= training and due
         if self._stale:
             self._code(grid, server_round)
-        if not training and self._evaluation == "oracle":
+        if not training and self.evaluation == "oracle":
             return self._plain(grid, server_round, part)
         phases = (DEAL, TRAIN) if training else (DEAL_EVALUATION, EMBED_EVALUATION)
         dealing, shares = self._dealt(grid, server_round, phases[0], part, coded)
@@ -419,7 +281,7 @@ class FedVS(VerticalStrategy):
         )
         self._answer_shape = (len(dealing.evaluated_rows), terms.embedding)
         assigned = only(self._assigned(grid, server_round, phase), set(dealers))
-        quorum = min(terms.code.threshold + self._spare, len(dealers))
+        quorum = min(terms.code.threshold + self.spare, len(dealers))
         answers = self.ask_all(
             grid,
             server_round,
@@ -504,121 +366,11 @@ class FedVS(VerticalStrategy):
         answer = reply.arrays().get(ANSWER)
         if answer is None:
             raise ReplyRefusedError("names", f"no array '{ANSWER}'")
-        return self._plain_answer(answer) if phase == ORACLE else self._coded_answer(answer)
-
-    def _coded_answer(self, answer: NDArray[Any]) -> NDArray[np.int64]:
-        terms, size = self._agreed(), int(np.prod(self._answer_shape))
-        if answer.dtype != np.uint8:
-            raise ReplyRefusedError("dtype", f"an answer of {answer.dtype}")
-        if answer.shape != (terms.bytes_of(size),):
-            raise ReplyRefusedError("shape", f"an answer of shape {answer.shape}")
-        try:
-            elements = terms.field.from_bytes(answer.tobytes(), size)
-        except ProtocolError as error:
-            raise ReplyRefusedError("range", str(error)) from error
-        return elements.reshape(self._answer_shape)
-
-    def _plain_answer(self, answer: NDArray[Any]) -> NDArray[np.float64]:
-        if answer.dtype != np.float64 or answer.shape != self._answer_shape:
-            raise ReplyRefusedError("shape", f"embeddings of shape {answer.shape}")
-        if not np.isfinite(answer).all():
-            raise ReplyRefusedError("not finite", "embeddings that are not finite")
-        return answer
-
-    def _check_sealed(
-        self,
-        terms: CodeTerms,
-        phase: str,
-        shares: dict[str, NDArray[np.uint8]],
-        sizes: list[int],
-    ) -> None:
-        """Drop sealed shares of another form than was asked for."""
-        others = len(terms.members) - 1
-        for client in list(shares):
-            length = terms.bytes_of(sizes[terms.place(client)]) + SEAL_BYTES
-            sealed = shares[client]
-            if sealed.dtype != np.uint8 or sealed.shape != (others, length):
-                reason = "dtype" if sealed.dtype != np.uint8 else "shape"
-                detail = f"client {client} dealt shares of {sealed.dtype}, shape {sealed.shape}"
-                self.conversation.book(phase).refuse(reason, detail)
-                del shares[client]
-
-    # -- What the books and the history say --------------------------------------------------
-
-    def guarantee(self) -> Guarantee:
-        """Return the promise."""
-        signed = self.terms is not None and all(self.terms.signatures)
-        return promise(self.terms, pinned=signed, insecure=self._insecure)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was agreed on, beside what every vertical scheme keeps."""
-        terms = None if self.terms is None else records.write(self.terms)
-        own = {"terms": terms, "order": self._order}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned.
-
-        Raises
-        ------
-        CheckpointError
-            If it was made with other parameters of the code.
-        """
-        super().load_state_dict(state)
-        if state["terms"] is None:
-            return
-        terms = records.read(CodeTerms, state["terms"])
-        mine = {
-            "order": (self._order, state["order"]),
-            "bias": (self._bias, terms.bias),
-            "x_max": (self._x_max, terms.x_max),
-            "paper": (self._paper, terms.paper),
-            "least_dealers": (self._least or len(terms.members), terms.least),
-            "K": (self._K or terms.partitions, terms.partitions),
-            "T": (self._T, terms.privacy),
-            "prime": (self._prime, terms.prime),
-            "data_bits, weight_bits": (self._bits, (terms.data_bits, terms.weight_bits)),
-            "embedding": (self._embedding, terms.embedding),
-            "w_max": (self._w_max, terms.w_max),
-            "zero_mask": (self._zero_mask, terms.zero_mask),
-            "aggregation": (self._mean, terms.mean),
-        }
-        for name, (now, then) in mine.items():
-            if now != then:
-                raise CheckpointError(f"the checkpoint has {name} = {then!r}, not {now!r}")
-        self.terms = terms
+        if phase == ORACLE:
+            return plain_answer(answer, self._answer_shape)
+        return coded_answer(answer, self._agreed(), self._answer_shape)
 
     # -- Parts -------------------------------------------------------------------------------
-
-    def segments(self, part: str) -> Segments:
-        """Return how the rows of a part lie in its coded rows."""
-        return self._agreed().segments(part)
-
-    def rows_at_a_time(self, part: str) -> int:
-        """Return how many coded rows are evaluated on one set of shares."""
-        return self.rows_of(self._agreed(), part)
-
-    def rows_of(self, terms: CodeTerms, part: str) -> int:
-        """Return how many coded rows are evaluated on one set of shares under some terms."""
-        if part == TRAIN_PART:
-            return -(-self._batch_size // terms.partitions)
-        if self._evaluation == "oracle":
-            return terms.segments(part).length
-        if terms.zero_mask:
-            dealers = maskers(len(terms.members), terms.privacy)
-            per_row = terms.bytes_of(terms.embedding) * len(terms.members) * dealers
-            return max(1, self._relay_limit // per_row)
-        # As large as a batch whose answers can be independent (FedVS has no rule).
-        return max(1, terms.offsets[-1] // (terms.partitions + terms.privacy) // 2)
-
-    def _maskers(self, server_round: int) -> list[str]:
-        """Return who adds zero masks, in turns: one of them more than needed."""
-        if not self._zero_mask:
-            return []
-        count = maskers(len(self.members), self._T)
-        first = server_round * count
-        chosen = {(first + step) % len(self.members) for step in range(count)}
-        return [self.members[place] for place in sorted(chosen)]
 
     def _dealing(
         self, share_set: str | None, *, part: str, rows: list[int], maskers: list[str]
@@ -641,37 +393,3 @@ class FedVS(VerticalStrategy):
     def _gradient(self) -> RecordDict:
         pending = self._pending
         return RecordDict() if pending is None else arrays_message({GRADIENT: pending.gradient})
-
-    def _passed_on(
-        self,
-        terms: CodeTerms,
-        shares: Mapping[str, NDArray[np.uint8]],
-        dealers: list[str],
-    ) -> dict[str, RecordDict]:
-        """Return for each client the shares that the dealers have sealed for it."""
-        if not shares:
-            return {}
-        own = {}
-        for place, receiver in enumerate(terms.members):
-            pieces = [
-                # Dealers leave themselves out of their rows.
-                shares[dealer][place - (place > terms.place(dealer))]
-                for dealer in dealers
-                if dealer != receiver
-            ]
-            own[receiver] = arrays_message({SEALED: np.concatenate(pieces)})
-        return own
-
-    def _agreed(self) -> CodeTerms:
-        if self.terms is None:
-            raise ProtocolError("there was no setup: no data are coded")
-        return self.terms
-
-
-def _fresh(passing: Mapping[str, Any]) -> dict[str, Any]:
-    return {client: fresh for client, fresh in passing.items() if fresh is True}
-
-
-def natural_in(members: list[str], among: Mapping[str, Any]) -> list[str]:
-    """Return the members that are among some names, in their own order."""
-    return [member for member in members if member in among]

@@ -104,8 +104,8 @@ class SplitVFL(VerticalStrategy):
         if self.secure_sum is not None and self.method != WAIT:
             raise InvalidParameterError("method", self.method, "'wait' under a secure sum")
         super().__post_init__()
-        if isinstance(self._order, dict) and len(set(self._order.values())) > 1:
-            raise InvalidParameterError("order", self._order, "one order of all clients")
+        if isinstance(self.order, Mapping) and len(set(self.order.values())) > 1:
+            raise InvalidParameterError("order", self.order, "one order of all clients")
 
     def _build(self) -> None:
         super()._build()
@@ -137,7 +137,7 @@ class SplitVFL(VerticalStrategy):
 
     def _begin_queue(self, grid: Grid) -> None:
         """Have every client embed all rows once, and set out."""
-        self._shape = (self._rows(TRAIN_PART), self._embedding)
+        self._shape = (self._rows(TRAIN_PART), self.embedding)
         assigned = self._assigned(grid, 0, EMBED)
         self._cache = self.ask_all(
             grid,
@@ -171,7 +171,7 @@ class SplitVFL(VerticalStrategy):
         if training and self._method == VAFL:
             return self._arrival(grid, server_round)
         rows = coded.tolist() if training else []
-        self._shape = (len(coded), self._embedding)
+        self._shape = (len(coded), self.embedding)
         if training and self.secure_sum is not None:
             return self._summed(grid, server_round, rows)
         if self._method == VAFL:
@@ -231,14 +231,14 @@ class SplitVFL(VerticalStrategy):
         self._now = moment
         seed = derive_seed(self.experiment.seed, "vafl batches", client)
         length, count = self._rows(TRAIN_PART), self._counts[client]
-        rows = batch_of(length, self._batch_size, seed, count + 1)
+        rows = batch_of(length, self.batch_size, seed, count + 1)
         self._arriving = client, rows
         return rows
 
     def _arrival(self, grid: Grid, server_round: int) -> Aggregate:
         """Return the aggregate of the next answer to arrive, with what the others sent last."""
         client, rows = self._arriving
-        self._shape = (len(rows), self._embedding)
+        self._shape = (len(rows), self.embedding)
         owed, count = self._owed.get(client), self._counts[client]
         found = self.ask_all(
             grid,
@@ -361,10 +361,10 @@ class SplitVFL(VerticalStrategy):
             divisor=1 if owed is None or not self._mean else len(owed.clients),
             part=part,
             rows=rows,
-            order=self._order if isinstance(self._order, int) else min(self._order.values()),
-            bias=self._bias,
-            x_max=self._x_max,
-            embedding=self._embedding,
+            order=self.order if isinstance(self.order, int) else min(self.order.values()),
+            bias=self.bias,
+            x_max=self.x_max,
+            embedding=self.embedding,
             epsilon=self._epsilon if noisy else 0.0,
             clip=self._clip if noisy else 0.0,
         )

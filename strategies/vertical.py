@@ -11,15 +11,13 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
@@ -31,18 +29,15 @@ from flwr_privacy.errors import (
 from flwr_privacy.fedvs.central import Central
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
-from flwr_privacy.fedvs.rows import Segments, batch_of, order
-from flwr_privacy.fedvs.terms import ENROL
+from flwr_privacy.fedvs.rows import Segments, batch_of
 from flwr_privacy.identity import derive_seed
 from flwr_privacy.keywords import checked_keywords
-from flwr_privacy.wire import EVALUATE, Fields
+from flwr_privacy.wire import EVALUATE
 
-from .base import SchemeStrategy
-from .columns import Aggregate, Enrolled, Pending, check_aligned, natural
-from .conversation import Assigned
+from .column_owners import ColumnOwners
+from .columns import Aggregate, Enrolled, Pending, label_vector, natural
 from .experiment import SchemeResult
-from .instruction import Instruction
-from .round import ClientReply, arrays_of
+from .round import arrays_of
 
 __all__ = ["VerticalStrategy"]
 
@@ -53,7 +48,7 @@ AGGREGATIONS = ("mean", "sum")
 
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
-class VerticalStrategy(SchemeStrategy):
+class VerticalStrategy(ColumnOwners):
     """Base of the strategies whose clients own columns.
 
     Parameters
@@ -132,27 +127,24 @@ class VerticalStrategy(SchemeStrategy):
                 type(self.central).__name__,
                 "a Central: initial, step, scores and metrics",
             )
-        self._labels = {TRAIN_PART: _labels("labels", self.labels)}
+        self._labels = {TRAIN_PART: label_vector("labels", self.labels)}
         if self.test_labels is not None:
-            self._labels[TEST_PART] = _labels("test_labels", self.test_labels)
-        self._embedding = check_integer("embedding", self.embedding, minimum=1)
-        self._order = dict(self.order) if isinstance(self.order, Mapping) else self.order
-        for degree in self._order.values() if isinstance(self._order, dict) else [self._order]:
+            self._labels[TEST_PART] = label_vector("test_labels", self.test_labels)
+        check_integer("embedding", self.embedding, minimum=1)
+        for degree in self.order.values() if isinstance(self.order, Mapping) else [self.order]:
             check_integer("order", degree, minimum=1, maximum=64)
-        self._bias = check_flag("bias", self.bias)
-        self._x_max = check_number("x_max", self.x_max, minimum=1e-12)
-        self._batch_size = check_integer("batch_size", self.batch_size, minimum=1)
-        self._rate = check_number("learning_rate", self.learning_rate, minimum=0)
+        check_flag("bias", self.bias)
+        check_number("x_max", self.x_max, minimum=1e-12)
+        check_integer("batch_size", self.batch_size, minimum=1)
+        check_number("learning_rate", self.learning_rate, minimum=0)
         own = self.learning_rate if self.client_learning_rate is None else self.client_learning_rate
         self._client_rate = check_number("client_learning_rate", own, minimum=0)
         self._mean = check_choice("aggregation", self.aggregation, AGGREGATIONS) == "mean"
         if self.evaluate_every is not None:
             check_integer("evaluate_every", self.evaluate_every, minimum=1)
-        self._evaluate_every = self.evaluate_every
-        self._patience = check_integer("patience", self.patience, minimum=1)
+        check_integer("patience", self.patience, minimum=1)
         if self.parties is not None:
             check_integer("parties", self.parties, minimum=1)
-        self._parties = self.parties
         if not isinstance(self.delays, bool | Mapping):
             raise InvalidParameterError("delays", self.delays, "true, false or a table")
         table = {} if isinstance(self.delays, bool) else dict(self.delays)
@@ -193,16 +185,6 @@ class VerticalStrategy(SchemeStrategy):
         """Give the clients the pending gradient, if there is one, and ask them nothing."""
         raise NotImplementedError
 
-    def taken(self, phase: str, reply: ClientReply) -> Any:
-        """Return what of a reply is kept.
-
-        Raises
-        ------
-        ReplyRefusedError
-            If it cannot be used.
-        """
-        raise NotImplementedError
-
     def _told(self, server_round: int, clients: Collection[str]) -> None:
         """Forget the pending gradient; say who has not got it."""
         missing = natural(set(self.members).difference(clients))
@@ -226,7 +208,7 @@ class VerticalStrategy(SchemeStrategy):
 
     def batch_rows(self) -> int:
         """Return the coded rows of a mini-batch."""
-        return math.ceil(self._batch_size / self.segments(TRAIN_PART).K)
+        return math.ceil(self.batch_size / self.segments(TRAIN_PART).K)
 
     # -- The loop ----------------------------------------------------------------------------
 
@@ -275,7 +257,9 @@ class VerticalStrategy(SchemeStrategy):
         places, counted = segments.real_rows(coded), segments.counted(coded)
         labels = self._ordered_labels(TRAIN_PART)[places[counted]]
         embedding = aggregate.values[counted]
-        renewed, gradient, loss = self.central.step(self._template, embedding, labels, self._rate)
+        renewed, gradient, loss = self.central.step(
+            self._template, embedding, labels, self.learning_rate
+        )
         results: list[Any] = [*renewed.values(), gradient, loss]
         if not all(np.isfinite(result).all() for result in results):
             logger.warning("round %d: the step is not finite, it is too large", server_round)
@@ -292,7 +276,7 @@ class VerticalStrategy(SchemeStrategy):
 
     def stop(self) -> str:
         """Return why the training ends: too many rounds in a row were skipped."""
-        if self._skipped < self._patience:
+        if self._skipped < self.patience:
             return ""
         return f"{self._skipped} rounds in a row were skipped (the log says why); resume it later"
 
@@ -374,108 +358,12 @@ class VerticalStrategy(SchemeStrategy):
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def enrol(self, grid: Grid, server_round: int, **fields: str) -> dict[str, Enrolled]:
-        """Ask everybody, or all members of a running experiment, who they are and what they have.
-
-        Raises
-        ------
-        ProtocolError
-            If somebody does not answer, or the clients' rows do not belong together.
-        InvalidParameterError
-            If the labels are not those of the rows.
-        """
-        if self.members:
-            assigned = self._assigned(grid, server_round, ENROL)
-        else:
-            assigned = self.conversation.sample(grid, server_round, ENROL, fraction=1.0, minimum=1)
-        alone = not self.members and not self.federation.cohorts
-        if alone and set(grid.get_node_ids()).difference(assigned):
-            raise ProtocolError("a connected node has not said who it is: all columns are needed")
-        self._check_present(assigned)
-        with self.conversation.patiently():
-            told: dict[str, Enrolled] = self.ask_all(
-                grid, server_round, ENROL, RecordDict(), assigned, fields=fields
-            )
-        asked = {client for clients in assigned.values() for client in clients}
-        if missing := sorted((asked | set(self.members)) - set(told)):
-            details = "; ".join(self.conversation.book(ENROL).details)
-            raise ProtocolError(
-                f"the setup failed: clients {missing} did not say what data they have"
-                + (f" ({details})" if details else "")
-            )
-        if self._parties is not None and len(told) != self._parties:
-            raise ProtocolError(f"{len(told)} clients are there, parties = {self._parties}")
-        check_aligned(told)
-        (rows, *_) = (entry.rows for entry in told.values())
-        for part, labels in self._labels.items():
-            name = "labels" if part == TRAIN_PART else f"{part}_labels"
-            if part not in rows:
-                raise InvalidParameterError(name, len(labels), f"nothing: no rows '{part}'")
-            if len(labels) != rows[part]:
-                allowed = f"a label for each of the {rows[part]} rows '{part}' of the clients"
-                raise InvalidParameterError(name, f"{len(labels)} labels", allowed)
-        return told
-
-    def _check_present(self, assigned: Assigned) -> None:
-        """Refuse to wait for a member whose node is not there.
-
-        Raises
-        ------
-        ProtocolError
-            If there is one; it names all.
-        """
-        there = {client for clients in assigned.values() for client in clients}
-        if missing := natural(set(self.members).difference(there)):
-            raise ProtocolError(f"clients {missing} are not there, or still owe an answer")
-
-    def simulate_delays(self, partitions: int = 1) -> None:
-        """Begin to simulate the delays of the members, if they are to be."""
-        if self._delays is not None:
-            batch: dict[str, Any] = {"batch_size": self._batch_size, "K": partitions}
-            self.conversation.stragglers = HalfSlow(
-                clients=tuple(self.members), **{**batch, **self._delays}
-            )
-
-    def ask_all(
-        self,
-        grid: Grid,
-        server_round: int,
-        phase: str,
-        content: RecordDict,
-        assigned: Assigned,
-        *,
-        fields: Fields,
-        own: Mapping[str, RecordDict] | None = None,
-        quorum: int | None = None,
-    ) -> dict[str, Any]:
-        """Put a question to some clients; return what `taken` keeps of the replies, by client."""
-        answers: dict[str, Any] = {}
-
-        def take(mean: WeightedMean, reply: ClientReply) -> None:
-            kept = self.taken(phase, reply)
-            mean.take(reply.client_id, {}, reply.metrics(), self.weight_key or self.weighted_by_key)
-            answers[reply.client_id] = kept
-
-        told = Instruction(
-            fields=fields, own=own or {}, accumulator=partial(WeightedMean, {}), take=take
-        )
-        self.ask(grid, server_round, phase, content, assigned, told, quorum=quorum)
-        return answers
-
-    def _assigned(self, grid: Grid, server_round: int, phase: str) -> Assigned:
-        """Return the members that are there, by their nodes, once they owe no answer."""
-        self.conversation.settle(grid)
-        others = set(self.federation.clients()).difference(self.members)
-        return self.conversation.sample(
-            grid, server_round, phase, fraction=1.0, minimum=0, without=others
-        )
-
     def _judged(
         self, grid: Grid, server_round: int, arrays: ArrayRecord, *, last: bool
     ) -> dict[str, float]:
         """Return what the model does on the test rows, if it is time to see."""
         found: dict[str, float] = {}
-        every = self._evaluate_every or math.ceil(
+        every = self.evaluate_every or math.ceil(
             self.segments(TRAIN_PART).length / self.batch_rows()
         )
         due = server_round > 0 and (last or server_round % every == 0)
@@ -493,7 +381,7 @@ class VerticalStrategy(SchemeStrategy):
     def _all_embeddings(self, grid: Grid, server_round: int, part: str) -> NDArray[np.float32]:
         """Return the aggregated embeddings of all rows of a part, in the common order."""
         segments = self.segments(part)
-        found = np.empty((segments.rows, self._embedding), np.float32)
+        found = np.empty((segments.rows, self.embedding), np.float32)
         coded = np.arange(segments.length)
         for start in range(0, segments.length, self.rows_at_a_time(part)):
             chunk = coded[start : start + self.rows_at_a_time(part)]
@@ -506,34 +394,5 @@ class VerticalStrategy(SchemeStrategy):
         """Return how many coded rows are evaluated at a time; by default all."""
         return self.segments(part).length
 
-    def _rows(self, part: str) -> int:
-        for told in self._enrolled.values():
-            if part in told.rows:
-                return told.rows[part]
-        raise ProtocolError(f"the clients have no rows '{part}'")
-
-    def _common_order(self, part: str) -> NDArray[np.int64]:
-        seed = derive_seed(self.experiment.id, "vertical rows", part)
-        return order(self._rows(part), seed)
-
     def _ordered_labels(self, part: str) -> NDArray[Any]:
         return self._labels[part][self._common_order(part)]
-
-    def _order_of(self, client: str) -> int:
-        if not isinstance(self._order, dict):
-            return self._order
-        if client not in self._order:
-            allowed = f"an order for every client by its name, the text '{client}' among them"
-            raise InvalidParameterError("order", self._order, allowed)
-        return self._order[client]
-
-
-def _labels(name: str, given: ArrayLike) -> NDArray[Any]:
-    labels = np.asarray(given)
-    if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iufb":
-        raise InvalidParameterError(
-            name, f"{type(given).__name__} of shape {labels.shape}", "a vector of numbers"
-        )
-    if not np.isfinite(labels.astype(np.float64)).all():
-        raise InvalidParameterError(name, "NaN or infinity", "a label for every row")
-    return labels.astype(np.int64) if labels.dtype.kind == "b" else labels

@@ -20,6 +20,7 @@ import torch
 from every_scheme import (
     CASES,
     CHARGED,
+    REMEMBERED,
     UNCHARGED,
     Case,
     Node,
@@ -38,7 +39,7 @@ from every_scheme import (
 )
 from flwr.app import Error, Message, RecordDict
 
-from flwr_privacy.clients import VerticalData
+from flwr_privacy.clients import FedVSClient, VerticalData
 from flwr_privacy.clients.rehearsal import rehearsing
 from flwr_privacy.errors import (
     ChargedFailureError,
@@ -262,13 +263,23 @@ ODD: dict[Callable[..., Any], dict[str, Callable[..., Any]]] = {
         for work in (steps, batches, losses)
     },
     tables: {"at its bound": filled(1.0), "short": filled(0.5, 1), "tiny": filled(1e-300)},
-    columns: {"beyond its bound": lambda: VerticalData(train=filled(4711.0)()[0])},
+    columns: {
+        "beyond its bound": lambda: VerticalData(train=filled(4711.0)()[0]),
+        "fewer rows": lambda: VerticalData(train=filled(0.5, 2)()[0]),
+        "fewer columns": lambda: VerticalData(train=filled(0.5)()[0][:, :2]),
+        "other parts": lambda: VerticalData(train=tables()[0], more=tables()[0]),
+    },
 }
 """Code that does what nobody expects, and may be answered."""
 
 
 def planted(table: Any, names: list[str]) -> list[tuple[str, str]]:
     return [(name, what) for name in names for what in table.get(CASES[name].user, {})]
+
+
+def user_matters(case: Case) -> bool:
+    """Tell whether an answer runs a user's code on data of somebody's."""
+    return case.user is not nothing and not case.simulated
 
 
 def close(node: Node, said: Said) -> None:
@@ -312,7 +323,7 @@ def test_a_failure_is_charged_and_tells_nothing_but_that(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that overflow
-@pytest.mark.parametrize("name", UNCHARGED)
+@pytest.mark.parametrize("name", [n for n in UNCHARGED if user_matters(CASES[n])])
 def test_where_nobody_is_charged_all_failures_are_refused_alike(name: str, tmp_path: Path) -> None:
     """With FedAvg the server gets whatever the training returns, and only then."""
     case, refusals = CASES[name], {}
@@ -406,7 +417,7 @@ class Exiting:
         sys.exit(SECRET)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].phase != "aggregate"])
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].user is not nothing])
 def test_code_that_ends_its_process_leaves_a_charge_and_nothing_else(
     name: str, tmp_path: Path
 ) -> None:
@@ -425,6 +436,97 @@ def test_code_that_ends_its_process_leaves_a_charge_and_nothing_else(
     assert node.charges() == case.charged
 
 
+# -- Whatever a server says ------------------------------------------------------------------------
+
+HOSTILE: list[Any] = [-1, 0, 2**62, 1e300, float("nan"), "", "x" * 99, b"", [], [-1], ["x"], True]
+GARBAGE: dict[str, Callable[[Any], Any]] = {
+    "NaN": lambda array: np.full(array.shape, np.nan),
+    "empty": lambda array: np.zeros((0, *array.shape[1:]), array.dtype),
+    "a number": lambda array: np.zeros((), array.dtype),
+    "longer": lambda array: np.concatenate([array, array]),
+    "complex": lambda array: array.astype(np.complex128),
+    "text": lambda array: np.array(["text"]),
+}
+
+
+def changed_questions(case: Case) -> list[dict[str, Any]]:
+    """Return changes of a question, one at a time, none of which is what the client expects."""
+    questions: list[dict[str, Any]] = [{key: value} for key in case.fields for value in HOSTILE]
+    for name, array in dict(case.model).items():
+        garbage = [change(np.asarray(array)) for change in GARBAGE.values()]
+        questions += [{"model": {**case.model, name: array}} for array in garbage]
+    return [*questions, {"model": {}}, {"model": {**case.model, "more": np.zeros(7)}}]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that overflow
+@pytest.mark.parametrize("name", UNCHARGED)
+def test_a_question_that_is_none_is_refused_with_a_text_of_ours(name: str, tmp_path: Path) -> None:
+    """An error of Python's would carry what it met; the node goes on afterwards."""
+    case = settled(tmp_path / "node", CASES[name])
+    for changes in changed_questions(case):
+        node = Node(tmp_path / "node", case)
+        said = node.ask(**changes)
+        assert said[0] == "answer" or said[1] in (ERROR_CODE, DECLINED_CODE), (changes, said)
+
+
+# -- Steps of a protocol ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REMEMBERED)
+def test_a_step_is_taken_once(name: str, tmp_path: Path) -> None:
+    case = settled(tmp_path / "node", CASES[name])
+    node = Node(tmp_path / "node", case)
+    first, again = node.ask(), node.ask()
+    assert first[0] == "answer"
+    assert again[0] == "refused" or plain(again) == plain(first)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].simulated])
+def test_no_deployed_node_answers_what_is_for_simulations(name: str, tmp_path: Path) -> None:
+    node = Node(tmp_path / "node", replace(CASES[name], simulated=False))
+    assert node.ask()[:2] == ("refused", DECLINED_CODE)
+    assert node.ran == 0
+
+
+IN_FILES = [name for name in REMEMBERED if CASES[name].half is FedVSClient]
+"""Cases whose step is remembered in files: the others are remembered by Flower, with the reply."""
+
+
+@pytest.mark.parametrize("name", IN_FILES)
+def test_a_kill_at_any_step_leaves_one_answer_to_a_question(name: str, tmp_path: Path) -> None:
+    """A set of shares that was dealt anew under its name would be opened with the old one."""
+    case, entered = settled(tmp_path / "zone", CASES[name]), list[str]()
+    node = Node(tmp_path / "zone", case)
+    watch(entered.append)
+    try:
+        assert node.ask()[0] == "answer"
+    finally:
+        sys.setprofile(None)
+    assert len(entered) > 3
+    for place in range(len(entered) + 1):
+        asked = settled(tmp_path / str(place), CASES[name])
+        sent = [said for said in killed_at(tmp_path / str(place), asked, place) if said != b"ran"]
+        again = Node(tmp_path / str(place), asked).ask()
+        assert again[0] == "answer", place
+        assert {*sent, name_of(again)} == {name_of(again)}, place
+
+
+@pytest.mark.parametrize("name", IN_FILES)
+def test_processes_that_take_a_step_at_once_give_one_answer(name: str, tmp_path: Path) -> None:
+    case = settled(tmp_path / "node", CASES[name])
+    one, other = race(tmp_path / "node", case, [{}, {}])
+    assert one == other
+    assert one[0] == "answer"
+
+
+@pytest.mark.parametrize("name", [n for n in IN_FILES if not CASES[n].simulated])
+def test_processes_that_take_different_steps_at_once(name: str, tmp_path: Path) -> None:
+    case = settled(tmp_path / "node", CASES[name])
+    one, other = race(tmp_path / "node", case, [{}, dict(case.other)])
+    assert one != other
+    assert [one[0], other[0]].count("answer") == (1 if case.single else 2)
+
+
 # -- Kills -----------------------------------------------------------------------------------------
 
 
@@ -439,6 +541,7 @@ FORK = multiprocessing.get_context("fork")
 STEPS = (
     *("answer", "plan", "_reserved", "_pay", "write_sealed", "reserve", "close", "run"),
     *("measure", "noise", "keep", "superseded"),
+    *("answer_step", "opened", "embed", "deal", "embed_plainly", "seal", "keep_dealt"),
 )
 """Functions of ours at whose entry a node is killed, the first time that they are entered."""
 
@@ -467,9 +570,10 @@ def steps_of(case: Case, folder: Path) -> list[str]:
 
 
 def settled(folder: Path, case: Case) -> Case:
-    """Return a case whose question is a fixed one: what devices seal for it is no step of it."""
-    fields = case.fields
-    return replace(case, fields=fields(Node(folder, case)) if callable(fields) else fields)
+    """Return a case whose question is a fixed one: what others send for it is no step of it."""
+    node = Node(folder, case)
+    fields, model = (of(node) if callable(of) else of for of in (case.fields, case.model))
+    return replace(case, fields=fields, model=model)
 
 
 def told(pipe: int, case: Case) -> Callable[..., Any]:
@@ -485,11 +589,21 @@ def told(pipe: int, case: Case) -> Callable[..., Any]:
 
 def killed(folder: Path, case: Case, step: str) -> list[bytes]:
     """Kill a node as it enters a step; return what it said by then: that it ran, its answer."""
+    return _killed(folder, case, lambda name: name == step)
+
+
+def killed_at(folder: Path, case: Case, place: int) -> list[bytes]:
+    """Kill a node as it enters one more step than some; return what it said by then."""
+    steps = iter(range(place + 1))
+    return _killed(folder, case, lambda name: next(steps) == place)
+
+
+def _killed(folder: Path, case: Case, dies: Callable[[str], bool]) -> list[bytes]:
     reader, pipe = os.pipe()
     child = os.fork()
     if not child:
         node = Node(folder, case, told(pipe, case))
-        watch(lambda name: os._exit(0) if name == step else None)
+        watch(lambda name: os._exit(0) if dies(name) else None)
         os.write(pipe, name_of(node.ask()) + b"\n")
         os._exit(0)
     os.close(pipe)
@@ -538,15 +652,17 @@ def test_a_kill_at_any_step_leaves_no_answer_without_its_charge(name: str, tmp_p
 def race(folder: Path, case: Case, changes: list[dict[str, Any]]) -> list[tuple[str, bytes]]:
     """Ask a node in as many processes at once as there are changes of the question."""
     barrier, queue = FORK.Barrier(len(changes)), FORK.SimpleQueue()
+    # Else the second comes no further than the charge, or than the lock of what is remembered.
+    waits = not (case.once or case.remembers or case.user is nothing)
 
     def user(*given: Any) -> Any:
-        if not case.once:  # else the second comes no further than the charge
+        if waits:
             barrier.wait(60)
         return case.user(*given)
 
     def asked(change: dict[str, Any]) -> None:
         node = Node(folder, case, user)
-        if case.once or case.user is nothing:
+        if not waits:
             barrier.wait(60)
         said = node.ask(**change)
         queue.put((said[0], name_of(said)))

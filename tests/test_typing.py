@@ -12,6 +12,8 @@ RIGHT = [
     "UDP(privacy=UserLevel(epsilon=4.0), schedule=LinearNoise(end=0.2))",
     "UDP(privacy=RecordLevel(learning_rate=0.1), schedule=Discounting(judge=lambda r, a: 0.0))",
     "M2FDP(tree=TierTree.of_fanouts((2, 2)), control={})",
+    "ACFL(privacy=NoisedRecords(epsilon=4.0), weighting=Weighting(alpha=0.5))",
+    "ACFL(privacy=SetupVariances(sigma1_sq=1.0, sigma2_sq=1.0), data=DataBounds(one_hot=True))",
 ]
 WRONG = {
     "UDP(privacy=UserLevel(), fraction_trian=0.5)": '"fraction_trian" for "UDP"',
@@ -25,14 +27,18 @@ WRONG = {
     "Discounting(beta=0.5)": 'Missing named argument "judge"',
     "FedAvg(seed=1)": '"seed" for "FedAvg"',
     'LoopOptions(clients="4")': 'Argument "clients" to "LoopOptions"',
+    "ACFL(epsilon=8.0)": '"epsilon" for "ACFL"',
+    'ACFL(privacy="record")': 'Argument "privacy" to "ACFL"',
+    "NoisedSetup(epsilon=8.0)": '"epsilon" for "NoisedSetup"',
+    'Weighting(alpha="best")': 'Argument "alpha" to "Weighting"',
     'M2FDP(tree="10,5")': 'Argument "tree" to "M2FDP"',
     'CentralDP(noise="servr")': 'Argument "noise" to "CentralDP"',
 }
 IMPORTS = """\
 from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.strategies import (
-    ACFL, M2FDP, UDP, CentralDP, Discounting, FedAvg, LinearNoise, LoopOptions, RecordLevel,
-    UserLevel,
+    ACFL, M2FDP, UDP, CentralDP, DataBounds, Discounting, FedAvg, LinearNoise, LoopOptions,
+    NoisedRecords, NoisedSetup, RecordLevel, SetupVariances, UserLevel, Weighting,
 )
 """
 

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
         upper,
     )
     from .features import FeatureMap, FourierFeatures, accuracy, predict
+    from .options import (
+        DataBounds,
+        Exact,
+        Noise,
+        NoisedRecords,
+        NoisedSetup,
+        SetupVariances,
+        Weighting,
+    )
     from .plan import Plan, Wish
     from .privacy import (
         eps_feature,
@@ -72,14 +81,21 @@ else:
 
 __all__ = [
     "AlphaPolicy",
+    "DataBounds",
+    "Exact",
     "FeatureMap",
     "FourierFeatures",
     "GradientTerms",
     "Moments",
+    "Noise",
+    "NoisedRecords",
+    "NoisedSetup",
     "Plan",
     "Projected",
     "SetupTerms",
+    "SetupVariances",
     "StepSize",
+    "Weighting",
     "Weights",
     "Wish",
     "accuracy",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import DataError, InvalidParameterError, check_number
 
 from .encoding import Moments, symmetrise
+from .options import Weighting
 from .scfl import projected_gradient
 from .steps import StepSize
 from .sums import Heard
@@ -101,7 +102,9 @@ class Descent:
 
     Parameters
     ----------
-    policy, straggler_rate, predictable, gradient_bound, model_bound
+    weighting : Weighting
+        How a round weighs its two gradients.
+    model_bound : float, optional
         As of `flwr_privacy.acfl.weights.AlphaPolicy`.
     learning_rate : float, optional
         Step size; by default one over the largest eigenvalue of the coded features plus `ridge`.
@@ -121,10 +124,7 @@ class Descent:
     def __init__(
         self,
         *,
-        policy: str | float,
-        straggler_rate: Rates,
-        predictable: bool,
-        gradient_bound: float | None,
+        weighting: Weighting,
         model_bound: float | None,
         learning_rate: float | None,
         schedule: str,
@@ -132,17 +132,10 @@ class Descent:
         ridge: float,
         project: bool,
     ) -> None:
-        self._weighing: dict[str, Any] = {
-            "policy": policy,
-            "predictable": predictable,
-            "gradient_bound": gradient_bound,
-            "model_bound": model_bound,
-        }
-        AlphaPolicy(**self._weighing, straggler_rate=straggler_rate)  # or says what is not allowed
+        self._weighting, self._model_bound = weighting, model_bound
         StepSize(1.0 if learning_rate is None else learning_rate, schedule, shift)
         if project and model_bound is None:
             raise InvalidParameterError("model_bound", None, "a bound, with project = True")
-        self._straggler_rate = straggler_rate
         self._learning_rate = learning_rate
         self._schedule = schedule, shift
         self._ridge = check_number("ridge", ridge, minimum=0)
@@ -196,12 +189,17 @@ class Descent:
         """
         found = Heard(0, np.zeros_like(model), 0.0) if found is None else found
         norm_square = float((model**2).sum())
-        bounded = self._weighing["policy"] == "bounds"
-        weighed = float(self._weighing["model_bound"]) ** 2 if bounded else norm_square
+        bounded = self._weighting.alpha == "bounds"
+        weighed = self._model_bound**2 if bounded and self._model_bound else norm_square
         energy = 0.0 if coded is None else coded.energy(weighed)
         if self._policy is None:
-            rate = effective_rate(self._straggler_rate, share)
-            self._policy = AlphaPolicy(**self._weighing, straggler_rate=rate)
+            self._policy = AlphaPolicy(
+                self._weighting.alpha,
+                straggler_rate=effective_rate(self._weighting.straggler_rate, share),
+                predictable=self._weighting.predictable,
+                gradient_bound=self._weighting.gradient_bound,
+                model_bound=self._model_bound,
+            )
             if self._seen is not None:
                 self._policy.load(self._seen)
         weights = self._policy.weigh(
@@ -215,7 +213,7 @@ class Descent:
         self.numbers = {"C2": norm_square, "energy": energy}
         if self._policy.beta2 is not None:
             self.numbers["beta2"] = self._policy.beta2
-        if self._policy.rate is not None and self._weighing["policy"] != 1:
+        if self._policy.rate is not None and not self._weighting.coded_only:
             self.numbers["straggler_rate"] = self._policy.rate
         if weights is None or (found.answered == 0 and weights.coded == 0):
             return None

@@ -246,7 +246,7 @@ class JoPEQ:
     bits: int
 
     def __post_init__(self) -> None:
-        check_number("epsilon", self.epsilon, minimum=1e-6)
+        check_number("epsilon", self.epsilon, minimum=1e-6, maximum=1e100)
         check_integer("bits", self.bits, minimum=1, maximum=16)
         if self._variance <= 0:
             raise InvalidParameterError(

@@ -27,7 +27,14 @@ from flwr_privacy.simulations.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.linear_tasks import BoundedMap
 from flwr_privacy.simulations.task_list import TASKS as ALL_TASKS
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import ACFL, LoopOptions
+from flwr_privacy.strategies import (
+    ACFL,
+    DataBounds,
+    LoopOptions,
+    NoisedRecords,
+    NoisedSetup,
+    Weighting,
+)
 from flwr_privacy.strategies.conversation import Assigned
 from flwr_privacy.strategies.instruction import Instruction, noting
 from flwr_privacy.strategies.round import ClientReply
@@ -192,18 +199,21 @@ def listen(devices: Devices, *, noise: str, rounds: int, secure: bool = False) -
     count, per_device, pixels = devices.pixels.shape
     embed = devices.map
     bound, norm = (1.0, math.sqrt(pixels)) if embed is None else (embed.bound, embed.norm)
-    budget: dict[str, Any] = {"mi_epsilon": MI_EPSILON}
+    privacy: NoisedSetup | NoisedRecords = NoisedSetup(mi_epsilon=MI_EPSILON)
     if noise == RECORD:
         # At first residuals have a length of about 1, and nothing is clipped.
-        budget = {"epsilon": EPSILON, "delta": DELTA, "clipping_norm": norm}
+        privacy = NoisedRecords(epsilon=EPSILON, delta=DELTA, clipping_norm=norm or 1.0)
     strategy = _KeepingServer(
-        noise=noise,
-        straggler_rate=None if secure else RATE,  # there one may miss the dealing or the round
-        feature_bound=bound,
-        feature_norm=norm,
-        features=embed,
-        one_hot=True,
-        max_records=per_device,
+        privacy=privacy,
+        # In a secure sum one may miss the dealing or the round.
+        weighting=Weighting(straggler_rate=None if secure else RATE),
+        data=DataBounds(
+            feature_bound=bound,
+            feature_norm=norm,
+            features=embed,
+            one_hot=True,
+            max_records=per_device,
+        ),
         min_train_nodes=count,
         min_available_nodes=count,
         loop=LoopOptions(
@@ -212,7 +222,6 @@ def listen(devices: Devices, *, noise: str, rounds: int, secure: bool = False) -
             deadline=_IN_TIME,
         ),
         secure_sum=SecureSum() if secure else None,
-        **budget,
     )
 
     def data_of(context: Context) -> tuple[Matrix, Matrix]:

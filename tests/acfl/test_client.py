@@ -40,7 +40,7 @@ X, Y = data_of(0)
 W = np.linspace(-0.5, 0.5, FEATURES * LABELS).reshape(FEATURES, LABELS)
 MODES = {
     "record": {"noise": "record", "epsilon": 20.0},
-    "paper": {"noise": "paper", "sigma1_sq": 0.5, "sigma2_sq": 0.5},
+    "paper": {"noise": "variances", "sigma1_sq": 0.5, "sigma2_sq": 0.5},
     "none": {"noise": "none"},
 }
 TOGETHER = {"parties": 3}  # noise, or masks, of a sum with so many honest clients
@@ -451,8 +451,8 @@ def test_the_feature_map_must_be_the_one_that_is_asked_for(tmp_path: Path) -> No
     wish = {**MODES["none"], "features": 4, "feature_norm": embed.norm}
     for identity in ("raw", replace(embed, seed=1).identity, replace(embed, width=2.0).identity):
         with pytest.raises(InvalidParameterError, match="expected the feature map of this client"):
-            node.set_up(setup_terms(**wish, feature_map=identity))
-    arrays, _ = node.set_up(setup_terms(**wish, feature_map=embed.identity))
+            node.set_up(setup_terms(**wish, data_features=identity))
+    arrays, _ = node.set_up(setup_terms(**wish, data_features=embed.identity))
     np.testing.assert_allclose(arrays["features"], embed(X).T @ embed(X), rtol=1e-12)
 
 

@@ -25,7 +25,7 @@ from flwr_privacy.clients import DataLimits, acfl_client_app
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import ACFL, LoopOptions
+from flwr_privacy.strategies import ACFL, Exact, LoopOptions, Weighting
 
 LOST = [Fault(kind="drop", client="1", phase="setup", server_round=0)]
 
@@ -39,7 +39,7 @@ def test_a_setup_whose_reply_was_lost_is_charged_once_when_the_node_comes_again(
     tmp_path: Path,
 ) -> None:
     nodes = Nodes(goes={1: 1}, comes={2: 1})
-    strategy = ACFL(epsilon=20.0, max_records=20)
+    strategy = make(ACFL, epsilon=20.0, max_records=20)
     result = run(
         strategy,
         num_rounds=4,
@@ -72,7 +72,7 @@ def test_a_setup_whose_reply_was_lost_is_charged_once_after_a_resume(tmp_path: P
 
 def test_a_member_that_is_away_in_the_first_round_is_a_straggler_of_that_round() -> None:
     nodes = Nodes(goes={0: 1}, comes={1: 1})
-    strategy = ACFL(noise="none", alpha=0.5, learning_rate=0.01, straggler_rate=0.0)
+    strategy = make(ACFL, noise="none", alpha=0.5, learning_rate=0.01, straggler_rate=0.0)
     result = run(strategy, num_rounds=3, before=nodes.before, evaluate_fn=nodes.after)
     assert [line["asked"] for line in result.history[1:]] == [3, 4, 4]
     assert [line["scheme"]["straggler_rate"] for line in result.history[2:]] == [0.0, 0.0]
@@ -82,10 +82,9 @@ def test_a_member_that_is_away_in_the_first_round_is_a_straggler_of_that_round()
 def test_a_share_of_the_clients_counts_under_a_users_own_start(rate: Any) -> None:
     nodes = Nodes()
     strategy = OwnStart(
-        noise="none",
-        alpha=0.0,
+        privacy=Exact(),
+        weighting=Weighting(alpha=0.0, straggler_rate=rate),
         learning_rate=0.02,
-        straggler_rate=rate,
         fraction_train=0.5,
         loop=LoopOptions(seed=1),
     )
@@ -100,7 +99,7 @@ def test_a_share_of_the_clients_counts_under_a_users_own_start(rate: Any) -> Non
 
 def test_who_is_left_out_for_want_of_a_rate_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(comes={1: 4})
-    strategy = ACFL(noise="none", straggler_rate=dict.fromkeys("0123", 0.1))
+    strategy = make(ACFL, noise="none", straggler_rate=dict.fromkeys("0123", 0.1))
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
         run(strategy, before=nodes.before, evaluate_fn=nodes.after)
     assert "clients ['4'] have no straggler_rate and take no part" in caplog.text

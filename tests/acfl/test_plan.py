@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from acfl_app import Array, Node, gradient_terms, set_noise, setup_terms
+from acfl_app import Array, Node, gradient_terms, set_noise, setup_terms, wish_of
 from apps import make
 from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flwr_privacy.acfl.descent import effective_rate
-from flwr_privacy.acfl.plan import Wish
 from flwr_privacy.acfl.promise import promise, setup_privacy
 from flwr_privacy.acfl.sums import GRADIENT, SIZE, heard
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
@@ -94,11 +93,11 @@ def test_the_setup_has_its_share_of_the_budget_half_for_either_moment(share: flo
         ({}, (14.005747, 14.005747)),  # 1 nat
         ({"bound": "tight"}, (4.656893, 4.656893)),
         ({"split": "optimal", "model_bound": 0.2}, (117.820, 4.9518)),
-        ({"sigma1_sq": 3.0, "sigma2_sq": 0.25}, (3.0, 0.25)),
+        ({"noise": "variances", "sigma1_sq": 3.0, "sigma2_sq": 0.25}, (3.0, 0.25)),
     ],
 )
 def test_F2_F3_F20_the_papers_noise(options: Any, variances: Any) -> None:
-    terms = setup_terms(noise="paper", features=10, labels=10, **options)
+    terms = setup_terms(features=10, labels=10, **{"noise": "paper", **options})
     found = terms.sigma_features**2, terms.sigma_labels**2
     assert found == pytest.approx(variances, rel=1e-5)
 
@@ -234,7 +233,7 @@ def insecure(phase: str, server_round: int) -> SecureRandom:
 @pytest.mark.parametrize("parties", [0, 4])
 @pytest.mark.parametrize(
     "options",
-    [{"epsilon": 3.0}, {"noise": "paper", "sigma1_sq": 0.7, "sigma2_sq": 0.2}],
+    [{"epsilon": 3.0}, {"noise": "variances", "sigma1_sq": 0.7, "sigma2_sq": 0.2}],
     ids=["record", "paper"],
 )
 def test_the_noise_of_a_setup_is_exact_and_of_the_stated_size(
@@ -359,20 +358,22 @@ OPTIMAL = {"noise": "paper", "split": "optimal", "model_bound": 1.0}
         ({"straggler_rate": {"0": 0.1, "1": 1.0}}, "straggler_rate = 1.0"),
         ({"straggler_rate": math.nan}, "straggler_rate = nan"),
         ({"straggler_rate": "0.2"}, "straggler_rate = '0.2'"),
-        ({"noise": "paper", "sigma1_sq": -1.0, "sigma2_sq": 1.0}, "sigma1_sq = -1.0"),
-        ({"noise": "paper", "sigma1_sq": 1.0, "sigma2_sq": math.inf}, "sigma2_sq = inf"),
-        ({"noise": "paper", "sigma1_sq": 1.0}, "sigma2_sq = None: expected both variances"),
-        ({"noise": "paper", "sigma1_sq": 1.0, "sigma2_sq": 1.0, "mi_epsilon": 1.0}, "mi_epsilon"),
+        ({"noise": "variances", "sigma1_sq": -1.0, "sigma2_sq": 1.0}, "sigma1_sq = -1.0"),
+        ({"noise": "variances", "sigma1_sq": 1.0, "sigma2_sq": math.inf}, "sigma2_sq = inf"),
+        ({"noise": "variances", "sigma1_sq": 1.0}, "sigma2_sq = None: expected both variances"),
+        ({"noise": "variances", "sigma1_sq": 1.0, "sigma2_sq": 1.0, "mi_epsilon": 1.0}, "only"),
         ({"noise": "paper", "mi_epsilon": 0.0}, "mi_epsilon = 0.0"),
-        ({"mi_epsilon": 1.0}, "the noise follows from epsilon"),
-        ({"noise": "none", "sigma1_sq": 1.0, "sigma2_sq": 1.0}, "with noise = 'paper'"),
+        ({"mi_epsilon": 1.0}, "ACFL has no 'mi_epsilon': only with noise=paper"),
+        ({"noise": "none", "sigma1_sq": 1.0, "sigma2_sq": 1.0}, "only with noise=variances"),
         ({"noise": "some"}, "noise = 'some'"),
-        ({"bound": "loose"}, "bound = 'loose'"),
-        ({"split": "optimal"}, "split = 'optimal': expected 'equal' unless noise = 'paper'"),
+        ({"noise": "paper", "bound": "loose"}, "bound = 'loose'"),
+        ({"noise": "paper", "epsilon": 8.0}, "ACFL has no 'epsilon': only with noise=record"),
+        ({"gradient_bound": 1.0}, "gradient_bound = 1.0: expected nothing but with alpha"),
+        ({"split": "optimal"}, "ACFL has no 'split': only with noise=paper"),
         ({"noise": "paper", "split": "optimal"}, "model_bound = None: expected a bound"),
-        ({**OPTIMAL, "sigma1_sq": 1.0, "sigma2_sq": 1.0}, "the variances follow from mi_epsilon"),
-        ({**OPTIMAL, "bound": "tight"}, "'equal' with the tight bound or symmetric noise"),
-        ({**OPTIMAL, "symmetric_noise": True}, "'equal' with the tight bound or symmetric noise"),
+        ({**OPTIMAL, "sigma1_sq": 1.0}, "ACFL has no 'sigma1_sq': only with noise=variances"),
+        ({**OPTIMAL, "bound": "tight"}, "'equal' with the tight bound"),
+        ({**OPTIMAL, "symmetric_noise": True}, "'equal' with encoding = 'scfl' or symmetric"),
         ({**OPTIMAL, "encoding": "scfl", "alpha": 0.5}, "split = 'optimal': expected 'equal'"),
         ({"encoding": "scfl"}, "encoding = 'scfl': expected 'moments' where noise = 'record'"),
         ({"encoding": "scfl", "noise": "paper"}, "alpha = 'estimated': expected a number"),
@@ -409,7 +410,7 @@ def test_parameters_that_are_not_allowed_are_refused_at_once(options: Any, text:
 
 def test_noise_that_is_too_little_for_so_many_records_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match=r"max_records = .* fewer, or more noise"):
-        setup_terms(noise="paper", sigma1_sq=1e-9, sigma2_sq=1e-9, max_records=2**20)
+        setup_terms(noise="variances", sigma1_sq=1e-9, sigma2_sq=1e-9, max_records=2**20)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +430,8 @@ def test_a_setup_that_makes_no_sense_is_none(change: Any) -> None:
 
 
 def test_a_wish_says_what_may_not_change_within_an_experiment() -> None:
-    one, other = Wish(alpha="horizon").lasting(), Wish(alpha=0.5, model_bound=2.0).lasting()
-    assert one == other
-    assert Wish(alpha=0.0).lasting() != one != Wish(alpha=1.0).lasting()
-    assert Wish(**OPTIMAL).lasting() != Wish(**{**OPTIMAL, "model_bound": 2.0}).lasting()
+    one, other = wish_of(alpha="horizon"), wish_of(alpha=0.5, model_bound=2.0)
+    assert one.lasting() == other.lasting()
+    for alpha in (0.0, 1.0):
+        assert wish_of(alpha=alpha).lasting() != one.lasting()
+    assert wish_of(**OPTIMAL).lasting() != wish_of(**{**OPTIMAL, "model_bound": 2.0}).lasting()

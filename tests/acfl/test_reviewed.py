@@ -34,11 +34,12 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import ACFL, LoopOptions
+from flwr_privacy.strategies import ACFL, DataBounds, Exact, LoopOptions, Weighting
 from flwr_privacy.wire import RECORD
 
-NOISY = {"noise": "paper", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
+NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
 NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
+OF_NOISE = {"record": NOISED_RECORDS, "none": {"noise": "none", "max_records": 20}}
 NO_SETUP = {"alpha": 0.0, "learning_rate": 0.02}
 RESCALED = {"noise": "none", **NO_SETUP}
 ZEROS = np.zeros((FEATURES, LABELS))
@@ -83,7 +84,7 @@ def test_who_was_away_is_in_the_coded_data_once(
 ) -> None:
     set_noise(monkeypatch, {}, (1.0, 1.0))
     nodes = Nodes(goes={1: 1}, comes={2: 1})
-    strategy = make(ACFL, **{**NOISED_RECORDS, "noise": noise})
+    strategy = make(ACFL, **OF_NOISE[noise])
     result = run(
         strategy, num_rounds=4, before=nodes.before, evaluate_fn=nodes.after, state=tmp_path
     )
@@ -125,7 +126,7 @@ def test_who_came_while_the_server_was_away_is_set_up_when_it_goes_on(
     set_noise(monkeypatch, {}, (1.0, 1.0))
     for name in ("run", "state"):
         (tmp_path / name).mkdir()
-    options = {**NOISED_RECORDS, "noise": noise, "run_dir": tmp_path / "run"}
+    options = {**OF_NOISE[noise], "run_dir": tmp_path / "run"}
     with pytest.raises(Killed):
         run(make(ACFL, **options, on_round=kill_after(1)), state=tmp_path / "state")
     strategy, nodes = make(ACFL, **options, resume=True), Nodes()
@@ -144,7 +145,7 @@ def test_a_client_that_comes_and_does_not_answer_is_waited_for_until_the_deadlin
     """An answer may take as long as its question lives; at the start that is the timeout."""
     nodes = Nodes(comes={1: 4})
     silent = [Fault(kind="drop", client="4", phase="setup")]
-    strategy = ACFL(noise="none", loop=LoopOptions(deadline=0.3))
+    strategy = ACFL(privacy=Exact(), loop=LoopOptions(deadline=0.3))
     options = {"before": nodes.before, "evaluate_fn": nodes.after, "faults": silent}
     result = run(strategy, **options, timeout=7)
     lives = {m.metadata.dst_node_id: m.metadata.ttl for m in of_phase(nodes.asked, "setup")}
@@ -157,12 +158,12 @@ def test_a_client_that_comes_and_does_not_answer_is_waited_for_until_the_deadlin
 def test_who_comes_later_changes_the_step_and_the_share_and_not_what_was_seen() -> None:
     nodes = Nodes(comes={1: 4})
     options = {"before": nodes.before, "evaluate_fn": nodes.after, "num_rounds": 2}
-    strategy = ACFL(noise="none", alpha=0.5, straggler_rate=0.0, fraction_train=0.5)
+    strategy = make(ACFL, noise="none", alpha=0.5, straggler_rate=0.0, fraction_train=0.5)
     lines = [line["scheme"] for line in run(strategy, **options).history[1:]]
     assert [line["straggler_rate"] for line in lines] == pytest.approx([1 - 2 / 4, 1 - 2 / 5])
     largest = [np.linalg.eigvalsh(moments_of(range(count))[0])[-1] for count in (4, 5)]
     assert [line["step"] for line in lines] == pytest.approx([1 / value for value in largest])
-    strategy = ACFL(noise="none", alpha=0.5, loop=LoopOptions(stragglers=late({1: "0"})))
+    strategy = make(ACFL, noise="none", alpha=0.5, stragglers=late({1: "0"}))
     lines = [line["scheme"] for line in run(strategy, **options).history[1:]]
     assert [line["straggler_rate"] for line in lines] == pytest.approx([1 / 4, 1 / 8])
 
@@ -300,11 +301,10 @@ def test_beta2_of_exact_gradients_in_a_secure_sum_is_exact_near_a_minimum() -> N
     app = acfl_client_app(lambda context: data[name_of(context)])
     models: list[Array] = []
     strategy = ACFL(
-        noise="none",
-        alpha=0.5,
-        straggler_rate=0.1,
+        privacy=Exact(),
+        weighting=Weighting(alpha=0.5, straggler_rate=0.1),
         learning_rate=0.02,
-        max_records=20,
+        data=DataBounds(max_records=20),
         secure_sum=SecureSum(),
         loop=LoopOptions(stragglers=late({2: "1"})),
     )

@@ -33,11 +33,11 @@ from flwr_privacy.clients.prepared import PreparedData
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.grid import Grid
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import ACFL
+from flwr_privacy.strategies import ACFL, DataBounds
 
 X, Y = data_of(0)
 W = np.linspace(-0.5, 0.5, FEATURES * LABELS).reshape(FEATURES, LABELS)
-NOISY = {"noise": "paper", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
+NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
 NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
 
 
@@ -48,7 +48,7 @@ CODED: dict[str, SetupTerms | GradientTerms] = {
     "setup as printed": setup_terms(**NOISY),
     "setup in a sum": setup_terms(epsilon=20.0, parties=3),
     "exact setup in a sum": setup_terms(noise="none", parties=3),
-    "projections": setup_terms(noise="paper", encoding="scfl", alpha=0.5, sigma1_sq=0.3),
+    "projections": setup_terms(noise="variances", encoding="scfl", alpha=0.5, sigma1_sq=0.3),
     "gradient": gradient_terms(epsilon=20.0, alpha=0.0),
     "gradient in a sum": gradient_terms(epsilon=20.0, alpha=0.0, parties=3),
     "exact gradient in a sum": gradient_terms(noise="none", alpha=0.0, parties=3),
@@ -164,10 +164,10 @@ def test_the_limits_of_an_app_are_those_of_its_clients(tmp_path: Path) -> None:
 
     app = acfl_client_app(data_fn, limits=DataLimits(feature_norm=1.0, max_records=15))
     with pytest.raises(ProtocolError, match="max_records = 14: expected at least 15"):
-        run(ACFL(epsilon=20.0, max_records=14), app, state=tmp_path)
+        run(make(ACFL, epsilon=20.0, max_records=14), app, state=tmp_path)
     assert not calls
     assert not list(tmp_path.glob("*.ledger"))
-    run(ACFL(epsilon=20.0, max_records=15), app, state=tmp_path)
+    run(make(ACFL, epsilon=20.0, max_records=15), app, state=tmp_path)
     assert sorted(calls) == list("0123")
 
 
@@ -192,7 +192,7 @@ def test_a_flag_is_true_or_false(name: str, value: Any) -> None:
 @pytest.mark.parametrize("features", [123, object(), b"raw", ""])
 def test_features_are_a_map_or_its_identity(features: Any) -> None:
     with pytest.raises(InvalidParameterError, match=r"^features = .*: expected a feature map, or"):
-        ACFL(features=features)
+        ACFL(data=DataBounds(features=features))
 
 
 def test_a_projected_model_and_a_server_optimiser_do_not_go_together() -> None:

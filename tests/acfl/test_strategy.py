@@ -32,12 +32,19 @@ from flwr_privacy.acfl.scenes import heterogeneous_scene
 from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.clients import acfl_client_app
 from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import ACFL, LoopOptions
+from flwr_privacy.strategies import (
+    ACFL,
+    DataBounds,
+    Exact,
+    LoopOptions,
+    SetupVariances,
+    Weighting,
+)
 
 DEVICES = [data_of(i) for i in range(4)]
 A = sum(X.T @ X for X, _ in DEVICES)
 B = sum(X.T @ Y for X, Y in DEVICES)
-NOISY = {"noise": "paper", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
+NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
 GOLDEN_APP = acfl_client_app(lambda context: GOLDEN[name_of(context)])
 
 
@@ -71,7 +78,7 @@ def test_F7_golden_round(
     options: Any, faults: Any, line: Any, total: Any, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_noise(monkeypatch, GOLDEN_NOISE, (0.5, 0.2))
-    printed = {"noise": "paper", "sigma1_sq": 0.5, "sigma2_sq": 0.2, "max_records": 3}
+    printed = {"noise": "variances", "sigma1_sq": 0.5, "sigma2_sq": 0.2, "max_records": 3}
     strategy = make(ACFL, **printed, straggler_rate=0.25, learning_rate=0.1, **options)
     start = np.array([[0.5], [-0.5]])
     options = {"start": start, "nodes": 2, "num_rounds": 1, "faults": faults}
@@ -203,7 +210,7 @@ def test_F12_weights_of_this_rounds_answers_are_biased_those_of_the_last_are_not
     for came in itertools.product((False, True), repeat=2):
         models: list[Array] = []
         run(
-            make(ACFL, noise="paper", max_records=2, predictable=predictable, **options),
+            make(ACFL, noise="variances", max_records=2, predictable=predictable, **options),
             app,
             start=np.array([[0.5]]),
             nodes=2,
@@ -240,20 +247,19 @@ def test_a_rehearsal_says_how_the_strategy_trains(
     answered = stragglers(scene, setting, rounds=rounds, seed=2)
     names = {t: [str(i) for i in np.flatnonzero(~row)] for t, row in enumerate(answered, 1)}
     strategy = ACFL(
-        noise="paper",
-        max_records=12,
-        alpha=setting.alpha,
-        predictable=setting.predictable,
-        gradient_bound=setting.gradient_bound,
+        privacy=SetupVariances(sigma1_sq=setting.sigma1_sq, sigma2_sq=setting.sigma2_sq),
+        weighting=Weighting(
+            alpha=setting.alpha,
+            straggler_rate=setting.rate,
+            predictable=setting.predictable,
+            gradient_bound=setting.gradient_bound,
+        ),
+        data=DataBounds(max_records=12, label_bound=4.0),
         model_bound=setting.model_bound,
-        sigma1_sq=setting.sigma1_sq,
-        sigma2_sq=setting.sigma2_sq,
-        straggler_rate=setting.rate,
         learning_rate=0.02,
         schedule="shifted",
         shift=5.0,
         ridge=0.3,
-        label_bound=4.0,
         loop=LoopOptions(stragglers=late(names)),
     )
     app = acfl_client_app(
@@ -381,7 +387,7 @@ def test_symmetry(options: Any, values: int, rows: float) -> None:
 
 
 def test_scfl_takes_the_gradient_of_projections_less_the_noise_it_expects() -> None:
-    options = {"noise": "paper", "encoding": "scfl", "alpha": 0.5, "straggler_rate": 0.2}
+    options = {"noise": "variances", "encoding": "scfl", "alpha": 0.5, "straggler_rate": 0.2}
     start = np.full((FEATURES, LABELS), 0.5)
     strategy = make(ACFL, **options, sigma1_sq=0.3, learning_rate=0.01, max_records=20)
     result = run(strategy, start=start, num_rounds=1)
@@ -404,6 +410,6 @@ def test_a_server_optimiser_of_flower_takes_the_step_over() -> None:
 
 
 def test_a_float32_model_stays_one() -> None:
-    result = run(ACFL(noise="none"), start=np.zeros((FEATURES, LABELS), np.float32))
+    result = run(ACFL(privacy=Exact()), start=np.zeros((FEATURES, LABELS), np.float32))
     assert model_after(result).dtype == np.float32
     assert np.abs(model_after(result)).max() > 0.01

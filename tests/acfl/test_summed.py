@@ -20,23 +20,24 @@ from acfl_app import (
     name_of,
     run,
     set_noise,
+    wish_of,
 )
 from apps import make, same
 from flwr.app import Context, Message, RecordDict
 from pinned import pinned_nodes
 
-from flwr_privacy.acfl.plan import Plan, Wish
+from flwr_privacy.acfl.plan import Plan
 from flwr_privacy.clients import acfl_client_app
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import ACFL
+from flwr_privacy.strategies import ACFL, Weighting
 from flwr_privacy.wire import RECORD
 
 SHAPE = (FEATURES, LABELS)
-NOISY = {"noise": "paper", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
+NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
 NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
 DEVICES = [data_of(i) for i in range(5)]
 SLOW = late({1: "0", 2: "13", 4: "2"})
@@ -143,7 +144,7 @@ def test_the_noise_of_the_sum_is_what_is_promised_or_more(mode: str, colluders: 
     exact = sum(X.T @ X for X, _ in map(data_fn, contexts))
     off = strategy.coded.features - exact
     plan = Plan(
-        wish=Wish(**options, alpha=1.0), features=WIDE, labels=LABELS, rounds=1
+        wish=wish_of(**options, alpha=1.0), features=WIDE, labels=LABELS, rounds=1
     ).setup_terms(parties=0)
     honest = 3 - colluders
     expected = plan.sigma_features**2 * 5 / honest
@@ -294,4 +295,4 @@ def test_cohorts_equal_one_node_per_client() -> None:
 
 def test_each_own_rate_would_need_to_see_each_gradient() -> None:
     with pytest.raises(InvalidParameterError, match="one rate of all under a secure sum"):
-        ACFL(straggler_rate={"0": 0.2}, secure_sum=SecureSum())
+        ACFL(weighting=Weighting(straggler_rate={"0": 0.2}), secure_sum=SecureSum())

@@ -41,10 +41,10 @@ from flwr_privacy.errors import (
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import ACFL, LoopOptions
+from flwr_privacy.strategies import ACFL, Exact, Weighting
 from flwr_privacy.wire import payload_bytes
 
-NOISY = {"noise": "paper", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
+NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
 NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
 SHAPE = (FEATURES, LABELS)
 
@@ -61,7 +61,7 @@ def moments_of(clients: Any) -> tuple[Array, Array]:
 def test_who_was_not_set_up_takes_no_part(kind: str, caplog: Any) -> None:
     asked: list[Message] = []
     faults = [Fault(kind=kind, client="1", phase="setup")]
-    strategy = ACFL(noise="none", alpha=0.5, straggler_rate=0.0, learning_rate=0.02)
+    strategy = make(ACFL, noise="none", alpha=0.5, straggler_rate=0.0, learning_rate=0.02)
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
         result = run(strategy, faults=faults, before=lambda grid: listen(grid, asked, []))
     assert "no setup came from ['1']: they take no part in the training" in caplog.text
@@ -79,7 +79,7 @@ def test_who_was_not_set_up_takes_no_part(kind: str, caplog: Any) -> None:
 
 def test_without_any_setup_there_is_no_training() -> None:
     with pytest.raises(ProtocolError, match=r"there are no coded data: .* has NaN or infinity"):
-        run(ACFL(noise="none"), faults=[Fault(kind="nan", phase="setup")])
+        run(ACFL(privacy=Exact()), faults=[Fault(kind="nan", phase="setup")])
 
 
 def test_a_setup_waits_for_everybody_whatever_the_deadline() -> None:
@@ -97,7 +97,7 @@ def test_a_setup_waits_for_everybody_whatever_the_deadline() -> None:
 
 
 def test_a_client_that_comes_later_is_set_up_then() -> None:
-    strategy = ACFL(noise="none", straggler_rate=0.2, loop=LoopOptions(deadline=5.0))
+    strategy = make(ACFL, noise="none", straggler_rate=0.2, deadline=5.0)
     nodes = Nodes(comes={2: 4})
     result = run(strategy, num_rounds=4, before=nodes.before, evaluate_fn=nodes.after)
     assert strategy.coded is not None
@@ -169,9 +169,9 @@ def test_under_a_users_own_start_it_trains_without_coded_data(options: Any) -> N
 
 def test_under_a_users_own_start_there_is_no_setup() -> None:
     with pytest.raises(ProtocolError, match=r"there was no setup: .* or with alpha = 0"):
-        run(OwnStart(noise="none"))
+        run(OwnStart(privacy=Exact()))
     with pytest.raises(InvalidParameterError, match="the rounds to spread the budget over"):
-        run(OwnStart(alpha=0.0, learning_rate=0.02))
+        run(OwnStart(weighting=Weighting(alpha=0.0), learning_rate=0.02))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_everybody_needs_the_feature_map_that_the_server_names(caplog: Any) -> N
         def __call__(self, message: Message, context: Context) -> Message:
             return apps[int(name_of(context) == "2")](message, context)
 
-    strategy = ACFL(noise="none", features=features(0), feature_norm=2**0.5, alpha=0.5)
+    strategy = make(ACFL, noise="none", features=features(0), feature_norm=2**0.5, alpha=0.5)
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
         run(strategy, Mixed(), num_rounds=1)
     assert strategy.members == ["0", "1", "3"]
@@ -379,7 +379,9 @@ def test_rounds_beyond_the_budget_are_not_asked_for(
     noise: str, tmp_path: Path, caplog: Any
 ) -> None:
     """Without a budget `rounds` says nothing."""
-    options = {**NOISED_RECORDS, "noise": noise, "rounds": 2}
+    options: dict[str, Any] = {**NOISED_RECORDS, "rounds": 2}
+    if noise == "none":
+        options = {"noise": noise, "max_records": 20, "rounds": 2}
     asked: list[Message] = []
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
         result = run(

@@ -444,7 +444,7 @@ def test_weights_without_bounds_are_the_papers_version(uncoded: Circle) -> None:
 
 def test_plain_embeddings_do_not_leave(circle: Circle) -> None:
     chunk = records.write(Chunk(part="test", first=0, count=2))
-    with pytest.raises(DeclinedError, match="plain embeddings leave a client in simulations only"):
+    with pytest.raises(DeclinedError, match="the phase 'oracle' is answered in simulations only"):
         circle.nodes["0"].ask(ORACLE, None, chunk)
 
 

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import vertical
-from flwr.app import Context, RecordDict
 from vertical import (
     EMBEDDING,
     ROWS,
     TEST_ROWS,
     Circle,
-    Node,
     Wire,
     arrays_in,
     bytes_of,
@@ -23,25 +21,20 @@ from vertical import (
 
 from flwr_privacy import fields as records
 from flwr_privacy.channel import Channel, KeyPair
-from flwr_privacy.clients import coded_session as client
-from flwr_privacy.clients import sealed_shares
-from flwr_privacy.clients.custody import Custody
-from flwr_privacy.clients.vertical import common_order
+from flwr_privacy.clients import coded_data, coded_round, sealed_shares
+from flwr_privacy.clients.vertical import Owned, common_order
 from flwr_privacy.documents import loads
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.fedvs.costs import cost_model
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms
 from flwr_privacy.packing import packed_bytes
+from flwr_privacy.step_store import StepStore
 from flwr_privacy.strategies.fedvs import CODE, DEAL
 from flwr_privacy.wire import RECORD, TRAIN
 
 Array = np.ndarray
 PIECE = 24  # bytes: six elements of which no others are likely to consist
-
-
-def custody_of(node: Node) -> Custody:
-    return Custody.of(Context(1, 1, node.config, RecordDict(), {}))
 
 
 # -- How much ----------------------------------------------------------------------------------
@@ -129,8 +122,9 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.secrets: dict[str, list[Array]] = {}
-        for name in ("data_shares", "weight_shares", "zero_masks"):
-            self._wrap(monkeypatch, name)
+        self._wrap(monkeypatch, coded_data, "data_shares")
+        for name in ("weight_shares", "zero_masks"):
+            self._wrap(monkeypatch, coded_round, name)
         original = Channel.seal
 
         def seal(channel: Channel, plain: bytes, *associated: Any) -> bytes:
@@ -139,7 +133,7 @@ class Spy:
 
         monkeypatch.setattr(Channel, "seal", seal)
 
-    def _wrap(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def _wrap(self, monkeypatch: pytest.MonkeyPatch, client: Any, name: str) -> None:
         original = getattr(client, name)
 
         def wrapped(code: Any, *given: Any) -> Array:
@@ -229,7 +223,7 @@ def test_F22_secrets_are_in_no_representation(tmp_path: Path) -> None:
     assert dealt
     node = circle.nodes["0"]
     assert "0." not in repr(node._data)
-    owned = client.Owned(node._data, custody_of(node), "e")
+    owned = Owned(node._data, str(tmp_path), "e")
     expanded = owned.expanded(order=2, bias=False, x_max=1.0, data_bits=8)
     for thing in (owned, expanded):
         assert "array" not in repr(thing)
@@ -342,7 +336,7 @@ def test_F22_a_share_is_not_opened_by_another_key(
     circle: Circle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dealt = circle.deal(circle.dealing())
-    monkeypatch.setattr(sealed_shares, "own_pair", lambda *_: KeyPair())
+    monkeypatch.setattr(StepStore, "pair", lambda *_: KeyPair())
     monkeypatch.setattr(sealed_shares, "_peers", sealed_shares.Prepared())
     with pytest.raises(ProtocolError, match="the share of client 1 cannot be used"):
         circle.evaluate("0", dealt)
@@ -403,7 +397,7 @@ def test_F14_what_T_plus_1_nodes_get_in_a_round_opens_the_weights(
     """Those of client 0, from what nodes 1 and 2 compute with; that of one node is uniform."""
     dealt: list[Array] = []
     held: list[Array] = []
-    deal, compute = client.weight_shares, client.evaluate
+    deal, compute = coded_round.weight_shares, coded_round.evaluate
 
     def weight_shares(code: Any, elements: Array, random: Any) -> Array:
         dealt.append(elements)
@@ -413,8 +407,8 @@ def test_F14_what_T_plus_1_nodes_get_in_a_round_opens_the_weights(
         held.append(coded_weights[: len(dealt[0])].astype(object))
         return compute(field, coded_rows, coded_weights, masks)
 
-    monkeypatch.setattr(client, "weight_shares", weight_shares)
-    monkeypatch.setattr(client, "evaluate", evaluate)
+    monkeypatch.setattr(coded_round, "weight_shares", weight_shares)
+    monkeypatch.setattr(coded_round, "evaluate", evaluate)
     circle = Circle(tmp_path)
     circle.code()
     shares = circle.deal(circle.dealing())

@@ -22,7 +22,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import JOIN
-from flwr_privacy.strategies import ACFL, UDP, CentralDP, FedAvg, LoopOptions
+from flwr_privacy.strategies import ACFL, UDP, CentralDP, DataBounds, FedAvg, LoopOptions
 from flwr_privacy.wire import RECORD
 
 CLIENTS = [f"ward-{i}" for i in range(5)]
@@ -236,7 +236,7 @@ NO_DATA = acfl_client_app(lambda context: (np.zeros((3, 3)), np.zeros((3, 2))))
     [
         (strategy_of("udp", SecureSum(colluders=0)), Trained(UDPClient).app),
         (strategy_of("central-dp", SecureSum(colluders=0)), Trained(CentralDPClient).app),
-        (ACFL(secure_sum=SecureSum(colluders=0), max_records=20), NO_DATA),
+        (ACFL(secure_sum=SecureSum(colluders=0), data=DataBounds(max_records=20)), NO_DATA),
     ],
     ids=["udp", "central-dp", "acfl"],
 )

@@ -22,6 +22,7 @@ from flwr_privacy.clients.custody import Custody
 from flwr_privacy.fields import write
 from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.ledger import Entry, Ledger
+from flwr_privacy.simulations.flat_options import keywords_of
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import ACFL
 from flwr_privacy.wire import RECORD
@@ -222,7 +223,8 @@ def descend(
 def setup_terms(*, features: int = FEATURES, labels: int = LABELS, **wish: Any) -> SetupTerms:
     """Return the terms of a setup; `parties` as those of a plan."""
     parties, rounds = wish.pop("parties", 0), wish.pop("rounds", 5)
-    plan = Plan(wish=_wish(wish), features=features, labels=labels, rounds=rounds)
+    asked = wish_of(**{"max_records": 20, **wish})
+    plan = Plan(wish=asked, features=features, labels=labels, rounds=rounds)
     return plan.setup_terms(parties=parties)
 
 
@@ -231,12 +233,18 @@ def gradient_terms(*, model: Any = None, **wish: Any) -> GradientTerms:
     parties, rounds = wish.pop("parties", 0), wish.pop("rounds", 5)
     model = np.zeros((FEATURES, LABELS)) if model is None else model
     features, labels = model.shape
-    plan = Plan(wish=_wish(wish), features=features, labels=labels, rounds=rounds)
+    asked = wish_of(**{"max_records": 20, **wish})
+    plan = Plan(wish=asked, features=features, labels=labels, rounds=rounds)
     return plan.gradient_terms(model, parties=parties)
 
 
-def _wish(values: dict[str, Any]) -> Wish:
-    return Wish(**{"max_records": 20, **values})
+def wish_of(**values: Any) -> Wish:
+    """Return what a user asks for, from flat keys; `data_features` is the feature map."""
+    if "data_features" in values:
+        values["features"] = values.pop("data_features")
+    asked = keywords_of(ACFL, values)
+    asked.pop("loop")
+    return Wish(**asked)
 
 
 ALL_ALLOWED = 'allow_unprotected = ["acfl"]'

@@ -43,6 +43,7 @@ from flwr_privacy.clients import (
     own_client_app,
     secure_sum,
 )
+from flwr_privacy.clients import vertical as client_columns
 from flwr_privacy.clients.custody import policy_of
 from flwr_privacy.clients.mspdq_baselines import (
     DrawnFedAvgClient,
@@ -50,8 +51,9 @@ from flwr_privacy.clients.mspdq_baselines import (
     NbAFLClient,
     QuantizedFedAvgClient,
 )
+from flwr_privacy.clients.prepared import Prepared
 from flwr_privacy.clients.torch import evaluate_per_record, train_per_record, train_poisson
-from flwr_privacy.fedvs.terms import Chunk, CodeTerms
+from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
 from flwr_privacy.fields import write
 from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.ledger import Ledger
@@ -166,13 +168,20 @@ class Case:
         Whether the other question gets no answer once this one has one.
     client : str
         Whom the question is for.
+    before : callable, optional
+        Puts the questions that come before this one to a node.
+    remembers : bool
+        Whether the node remembers its answer beyond the message: the same question gets the same
+        bytes, or none.
+    simulated : bool
+        Whether only a simulated client answers.
     """
 
     half: type[SchemeClient]
     user: Callable[..., Any] = fit
     fields: Mapping[str, Any] | Callable[["Node"], Fields] = field(default_factory=dict)
     phase: str = "train"
-    model: Mapping[str, Any] = field(default_factory=lambda: MODEL)
+    model: Mapping[str, Any] | Callable[["Node"], Fields] = field(default_factory=lambda: MODEL)
     summed: int = 0
     failing: str = "refused"
     charged: bool = False
@@ -184,6 +193,9 @@ class Case:
     other: Mapping[str, Any] = field(default_factory=lambda: {"header": {"request": 1}})
     single: bool = False
     client: str = "0"
+    before: Callable[["Node"], None] | None = None
+    remembers: bool = False
+    simulated: bool = False
 
 
 def with_(terms: Any, **changes: Any) -> Any:
@@ -286,6 +298,95 @@ def coding(node: "Node") -> Fields:
     return {**write(terms), **write(chunk), "training": "t", "update": 0}
 
 
+CIRCLE = ("0", "1", "2")
+BATCH = Dealing(
+    generation="g",
+    session="r",
+    update=1,
+    learning_rate=0.1,
+    trained_rows=[1, 2, 4],
+    trained_dealers=list(CIRCLE),
+    deals=True,
+    share_set="s",
+    part="train",
+    evaluated_rows=[0, 3, 7],
+    maskers=list(CIRCLE),
+)
+GRADIENT = {"gradient": np.full((3, 2), 0.5, np.float32)}
+
+
+def directly(node: "Node", name: str, phase: str, arrays: Any, fields: Fields) -> Any:
+    """Put a question of FedVS to a client whose node has no policy."""
+    config = {"client-id": name, "privacy-state": str(node.folder)}
+    client = FedVSClient(columns(), Context(1, 1, config, RecordDict(), {}))
+    place = {"experiment-id": "e", "round": 1, "request": 0}
+    return client.handle(phase, arrays, {**place, **fields}, None)  # type: ignore[arg-type]
+
+
+def passed_on(dealt: dict[str, Any], receiver: str) -> Fields:
+    """Return what of all sealed shares one client gets."""
+    place = CIRCLE.index(receiver)
+    pieces = [
+        dealt[name][place - (place > CIRCLE.index(name))] for name in CIRCLE if name != receiver
+    ]
+    return {"sealed": np.concatenate(pieces)}
+
+
+def coded(node: "Node") -> None:
+    """Have three clients code their data, once in a folder."""
+    if any(node.folder.glob("0.fedvs/*/*.coded")):
+        return
+    told = {n: directly(node, n, "enrol", {}, {"generation": "g"})[1] for n in CIRCLE}
+    terms = with_(CODING, keys=[told[name]["key"] for name in CIRCLE])
+    count = terms.segments("train").length
+    common = {**write(terms), "training": "t", "update": 0}
+    chunk, end = (write(Chunk(part="train", first=0, count=size)) for size in (count, 0))
+    dealt = {n: directly(node, n, "code", {}, {**common, **chunk})[0]["sealed"] for n in CIRCLE}
+    for name in CIRCLE:
+        directly(node, name, "code", passed_on(dealt, name), {**common, **end})
+    client_columns._prepared = Prepared()  # deployed, every message has a process of its own
+
+
+def dealt(node: "Node") -> None:
+    """Have three clients deal shares of their weights."""
+    if not any(node.folder.glob("0.fedvs/*/*.coded")):
+        coded(node)
+        for name in CIRCLE:
+            directly(node, name, "weights", GRADIENT, write(BATCH))
+
+
+def shares(node: "Node") -> Fields:
+    """Return the shares of weights that the first client is to evaluate."""
+    again = {n: directly(node, n, "weights", GRADIENT, write(BATCH))[0]["sealed"] for n in CIRCLE}
+    return passed_on(again, "0")
+
+
+def mixing(half: type[SchemeClient], *, summed: int = 0, **terms: Any) -> Fields:
+    """Return the case of the message that follows a training of MSP or MSPDQ."""
+    agreed = mspdq.Terms(rounds=3, **terms)
+    place = {"experiment-id": "e", "round": 1, "request": 0, "summed": summed, "width": 0.5}
+
+    def train(node: "Node") -> None:
+        config = {key: node.config[key] for key in ("client-id", "privacy-state")}
+        client = half(Inner(fit), Context(1, 1, config, node.context.state, {}))
+        moved = {name: array + np.float32(0.25) for name, array in MODEL.items()}
+        given = {**write(agreed), **place, "sums": summed > 0}
+        client.handle("train", MODEL, given, lambda start: Trained(moved, {}))
+
+    begun = agreed.start == "reference"
+    first = 1 if agreed.leaps and agreed.start == "global" else 0
+    fields = {"width": 0.5, "sums": summed > 0, **({} if begun else {"step": first})}
+    return {
+        "half": half,
+        "user": nothing,
+        "before": train,
+        "phase": "sync" if begun else "mix",
+        "fields": fields,
+        "summed": summed,
+        "remembers": True,
+    }
+
+
 def zone(node: "Node") -> Fields:
     """Return the question for the average of what two devices have sealed."""
     devices, sealed = ["0", "1"], []
@@ -316,7 +417,7 @@ def zone(node: "Node") -> Fields:
 
 
 RECORDS = {"noise": "record", "epsilon": 1e4, "alpha": 0.5}
-PAPER = {"noise": "paper", "sigma1_sq": 0.5, "sigma2_sq": 0.5}
+PAPER = {"noise": "variances", "sigma1_sq": 0.5, "sigma2_sq": 0.5}
 
 
 def acfl(phase: str, *, summed: int = 0, **wish: Any) -> Fields:
@@ -497,6 +598,42 @@ CASES: dict[str, Case] = {
         half=FedVSClient, user=columns, fields={"generation": "g"}, phase="enrol", model={}
     ),
     "fedvs, coding": Case(half=FedVSClient, user=columns, fields=coding, phase="code", model={}),
+    "fedvs, weights": Case(
+        half=FedVSClient,
+        user=columns,
+        before=coded,
+        fields=write(BATCH),
+        phase="weights",
+        model=GRADIENT,
+        other={"share_set": "t"},
+        remembers=True,
+    ),
+    "fedvs, embeddings": Case(
+        half=FedVSClient,
+        user=nothing,
+        before=dealt,
+        fields=write(Evaluation(generation="g", share_set="s", dealers=list(CIRCLE))),
+        model=shares,
+        other={"dealers": ["0", "1"]},
+        single=True,
+        remembers=True,
+    ),
+    "fedvs, plain embeddings": Case(
+        half=FedVSClient,
+        user=columns,
+        before=coded,
+        fields=write(Chunk(part="train", first=0, count=5)),
+        phase="oracle",
+        model={},
+        remembers=True,
+        simulated=True,
+    ),
+    "msp, mixing": Case(**mixing(MSPClient)),
+    "mspdq, common start": Case(**mixing(MSPDQClient, levels=16, start="reference")),
+    "mspdq, mixing": Case(**mixing(MSPDQClient, levels=16, start="global")),
+    "mspdq, mixing in a sum": Case(
+        **mixing(MSPDQClient, summed=SUMMED, levels=16, start="global", interval="fixed")
+    ),
     "split-vfl": Case(half=SplitVFLClient, user=columns, fields=write(EMBED)),
     "split-vfl in a sum": Case(
         half=SplitVFLClient, user=columns, fields={**write(EMBED), **SUM_TERMS}, summed=SUMMED
@@ -505,6 +642,7 @@ CASES: dict[str, Case] = {
 
 CHARGED = [name for name, case in CASES.items() if case.charged]
 UNCHARGED = [name for name, case in CASES.items() if not case.charged]
+REMEMBERED = [name for name, case in CASES.items() if case.remembers]
 
 
 # -- A node ----------------------------------------------------------------------------------------
@@ -563,10 +701,14 @@ class Node:
         self.config = self.config_of(case.client)
         if seed is not None:
             self.config["insecure-seed"] = seed
+        if case.simulated:
+            self.config["privacy-simulated"] = True
         self.context = Context(1, 1, self.config, RecordDict(), {})
         self.ran = 0
         self._user = user or case.user
-        if case.user in (tables, columns):
+        if case.before is not None:
+            case.before(self)
+        if case.half in (ACFLClient, FedVSClient, SplitVFLClient):
             self.app = own_client_app(case.half, lambda context: self._given)
         elif by_message:
             self.app = ClientApp(mods=[as_mod(case.half)])
@@ -616,7 +758,7 @@ class Node:
         named = {"scheme": case.half.scheme, "phase": case.phase, **named}
         content = RecordDict(
             {
-                "arrays": record(dict(case.model if model is None else model)),
+                "arrays": record(self._model() if model is None else dict(model)),
                 "config": ConfigRecord(),
                 RECORD: ConfigRecord(Header(**named).write(own)),
             }
@@ -642,6 +784,10 @@ class Node:
             else:
                 metrics = dict(entry)
         return "answer", arrays, fields, metrics
+
+    def _model(self) -> Fields:
+        model = self.case.model
+        return model(self) if callable(model) else dict(model)
 
     def charges(self) -> int:
         """Return how many releases the node's ledger has."""
@@ -685,6 +831,7 @@ __all__ = [
     "CHARGED",
     "DEVICE",
     "LOSS",
+    "REMEMBERED",
     "SHARES",
     "UNCHARGED",
     "UPDATE",

@@ -337,16 +337,16 @@ def test_the_strategy_gets_what_follows_from_the_task(scheme):
     strategy = build_strategy(settings, None)
     for part, expected in zip(("train", "test"), vertical_labels(DIGITS, settings), strict=True):
         np.testing.assert_array_equal(strategy._labels[part], expected)
-    assert strategy._rate == 0.7
+    assert strategy.learning_rate == 0.7
     assert strategy._client_rate == 0.7 * DIGITS.client_rate
-    assert strategy._batch_size == 24
-    assert strategy._order == DIGITS.order
-    assert strategy._embedding == DIGITS.embedding
+    assert strategy.batch_size == 24
+    assert strategy.order == DIGITS.order
+    assert strategy.embedding == DIGITS.embedding
     chosen = {"learning_rate": 0.2, "batch_size": 8, "order": 1, "embedding": 16}
     strategy = build_strategy(replace(settings, strategy=chosen), None)
-    assert (strategy._rate, strategy._batch_size, strategy._order) == (0.2, 8, 1)
+    assert (strategy.learning_rate, strategy.batch_size, strategy.order) == (0.2, 8, 1)
     start = initial_arrays(replace(settings, strategy=chosen))
-    assert start["1.weight"].numpy().shape == (64, strategy._embedding)
+    assert start["1.weight"].numpy().shape == (64, strategy.embedding)
     for name in ("labels", "test_labels", "central"):
         with pytest.raises(InvalidParameterError, match=f"strategy = \\['{name}'\\].*digits-rows"):
             build_strategy(replace(settings, strategy={name: 1}), None)

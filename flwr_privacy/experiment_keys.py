@@ -4,12 +4,11 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.channel import KeyPair
-from flwr_privacy.errors import LedgerError, ProtocolError
-from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
-from flwr_privacy.pipeline import check_disk
-
-from .custody import Custody, is_simulated
+from .channel import KeyPair
+from .errors import LedgerError, ProtocolError
+from .files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from .node_limits import check_disk
+from .node_store import NodeStore
 
 __all__ = ["check_signature", "forget_pair", "own_pair", "signature_of"]
 
@@ -17,7 +16,7 @@ _MAGIC = b"flwr-privacy experiment key\n"
 _LOCK_TIMEOUT = 10.0  # seconds
 
 
-def own_pair(custody: Custody, scheme: str, experiment_id: str) -> KeyPair:
+def own_pair(store: NodeStore, scheme: str, experiment_id: str) -> KeyPair:
     """Return the client's key pair of an experiment; a new one the first time.
 
     Raises
@@ -27,16 +26,16 @@ def own_pair(custody: Custody, scheme: str, experiment_id: str) -> KeyPair:
     DeclinedError
         If the node's policy has ``max_disk``, and there is no room for a new one.
     """
-    path = _path(custody, scheme, experiment_id)
+    path = _path(store, scheme, experiment_id)
     if not path.exists():  # a server names as many experiments as it likes
-        check_disk(custody)
+        check_disk(store)
     try:
-        custody.sessions.mkdir(mode=0o700, exist_ok=True)
+        store.sessions.mkdir(mode=0o700, exist_ok=True)
         with exclusive_lock(path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT):
             if path.exists():
                 return KeyPair.of(read_sealed(path, _MAGIC))
             pair = KeyPair()
-            write_sealed(path, _MAGIC, pair.private, durable=not is_simulated())
+            write_sealed(path, _MAGIC, pair.private, durable=store.durable)
             return pair
     except DamagedFileError as error:
         raise LedgerError(f"the node's key of the experiment, {path}, {error}") from error
@@ -44,20 +43,20 @@ def own_pair(custody: Custody, scheme: str, experiment_id: str) -> KeyPair:
         raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
 
 
-def forget_pair(custody: Custody, scheme: str, experiment_id: str) -> None:
+def forget_pair(store: NodeStore, scheme: str, experiment_id: str) -> None:
     """Delete the client's key pair of an experiment, if there is one: what it sealed stays so."""
-    _path(custody, scheme, experiment_id).unlink(missing_ok=True)
+    _path(store, scheme, experiment_id).unlink(missing_ok=True)
 
 
-def signature_of(custody: Custody, scheme: str, experiment_id: str, public: bytes) -> bytes:
+def signature_of(store: NodeStore, scheme: str, experiment_id: str, public: bytes) -> bytes:
     """Return the signature of a key by the client's long-term identity; b"" without one."""
-    if custody.identity is None:
+    if store.identity is None:
         return b""
-    return custody.identity.sign(f"{scheme} key", experiment_id, custody.client_id, public)
+    return store.identity.sign(f"{scheme} key", experiment_id, store.client_id, public)
 
 
 def check_signature(
-    custody: Custody, scheme: str, experiment_id: str, peer: str, public: Any, signature: Any
+    store: NodeStore, scheme: str, experiment_id: str, peer: str, public: Any, signature: Any
 ) -> None:
     """Check that a key is that of a peer whose identity this node has pinned.
 
@@ -66,15 +65,15 @@ def check_signature(
     ProtocolError
         If the node pins nobody, or not this peer, or the signature is not the peer's.
     """
-    if custody.pins is None:
+    if store.pins is None:
         raise ProtocolError(
             f"'{peer}' may be anybody: this node pins no keys (privacy-pins in its configuration)"
         )
     if not isinstance(public, bytes):
         raise ProtocolError(f"no public key of '{peer}'")
-    custody.pins.verify(peer, signature, f"{scheme} key", experiment_id, peer, public)
+    store.pins.verify(peer, signature, f"{scheme} key", experiment_id, peer, public)
 
 
-def _path(custody: Custody, scheme: str, experiment_id: str) -> Path:
+def _path(store: NodeStore, scheme: str, experiment_id: str) -> Path:
     name = hashlib.sha256(f"{scheme} {experiment_id}".encode()).hexdigest()[:32]
-    return custody.sessions / f"{name}.key"
+    return store.sessions / f"{name}.key"
