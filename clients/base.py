@@ -19,7 +19,8 @@ from flwr_privacy.errors import ProtocolError
 from flwr_privacy.mechanism import Answer, Release, Unpromised
 from flwr_privacy.node_store import NodeRules
 from flwr_privacy.pipeline import answer, answer_unpromised, request_of
-from flwr_privacy.release import check_unaccounted, check_unprotected, check_unsummed
+from flwr_privacy.release import check_unaccounted, check_unsummed
+from flwr_privacy.sealed import Sealed, answer_sealed
 from flwr_privacy.wire import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
 from .custody import Custody, refuse_node_keys, rules_of
@@ -90,7 +91,7 @@ class SchemeClient(NumPyClient):
 
     def release(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> Release | Unpromised:
+    ) -> Release | Unpromised | Sealed:
         """Return what is to be released for one message of the scheme.
 
         The pipeline carries it out (`flwr_privacy.pipeline`): a client half never sees ledger,
@@ -188,13 +189,15 @@ class SchemeClient(NumPyClient):
         return Custody.of(self._context())
 
     def _released(
-        self, phase: str, arrays: Arrays, fields: Fields, release: Release | Unpromised
+        self, phase: str, arrays: Arrays, fields: Fields, release: Release | Unpromised | Sealed
     ) -> Answer:
         refuse_node_keys("message", fields)
         given = (self.scheme, phase, fields, self.promises_dp)
         if isinstance(release, Unpromised):
             return answer_unpromised(self._rules(), release, *given)
         request = request_of(arrays, *given)
+        if isinstance(release, Sealed):
+            return answer_sealed(self._store(), request, release)
         return answer(self._store(), request, release)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
@@ -265,10 +268,6 @@ class SchemeClient(NumPyClient):
             sigma=sigma,
             noised=noised,
         )
-
-    def check_unprotected(self) -> None:
-        """Decline what has no noise; see `flwr_privacy.release.check_unprotected`."""
-        check_unprotected(self._rules(), scheme=self.scheme, promises_dp=self.promises_dp)
 
     def check_unsummed(self) -> None:
         """Decline what is in no secure sum; see `flwr_privacy.release.check_unsummed`."""

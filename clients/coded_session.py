@@ -20,6 +20,7 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
 )
+from flwr_privacy.experiment_keys import forget_pair, own_pair, signature_of
 from flwr_privacy.fedvs.network import initial_weights, project
 from flwr_privacy.fedvs.quantisation import (
     check_partial_sum,
@@ -44,7 +45,6 @@ from flwr_privacy.wire import METRICS, Fields
 
 from .coded_files import CodedRows, Memory
 from .custody import Custody
-from .experiment_keys import forget_pair, own_pair, signature_of
 from .prepared import Prepared
 from .sealed_shares import SCHEME, SealedShares, key_name
 from .vertical import (

@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.errors import DeclinedError, ProtocolError, check_flag, check_integer
+from flwr_privacy.experiment_keys import check_signature, own_pair
 from flwr_privacy.fedvs.data import VerticalData
 from flwr_privacy.fedvs.terms import (
     CODE,
@@ -35,7 +36,6 @@ from .adapters import own_client_app
 from .base import SchemeClient, Train
 from .coded_session import CodedSession, text_in
 from .custody import Custody, is_simulated_client, refuse_node_keys
-from .experiment_keys import check_signature, own_pair
 from .sealed_shares import SCHEME, key_name
 from .vertical import GivenData
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from flwr_privacy.channel import Channel, KeyPair, Part, canonical
 from flwr_privacy.errors import ProtocolError
+from flwr_privacy.experiment_keys import own_pair
 from flwr_privacy.fedvs.costs import SEAL_BYTES
 from flwr_privacy.fedvs.terms import CodeTerms
 
 from .custody import Custody
-from .experiment_keys import own_pair
 from .prepared import Prepared
 
 __all__ = ["SCHEME", "SealedShares", "key_name"]

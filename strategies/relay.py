@@ -154,7 +154,7 @@ class Relay:
             }
             self._aggregate(grid, server_round, duties, released, size)
         if exchange.tier > 0:
-            self._deliver(grid, server_round, exchange, asked)
+            self._deliver(grid, server_round, exchange, plan, asked)
         self._answers = {}
         # A zone that handed something out goes on from there, and from no sealed start.
         self._starts = {
@@ -172,26 +172,14 @@ class Relay:
         asked: Mapping[str, list[str]],
         least: int,
     ) -> tuple[Duty, Fields]:
-        tree, wish = self._tree, plan.wish
+        tree = self._tree
         parent, children = tree.parent(node), sorted(asked[node])
         senders = [child for child in children if child in self._answers]
         way = UP if tree.secure(parent) else NOISED
         if tree.tier(node) == exchange.tier:
             way = DOWN
-        leaf = self._leaf(node)
-        release = plan.release_of(leaf, exchange)
         duty = Duty(
-            unit=wish.unit,
-            noise_multiplier=float(release.multiplier),
-            epsilon=float(plan.epsilon(boundary_tier(tree, leaf))),
-            delta=float(wish.delta),
-            grid=release.grid.exponent,
-            period=exchange.leaves[leaf].period,
-            law=wish.law.law,
-            growth=wish.law.growth,
-            depth=tree.depth,
-            sampling=float(release.sampling),
-            keep_back=list(wish.keep_back),
+            **self._release_of(node, exchange, plan),
             event=exchange.index,
             tier=exchange.tier,
             own_tier=tree.tier(node),
@@ -210,6 +198,24 @@ class Relay:
             "signatures": [self._told[member]["signature"] for member in members],
         }
         return duty, {**keys, **(self.keys_for(parent) if way == UP else {})}
+
+    def _release_of(self, node: str, exchange: Exchange, plan: RoundPlan) -> dict[str, Any]:
+        """Return what the nodes of a zone must know of the noised release that it comes to."""
+        wish, leaf = plan.wish, self._leaf(node)
+        release = plan.release_of(leaf, exchange)
+        return {
+            "unit": wish.unit,
+            "noise_multiplier": float(release.multiplier),
+            "epsilon": float(plan.epsilon(boundary_tier(self._tree, leaf))),
+            "delta": float(wish.delta),
+            "grid": release.grid.exponent,
+            "period": exchange.leaves[leaf].period,
+            "law": wish.law.law,
+            "growth": wish.law.growth,
+            "depth": self._tree.depth,
+            "sampling": float(release.sampling),
+            "keep_back": list(wish.keep_back),
+        }
 
     def _leaf(self, member: str) -> str:
         """Return a lowest aggregator of a member's zone: all of them are asked the same."""
@@ -241,6 +247,7 @@ class Relay:
         grid: Grid,
         server_round: int,
         exchange: Exchange,
+        plan: RoundPlan,
         asked: Mapping[str, list[str]],
     ) -> None:
         """Pass the models of a clean event on, from tier to tier, until the devices have them."""
@@ -254,13 +261,18 @@ class Relay:
             own = {}
             for node in nodes:
                 children = sorted(asked[node])
-                delivery = Delivery(event=exchange.index, own_tier=tier, children=children)
+                delivery = Delivery(
+                    **self._release_of(node, exchange, plan),
+                    event=exchange.index,
+                    own_tier=tier,
+                    parent=self._tree.parent(node),
+                    siblings=sorted(asked[self._tree.parent(node)]),
+                    children=children,
+                )
                 own[node] = {
                     **write(delivery),
                     **self._starts[node],
                     **self.keys_for(self._tree.parent(node)),
-                    "parent": self._tree.parent(node),
-                    "siblings": sorted(asked[self._tree.parent(node)]),
                     "keys": [self._told[child]["key"] for child in children],
                     "signatures": [self._told[child]["signature"] for child in children],
                 }

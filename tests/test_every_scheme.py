@@ -70,6 +70,9 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
+STEPS_OF_A_ZONE = ("up", "down", "deliver")
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_nodes_policy_binds_it_before_data_are_read(
@@ -77,6 +80,8 @@ def test_a_nodes_policy_binds_it_before_data_are_read(
 ) -> None:
     if (name, policy) == ("fedvs", "a larger sum"):
         return  # an enrolment is in no sum; the coding is refused
+    if (name, policy) in {(f"m2fdp, {way}", "a larger sigma") for way in STEPS_OF_A_ZONE}:
+        return  # how much noise there will be is not known yet: the release is refused
     node = Node(tmp_path / "node", CASES[name], policy=POLICIES[policy])
     kind, code, _ = node.ask()
     assert (kind, code) == ("refused", DECLINED_CODE)
@@ -302,7 +307,7 @@ def test_a_failure_is_charged_and_tells_nothing_but_that(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that overflow
-@pytest.mark.parametrize("name", UNCHARGED)
+@pytest.mark.parametrize("name", [n for n in UNCHARGED if CASES[n].user is not nothing])
 def test_where_nobody_is_charged_all_failures_are_refused_alike(name: str, tmp_path: Path) -> None:
     """With FedAvg the server gets whatever the training returns, and only then."""
     case, refusals = CASES[name], {}
@@ -396,7 +401,7 @@ class Exiting:
         sys.exit(SECRET)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].phase != "aggregate"])
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].user is not nothing])
 def test_code_that_ends_its_process_leaves_a_charge_and_nothing_else(
     name: str, tmp_path: Path
 ) -> None:
@@ -427,7 +432,7 @@ def torch_is_there(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 FORK = multiprocessing.get_context("fork")
 STEPS = (
-    *("answer", "plan", "_reserved", "_pay", "write_sealed", "reserve", "close", "run"),
+    *("answer", "plan", "_reserved", "write_sealed", "reserve", "close", "run"),
     *("measure", "noise", "keep", "superseded"),
 )
 """Functions of ours at whose entry a node is killed, the first time that they are entered."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         record_multiplier,
         true_epsilon,
     )
-    from .release import DeviceUpdate, ZoneAverage
+    from .release import DeviceUpdate, SealedUpdate, ZoneAverage
     from .resources import Cost, Link, ResourceModel
     from .schedule import EventSchedule, Segment
     from .sums import TierSums
@@ -92,6 +92,7 @@ __all__ = [
     "Release",
     "ResourceModel",
     "RoundPlan",
+    "SealedUpdate",
     "Segment",
     "Terms",
     "TierCounts",

@@ -23,9 +23,9 @@ from flwr_privacy.clients.custody import (
     Custody,
     refuse_node_keys,
 )
-from flwr_privacy.clients.experiment_keys import own_pair
 from flwr_privacy.clients.secure_sum import _own_key
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, LedgerError
+from flwr_privacy.experiment_keys import own_pair
 from flwr_privacy.ledger import Entry, Question
 from flwr_privacy.policy import Policy
 
