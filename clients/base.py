@@ -20,7 +20,6 @@ from flwr_privacy.mechanism import Answer, Release, Unpromised
 from flwr_privacy.node_store import NodeRules
 from flwr_privacy.pipeline import answer, answer_unpromised, request_of
 from flwr_privacy.release import check_unaccounted, check_unsummed
-from flwr_privacy.sealed import Sealed, answer_sealed
 from flwr_privacy.wire import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
 from .custody import Custody, refuse_node_keys, rules_of
@@ -91,7 +90,7 @@ class SchemeClient(NumPyClient):
 
     def release(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> Release | Unpromised | Sealed:
+    ) -> Release | Unpromised:
         """Return what is to be released for one message of the scheme.
 
         The pipeline carries it out (`flwr_privacy.pipeline`): a client half never sees ledger,
@@ -189,15 +188,13 @@ class SchemeClient(NumPyClient):
         return Custody.of(self._context())
 
     def _released(
-        self, phase: str, arrays: Arrays, fields: Fields, release: Release | Unpromised | Sealed
+        self, phase: str, arrays: Arrays, fields: Fields, release: Release | Unpromised
     ) -> Answer:
         refuse_node_keys("message", fields)
         given = (self.scheme, phase, fields, self.promises_dp)
         if isinstance(release, Unpromised):
             return answer_unpromised(self._rules(), release, *given)
         request = request_of(arrays, *given)
-        if isinstance(release, Sealed):
-            return answer_sealed(self._store(), request, release)
         return answer(self._store(), request, release)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:

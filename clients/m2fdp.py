@@ -27,13 +27,15 @@ from flwr_privacy.m2fdp import (
     TierSums,
 )
 from flwr_privacy.m2fdp.messages import going_down, going_up, unpacked
-from flwr_privacy.mechanism import Facts, Release
+from flwr_privacy.mechanism import Answer, Facts, Release
+from flwr_privacy.pipeline import request_of
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.sealed import Letter, Opened, Sealed
+from flwr_privacy.sealed import Letter, Opened, Sealed, answer_sealed
 from flwr_privacy.updates import released_names
 from flwr_privacy.wire import TRAIN, Fields
 
 from .base import SchemeClient, Train
+from .custody import refuse_node_keys
 from .poisson import PoissonPlan, asked_steps
 from .rehearsal import rehearsed
 from .zone_aggregator import average, deliver, parents_key
@@ -75,7 +77,18 @@ class M2FDPClient(SchemeClient):
         """Return the role of the node, and its public key if it has an identity."""
         return {"role": self._role(), **introduction(self._store(), SCHEME, experiment_id)}
 
-    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release | Sealed:
+    def handle(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Answer:
+        """Answer one message, sealed or in the open; see `SchemeClient.handle`."""
+        release = self._made_of(phase, arrays, fields, train)
+        if isinstance(release, Release):
+            return self._released(phase, arrays, fields, release)
+        refuse_node_keys("message", fields)
+        request = request_of(arrays, self.scheme, phase, fields, self.promises_dp)
+        return answer_sealed(self._store(), request, release)
+
+    def _made_of(
+        self, phase: str, arrays: Arrays, fields: Fields, train: Train
+    ) -> Release | Sealed:
         """Return the release of a device's training, or what an aggregator makes of its children's.
 
         Raises

@@ -4,13 +4,24 @@
 which object takes a key follows from the fields of the dataclasses.
 """
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
-from flwr_privacy.errors import InvalidParameterError, KeywordError, check_choice
+from flwr_privacy.errors import InvalidParameterError, KeywordError, check_choice, check_integer
 from flwr_privacy.keywords import nearest, option_types
-from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.m2fdp import (
+    AdaptiveControl,
+    DeviceNoise,
+    EventSchedule,
+    LemmaDrift,
+    NoNoise,
+    PaperNoise,
+    RecordNoise,
+    SmoothDrift,
+    TierTree,
+    WorstDrift,
+)
 from flwr_privacy.strategies import LoopOptions, SchemeStrategy
 from flwr_privacy.udp import (
     ClientLosses,
@@ -28,34 +39,70 @@ S = TypeVar("S", bound=SchemeStrategy)
 _TREE = ("fanouts", "p")
 """Keys that make a tree, in place of the name of its file under ``tree``."""
 
-_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "loop": ("", {"": LoopOptions}),
-    "privacy": ("unit", {"user": UserLevel, "record": RecordLevel}),
-    "schedule": (
+
+@dataclass(frozen=True)
+class _Choice:
+    """A field of a strategy or of its options that takes an object, and the keys that make one.
+
+    Parameters
+    ----------
+    field : str
+        Name of the field.
+    key : str
+        The key that chooses the kind of the object; "" where there is one kind.
+    kinds : dict
+        The kinds by that key's values.
+    required : str
+        What to say where the key is missing and has no default.
+    """
+
+    field: str
+    key: str
+    kinds: dict[str, Any]
+    required: str = ""
+
+
+_CHOICES = (
+    _Choice("loop", "", {"": LoopOptions}),
+    _Choice(
+        "privacy",
+        "unit",
+        {"user": UserLevel, "record": RecordLevel},
+        "unit=user (all data of a client is protected) or unit=record (one record is)",
+    ),
+    _Choice(
+        "privacy",
+        "unit",
+        {"device": DeviceNoise, "record": RecordNoise, "paper": PaperNoise, "none": NoNoise},
+        "unit=device (all data of a device is protected), unit=record (one record is), unit=paper "
+        "(the paper's noise) or unit=none",
+    ),
+    _Choice(
+        "schedule",
         "schedule",
         {"discounting": Discounting, "linear": LinearNoise, "plateau": PlateauNoise},
     ),
-    "judge": ("judge", {"clients": ClientLosses}),
-}
-"""By field: the key that chooses the kind of its options, and the kinds by that key's values."""
-
-_REQUIRED = {
-    "unit": "unit=user (all data of a client is protected) or unit=record (one record is)",
-    "judge": "'clients', or a function on the server",
-}
-"""What is allowed for keys without a default."""
+    _Choice("schedule", "", {"": EventSchedule}),
+    _Choice("judge", "judge", {"clients": ClientLosses}, "'clients', or a function on the server"),
+    _Choice(
+        "clean_events",
+        "clean_events",
+        {"worst": WorstDrift, "smooth": SmoothDrift, "lemma": LemmaDrift},
+    ),
+    _Choice("control", "control", {"adaptive": AdaptiveControl}),
+)
 
 
 def flat_keys(kind: type) -> list[str]:
     """Return all keys that `strategy_of` takes for a strategy."""
     keys: list[str] = []
     for field in fields(kind):
-        if field.name not in _groups(kind):
+        choice = _choices(kind).get(field.name)
+        if choice is None:
             keys += [field.name] if field.init else []
             continue
-        key, kinds = _groups(kind)[field.name]
-        keys += [key] if key else []
-        keys += [own for option in kinds.values() for own in flat_keys(option)]
+        keys += [choice.key] if choice.key else []
+        keys += [own for option in choice.kinds.values() for own in flat_keys(option)]
     return list(dict.fromkeys([*keys, *(_TREE if "tree" in keys else ())]))
 
 
@@ -80,7 +127,7 @@ def keywords_of(kind: type[SchemeStrategy], values: Mapping[str, Any]) -> dict[s
     """
     given, known = dict(values), flat_keys(kind)
     for key in given:
-        if key not in known and key not in _groups(kind):
+        if key not in known and key not in _choices(kind):
             raise KeywordError(kind.__name__, key, nearest(key, known))
     chosen = _options(kind, given)
     if "tree" in known:
@@ -91,33 +138,31 @@ def keywords_of(kind: type[SchemeStrategy], values: Mapping[str, Any]) -> dict[s
     return {**given, **chosen}
 
 
-def _groups(kind: type) -> dict[str, tuple[str, dict[str, Any]]]:
+def _choices(kind: type) -> dict[str, _Choice]:
+    """Return the fields of a class that take objects, by name."""
     if kind is LoopOptions:
         return {}
-    return {
-        field.name: _KINDS[field.name] for field in fields(kind) if _has_kinds(kind, field.name)
-    }
-
-
-def _has_kinds(kind: type, name: str) -> bool:
-    return name in _KINDS and set(_KINDS[name][1].values()) <= set(option_types(kind).get(name, ()))
+    taken = option_types(kind)
+    return {c.field: c for c in _CHOICES if set(c.kinds.values()) <= set(taken.get(c.field, ()))}
 
 
 def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options that some fields take, from what is given, which loses their keys."""
     chosen: dict[str, Any] = {}
-    for name, (key, kinds) in _groups(kind).items():
-        if name in given and not isinstance(given[name], str):
+    for name, choice in _choices(kind).items():
+        if name in given and not isinstance(given[name], str | bool | None):
             chosen[name] = given.pop(name)  # as an object
             continue
-        value = given.pop(key, None) if key else ""
+        value = given.pop(choice.key, None) if choice.key else ""
         if value is None and _default(kind, name) is not MISSING:
             continue
         if value is None:
-            raise InvalidParameterError(key, None, _REQUIRED[key])
-        option = kinds[check_choice(key, value, kinds)]
+            raise InvalidParameterError(choice.key, None, choice.required)
+        option = choice.kinds[check_choice(choice.key, value, choice.kinds)]
         own = _options(option, given)
         own |= {f.name: given.pop(f.name) for f in fields(option) if f.name in given}
+        if option is EventSchedule and "events" in own:
+            own["events"] = _events_of(own["events"])
         chosen[name] = option(**own)
     return chosen
 
@@ -129,13 +174,31 @@ def _default(kind: type, name: str) -> Any:
 def _elsewhere(kind: type, key: str) -> str:
     """Return with which choices a strategy has a key, where it has it not with those made."""
     having = [
-        f"{selector}={value}"
-        for owner in (kind, Discounting, PlateauNoise)
-        for selector, kinds in _groups(owner).values()
-        for value, option in kinds.items()
+        f"{choice.key}={value}"
+        for owner in _owners(kind)
+        for choice in _choices(owner).values()
+        for value, option in choice.kinds.items()
         if key in {field.name for field in fields(option)}
     ]
     return f"only with {' or '.join(dict.fromkeys(having))}"
+
+
+def _owners(kind: type) -> Iterator[type]:
+    """Return a class, and all kinds of objects that it may have, at any depth."""
+    yield kind
+    for choice in _choices(kind).values():
+        for option in choice.kinds.values():
+            yield from _owners(option)
+
+
+def _events_of(events: Any) -> dict[int, Any]:
+    """Return local events by tier, from a period at tier 1 or a table with tiers as text."""
+    if not isinstance(events, Mapping):
+        return {} if events is None else {1: check_integer("events", events, minimum=1)}
+    try:
+        return {int(tier): steps for tier, steps in events.items()}
+    except ValueError:
+        raise InvalidParameterError("events", dict(events), "numbers of tiers") from None
 
 
 def _tree_of(given: dict[str, Any]) -> TierTree:

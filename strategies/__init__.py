@@ -1,5 +1,15 @@
 """The server half of each scheme: Flower strategies on one shared loop."""
 
+from flwr_privacy.m2fdp import (
+    AdaptiveControl,
+    DeviceNoise,
+    LemmaDrift,
+    NoNoise,
+    PaperNoise,
+    RecordNoise,
+    SmoothDrift,
+    WorstDrift,
+)
 from flwr_privacy.udp import (
     ClientLosses,
     Discounting,
@@ -31,8 +41,10 @@ __all__ = [
     "MSP",
     "MSPDQ",
     "UDP",
+    "AdaptiveControl",
     "CentralDP",
     "ClientLosses",
+    "DeviceNoise",
     "Discounting",
     "DrawnFedAvg",
     "FedAvg",
@@ -40,14 +52,20 @@ __all__ = [
     "FlowerAccountant",
     "Instruction",
     "JoPEQFedAvg",
+    "LemmaDrift",
     "LinearNoise",
     "LoopOptions",
     "NbAFL",
+    "NoNoise",
+    "PaperNoise",
     "PlateauNoise",
     "QuantizedFedAvg",
     "RecordLevel",
+    "RecordNoise",
     "SchemeResult",
     "SchemeStrategy",
+    "SmoothDrift",
     "SplitVFL",
     "UserLevel",
+    "WorstDrift",
 ]

@@ -34,8 +34,8 @@ ZONES = TierTree.of_fanouts((2, 2), p=1.0)  # t1-0 with 0 and 1, t1-1 with 2 and
 DEEP = TierTree.of_fanouts((2, 2, 2), p=0.5)  # t1-0 over t2-0 (0, 1) and t2-1 (2, 3) is trusted
 
 PLAIN = {"steps": 2}
-CLEAN = {"steps": 4, "events": 2, "clean_events": True}
-DEEP_CLEAN = {"steps": 4, "events": {2: [2]}, "clean_events": True}
+CLEAN = {"steps": 4, "events": 2, "clean_events": "worst"}
+DEEP_CLEAN = {"steps": 4, "events": {2: [2]}, "clean_events": "worst"}
 
 _NEW = 2  # the round that the server makes up
 _RICH = 1e6
@@ -504,7 +504,7 @@ def test_a_model_is_passed_on_only_for_the_noise_that_the_parent_was_told(tmp_pa
             other = {"start_sealed": start, **change}
             refuses(text, lambda other=other: server.ask("t2-0", "deliver", **other))
 
-    clean = {"steps": 4, "events": {1: [2]}, "clean_events": True}
+    clean = {"steps": 4, "events": {1: [2]}, "clean_events": "worst"}
     attack(DEEP, tmp_path, work, **clean)
 
 
