@@ -19,7 +19,7 @@ __all__ = ["exchanges"]
 
 NODES, ROUNDS = 3, 3
 RIVALS = Path(__file__).parent / "app"
-TREE = {"fanouts": [1, 3], "p": 1.0, "clipping_norm": 0.05, "relay": True}
+TREE = {"unit": "device", "fanouts": [1, 3], "p": 1.0, "clipping_norm": 0.05, "relay": True}
 
 
 def _settings(scheme: str, task: str = "digits-linear", **more: Any) -> Settings:

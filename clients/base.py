@@ -19,7 +19,7 @@ from flwr_privacy.errors import ProtocolError
 from flwr_privacy.mechanism import Answer, ProtocolStep, Release, Unpromised
 from flwr_privacy.node_store import NodeRules
 from flwr_privacy.pipeline import answer, answer_step, answer_unpromised, request_of
-from flwr_privacy.release import check_unaccounted, check_unprotected, check_unsummed
+from flwr_privacy.release import check_unaccounted, check_unsummed
 from flwr_privacy.wire import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
 from .custody import Custody, refuse_node_keys, rules_of
@@ -271,10 +271,6 @@ class SchemeClient(NumPyClient):
             sigma=sigma,
             noised=noised,
         )
-
-    def check_unprotected(self) -> None:
-        """Decline what has no noise; see `flwr_privacy.release.check_unprotected`."""
-        check_unprotected(self._rules(), scheme=self.scheme, promises_dp=self.promises_dp)
 
     def check_unsummed(self) -> None:
         """Decline what is in no secure sum; see `flwr_privacy.release.check_unsummed`."""

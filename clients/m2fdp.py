@@ -6,56 +6,43 @@ server says makes it send codes without noise in the open: only its operator can
 simulation.
 """
 
-import logging
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flwr_privacy import fields as records
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.channel import Channel
-from flwr_privacy.errors import DeclinedError, ProtocolError, check_choice
-from flwr_privacy.grid import Grid
-from flwr_privacy.layout import Layout
-from flwr_privacy.ledger import Entry, Question
+from flwr_privacy.errors import ProtocolError, check_choice
+from flwr_privacy.experiment_keys import introduction
+from flwr_privacy.identity import client_id_from
+from flwr_privacy.ledger import Question
 from flwr_privacy.m2fdp import (
     AGGREGATE,
     DELIVER,
     SCHEME,
     DeviceUpdate,
-    Reach,
+    SealedUpdate,
     Terms,
     TierSums,
-    Upload,
-    moved,
-    trained,
 )
+from flwr_privacy.m2fdp.messages import going_down, going_up, unpacked
 from flwr_privacy.mechanism import Answer, Facts, Release
-from flwr_privacy.pipeline import check_going_on, check_limits, mark_insecure, run
+from flwr_privacy.pipeline import request_of
 from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.release import PlannedRelease
-from flwr_privacy.updates import Update, check_start, released_names
-from flwr_privacy.wire import METRICS, TRAIN, Fields
+from flwr_privacy.sealed import Letter, Opened, Sealed, answer_sealed
+from flwr_privacy.updates import released_names
+from flwr_privacy.wire import TRAIN, Fields
 
 from .base import SchemeClient, Train
-from .custody import Custody, refuse_node_keys
+from .custody import refuse_node_keys
 from .poisson import PoissonPlan, asked_steps
 from .rehearsal import rehearsed
-from .zone_aggregator import Aggregator
-from .zone_keys import introduction
-from .zone_messages import going_down, going_up, packed, trusted_channel, unpacked
+from .zone_aggregator import average, deliver, parents_key
 
 __all__ = ["M2FDPClient"]
 
-logger = logging.getLogger("flwr.privacy")
-
 _ROLE, DEVICE, AGGREGATOR = "m2fdp-role", "device", "aggregator"
-_WEIGHT = "num-examples"
-
-Codes = NDArray[np.int64]
 
 
 class M2FDPClient(SchemeClient):
@@ -77,7 +64,8 @@ class M2FDPClient(SchemeClient):
     what binds it is the node's policy (``max_epsilon``, ``min_noise_multiplier``,
     ``trusted_parents``). It can leave messages out, down to the fewest children that an aggregator
     averages; the noise is for those that are there. The laws of drift other than ``worst`` are
-    declared by the server: a node with ``max_epsilon`` declines them.
+    declared by the server: a node whose policy has ``max_epsilon``, ``units`` or a least noise
+    declines them.
     """
 
     scheme: ClassVar[str] = SCHEME
@@ -87,39 +75,41 @@ class M2FDPClient(SchemeClient):
 
     def introduce(self, experiment_id: str) -> Fields:
         """Return the role of the node, and its public key if it has an identity."""
-        custody = Custody.of(self._context())
-        return {"role": self._role(), **introduction(custody, experiment_id)}
+        return {"role": self._role(), **introduction(self._store(), SCHEME, experiment_id)}
 
-    def handle(
+    def handle(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Answer:
+        """Answer one message, sealed or in the open; see `SchemeClient.handle`."""
+        release = self._made_of(phase, arrays, fields, train)
+        if isinstance(release, Release):
+            return self._released(phase, arrays, fields, release)
+        refuse_node_keys("message", fields)
+        request = request_of(arrays, self.scheme, phase, fields, self.promises_dp)
+        return answer_sealed(self._store(), request, release)
+
+    def _made_of(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        """Train and answer as a device, or average and pass on as an aggregator.
+    ) -> Release | Sealed:
+        """Return the release of a device's training, or what an aggregator makes of its children's.
 
         Raises
         ------
-        DeclinedError
-            If the policy or the budget does not allow it, or the parent is not trusted.
-        LedgerError
-            If the node's files cannot be used.
-        DataError
-            If the update is not finite, or beyond what codes can hold.
         InvalidParameterError, ProtocolError
-            If the question is malformed, a sealed message is not what it should be, or the node
-            has another role.
+            If the question is malformed, or the node has another role.
         """
-        refuse_node_keys("message", fields)
-        custody = Custody.of(self._context())
-        self.check_unsummed()
         role = self._role()
         if role != (DEVICE if phase == TRAIN else AGGREGATOR):
             raise ProtocolError(
                 f"phase '{phase}' is not for this node: its configuration has {_ROLE} = '{role}'"
             )
+        me = client_id_from(self._context().node_config)
         if phase == AGGREGATE:
-            return Aggregator(custody, fields, self._hand_out).average()
+            return average(me, fields)
         if phase == DELIVER:
-            return Aggregator(custody, fields, self._hand_out).deliver()
-        return self._answer(custody, arrays, fields, train)
+            return deliver(me, fields)
+        terms = records.read(Terms, fields)
+        if terms.sealed and terms.noise_multiplier and not terms.noised:
+            return _sealed_update(me, terms, fields, dict(arrays), train)
+        return _update(terms, fields, dict(arrays), train)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return empty sums of codes, one for each group of devices."""
@@ -130,210 +120,102 @@ class M2FDPClient(SchemeClient):
             raise ProtocolError("the entry 'keep-back' is no list of names")
         return TierSums(arrays, released_names(arrays, keep_back), fields["groups"])
 
-    def _hand_out(self, release: Release, fields: Fields) -> Answer:
-        return self._released(AGGREGATE, {}, fields, release)
-
-    def _answer(
-        self, custody: Custody, arrays: Arrays, fields: Fields, train: Train
-    ) -> tuple[Arrays, Fields]:
-        terms = records.read(Terms, fields)
-        device = _Device(custody, terms, fields, dict(arrays), train)
-        if not terms.noise_multiplier or terms.noised:
-            return self._released(TRAIN, arrays, fields, device.release())
-        check_going_on(custody, str(fields["experiment-id"]))
-        if terms.sealed:
-            return device.sealed()
-        self.check_unprotected()  # the server plays the parent, which adds the noise
-        return device.in_the_open()
-
     def _role(self) -> str:
         role = self._context().node_config.get(_ROLE, DEVICE)
         return check_choice(_ROLE, str(role), (DEVICE, AGGREGATOR))
 
 
-class _Device:
-    """A device's answer to one question."""
+def _update(terms: Terms, fields: Fields, start: Arrays, train: Train) -> Release:
+    """Return the release of an update in the open: with noise, without any, or of a simulation."""
+    rehearsing = terms.unit == "record" and (terms.noised or not terms.noise_multiplier)
+    return Release(
+        mechanism=DeviceUpdate(terms, {}),
+        work=lambda random, _: _trained(terms, start, train, random),
+        facts=(lambda: _rehearsed(terms, start, train)) if rehearsing else None,
+        name=_release_name(terms, fields, _way(terms)),
+        asked=records.write(terms),
+    )
 
-    def __init__(
-        self, custody: Custody, terms: Terms, fields: Fields, start: Arrays, train: Train
-    ) -> None:
-        self._custody = custody
-        self._terms = terms
-        self._fields = fields
-        self._start = start
-        self._train = train
-        self._grid = Grid(terms.grid)
-        self._names = released_names(start, terms.keep_back)
-        self._experiment = str(fields["experiment-id"])
 
-    def _question(self, way: str = TRAIN) -> Question:
-        """Return the name of the release: its period's first exchange, and where the answer goes.
-
-        What goes to two places is in two releases.
-        """
-        return Question(
-            experiment_id=self._experiment,
-            phase=way,
-            server_round=self._fields["round"],
-            request=self._terms.period,
-        )
-
-    def release(self) -> Release:
-        """Return the release of an update with noise, or without any."""
-        return Release(
-            mechanism=DeviceUpdate(self._terms, {}),
-            work=lambda random, _: self._trained(self._start, random),
-            facts=self._rehearsed if self._terms.unit == "record" else None,
-            name=self._question(),
-            asked=records.write(self._terms),
-        )
-
-    def _rehearsed(self) -> Facts:
-        """Rehearse the training on generated arrays; see `rehearsed`."""
-        zeros = {name: np.zeros_like(array) for name, array in self._start.items()}
-        with asked_steps(self._plan()) as request:
-            found = rehearsed(TRAIN, lambda: self._train(zeros), lambda: request.steps)
-        return Facts(records=found)
-
-    def _plan(self) -> PoissonPlan:
-        terms = self._terms
-        return PoissonPlan(sampling_rate=terms.sampling_rate, steps=terms.steps)
-
-    def in_the_open(self) -> Answer:
-        """Answer without noise to a server that plays the trusted parent, in a simulation."""
-        self._pay(self._release(self._question("in the open")))
-        update = self._update(self._start)
-        codes = self._grid.encode(update.vector, np.empty(update.vector.size, np.int32))
-        own = _weighted()
-        mark_insecure(self._custody, own)
-        return update.arrays(codes), own
-
-    def sealed(self) -> Answer:
-        """Answer with codes that only the trusted parent can read."""
-        terms, fields = self._terms, self._fields
-        channel = trusted_channel(self._custody, terms.parent, self._experiment, fields)
-        if self._custody.client_id not in terms.siblings:
-            raise ProtocolError("the question does not name this device among the children asked")
-        release = self._release(self._question(f"sealed for {terms.parent}"))
-        # The most that the zone may add for this answer. What it does add, the parent checks.
-        release.check_policy(
-            terms.noise_multiplier, terms.noise_multiplier * 2 * terms.clipping_norm
-        )
-        offset, reach = self._offset(channel)
-        layout = Layout.of(self._start, self._names)
-        model = self._start
-        if offset is not None:
-            model = moved(self._start, layout, self._grid.step * offset)
-        self._pay(release)
-        update = self._update(model)
-        codes = self._grid.encode(update.vector)
-        reach = trained(
-            terms.drift, reach, terms.clipping_norm, terms.steps, self._grid, codes.size
-        )
-        if offset is not None:
-            codes += offset
-        parts = going_up(
-            self._experiment,
-            fields["round"],
-            terms,
-            sender=self._custody.client_id,
-            tier=terms.depth,
-            receiver=terms.parent,
-            children=terms.siblings,
-        )
-        floor = self._custody.policy.min_sigma or 0.0
-        sealed = channel.seal(packed(Upload(codes, reach, floor), terms), *parts)
-        own: Fields = {**_weighted(), "sealed": sealed}
-        mark_insecure(self._custody, own)
-        return {}, own
-
-    def _offset(self, channel: Channel) -> tuple[Codes | None, Reach]:
-        """Return how far the zone has come since its public start, and what that may tell."""
-        terms, fields = self._terms, self._fields
-        if "start-sealed" not in fields:
-            return None, Reach(anchor=terms.depth)
-        parts = going_down(
-            self._experiment,
-            fields["round"],
+def _sealed_update(me: str, terms: Terms, fields: Fields, start: Arrays, train: Train) -> Sealed:
+    """Return an update that only the trusted parent can read."""
+    if me not in terms.siblings:
+        raise ProtocolError("the question does not name this device among the children asked")
+    received = []
+    if "start-sealed" in fields:
+        about = going_down(
+            fields,
             fields.get("start-event"),
             sender=terms.parent,
-            receiver=self._custody.client_id,
+            receiver=me,
             tier=terms.depth,
             children=terms.siblings,
         )
-        content = channel.open(fields["start-sealed"], *parts)
-        upload = unpacked(content, terms)
-        layout = Layout.of(self._start, self._names)
-        if upload.codes.size != layout.size:
-            raise ProtocolError("the sealed start has another size than the model")
-        return upload.codes, upload.reach
+        received = [
+            Letter(
+                peer=terms.parent,
+                **parents_key(fields),
+                about=about,
+                sealed=fields["start-sealed"],
+            )
+        ]
 
-    def _trained(self, start: Arrays, sampler: SecureRandom) -> Arrays:
-        """Have the user's training do its work, on Poisson batches where records are protected."""
-        terms = self._terms
-        if terms.unit != "record":
-            return self._train(start).arrays
-        with asked_steps(self._plan(), sampler) as request:
-            arrays = dict(self._train(start).arrays)
-        request.steps.check(start.values(), arrays.values())
-        return arrays
-
-    def _update(self, start: Arrays) -> Update:
-        """Train after the charge; return the clipped update, zero if the training fails."""
-        mechanism = DeviceUpdate(self._terms, {})
-        sampler = self._custody.random(self._question(), "sample")
-        update: Update = run(
-            self._custody,
-            self._experiment,
-            lambda: mechanism.measure(start, self._trained(start, sampler)),
-            lambda: mechanism.failed(start),
+    def release(opened: Opened) -> Release:
+        zone = unpacked(opened.contents[0], terms) if opened.contents else None
+        mechanism = SealedUpdate(terms, {}, zone, opened.floor)
+        return Release(
+            mechanism=mechanism,
+            work=lambda random, _: _trained(terms, mechanism.model(start), train, random),
+            name=_release_name(terms, fields, f"sealed for {terms.parent}"),
         )
-        return update
 
-    def _release(self, question: Question) -> PlannedRelease:
-        check_start(self._start, self._names)
-        terms, charge = self._terms, self._terms.charge()
-        if charge is None:
-            raise ProtocolError("there is no noise to charge")
-        release = PlannedRelease(
-            custody=self._custody,
-            question=question,
-            scheme=SCHEME,
-            unit=terms.unit,
-            charge=charge,
-            epsilon=terms.epsilon,
-            delta=terms.delta,
-            proven=terms.proven or terms.noised,
-        )
-        release.check_policy(terms.noise_multiplier)
-        return release
-
-    def _pay(self, release: PlannedRelease) -> None:
-        """Charge the release that this answer goes into, unless an earlier answer has."""
-        with self._custody.ledger.locked() as book:
-            if not self._check_paid(release, book.entries):
-                check_limits(self._custody, book)
-                book.charge(release.entry())
-
-    @staticmethod
-    def _check_paid(release: PlannedRelease, entries: Sequence[Entry]) -> bool:
-        """Tell whether a release is paid for; decline it if it is not and cannot be.
-
-        Raises
-        ------
-        DeclinedError
-            If it cannot be, or was paid for as another one.
-        """
-        for entry in entries:
-            if entry.question == release.question:
-                asked = release.entry()
-                known = (entry.scheme, entry.unit, entry.charge)
-                if known != (asked.scheme, asked.unit, asked.charge):
-                    raise DeclinedError("the same period was asked about with other noise")
-                return True
-        release.check_affordable(entries)
-        return False
+    about = going_up(
+        fields,
+        terms,
+        sender=me,
+        tier=terms.depth,
+        receiver=terms.parent,
+        children=terms.siblings,
+    )
+    return Sealed(
+        release=release,
+        received=received,
+        sent=[Letter(peer=terms.parent, **parents_key(fields), about=about)],
+        parent=terms.parent,
+    )
 
 
-def _weighted() -> Fields:
-    return {METRICS: {_WEIGHT: 1}}
+def _way(terms: Terms) -> str:
+    """Return where an update in the open goes: what goes to two places is in two releases."""
+    return TRAIN if terms.noised or not terms.noise_multiplier else "in the open"
+
+
+def _release_name(terms: Terms, fields: Fields, way: str) -> Question:
+    """Return the name of a release: its period's first exchange, and where the answer goes."""
+    return Question(
+        experiment_id=str(fields["experiment-id"]),
+        phase=way,
+        server_round=fields["round"],
+        request=terms.period,
+    )
+
+
+def _rehearsed(terms: Terms, start: Arrays, train: Train) -> Facts:
+    """Rehearse the training on generated arrays; see `rehearsed`."""
+    zeros = {name: np.zeros_like(array) for name, array in start.items()}
+    with asked_steps(_plan(terms)) as request:
+        return Facts(records=rehearsed(TRAIN, lambda: train(zeros), lambda: request.steps))
+
+
+def _trained(terms: Terms, start: Arrays, train: Train, sampler: SecureRandom) -> Arrays:
+    """Have the user's training do its work, on Poisson batches where records are protected."""
+    if terms.unit != "record":
+        return train(start).arrays
+    with asked_steps(_plan(terms), sampler) as request:
+        arrays = dict(train(start).arrays)
+    request.steps.check(start.values(), arrays.values())
+    return arrays
+
+
+def _plan(terms: Terms) -> PoissonPlan:
+    return PoissonPlan(sampling_rate=terms.sampling_rate, steps=terms.steps)

@@ -28,8 +28,8 @@ from flwr_privacy.fields import read, write
 from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from flwr_privacy.grid import GridMean
 from flwr_privacy.mechanism import Answer, Unpromised
+from flwr_privacy.node_limits import check_disk
 from flwr_privacy.packing import pack
-from flwr_privacy.pipeline import check_disk
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.federated import Terms
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size

@@ -4,13 +4,20 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from .channel import KeyPair
+from .channel import Channel, KeyPair, Part
 from .errors import LedgerError, ProtocolError
 from .files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from .node_limits import check_disk
 from .node_store import NodeStore
 
-__all__ = ["check_signature", "forget_pair", "own_pair", "signature_of"]
+__all__ = [
+    "channel_to",
+    "check_signature",
+    "forget_pair",
+    "introduction",
+    "own_pair",
+    "signature_of",
+]
 
 _MAGIC = b"flwr-privacy experiment key\n"
 _LOCK_TIMEOUT = 10.0  # seconds
@@ -53,6 +60,43 @@ def signature_of(store: NodeStore, scheme: str, experiment_id: str, public: byte
     if store.identity is None:
         return b""
     return store.identity.sign(f"{scheme} key", experiment_id, store.client_id, public)
+
+
+def introduction(store: NodeStore, scheme: str, experiment_id: str) -> dict[str, bytes]:
+    """Return the client's public key and its signature; nothing without a long-term identity."""
+    if store.identity is None:
+        return {}
+    public = own_pair(store, scheme, experiment_id).public
+    return {"key": public, "signature": signature_of(store, scheme, experiment_id, public)}
+
+
+def channel_to(
+    store: NodeStore, scheme: str, experiment_id: str, peer: str, public: Any, signature: Any
+) -> Channel:
+    """Return the channel to a peer whose identity this node has pinned.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps.
+    scheme, experiment_id : str
+        What the keys are for.
+    peer : str
+        Who is at the other end.
+    public, signature : bytes
+        What the server says is the peer's key, and its signature.
+
+    Raises
+    ------
+    ProtocolError
+        As `check_signature`.
+    LedgerError, DeclinedError
+        As `own_pair`.
+    """
+    check_signature(store, scheme, experiment_id, peer, public, signature)
+    context: tuple[Part, ...] = (scheme, 1, experiment_id)
+    pair = own_pair(store, scheme, experiment_id)
+    return Channel(pair, public, me=store.client_id, peer=peer, context=context)
 
 
 def check_signature(

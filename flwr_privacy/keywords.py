@@ -8,9 +8,9 @@ from inspect import Parameter, signature
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from flwr_privacy.errors import KeywordError
+from flwr_privacy.errors import InvalidParameterError, KeywordError
 
-__all__ = ["checked_keywords", "nearest", "option_types"]
+__all__ = ["check_options", "checked_keywords", "nearest", "option_types"]
 
 T = TypeVar("T")
 
@@ -52,6 +52,33 @@ def checked_keywords(cls: type[T]) -> type[T]:
 
     cls.__init__ = init  # type: ignore[method-assign, assignment]
     return cls
+
+
+def check_options(cls: type, options: Any, *names: str) -> None:
+    """Refuse values that are none of the dataclasses that some fields take.
+
+    Parameters
+    ----------
+    cls : type
+        The dataclass that has the fields.
+    options
+        An instance of it.
+    *names : str
+        The fields.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is none of them; it says which there are.
+    """
+    hints = get_type_hints(cls)
+    for name in names:
+        kinds, value = list(_dataclasses(hints[name])), getattr(options, name)
+        allowed = [f"{kind.__name__}(...)" for kind in kinds]
+        if type(None) in get_args(hints[name]):
+            kinds, allowed = [*kinds, type(None)], [*allowed, "None"]
+        if not isinstance(value, tuple(kinds)):
+            raise InvalidParameterError(name, value, " or ".join(allowed))
 
 
 def option_types(cls: type) -> dict[str, list[type]]:

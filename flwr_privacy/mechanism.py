@@ -91,6 +91,10 @@ class Plan:
         does not matter who they are.
     largest_code : int, default 0
         Largest code that a secure sum has to take; 0 if it need not take any.
+    noise_follows : bool, default False
+        Whether the answer has no noise yet: a party that the node trusts adds it, once for all
+        answers of the release's name, which share one charge and are not kept. Such an answer
+        leaves the node sealed for that party, or where the operator allows answers without noise.
     """
 
     unit: str
@@ -103,6 +107,7 @@ class Plan:
     parties: int = 0
     needs_pins: bool = True
     largest_code: int = 0
+    noise_follows: bool = False
 
     @property
     def once(self) -> bool:

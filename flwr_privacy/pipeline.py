@@ -24,7 +24,7 @@ operator acts.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -38,7 +38,7 @@ from .errors import (
     DeclinedError,
     FlwrPrivacyError,
 )
-from .ledger import Question
+from .ledger import Entry, Question
 from .mechanism import (
     EXPERIMENT,
     Answer,
@@ -50,7 +50,7 @@ from .mechanism import (
     Release,
     Unpromised,
 )
-from .node_limits import check_disk, check_limits
+from .node_limits import check_limits
 from .node_store import NodeRules, NodeStore
 from .randomness import SecureRandom
 from .release import (
@@ -62,6 +62,7 @@ from .release import (
     check_summed,
     check_unaccounted,
     check_unanswered,
+    check_unprotected,
     check_unsummed,
     question_of,
 )
@@ -72,9 +73,8 @@ __all__ = [
     "answer",
     "answer_step",
     "answer_unpromised",
-    "check_disk",
     "check_going_on",
-    "check_limits",
+    "check_step",
     "mark_insecure",
     "refused_alike",
     "request_of",
@@ -124,7 +124,7 @@ class Request:
         return values_digest(self.scheme, name, own, arrays).hex()[:32]
 
 
-def answer(store: NodeStore, request: Request, release: Release) -> Answer:
+def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool = False) -> Answer:
     """Carry out a release.
 
     Parameters
@@ -135,6 +135,9 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         The question.
     release : Release
         What the client half makes of it.
+    sealed : bool, default False
+        Whether what it comes to leaves the node sealed for a party that the node trusts: see
+        `flwr_privacy.sealed`.
 
     Raises
     ------
@@ -156,7 +159,7 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
     mechanism, facts = release.mechanism, Facts()
     start = dict(request.arrays)  # each decoded once
     plan = mechanism.plan(start, facts)
-    _admit(store, request, plan)
+    _admit(store, request, plan, sealed)
     if plan.charge is None:
         return _unaccounted(store, request, release, plan, start)
     planned = _planned(store, request, plan)
@@ -173,7 +176,7 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
                 raise _stopped(store, request.question.experiment_id, error) from None
             raise
         plan = mechanism.plan(start, facts)
-        _admit(store, request, plan)
+        _admit(store, request, plan, sealed)
     kept = _reserved(store, request, release, plan, planned)
     if kept is not None:
         return kept
@@ -186,7 +189,36 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         lambda: mechanism.failed(start),
     )
     made = _noised(store, request, mechanism, measured, plan)
-    return made if plan.once else _kept(store, request, release, made, reserved=True)
+    if plan.once or plan.noise_follows:
+        return made
+    return _kept(store, request, release, made, reserved=True)
+
+
+def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -> None:
+    """Decline a step towards a release that the node would decline; nobody is charged for it.
+
+    Parameters
+    ----------
+    store, request
+        As of `answer`.
+    name : Question
+        The name of the release.
+    plan : Plan
+        What it will be.
+
+    Raises
+    ------
+    DeclinedError
+        As `answer`.
+    """
+    check_going_on(store, name.experiment_id)
+    request = replace(request, question=name)
+    _admit(store, request, plan, sealed=True)
+    planned = _planned(store, request, plan)
+    with store.ledger.locked() as book:
+        if all(entry.question != name for entry in book.entries):
+            check_limits(store, book)
+            planned.check_affordable(book.entries)
 
 
 def answer_unpromised(
@@ -346,7 +378,7 @@ def mark_insecure(store: NodeStore, own: Fields) -> None:
         own[METRICS]["insecure-noise"] = 1.0
 
 
-def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
+def _admit(store: NodeStore, request: Request, plan: Plan, sealed: bool) -> None:
     """Refuse what the node's operator does not allow."""
     certain = 1.0
     if plan.parties:
@@ -354,6 +386,8 @@ def _admit(store: NodeStore, request: Request, plan: Plan) -> None:
         certain = check_shares(store, plan.parties, fields, noised=plan.needs_pins)
     elif not request.fields["summed"]:
         check_unsummed(store)
+    if plan.noise_follows and not sealed:
+        check_unprotected(store, scheme=request.scheme, promises_dp=request.promises_dp)
     if plan.largest_code:
         check_code_limit(dict(request.fields), plan.largest_code)
     if plan.charge is None or not plan.proven:
@@ -386,7 +420,7 @@ def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
         epsilon=plan.epsilon,
         delta=plan.delta,
         proven=plan.proven,
-        digest=request.digest,
+        digest="" if plan.noise_follows else request.digest,  # it is for many questions
     )
 
 
@@ -405,6 +439,9 @@ def _reserved(
         charged = [entry for entry in book.entries if entry.question == question]
         if plan.once:
             check_unanswered(question, book.entries)
+        elif charged and plan.noise_follows:
+            _check_alike(planned.entry(), charged)
+            return None
         elif any(entry.digest == request.digest for entry in charged):
             if (kept := cache.find(question, key)) is not None:
                 return _read(kept)
@@ -424,9 +461,16 @@ def _reserved(
         check_limits(store, book)
         planned.check_affordable(book.entries)
         book.charge(planned.entry())
-        if not plan.once:
+        if not plan.once and not plan.noise_follows:
             cache.reserve(question, key)
     return None
+
+
+def _check_alike(asked: Entry, charged: Sequence[Entry]) -> None:
+    """Decline another answer on a charge that was for another kind of release."""
+    for entry in charged:
+        if replace(asked, time=entry.time) != entry:
+            raise DeclinedError("the same period was asked about with other noise")
 
 
 def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replies, str]:

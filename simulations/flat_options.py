@@ -4,7 +4,7 @@
 which object takes a key follows from the fields of the dataclasses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, TypeVar
 
@@ -16,9 +16,20 @@ from flwr_privacy.acfl.options import (
     SetupVariances,
     Weighting,
 )
-from flwr_privacy.errors import InvalidParameterError, KeywordError, check_choice
+from flwr_privacy.errors import InvalidParameterError, KeywordError, check_choice, check_integer
 from flwr_privacy.keywords import nearest, option_types
-from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.m2fdp import (
+    AdaptiveControl,
+    DeviceNoise,
+    EventSchedule,
+    LemmaDrift,
+    NoNoise,
+    PaperNoise,
+    RecordNoise,
+    SmoothDrift,
+    TierTree,
+    WorstDrift,
+)
 from flwr_privacy.strategies import LoopOptions, SchemeStrategy
 from flwr_privacy.udp import (
     ClientLosses,
@@ -80,11 +91,25 @@ _CHOICES = (
     _Choice("weighting", "", {"": Weighting}),
     _Choice("data", "", {"": DataBounds}),
     _Choice(
+        "privacy",
+        "unit",
+        {"device": DeviceNoise, "record": RecordNoise, "paper": PaperNoise, "none": NoNoise},
+        "unit=device (all data of a device is protected), unit=record (one record is), unit=paper "
+        "(the paper's noise) or unit=none",
+    ),
+    _Choice(
         "schedule",
         "schedule",
         {"discounting": Discounting, "linear": LinearNoise, "plateau": PlateauNoise},
     ),
+    _Choice("schedule", "", {"": EventSchedule}),
     _Choice("judge", "judge", {"clients": ClientLosses}, "'clients', or a function on the server"),
+    _Choice(
+        "clean_events",
+        "clean_events",
+        {"worst": WorstDrift, "smooth": SmoothDrift, "lemma": LemmaDrift},
+    ),
+    _Choice("control", "control", {"adaptive": AdaptiveControl}),
 )
 
 
@@ -145,7 +170,7 @@ def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options that some fields take, from what is given, which loses their keys."""
     chosen: dict[str, Any] = {}
     for name, choice in _choices(kind).items():
-        if name in given and not isinstance(given[name], str):
+        if name in given and not isinstance(given[name], str | bool | None):
             chosen[name] = given.pop(name)  # as an object
             continue
         value = given.pop(choice.key, None) if choice.key else ""
@@ -158,6 +183,8 @@ def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
         option = choice.kinds[check_choice(choice.key, value, choice.kinds)]
         own = _options(option, given)
         own |= {f.name: given.pop(f.name) for f in fields(option) if f.name in given}
+        if option is EventSchedule and "events" in own:
+            own["events"] = _events_of(own["events"])
         chosen[name] = option(**own)
     return chosen
 
@@ -176,12 +203,30 @@ def _elsewhere(kind: type, key: str) -> str:
     """Return with which choices a strategy has a key, where it has it not with those made."""
     having = [
         f"{choice.key}={value}"
-        for owner in (kind, Discounting, PlateauNoise)
+        for owner in _owners(kind)
         for choice in _choices(owner).values()
         for value, option in choice.kinds.items()
         if key in {field.name for field in fields(option)}
     ]
     return f"only with {' or '.join(dict.fromkeys(having))}"
+
+
+def _owners(kind: type) -> Iterator[type]:
+    """Return a class, and all kinds of objects that it may have, at any depth."""
+    yield kind
+    for choice in _choices(kind).values():
+        for option in choice.kinds.values():
+            yield from _owners(option)
+
+
+def _events_of(events: Any) -> dict[int, Any]:
+    """Return local events by tier, from a period at tier 1 or a table with tiers as text."""
+    if not isinstance(events, Mapping):
+        return {} if events is None else {1: check_integer("events", events, minimum=1)}
+    try:
+        return {int(tier): steps for tier, steps in events.items()}
+    except ValueError:
+        raise InvalidParameterError("events", dict(events), "numbers of tiers") from None
 
 
 def _tree_of(given: dict[str, Any]) -> TierTree:

@@ -6,10 +6,8 @@ tree meet in an event. The server plays the aggregators, or passes sealed messag
 aggregators that are nodes of their own (`relay`).
 """
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,56 +15,48 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_privacy.accounting import Charge
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
+    check_choice,
     check_flag,
     check_integer,
 )
-from flwr_privacy.fields import write
-from flwr_privacy.grid import saturated
 from flwr_privacy.guarantee import Guarantee
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.layout import Layout
 from flwr_privacy.m2fdp import (
-    EVENT,
-    Asked,
+    AdaptiveControl,
+    DeviceNoise,
     EventSchedule,
     Exchange,
+    NoNoise,
+    PaperNoise,
+    RecordNoise,
     ResourceModel,
     RoundPlan,
-    Terms,
     TierSums,
     TierTree,
     TreeModels,
-    Upload,
-    Wish,
-    boundary_tier,
-    noised,
     promise,
 )
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.m2fdp.plan import STEP_RULES
 from flwr_privacy.updates import released_names
-from flwr_privacy.wire import RECORD, TRAIN
+from flwr_privacy.wire import TRAIN
 
 from .base import SchemeStrategy
 from .conversation import Assigned, only
 from .experiment import to_record
-from .instruction import Instruction, to_each
+from .played_aggregators import PlayedAggregators
 from .relay import Relay
-from .round import ClientReply, Round
+from .tier_charges import TierCharges
 from .tier_course import TierCourse
+from .tier_questions import WEIGHT, TierQuestions, taken
 from .tiers import TierLog
-from .tree_members import check_min_children, drawn, members, settled
+from .tree_members import check_min_children, check_relayed, devices_among, drawn, members, settled
 
 __all__ = ["M2FDP"]
-
-logger = logging.getLogger("flwr.privacy")
-
-_WEIGHT = "num-examples"
 
 
 @checked_keywords
@@ -91,57 +81,26 @@ class M2FDP(SchemeStrategy):
     tree : TierTree
         The aggregators and who is trusted: ``TierTree.of_fanouts((10, 5), p=0.5)``, where the
         clients are the leaves in the order of their names, or ``TierTree.read(file)``.
-    steps : int, default 1
-        Local steps of a round, K.
-    events : int or mapping, optional
-        Local events: a period in steps, at tier 1, or for each tier a period or a list of steps.
-        By default there is only the global one.
-    epsilon, delta : float, defaults 8.0 and 1e-5
-        Budget of a device over the whole training. All devices have the same, wherever their noise
-        enters.
-    calibration : {"device", "record", "paper", "none"}, default "device"
-        ``device``: all data of a device are protected; noise as in `flwr_privacy.m2fdp.multiplier`.
-        ``record``: one record, where the training takes Poisson batches
-        (`flwr_privacy.clients.torch.train_poisson`). ``paper``: Proposition 1 as printed, with
-        `alpha`; the guarantee then has what it really costs. ``none``: no noise, no promise.
-    drift : {"worst", "smooth", "lemma"}, default "worst"
-        What is assumed of models that went apart inside a zone, see `flwr_privacy.m2fdp.Drift`.
-        ``smooth`` takes `smoothness`, ``lemma`` takes ``convex=True``.
-    smoothness : float, optional
-        Smoothness of the losses times the step size of the training.
-    convex : bool, default False
-        Whether the losses are convex and smooth.
-    clean_events : bool, default False
-        Whether secure subtrees average inside, without noise, at local events. Without them, what
-        a zone hands out depends on a device by its own update alone (Lemma 1 holds as printed), and
-        its devices are asked once between two noised releases. With `paper` they do.
-    clipping_norm : float, default 1.0
-        Largest L2 norm of the update of one local step, ``eta G`` in the paper; k steps may have k
-        times that. None, only without noise: no clipping.
+    privacy : DeviceNoise, RecordNoise, PaperNoise or NoNoise
+        What is protected, with its budget and its noise: `DeviceNoise`, all data of a device,
+        around any training; `RecordNoise`, one record, with
+        `flwr_privacy.clients.torch.train_poisson` inside the training; `PaperNoise`, Proposition 1
+        as printed; or `NoNoise`, for comparisons.
+    schedule : EventSchedule, optional
+        Local steps of a round, and after which of them the tiers aggregate; by default one step.
     step_rule : {"constant", "inv_sqrt"}, default "constant"
         Whether step and clipping fall as ``1 / sqrt(t + 1)``; the training is told by
         ``learning-rate-scale`` in its configuration.
-    sampling_rate : float, optional
-        Share of a device's records in a batch, with ``record`` and ``paper``.
-    alpha : float or sequence of float, optional
-        Constant of the paper's noise, for all tiers or for each of tier 1 to L; with ``paper``,
-        where it has no default: the paper gives none.
-    release_steps : {"round", "segment"}, default "round"
-        Whose local steps the paper's sensitivity counts at a release.
     min_children : int, default 2
         A secure node with fewer answers hands nothing on.
-    control : mapping, optional
-        Adaptive control of K and of who takes part, before every round: the parameters of
-        `flwr_privacy.m2fdp.AdaptiveController` beyond tree, model, schedule and budget;
-        ``total_steps`` and ``max_steps`` at least. The training ends when the steps are used up.
+    control : AdaptiveControl, optional
+        Adaptive control of K and of who takes part, before every round.
     relay : bool, default False
         Whether secure aggregators are nodes of their own (``m2fdp-role`` in their configuration),
         named as in the tree. The server passes sealed messages on then.
-    edge_noise : bool, default False
-        Whether insecure nodes of tier 1 add noise too, as in a baseline of the paper.
     perturb_reg : bool, default False
-        Whether the training is told a noise for its last layer (``classifier-noise``), as in
-        another one.
+        Whether the training is told a noise for its last layer (``classifier-noise``), as in a
+        baseline of the paper.
     resources : ResourceModel, optional
         What a step and an upload cost; by default the paper's figures.
     keep_back : sequence of str, optional
@@ -151,8 +110,6 @@ class M2FDP(SchemeStrategy):
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
     insecure_seed : int, optional
         Seed of the noise of aggregators that the server plays, for tests: protects nobody.
-    paper : bool, default False
-        The scheme as printed: ``calibration="paper"``, ``drift="lemma"``, ``clean_events=True``.
 
     Raises
     ------
@@ -167,105 +124,68 @@ class M2FDP(SchemeStrategy):
     simulations. Against a server that does not follow the protocol: see
     `flwr_privacy.clients.M2FDPClient`; what binds it is the policy of each node, of the aggregators
     too.
-    Neighbours: all data of one device replaced, or with ``record`` one record more.
+    Neighbours: all data of one device replaced, or with `RecordNoise` one record more.
     Covered: everything that leaves the zone in the whole training, (epsilon, delta) per device, by
-    Gaussian differential privacy (by a Renyi filter with ``record``) over the releases that each
+    Gaussian differential privacy (by a Renyi filter with `RecordNoise`) over the releases that each
     device charges to its own ledger.
-    Not covered: members of one zone from each other; who takes part; with ``paper`` the budget that
-    was asked for; with ``drift="smooth"`` or ``"lemma"`` losses that are not what was declared.
+    Not covered: members of one zone from each other; who takes part; with `PaperNoise` the budget
+    that was asked for; with `SmoothDrift` or `LemmaDrift` losses that are not what was declared.
 
     Examples
     --------
-    >>> from flwr_privacy.m2fdp import TierTree
-    >>> from flwr_privacy.strategies import M2FDP
+    >>> from flwr_privacy.m2fdp import EventSchedule, TierTree
+    >>> from flwr_privacy.strategies import M2FDP, DeviceNoise
     >>> strategy = M2FDP(
-    ...     tree=TierTree.of_fanouts((10, 5), p=0.5), steps=20, events=5, clipping_norm=0.05
+    ...     tree=TierTree.of_fanouts((10, 5), p=0.5),
+    ...     privacy=DeviceNoise(epsilon=8.0, clipping_norm=0.05),
+    ...     schedule=EventSchedule(steps=20, events={1: 5}),
     ... )
     """
 
     tree: TierTree
-    steps: int = 1
-    events: int | Mapping[Any, Any] | None = None
-    epsilon: float = 8.0
-    delta: float = 1e-5
-    calibration: Literal["device", "record", "paper", "none"] | None = None
-    drift: Literal["worst", "smooth", "lemma"] | None = None
-    smoothness: float | None = None
-    convex: bool = False
-    clean_events: bool | None = None
-    clipping_norm: float | None = 1.0
+    privacy: DeviceNoise | RecordNoise | PaperNoise | NoNoise
+    schedule: EventSchedule = EventSchedule()  # noqa: RUF009
     step_rule: Literal["constant", "inv_sqrt"] = "constant"
-    sampling_rate: float | None = None
-    alpha: float | Sequence[float] | None = None
-    release_steps: Literal["round", "segment"] | None = None
     min_children: int = 2
-    control: Mapping[str, Any] | None = None
+    control: AdaptiveControl | None = None
     relay: bool = False
-    edge_noise: bool = False
     perturb_reg: bool = False
     resources: ResourceModel | None = None
     keep_back: Sequence[str] | None = None
     insecure_seed: int | None = None
-    paper: bool = False
 
     scheme: ClassVar[str] = "m2fdp"
     keeps_statistics: ClassVar[bool] = True
-    weight_key = _WEIGHT
+    weight_key = WEIGHT
 
     def __post_init__(self) -> None:
         self._devices: list[str] | None = None
         self._resumed: dict[str, int] | None = None
         self._plan: RoundPlan | None = None
         self._relay: Relay | None = None
+        self._chosen: dict[str, list[str]] = {}
         super().__post_init__()
         self.fraction_evaluate = 0.0  # what devices say of their data has no noise
-        if not isinstance(self.tree, TierTree):
-            allowed = "a TierTree, such as TierTree.of_fanouts((10, 5), p=0.5)"
-            raise InvalidParameterError("tree", self.tree, allowed)
-        for name, value in (
-            ("relay", self.relay),
-            ("edge_noise", self.edge_noise),
-            ("paper", self.paper),
-            ("perturb_reg", self.perturb_reg),
-        ):
-            check_flag(name, value)
-        self._given_tree = self.tree
-        self._schedule = EventSchedule(steps=self.steps, events=_events(self.events))
-        self._wish = Wish(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            calibration=self.calibration or ("paper" if self.paper else "device"),
-            drift=self.drift or ("lemma" if self.paper else "worst"),
-            smoothness=self.smoothness,
-            convex=self.convex,
-            clean_events=self.paper if self.clean_events is None else self.clean_events,
-            clipping_norm=self.clipping_norm,
-            step_rule=self.step_rule,
-            sampling_rate=self.sampling_rate,
-            alpha=self.alpha,
-            release_steps=self.release_steps or "round",
-            keep_back=list(self.keep_back or ()),
-        )
-        self._keep_back_given = self.keep_back
-        self._least = check_integer("min_children", self.min_children, minimum=1)
-        self._control = dict(self.control) if self.control else None
-        self._resources = self.resources or ResourceModel()
+        check_options(M2FDP, self, "tree", "privacy", "schedule", "control")
+        for name in ("relay", "perturb_reg"):
+            check_flag(name, getattr(self, name))
+        check_choice("step_rule", self.step_rule, STEP_RULES)
+        check_integer("min_children", self.min_children, minimum=1)
         if self.insecure_seed is not None:
             check_integer("insecure_seed", self.insecure_seed, minimum=0)
-        self._insecure_seed = self.insecure_seed
+        self._given_tree = self.tree
+        self._keep_back_given = self.keep_back
+        self._kept_back = list(self.keep_back or ())
+        self._resources = self.resources or ResourceModel()
         # Whatever can be refused before there are clients is refused here.
-        self._schedule.check_depth(self.tree.depth)
-        if self.relay and self._virtual_clients is not None:
-            raise InvalidParameterError("clients", self._virtual_clients, "None with `relay`")
-        if self.relay and not self._wish.noised:
-            allowed = "false without noise: an aggregator of its own has nothing to add"
-            raise InvalidParameterError("relay", True, allowed)
-        if self.edge_noise and not self._wish.noised:
-            raise InvalidParameterError("edge_noise", True, "false where there is no noise")
-        if self._wish.calibration == "paper":
-            for tier in range(1, self.tree.depth + 1):
-                self._wish.alpha_of(tier, self.tree.depth)
-        check_min_children(self.tree, self._least)
+        self.schedule.check_depth(self.tree.depth)
+        if self.relay:
+            check_relayed(self.privacy, self._virtual_clients)
+        if self.control is not None and isinstance(self.privacy, RecordNoise):
+            raise InvalidParameterError("control", self.control, "None with RecordNoise: it plans")
+        for tier in range(1, self.tree.depth + 1):
+            self.privacy.alpha_of(tier, self.tree.depth)
+        check_min_children(self.tree, self.min_children)
         if not self.tree.named and self._virtual_clients is None:
             # A tree without names has as many leaves as there are clients: wait for all of them.
             needed = members(self.tree, relayed=self.relay)
@@ -285,52 +205,45 @@ class M2FDP(SchemeStrategy):
             If an aggregator is missing, or a node has no key.
         """
         introductions = self.federation.introductions
-        devices = [
-            client
-            for client in self.federation.clients()
-            if introductions.get(client, {}).get("role", "device") == "device"
-        ]
-        named = self._given_tree.named
-        self.tree = settled(self.tree, devices, named=named, devices=self._devices)
+        self.tree = settled(
+            self.tree,
+            devices_among(self.federation.clients(), introductions),
+            named=self._given_tree.named,
+            devices=self._devices,
+            least=self.min_train_nodes,
+        )
         self._devices = list(self.tree.devices)
-        if self.min_train_nodes > max(2, len(self._devices)):
-            allowed = f"at most {len(self._devices)}, the devices of the tree"
-            raise InvalidParameterError("min_train_nodes", self.min_train_nodes, allowed)
-        names = released_names(self._template, self._wish.keep_back)
-        self._layout = Layout.of(self._template, names)
+        self._layout = Layout.of(self._template, released_names(self._template, self._kept_back))
         self._course = TierCourse(
             self.tree,
-            self._schedule,
-            self._wish,
-            control=self._control,
+            self.schedule,
+            self.privacy,
+            step_rule=self.step_rule,
+            keep_back=self._kept_back,
+            control=self.control,
             parameters=self._layout.size,
-            min_children=self._least,
+            min_children=self.min_children,
             resources=self._resources,
             rounds=self.planned_rounds or 1,
         )
         if self._resumed is not None:
             self._course.resume(**self._resumed)
         self._tiers = TierLog(self.tree, self._resources, self._layout.size)
-        self._relay = Relay(self.conversation, self.tree, introductions) if self.relay else None
+        if self.relay:
+            self._relay = Relay(
+                self.conversation, self.tree, introductions, self._tiers, least=self.min_children
+            )
         self._plan = self._course.plan(1)
         self.plan.check(self._layout.size)
         self._write_tree()
 
     def stop(self) -> str:
         """Return why the training ends: all local steps that were planned are used up."""
-        if self._course.over:
-            return f"the {self._course.total_steps} local steps are used up"
-        return ""
+        return self._course.ended
 
     @property
     def plan(self) -> RoundPlan:
-        """The round at hand, with its noise.
-
-        Raises
-        ------
-        ProtocolError
-            Before there is one.
-        """
+        """The round at hand, with its noise; ProtocolError before there is one."""
         if self._plan is None:
             raise ProtocolError("m2fdp: the training has not begun")
         return self._plan
@@ -340,13 +253,7 @@ class M2FDP(SchemeStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Refuse: who is asked what depends on where it is in the tree.
-
-        Raises
-        ------
-        ProtocolError
-            Always.
-        """
+        """Refuse with ProtocolError: who is asked what depends on where it is in the tree."""
         raise ProtocolError(
             "m2fdp: what a client is asked depends on its place in the tree, so this works only "
             "where this strategy's own start runs the rounds"
@@ -359,21 +266,12 @@ class M2FDP(SchemeStrategy):
         if self.fraction_train == 0:
             return None, None
         self._plan = self._course.plan(server_round)
-        self._paid: dict[str, int] = {}
+        self._charges = TierCharges(self.plan)
         self._assigned = self.drawn(grid, server_round)
-        start = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
-        self._template = start
-        models = TreeModels(
-            self.tree,
-            start,
-            self._layout,
-            grids=self.plan.grids,
-            drift=self._wish.law,
-            min_children=self._least,
-            bound=self.plan.bound,
-            edge_noise=partial(self._at_the_edge, server_round) if self.edge_noise else None,
-        )
+        self._template = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
         self._tiers.begin(self.plan, self._chosen)
+        played = self.played_aggregators()
+        models = TreeModels.of(self.plan, self._template, self._layout, played.at_the_edge)
         if self._relay is not None:
             self._relay.begin()
         model: NDArray[np.float64] | None = None
@@ -386,13 +284,16 @@ class M2FDP(SchemeStrategy):
             mean, said = self._asked(grid, server_round, exchange, models, config)
             metrics = said or metrics
             answered = max(answered, 0 if mean is None else int(mean.weight))
-            released = self._released(grid, server_round, exchange)
+            released = {}
+            if self._relay is not None:
+                taking_part = self._taking_part(exchange)
+                released = self._relay.event(grid, server_round, exchange, self.plan, taking_part)
+            else:
+                played.warn_of_small_zones(exchange, mean, least=self.min_children)
             if mean is not None:
                 self._tiers.answered(self.plan, exchange, mean)
-            self._warn_of_small_zones(server_round, exchange, mean)
-            model = models.event(
-                exchange, _taken(mean), partial(self._noised, server_round, exchange), released
-            )
+            model = models.event(exchange, taken(mean), played.noised, released)
+            self._insecure |= played.insecure
         self._course.take(self.plan)
         self._write_tree()
         if model is None:
@@ -401,41 +302,10 @@ class M2FDP(SchemeStrategy):
         average = self._layout.arrays(model)
         return self.renewed(server_round, average, metrics, float(answered)), metrics
 
-    def _warn_of_small_zones(
-        self, server_round: int, exchange: Exchange, sums: TierSums | None
-    ) -> None:
-        if self._relay is not None:
-            return  # aggregators that are nodes say so themselves
-        small = [
-            leaf
-            for leaf in exchange.leaves
-            if self.tree.secure(leaf)
-            and (0 if sums is None else len(sums.answered(leaf))) < self._least
-        ]
-        if small:
-            logger.warning(
-                "round %d: fewer than min_children = %d answered under %s: nothing of them is used",
-                *(server_round, self._least, ", ".join(small[:10])),
-            )
-
-    def _released(
-        self, grid: Grid, server_round: int, exchange: Exchange
-    ) -> dict[str, NDArray[np.int32]]:
-        """Have aggregators that are nodes of their own take an event; return what they noised."""
-        if self._relay is None:
-            return {}
-        released = self._relay.event(
-            grid,
-            server_round,
-            exchange,
-            self.plan,
-            self._taking_part(exchange),
-            least=self._least,
-            size=self._layout.size,
-        )
-        for node in released:
-            self._tiers.noised(node, self._relay.sigmas[node])
-        return released
+    def played_aggregators(self) -> PlayedAggregators:
+        """Return the aggregators of a round that the server plays."""
+        seed = self.insecure_seed
+        return PlayedAggregators(self.plan, self._tiers, self.experiment.id, seed)
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the devices of a round; note them by their parent."""
@@ -445,7 +315,7 @@ class M2FDP(SchemeStrategy):
             {client for clients in everybody.values() for client in clients},
             share=max(self.fraction_train, self.min_train_nodes / len(self.tree.devices)),
             decision=self._course.decision,
-            least=self._least,
+            least=self.min_children,
             seed=self.experiment.seed,
             server_round=server_round,
         )
@@ -464,33 +334,19 @@ class M2FDP(SchemeStrategy):
         config: ConfigRecord,
     ) -> tuple[TierSums | None, MetricRecord | None]:
         """Put the question of an exchange; return the sums of what was answered."""
-        self._current = exchange
         drawn = self._taking_part(exchange)
-        devices = {device for clients in drawn.values() for device in clients}
-        self._groups = {device: leaf for leaf, clients in drawn.items() for device in clients}
+        questions = TierQuestions(self.plan, exchange, drawn, models, self._relay)
+        devices = set(questions.groups)
         shared = ConfigRecord({**config, "server-round": server_round})
         arrays = to_record(dict(models.start))
         if self._inner is not None:
             arrays, shared = self._inner.configure(server_round, arrays, shared)
-        records: dict[int, ArrayRecord] = {}
-        of_group = {
-            leaf: self._question(leaf, exchange, models, records, clients)
-            for leaf, clients in drawn.items()
-        }
-        own = {} if self._relay is None else self._relay.starts(devices)
-        # What a node that plays several devices must know to add their codes up.
-        kept = list(self._wish.keep_back)
-        shared_terms = {**self._settled_statistics(), **({"keep-back": kept} if kept else {})}
-        instruction = Instruction(
-            fields=shared_terms,
-            own=to_each(own),
-            groups=self._groups,
-            of_group=of_group,
-            accumulator=partial(TierSums, self._template, list(self._layout.parts), self._groups),
-            take=self._take_codes,
-            adds_up=not self.relay,
-            cost=self._costs(exchange),
-            charged=self._charged,
+        told = {}
+        if self.perturb_reg:
+            told["classifier_noise"] = self._tiers.planned_deviation(self.plan)
+        of_group = questions.of_groups(self.configrecord_key, self.arrayrecord_key, **told)
+        instruction = questions.instruction(
+            self._charges, of_group, self._settled_statistics(), self._template, self._layout
         )
         self.announce()
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: shared})
@@ -498,164 +354,20 @@ class M2FDP(SchemeStrategy):
         mean, metrics = self.ask(
             grid, server_round, TRAIN, content, assigned, instruction, quorum=self.quorum
         )
-        for device in self.conversation.book(TRAIN).released():
-            if device in self._groups:
-                self._paid[device] = exchange.leaves[self._groups[device]].period
+        self._charges.pay(exchange, self.conversation.book(TRAIN))
         return (mean if isinstance(mean, TierSums) else None), metrics
 
-    def _question(
-        self,
-        leaf: str,
-        exchange: Exchange,
-        models: TreeModels,
-        records: dict[int, ArrayRecord],
-        siblings: list[str],
-    ) -> RecordDict:
-        """Return what goes to the devices of one lowest aggregator alone."""
-        asked, plan = exchange.leaves[leaf], self.plan
-        sealed = self._relay is not None and self.tree.secure(leaf)
-        terms = self._terms(leaf, exchange, siblings if sealed else [])
-        fields = write(terms)
-        if sealed and self._relay is not None:
-            fields |= self._relay.keys_for(leaf)
-        told: dict[str, Any] = {
-            "local-steps": asked.steps,
-            "learning-rate-scale": plan.scale,
-            "segment": exchange.index,
-        }
-        if self.perturb_reg:
-            told["classifier-noise"] = self._tiers.planned_deviation(plan)
-        content = RecordDict(
-            {RECORD: ConfigRecord(fields), self.configrecord_key: ConfigRecord(told)}
-        )
-        place = models.places[leaf]
-        # Whoever has a zone of its own knows how far it has come since its public start.
-        if place.start is not models.start or (place.offset is not None and not sealed):
-            if id(place) not in records:
-                model = place.start if sealed else models.model(leaf)
-                records[id(place)] = to_record(dict(model))
-            content[self.arrayrecord_key] = records[id(place)]
-        return content
-
-    def _terms(self, leaf: str, exchange: Exchange, siblings: list[str]) -> Terms:
-        asked, plan, wish = exchange.leaves[leaf], self.plan, self._wish
-        release = plan.release_of(leaf, exchange)
-        return Terms(
-            unit=wish.unit,
-            noise_multiplier=float(release.multiplier),
-            epsilon=float(plan.epsilon(boundary_tier(self.tree, leaf))),
-            delta=float(wish.delta),
-            grid=release.grid.exponent,
-            period=asked.period,
-            law=wish.law.law,
-            growth=wish.law.growth,
-            depth=self.tree.depth,
-            sampling=float(release.sampling),
-            keep_back=list(wish.keep_back),
-            clipping_norm=plan.bound(asked.steps),
-            steps=asked.steps,
-            parent=leaf,
-            noised=wish.noised and not self.tree.secure(leaf),
-            sealed=bool(siblings),
-            event=exchange.index,
-            tier=exchange.tier,
-            siblings=siblings,
-            sampling_rate=float(wish.sampling_rate or 1.0) if wish.unit == "record" else 1.0,
-        )
-
-    # -- Answers -----------------------------------------------------------------------------
-
-    def _take_codes(self, mean: WeightedMean, reply: ClientReply) -> None:
-        """Take a device's codes, or what it sealed for its parent.
-
-        Raises
-        ------
-        ReplyRefusedError
-            If the reply is malformed.
-        """
-        leaf = self._groups.get(reply.client_id, "")
-        if self._relay is not None and leaf and self.tree.secure(leaf):
-            if not isinstance(mean, TierSums) or reply.arrays():
-                raise ReplyRefusedError("malformed", "arrays beside a sealed answer")
-            mean.count(reply.client_id)
-            self._relay.take(reply.client_id, reply.fields.get("sealed"))
-            return
-        mean.take(reply.client_id, reply.arrays(), reply.metrics(), _WEIGHT)
-
-    def _noised(
-        self, server_round: int, exchange: Exchange, node: str, upload: Upload, asked: Asked
-    ) -> NDArray[np.int32]:
-        """Noise what an aggregator that the server plays hands out."""
-        release = self.plan.release(self.tree.tier(node), asked.end)
-        if release.multiplier == 0:
-            return saturated(upload.codes)
-        sigma = release.multiplier * upload.reach.total
-        self._tiers.noised(node, sigma)
-        random = self._random("noise", node, server_round, asked.period)
-        return noised(upload.codes, sigma=sigma, grid=release.grid, random=random)
-
-    def _at_the_edge(self, server_round: int, node: str, model: NDArray[np.float64]) -> None:
-        """Add the noise of an insecure node of tier 1, which a baseline has beside the devices'."""
-        devices = self.plan.release(self.tree.depth, self.plan.exchanges[-1].index)
-        sigma = devices.multiplier * 2 * self.plan.bound(devices.steps)
-        sigma /= len(self.tree.leaves(node))
-        random = self._random("edge noise", node, server_round, 0)
-        codes = np.zeros(model.size, np.int64)
-        model += devices.grid.step * noised(codes, sigma=sigma, grid=devices.grid, random=random)
-        self._tiers.noised(node, sigma)
-
-    def _random(self, purpose: str, node: str, server_round: int, period: int) -> SecureRandom:
-        if self._insecure_seed is None:
-            return SecureRandom()
-        self._insecure = True
-        # As the node itself would draw it, see `flwr_privacy.clients.custody.Custody.random`.
-        return SecureRandom.insecure(
-            self._insecure_seed,
-            purpose,
-            node,
-            self.experiment.id,
-            EVENT,
-            server_round,
-            period,
-        )
-
-    # -- What it costs -----------------------------------------------------------------------
-
-    def _costs(self, exchange: Exchange) -> Callable[[str], Charge | None] | None:
-        """Return what an answer costs each device: that of the release that it goes into."""
-        if not self._wish.noised:
-            return None
-        devices = set(self.tree.devices)
-        costs = {leaf: self.plan.release_of(leaf, exchange).charge() for leaf in exchange.leaves}
-        # Also one that a server asked before it was resumed, and that is not there any more.
-        return lambda client: costs.get(self.tree.parent(client)) if client in devices else None
-
-    def _charged(self, book: Round) -> set[str]:
-        """Return the devices that pay: each once for every release that its answers go into."""
-        return {
-            device
-            for device in book.released()
-            if self._paid.get(device) != self._current.leaves[self._groups[device]].period
-        }
+    # -- What it promises --------------------------------------------------------------------
 
     def guarantee(self) -> Guarantee:
         """Return the promise of this training."""
-        wish = self._wish
-        epsilon, kept = wish.epsilon, []
-        if self._plan is not None:
-            kept = [name for name in self._template if name not in self._layout.parts]
-            if wish.noised:
-                epsilon = max(self.plan.epsilon(tier) for tier in self.plan.boundaries)
+        kept = [] if self._plan is None else set(self._template) - set(self._layout.parts)
         return promise(
-            calibration=wish.calibration,
-            unit=wish.unit,
-            epsilon=epsilon,
-            delta=wish.delta,
-            nominal=wish.epsilon,
-            secure=sum(self.tree.secure(n) for tier in self.tree.tiers[1:-1] for n in tier),
+            self.privacy,
+            self.tree,
+            self.schedule,
+            plan=self._plan,
             relay=self.relay,
-            law=wish.law.law,
-            clean_events=wish.clean_events and bool(self._schedule.events),
             kept_back=kept,
             insecure=self._insecure,
         )
@@ -686,20 +398,3 @@ class M2FDP(SchemeStrategy):
         self._devices = list(state["devices"])
         self._resumed = {key: int(state[key]) for key in ("total_steps", "steps_left")}
         self._insecure = state["insecure"]
-
-
-def _taken(sums: TierSums | None) -> Callable[[str], tuple[NDArray[Any], int] | None]:
-    """Return what gives the sum of a lowest aggregator away, once."""
-    return (lambda leaf: None) if sums is None else sums.taken
-
-
-def _events(events: int | Mapping[Any, Any] | None) -> dict[int, Any]:
-    """Return local events by tier; a table of settings has its tiers as text."""
-    if events is None:
-        return {}
-    if isinstance(events, Mapping):
-        try:
-            return {int(tier): steps for tier, steps in events.items()}
-        except ValueError:
-            raise InvalidParameterError("events", dict(events), "numbers of tiers") from None
-    return {1: check_integer("events", events, minimum=1)}

@@ -28,12 +28,12 @@ from flwr_privacy.m2fdp import (
     Exchange,
     RoundPlan,
     TierTree,
-    boundary_tier,
 )
 from flwr_privacy.wire import RECORD, Fields
 
 from .conversation import Conversation, only
 from .round import ClientReply
+from .tiers import TierLog
 
 __all__ = ["AGGREGATOR", "Relay"]
 
@@ -56,6 +56,10 @@ class Relay:
         Who hands what to whom.
     introductions : Mapping
         What the nodes said of themselves: role, public key, signature.
+    log : TierLog
+        Where noise is noted.
+    least : int
+        Fewest children of an average.
 
     Raises
     ------
@@ -64,14 +68,21 @@ class Relay:
     """
 
     def __init__(
-        self, conversation: Conversation, tree: TierTree, introductions: Mapping[str, Fields]
+        self,
+        conversation: Conversation,
+        tree: TierTree,
+        introductions: Mapping[str, Fields],
+        log: TierLog,
+        *,
+        least: int,
     ) -> None:
         self._conversation = conversation
         self._tree = tree
         self._told = introductions
+        self._log = log
+        self._least = least
         self._answers: Sealed = {}
         self._starts: dict[str, Fields] = {}
-        self.sigmas: dict[str, float] = {}
         for tier in tree.tiers[1:-1]:
             for node in filter(tree.secure, tier):
                 self._check_node(node)
@@ -89,7 +100,7 @@ class Relay:
 
     def begin(self) -> None:
         """Begin a round: nobody has a start of its own."""
-        self._answers, self._starts, self.sigmas = {}, {}, {}
+        self._answers, self._starts = {}, {}
 
     def take(self, device: str, sealed: Any) -> None:
         """Keep what a device sealed for its parent.
@@ -119,8 +130,6 @@ class Relay:
         exchange: Exchange,
         plan: RoundPlan,
         drawn: Mapping[str, list[str]],
-        least: int,
-        size: int,
     ) -> dict[str, NDArray[np.int32]]:
         """Have the aggregators take an event; return the noised codes of boundary nodes.
 
@@ -136,10 +145,6 @@ class Relay:
             The round's noise.
         drawn : Mapping
             The devices that were asked, by their parent.
-        least : int
-            Fewest children of an average.
-        size : int
-            Number of codes.
         """
         released: dict[str, NDArray[np.int32]] = {}
         asked = dict(drawn)  # children of each node that were asked, tier by tier
@@ -148,13 +153,13 @@ class Relay:
             for node in nodes:
                 asked.setdefault(self._tree.parent(node), []).append(node)
             duties = {
-                node: self._duty(node, exchange, plan, asked, least)
+                node: self._duty(node, exchange, plan, asked)
                 for node in nodes
                 if any(child in self._answers for child in asked[node])
             }
-            self._aggregate(grid, server_round, duties, released, size)
+            self._aggregate(grid, server_round, duties, released)
         if exchange.tier > 0:
-            self._deliver(grid, server_round, exchange, asked)
+            self._deliver(grid, server_round, exchange, plan, asked)
         self._answers = {}
         # A zone that handed something out goes on from there, and from no sealed start.
         self._starts = {
@@ -170,28 +175,15 @@ class Relay:
         exchange: Exchange,
         plan: RoundPlan,
         asked: Mapping[str, list[str]],
-        least: int,
     ) -> tuple[Duty, Fields]:
-        tree, wish = self._tree, plan.wish
+        tree = self._tree
         parent, children = tree.parent(node), sorted(asked[node])
         senders = [child for child in children if child in self._answers]
         way = UP if tree.secure(parent) else NOISED
         if tree.tier(node) == exchange.tier:
             way = DOWN
-        leaf = self._leaf(node)
-        release = plan.release_of(leaf, exchange)
         duty = Duty(
-            unit=wish.unit,
-            noise_multiplier=float(release.multiplier),
-            epsilon=float(plan.epsilon(boundary_tier(tree, leaf))),
-            delta=float(wish.delta),
-            grid=release.grid.exponent,
-            period=exchange.leaves[leaf].period,
-            law=wish.law.law,
-            growth=wish.law.growth,
-            depth=tree.depth,
-            sampling=float(release.sampling),
-            keep_back=list(wish.keep_back),
+            **plan.of_release(self._leaf(node), exchange),
             event=exchange.index,
             tier=exchange.tier,
             own_tier=tree.tier(node),
@@ -201,7 +193,7 @@ class Relay:
             senders=senders,
             sealed=[self._answers[sender] for sender in senders],
             siblings=sorted(asked[parent]) if way == UP else [],
-            min_children=least,
+            min_children=self._least,
         )
         members = children if way == DOWN else senders
         keys = {
@@ -221,15 +213,15 @@ class Relay:
         server_round: int,
         duties: Mapping[str, tuple[Duty, Fields]],
         released: dict[str, NDArray[np.int32]],
-        size: int,
     ) -> None:
         def use(reply: ClientReply) -> None:
             duty, node = duties[reply.client_id][0], reply.client_id
             if duty.way == UP:
                 self.take(node, reply.fields.get("sealed"))
             elif duty.way == NOISED:
-                codes, sigma = _codes(reply, size), _number(reply.fields.get("sigma"))
-                released[node], self.sigmas[node] = codes, sigma
+                codes, sigma = _codes(reply, self._log.parameters), reply.fields.get("sigma")
+                self._log.noised(node, _number(sigma))
+                released[node] = codes
             else:
                 self._keep_starts(reply, duty.event, duty.children)
 
@@ -241,6 +233,7 @@ class Relay:
         grid: Grid,
         server_round: int,
         exchange: Exchange,
+        plan: RoundPlan,
         asked: Mapping[str, list[str]],
     ) -> None:
         """Pass the models of a clean event on, from tier to tier, until the devices have them."""
@@ -254,13 +247,18 @@ class Relay:
             own = {}
             for node in nodes:
                 children = sorted(asked[node])
-                delivery = Delivery(event=exchange.index, own_tier=tier, children=children)
+                delivery = Delivery(
+                    **plan.of_release(self._leaf(node), exchange),
+                    event=exchange.index,
+                    own_tier=tier,
+                    parent=self._tree.parent(node),
+                    siblings=sorted(asked[self._tree.parent(node)]),
+                    children=children,
+                )
                 own[node] = {
                     **write(delivery),
                     **self._starts[node],
                     **self.keys_for(self._tree.parent(node)),
-                    "parent": self._tree.parent(node),
-                    "siblings": sorted(asked[self._tree.parent(node)]),
                     "keys": [self._told[child]["key"] for child in children],
                     "signatures": [self._told[child]["signature"] for child in children],
                 }

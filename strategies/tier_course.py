@@ -1,17 +1,18 @@
 """How long the rounds of a training over tiers are: planned, or chosen by a controller."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import (
+    AdaptiveControl,
     AdaptiveController,
     Decision,
     EventSchedule,
     ResourceModel,
     RoundPlan,
+    TierPrivacy,
     TierTree,
-    Wish,
 )
 
 __all__ = ["TierCourse"]
@@ -26,10 +27,14 @@ class TierCourse:
         Who there is.
     schedule : EventSchedule
         Local steps and events of a round; under control its periods.
-    wish : Wish
-        What the user wants.
-    control : mapping, optional
-        Parameters of the controller.
+    privacy : TierPrivacy
+        What is protected, with which noise.
+    step_rule : str
+        How step and clipping go on from round to round.
+    keep_back : sequence of str
+        Arrays that are not sent.
+    control : AdaptiveControl, optional
+        What the controller is to do.
     parameters : int
         Entries of what is uploaded.
     min_children : int
@@ -49,9 +54,11 @@ class TierCourse:
         self,
         tree: TierTree,
         schedule: EventSchedule,
-        wish: Wish,
+        privacy: TierPrivacy,
         *,
-        control: Mapping[str, Any] | None,
+        step_rule: str,
+        keep_back: Sequence[str],
+        control: AdaptiveControl | None,
         parameters: int,
         min_children: int,
         resources: ResourceModel,
@@ -59,31 +66,36 @@ class TierCourse:
     ) -> None:
         self._tree = tree
         self._schedule = schedule
-        self._wish = wish
+        self._privacy = privacy
+        self._step_rule = step_rule
+        self._keep_back = keep_back
         self._rounds = rounds
         self._least = min_children
         self._controller: AdaptiveController | None = None
         self.total_steps = schedule.steps * rounds
         if control is not None:
-            given = {
-                "parameters": parameters,
-                "events": schedule,
-                "resources": resources,
-                "min_children": min_children,
-                "epsilon": wish.epsilon,
-                "delta": wish.delta,
-                "sampling_rate": wish.sampling_rate or 1.0,
-                "alphas": 1.0 if wish.alpha is None else wish.alpha,
-            }
-            self._controller = _controller(tree, wish, {**given, **control})
+            self._controller = AdaptiveController.of(
+                tree,
+                parameters=parameters,
+                events=schedule,
+                resources=resources,
+                min_children=min_children,
+                epsilon=privacy.epsilon,
+                delta=privacy.delta,
+                sampling_rate=privacy.rate,
+                alphas=[privacy.alpha_of(tier, tree.depth) for tier in range(1, tree.depth + 1)],
+                **{field.name: getattr(control, field.name) for field in fields(control)},
+            )
             self.total_steps = self._controller.total_steps
         self.steps_left = self.total_steps
         self.decision: Decision | None = None
 
     @property
-    def over(self) -> bool:
-        """Whether a controller's steps are used up."""
-        return self._controller is not None and self.steps_left == 0
+    def ended(self) -> str:
+        """Why the training ends: a controller's steps are used up; nothing before."""
+        if self._controller is None or self.steps_left:
+            return ""
+        return f"the {self.total_steps} local steps are used up"
 
     def plan(self, server_round: int) -> RoundPlan:
         """Return the plan of the next round."""
@@ -94,7 +106,9 @@ class TierCourse:
         return RoundPlan(
             tree=self._tree,
             schedule=schedule,
-            wish=self._wish,
+            privacy=self._privacy,
+            step_rule=self._step_rule,
+            keep_back=self._keep_back,
             server_round=server_round,
             total_steps=self.total_steps,
             rounds=self._rounds,
@@ -114,7 +128,7 @@ class TierCourse:
         InvalidParameterError
             If it is to be of another length: the noise so far was for the one that was planned.
         """
-        if total_steps != self.total_steps and self._wish.noised:
+        if total_steps != self.total_steps and self._privacy.noised:
             raise InvalidParameterError(
                 "num_rounds",
                 self._rounds,
@@ -122,14 +136,3 @@ class TierCourse:
                 "the noise so far was for that many",
             )
         self.steps_left = steps_left
-
-
-def _controller(tree: TierTree, wish: Wish, parameters: Mapping[str, Any]) -> AdaptiveController:
-    if wish.calibration == "record":
-        raise InvalidParameterError(
-            "control", dict(parameters), "nothing with calibration 'record', which needs a plan"
-        )
-    try:
-        return AdaptiveController.of(tree, **parameters)
-    except TypeError as error:
-        raise InvalidParameterError("control", dict(parameters), f"known keys ({error})") from None

@@ -43,7 +43,7 @@ class TierLog:
         self._tree = tree
         self._resources = resources
         self._counts = TierCounts.of(tree)
-        self._parameters = parameters
+        self.parameters = parameters
         self._metrics: dict[str, float] = {}
         self._noise: list[tuple[str, float]] = []  # what entered the round, node and variance
         self._heard: set[str] = set()  # insecure leaves and boundary nodes of the last event
@@ -62,7 +62,7 @@ class TierLog:
         cost = self._resources.round(
             self._counts,
             steps=steps,
-            parameters=self._parameters,
+            parameters=self.parameters,
             events=events,
             participants=taking,
         )
@@ -156,15 +156,15 @@ class TierLog:
             "parent": tree.parent(name) if tier else None,
             "tier": tier,
             "secure": tree.secure(name),
-            "noise": noise and plan.wish.noised,
+            "noise": noise and plan.privacy.noised,
             "sigma": self._sigmas.get(name) if noise else None,
-            "epsilon": plan.epsilon(tier) if noise and plan.wish.noised else None,
+            "epsilon": plan.epsilon(tier) if noise and plan.privacy.noised else None,
             "devices": len(tree.leaves(name)),
         }
 
     def _devices(self, leaf: str, plan: RoundPlan) -> list[dict[str, Any]]:
         tree = self._tree
-        noise = plan.wish.noised and not tree.secure(leaf)
+        noise = plan.privacy.noised and not tree.secure(leaf)
         entry = {
             "parent": leaf,
             "tier": tree.depth,

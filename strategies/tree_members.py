@@ -1,15 +1,16 @@
 """Who is which leaf of a tree, and who of them takes part in a round."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.identity import derive_seed, fingerprints, places
-from flwr_privacy.m2fdp import Decision, TierTree
+from flwr_privacy.m2fdp import Decision, TierPrivacy, TierTree
+from flwr_privacy.wire import Fields
 
-__all__ = ["check_min_children", "drawn", "members", "settled"]
+__all__ = ["check_min_children", "check_relayed", "devices_among", "drawn", "members", "settled"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -20,6 +21,26 @@ def members(tree: TierTree, *, relayed: bool) -> int:
     """Return how many nodes of a tree are nodes of Flower's: devices, and trusted aggregators."""
     aggregators = sum(tree.secure(node) for tier in tree.tiers[1:-1] for node in tier)
     return len(tree.devices) + (aggregators if relayed else 0)
+
+
+def check_relayed(privacy: TierPrivacy, virtual_clients: int | None) -> None:
+    """Refuse aggregators that are nodes of their own where they cannot be.
+
+    Raises
+    ------
+    InvalidParameterError
+        If clients are simulated, or there is no noise that aggregators could add.
+    """
+    if virtual_clients is not None:
+        raise InvalidParameterError("clients", virtual_clients, "None with `relay`")
+    if not privacy.noised:
+        allowed = "false without noise: an aggregator of its own has nothing to add"
+        raise InvalidParameterError("relay", True, allowed)
+
+
+def devices_among(clients: Iterable[str], introductions: Mapping[str, Fields]) -> list[str]:
+    """Return the clients that are devices, by what they said of themselves."""
+    return [c for c in clients if introductions.get(c, {}).get("role", "device") == "device"]
 
 
 def check_min_children(tree: TierTree, least: int) -> None:
@@ -43,7 +64,12 @@ def check_min_children(tree: TierTree, least: int) -> None:
 
 
 def settled(
-    tree: TierTree, clients: Sequence[str], *, named: bool, devices: Sequence[str] | None
+    tree: TierTree,
+    clients: Sequence[str],
+    *,
+    named: bool,
+    devices: Sequence[str] | None,
+    least: int,
 ) -> TierTree:
     """Return the tree with the clients as its leaves.
 
@@ -58,11 +84,14 @@ def settled(
         of their names, shorter ones first; who is beyond the last leaf is none.
     devices : sequence of str, optional
         The leaves of the training that is gone on with.
+    least : int
+        Fewest devices of a round (``min_train_nodes``).
 
     Raises
     ------
     InvalidParameterError
-        If there are fewer clients than leaves without a name, or none of those that are named.
+        If there are fewer clients than leaves without a name, none of those that are named, or
+        fewer leaves than a round takes.
     """
     if devices is not None:
         tree = tree.with_devices(devices)
@@ -80,6 +109,9 @@ def settled(
         logger.warning(
             "not trusted, because a child of theirs is not: %s", ", ".join(tree.withdrawn)
         )
+    if least > max(2, len(tree.devices)):
+        allowed = f"at most {len(tree.devices)}, the devices of the tree"
+        raise InvalidParameterError("min_train_nodes", least, allowed)
     return tree
 
 

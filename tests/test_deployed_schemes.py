@@ -28,7 +28,13 @@ pytestmark = pytest.mark.deployed
 SEED = 7
 CLIENTS = 3
 ROUNDS = 2
-TREE = {"fanouts": [1, 3], "p": 1.0, "clipping_norm": 0.05, "epsilon": 50.0}
+TREE = {
+    "unit": "device",
+    "fanouts": [1, 3],
+    "p": 1.0,
+    "clipping_norm": 0.05,
+    "epsilon": 50.0,
+}
 
 
 def settings_of(

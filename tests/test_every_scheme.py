@@ -72,6 +72,9 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
+STEPS_OF_A_ZONE = ("up", "down", "deliver")
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_nodes_policy_binds_it_before_data_are_read(
@@ -79,6 +82,8 @@ def test_a_nodes_policy_binds_it_before_data_are_read(
 ) -> None:
     if (name, policy) == ("fedvs", "a larger sum"):
         return  # an enrolment is in no sum; the coding is refused
+    if (name, policy) in {(f"m2fdp, {way}", "a larger sigma") for way in STEPS_OF_A_ZONE}:
+        return  # how much noise there will be is not known yet: the release is refused
     node = Node(tmp_path / "node", CASES[name], policy=POLICIES[policy])
     kind, code, _ = node.ask()
     assert (kind, code) == ("refused", DECLINED_CODE)
@@ -417,7 +422,7 @@ class Exiting:
         sys.exit(SECRET)
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].user is not nothing])
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].user is not nothing])
 def test_code_that_ends_its_process_leaves_a_charge_and_nothing_else(
     name: str, tmp_path: Path
 ) -> None:
@@ -539,7 +544,7 @@ def torch_is_there(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 FORK = multiprocessing.get_context("fork")
 STEPS = (
-    *("answer", "plan", "_reserved", "_pay", "write_sealed", "reserve", "close", "run"),
+    *("answer", "plan", "_reserved", "write_sealed", "reserve", "close", "run"),
     *("measure", "noise", "keep", "superseded"),
     *("answer_step", "opened", "embed", "deal", "embed_plainly", "seal", "keep_dealt"),
 )

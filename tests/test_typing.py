@@ -11,9 +11,12 @@ RIGHT = [
     "FedAvg(0.5, 1.0, 2, loop=LoopOptions(seed=1))",
     "UDP(privacy=UserLevel(epsilon=4.0), schedule=LinearNoise(end=0.2))",
     "UDP(privacy=RecordLevel(learning_rate=0.1), schedule=Discounting(judge=lambda r, a: 0.0))",
-    "M2FDP(tree=TierTree.of_fanouts((2, 2)), control={})",
     "ACFL(privacy=NoisedRecords(epsilon=4.0), weighting=Weighting(alpha=0.5))",
     "ACFL(privacy=SetupVariances(sigma1_sq=1.0, sigma2_sq=1.0), data=DataBounds(one_hot=True))",
+    "M2FDP(tree=TierTree.of_fanouts((2, 2)), privacy=NoNoise(), schedule=EventSchedule(steps=4))",
+    "M2FDP(tree=TREE, privacy=DeviceNoise(clean_events=SmoothDrift(smoothness=0.1)))",
+    "M2FDP(tree=TREE, privacy=RecordNoise(sampling_rate=0.1), relay=True)",
+    "M2FDP(tree=TREE, privacy=NoNoise(), control=AdaptiveControl(total_steps=9, max_steps=3))",
 ]
 WRONG = {
     "UDP(privacy=UserLevel(), fraction_trian=0.5)": '"fraction_trian" for "UDP"',
@@ -31,16 +34,26 @@ WRONG = {
     'ACFL(privacy="record")': 'Argument "privacy" to "ACFL"',
     "NoisedSetup(epsilon=8.0)": '"epsilon" for "NoisedSetup"',
     'Weighting(alpha="best")': 'Argument "alpha" to "Weighting"',
-    'M2FDP(tree="10,5")': 'Argument "tree" to "M2FDP"',
+    'M2FDP(tree="10,5", privacy=NoNoise())': 'Argument "tree" to "M2FDP"',
+    "M2FDP(tree=TREE)": 'Missing named argument "privacy"',
+    "M2FDP(tree=TREE, privacy=UserLevel())": 'Argument "privacy" to "M2FDP"',
+    "M2FDP(tree=TREE, privacy=NoNoise(), control={})": 'Argument "control" to "M2FDP"',
+    "NoNoise(epsilon=8.0)": '"epsilon" for "NoNoise"',
+    "DeviceNoise(alpha=0.1)": '"alpha" for "DeviceNoise"',
+    "DeviceNoise(clean_events=True)": 'Argument "clean_events" to "DeviceNoise"',
+    "PaperNoise(sampling_rate=0.1)": 'Missing named argument "alpha"',
+    "SmoothDrift()": 'Missing named argument "smoothness"',
     'CentralDP(noise="servr")': 'Argument "noise" to "CentralDP"',
 }
 IMPORTS = """\
-from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.m2fdp import EventSchedule, TierTree
 from flwr_privacy.strategies import (
-    ACFL, M2FDP, UDP, CentralDP, DataBounds, Discounting, FedAvg, LinearNoise, LoopOptions,
-    NoisedRecords, NoisedSetup, RecordLevel, SetupVariances, UserLevel, Weighting,
+    ACFL, M2FDP, UDP, AdaptiveControl, CentralDP, DataBounds, DeviceNoise, Discounting, FedAvg,
+    LinearNoise, LoopOptions, NoNoise, NoisedRecords, NoisedSetup, PaperNoise, RecordLevel,
+    RecordNoise, SetupVariances, SmoothDrift, UserLevel, Weighting,
 )
 """
+TREE = "TREE = TierTree.of_fanouts((2, 2))"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +66,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
         (package / path.name).symlink_to(path)
     for name in ("strategies", "clients", "simulations"):  # as setuptools installs them
         (package / name).symlink_to(ROOT / name)
-    text = "\n".join([IMPORTS.replace("\n", " ").replace("from", "\nfrom").strip(), *RIGHT, *WRONG])
+    imports = IMPORTS.replace("\n", " ").replace("from", "\nfrom").strip()
+    text = "\n".join([imports, TREE, *RIGHT, *WRONG])
     (folder / "calls.py").write_text(text + "\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"]
     command += ["--ignore-missing-imports", "--no-error-summary", "--hide-error-context"]
@@ -69,7 +83,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 def test_mypy_takes_right_calls_and_refuses_wrong_ones(said: dict[int, str]) -> None:
-    first = 3  # after two lines of imports
+    first = 4  # after two lines of imports, and the tree
     for number, call in enumerate(RIGHT, start=first):
         assert number not in said, (call, said[number])
     for number, (call, message) in enumerate(WRONG.items(), start=first + len(RIGHT)):

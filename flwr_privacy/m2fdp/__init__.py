@@ -6,14 +6,13 @@ each path to the cloud once, where trust ends. The modules, from the tree upward
 `schedule` say who is where and when what is averaged; `sensitivity`, `noise`, `privacy` how much
 noise that takes; `bounds` the paper's theorems; `resources` and `control` what a round costs and
 how long it should be; `zone`, `sums` and `models` do what the nodes do, `plan` and `terms` what the
-server settles and asks.
+server settles and asks, `options` what a user chooses.
 """
 
 from typing import TYPE_CHECKING
 
 from flwr_privacy.lazy import lazy
 
-from .promise import promise
 from .sensitivity import (
     Drift,
     Reach,
@@ -29,9 +28,22 @@ if TYPE_CHECKING:
     from .bounds import abc_terms, corollary_gap, stationarity_gap, step_size, theorem1_bound
     from .control import AdaptiveController, Decision
     from .counts import TierCounts
+    from .guarantee import promise
     from .models import Place, TreeModels, moved
     from .noise import noise_multiplier, one_shot_sigma, sigma, tree_noise_var, variance_by_tier
-    from .plan import Asked, Exchange, Release, RoundPlan, Wish, boundary_tier, exchanges
+    from .options import (
+        AdaptiveControl,
+        DeviceNoise,
+        LemmaDrift,
+        NoNoise,
+        PaperNoise,
+        RecordNoise,
+        SmoothDrift,
+        TierNoise,
+        TierPrivacy,
+        WorstDrift,
+    )
+    from .plan import Asked, Exchange, Release, RoundPlan, boundary_tier, exchanges
     from .privacy import (
         BoundaryClass,
         boundary_classes,
@@ -40,7 +52,7 @@ if TYPE_CHECKING:
         record_multiplier,
         true_epsilon,
     )
-    from .release import DeviceUpdate, ZoneAverage
+    from .release import DeviceUpdate, SealedUpdate, ZoneAverage
     from .resources import Cost, Link, ResourceModel
     from .schedule import EventSchedule, Segment
     from .sums import TierSums
@@ -75,31 +87,41 @@ __all__ = [
     "SCHEME",
     "UP",
     "VALUE_RANGE",
+    "AdaptiveControl",
     "AdaptiveController",
     "Asked",
     "BoundaryClass",
     "Cost",
     "Decision",
     "Delivery",
+    "DeviceNoise",
     "DeviceUpdate",
     "Drift",
     "Duty",
     "EventSchedule",
     "Exchange",
+    "LemmaDrift",
     "Link",
+    "NoNoise",
+    "PaperNoise",
     "Place",
     "Reach",
+    "RecordNoise",
     "Release",
     "ResourceModel",
     "RoundPlan",
+    "SealedUpdate",
     "Segment",
+    "SmoothDrift",
     "Terms",
     "TierCounts",
+    "TierNoise",
+    "TierPrivacy",
     "TierSums",
     "TierTree",
     "TreeModels",
     "Upload",
-    "Wish",
+    "WorstDrift",
     "ZoneAverage",
     "abc_terms",
     "aggregate_event",

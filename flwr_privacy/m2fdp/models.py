@@ -20,7 +20,7 @@ from flwr_privacy.arrays import Arrays
 from flwr_privacy.grid import Grid
 from flwr_privacy.layout import Layout
 
-from .plan import Asked, Exchange
+from .plan import Asked, Exchange, RoundPlan
 from .sensitivity import Drift, Reach
 from .tree import CLOUD, TierTree
 from .zone import Upload, averaged, trained
@@ -103,6 +103,26 @@ class TreeModels:
         self.start = start
         first = Place(start, None, Reach(anchor=tree.depth))
         self.places = dict.fromkeys(tree.tiers[tree.depth - 1], first)
+
+    @classmethod
+    def of(
+        cls,
+        plan: RoundPlan,
+        start: Arrays,
+        layout: Layout,
+        edge_noise: Callable[[str, Vector], None],
+    ) -> "TreeModels":
+        """Return the models of a planned round, with the noise of edges where that is chosen."""
+        return cls(
+            plan.tree,
+            start,
+            layout,
+            grids=plan.grids,
+            drift=plan.privacy.law,
+            min_children=plan.min_children,
+            bound=plan.bound,
+            edge_noise=edge_noise if plan.privacy.edge_noise else None,
+        )
 
     def model(self, leaf: str) -> Arrays:
         """Return the model from which the devices of a lowest aggregator start."""

@@ -8,173 +8,32 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from flwr_privacy.accounting import Charge, fitting, spent
-from flwr_privacy.accounting.gaussian import check_delta
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    check_choice,
-    check_flag,
-    check_number,
-)
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.grid import Grid
 from flwr_privacy.noise import discretisation_gap
 
 from .noise import sigma
-from .privacy import (
-    CALIBRATIONS,
-    RELEASE_STEPS,
-    largest_weights,
-    multiplier,
-    record_multiplier,
-)
+from .options import PaperNoise, RecordNoise, TierPrivacy
+from .privacy import largest_weights, multiplier, record_multiplier
 from .schedule import EventSchedule, Segment
-from .sensitivity import DRIFTS, Drift, sensitivity_worst_case
+from .sensitivity import sensitivity_worst_case
 from .terms import VALUE_RANGE, any_batch
 from .tree import TierTree
 from .zone import GAP, NOISE_REACH
 
-__all__ = ["Asked", "Exchange", "Release", "RoundPlan", "Wish", "boundary_tier", "exchanges"]
+__all__ = ["STEP_RULES", "Asked", "Exchange", "Release", "RoundPlan", "boundary_tier", "exchanges"]
 
-CONSTANT, INV_SQRT = "constant", "inv_sqrt"
+CONSTANT = "constant"
+STEP_RULES = (CONSTANT, "inv_sqrt")
+"""How step and clipping go on from round to round."""
+
 ROUND = "round"
 
 _MOST_ROOM = 64.0  # for noise, over that of a zone in which everybody takes part
 _ROUNDING = 1 + 1e-6  # what a sum of charges, one by one, may come to beyond all at once
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What the user wants of a training, checked.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        Budget of a device.
-    calibration : {"device", "record", "paper", "none"}
-        How the noise follows from it.
-    drift : {"worst", "smooth", "lemma"}
-        How models of one zone drift apart after a clean event.
-    smoothness : float, optional
-        Smoothness of the losses times the step size of the training, for ``smooth``.
-    convex : bool
-        Whether the losses are convex and smooth, which ``lemma`` takes for granted.
-    clean_events : bool
-        Whether secure subtrees average inside at local events.
-    clipping_norm : float, optional
-        Largest L2 norm of the update of one local step (``eta G``); None only without noise.
-    step_rule : {"constant", "inv_sqrt"}
-        How step and clipping go on from round to round.
-    sampling_rate : float, optional
-        Share of a device's records in a batch.
-    alpha : float or sequence of float, optional
-        The constants of the paper's noise, one for all tiers or one for each.
-    release_steps : {"segment", "round"}
-        Whose steps the paper's sensitivity counts.
-    keep_back : sequence of str
-        Arrays that are not sent.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed, or one is missing.
-    """
-
-    epsilon: float
-    delta: float
-    calibration: str
-    drift: str
-    smoothness: float | None
-    convex: bool
-    clean_events: bool
-    clipping_norm: float | None
-    step_rule: str
-    sampling_rate: float | None
-    alpha: float | Sequence[float] | None
-    release_steps: str
-    keep_back: Sequence[str]
-
-    def __post_init__(self) -> None:
-        if check_number("epsilon", self.epsilon) <= 0:
-            raise InvalidParameterError("epsilon", self.epsilon, "a number above 0")
-        check_delta(self.delta)
-        check_choice("calibration", self.calibration, CALIBRATIONS)
-        check_choice("drift", self.drift, DRIFTS)
-        check_flag("convex", self.convex)
-        check_flag("clean_events", self.clean_events)
-        check_choice("step_rule", self.step_rule, (CONSTANT, INV_SQRT))
-        check_choice("release_steps", self.release_steps, RELEASE_STEPS)
-        paper, record = self.calibration == "paper", self.calibration == "record"
-        if self.clipping_norm is None:
-            if self.noised:
-                raise InvalidParameterError("clipping_norm", None, "a number where there is noise")
-        elif check_number("clipping_norm", self.clipping_norm) <= 0:
-            raise InvalidParameterError("clipping_norm", self.clipping_norm, "a number above 0")
-        if (paper or record) != (self.sampling_rate is not None):
-            wanted = "the share of the records in a batch" if paper or record else "nothing"
-            allowed = f"{wanted} with calibration '{self.calibration}'"
-            raise InvalidParameterError("sampling_rate", self.sampling_rate, allowed)
-        if (
-            self.sampling_rate is not None
-            and not 0 < check_number("sampling_rate", self.sampling_rate) <= 1
-        ):
-            raise InvalidParameterError("sampling_rate", self.sampling_rate, "above 0, at most 1")
-        if paper != (self.alpha is not None):
-            wanted = "the constant of the noise, which the paper does not give" if paper else "None"
-            allowed = f"{wanted} with calibration '{self.calibration}'"
-            raise InvalidParameterError("alpha", self.alpha, allowed)
-        if record and self.clean_events:
-            raise InvalidParameterError(
-                "clean_events", True, "false with calibration 'record', which counts batches"
-            )
-        if paper or not self.noised or not self.clean_events:
-            return
-        if self.drift == "smooth" and self.smoothness is None:
-            allowed = "'worst', or the smoothness of the losses times the step as `smoothness`"
-            raise InvalidParameterError("drift", self.drift, allowed)
-        if self.drift == "lemma" and not self.convex:
-            allowed = "'worst', or losses that are declared convex and smooth (`convex`)"
-            raise InvalidParameterError("drift", self.drift, allowed)
-
-    @property
-    def noised(self) -> bool:
-        """Whether there is noise at all."""
-        return self.calibration != "none"
-
-    @property
-    def unit(self) -> str:
-        """What is protected."""
-        return "record" if self.calibration == "record" else "user"
-
-    @property
-    def law(self) -> Drift:
-        """How models drift apart: what the noise is for, and what is charged."""
-        if self.calibration == "paper":
-            return Drift()  # the noise is for the Lemma; what it costs is not
-        if self.drift == "smooth":
-            return Drift(law="smooth", growth=1 + (self.smoothness or 0.0))
-        return Drift(law=self.drift)
-
-    def scale(self, server_round: int) -> float:
-        """Return the factor of step and clipping in a round."""
-        return 1.0 if self.step_rule == CONSTANT else 1 / math.sqrt(server_round + 1)
-
-    def alpha_of(self, tier: int, depth: int) -> float:
-        """Return the constant of a tier's noise.
-
-        Raises
-        ------
-        InvalidParameterError
-            If it is missing or not above 0.
-        """
-        alpha = self.alpha
-        if isinstance(alpha, Sequence):
-            if len(alpha) != depth:
-                raise InvalidParameterError("alpha", alpha, f"a number, or {depth}, one per tier")
-            alpha = alpha[tier - 1]
-        if check_number("alpha", alpha) <= 0:
-            raise InvalidParameterError("alpha", alpha, "above 0")
-        return float(alpha or 0)
 
 
 @dataclass(frozen=True)
@@ -299,8 +158,8 @@ class RoundPlan:
         Who there is.
     schedule : EventSchedule
         Local steps and events of the round.
-    wish : Wish
-        What the user wants.
+    privacy : TierPrivacy
+        What is protected, with which noise.
     server_round : int
         Number of the round.
     total_steps : int
@@ -309,20 +168,26 @@ class RoundPlan:
         Most rounds of the training.
     min_children : int, default 1
         Fewest children that a trusted aggregator averages.
+    step_rule : {"constant", "inv_sqrt"}, default "constant"
+        How step and clipping go on from round to round.
+    keep_back : sequence of str
+        Arrays that are not sent.
     """
 
     tree: TierTree = field(repr=False)
     schedule: EventSchedule
-    wish: Wish
+    privacy: TierPrivacy
     server_round: int
     total_steps: int
     rounds: int
     min_children: int = 1
+    step_rule: str = CONSTANT
+    keep_back: Sequence[str] = ()
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The exchanges of the round."""
-        return exchanges(self.tree, self.schedule, clean_events=self.wish.clean_events)
+        return exchanges(self.tree, self.schedule, clean_events=self.privacy.clean)
 
     @cached_property
     def boundaries(self) -> tuple[int, ...]:
@@ -333,11 +198,11 @@ class RoundPlan:
     @property
     def scale(self) -> float:
         """Factor of step and clipping in this round."""
-        return self.wish.scale(self.server_round)
+        return 1.0 if self.step_rule == CONSTANT else 1 / math.sqrt(self.server_round + 1)
 
     def bound(self, steps: int) -> float:
         """Return the largest norm of an update of so many steps; 0 where nothing is clipped."""
-        return (self.wish.clipping_norm or 0.0) * self.scale * steps
+        return (self.privacy.clipping_norm or 0.0) * self.scale * steps
 
     def release(self, boundary: int, end: int) -> Release:
         """Return the release of nodes at a tier that an exchange ends."""
@@ -346,6 +211,23 @@ class RoundPlan:
     def release_of(self, leaf: str, exchange: Exchange) -> Release:
         """Return the release that the answers of a lowest aggregator's devices go into."""
         return self.release(boundary_tier(self.tree, leaf), exchange.leaves[leaf].end)
+
+    def of_release(self, leaf: str, exchange: Exchange) -> dict[str, Any]:
+        """Return what all nodes of a zone must know of the release that their answers go into."""
+        privacy, release = self.privacy, self.release_of(leaf, exchange)
+        return {
+            "unit": privacy.unit,
+            "noise_multiplier": float(release.multiplier),
+            "epsilon": float(self.epsilon(boundary_tier(self.tree, leaf))),
+            "delta": float(privacy.delta),
+            "grid": release.grid.exponent,
+            "period": exchange.leaves[leaf].period,
+            "law": privacy.law.law,
+            "growth": privacy.law.growth,
+            "depth": self.tree.depth,
+            "sampling": float(release.sampling),
+            "keep_back": list(self.keep_back),
+        }
 
     @cached_property
     def grids(self) -> dict[str, Grid]:
@@ -359,8 +241,8 @@ class RoundPlan:
         The paper's noise does not keep the budget that it is named after; what it costs by the
         sensitivity that holds is known beforehand, and is the budget of the devices then.
         """
-        if self.wish.calibration != "paper":
-            return self.wish.epsilon
+        if not isinstance(self.privacy, PaperNoise):
+            return self.privacy.epsilon
         return self._true[boundary]
 
     def check(self, size: int) -> None:
@@ -381,7 +263,7 @@ class RoundPlan:
             if release.multiplier and discretisation_gap(size, steps) > GAP:
                 raise InvalidParameterError(
                     "clipping_norm",
-                    self.wish.clipping_norm,
+                    self.privacy.clipping_norm,
                     f"more noise at tier {boundary}: it would be {steps:.3g} steps of the grid",
                 )
 
@@ -391,7 +273,7 @@ class RoundPlan:
         for boundary in self.boundaries:
             single = [r.charge() for (tier, _), r in self._releases.items() if tier == boundary]
             charges = [replace(charge, count=self.rounds) for charge in single if charge]
-            cost = spent(charges, delta=self.wish.delta, accountant=fitting(charges))
+            cost = spent(charges, delta=self.privacy.delta, accountant=fitting(charges))
             true[boundary] = cost * _ROUNDING
         return true
 
@@ -412,17 +294,16 @@ class RoundPlan:
         sensitivity = self._sensitivity(boundary, period)
         multiplier = self._multiplier(boundary, period, sensitivity)
         grid = Grid.holding(VALUE_RANGE * len(self.exchanges))
-        if self.wish.clipping_norm is not None:
+        if self.privacy.clipping_norm is not None:
             # With room for the noise of zones in which few take part. What is beyond saturates,
             # and more room would leave the noise of large zones few steps of the grid.
             worst = min(2 * self.bound(steps), sensitivity * self._thinning(boundary))
             grid = Grid.holding(self.bound(steps) + NOISE_REACH * multiplier * worst)
-        record = self.wish.calibration == "record"
-        rate = self.wish.sampling_rate or 1.0
+        record = isinstance(self.privacy, RecordNoise)
         return Release(
             steps=steps,
             multiplier=multiplier,
-            sampling=any_batch(rate, steps) if record else 1.0,
+            sampling=any_batch(self.privacy.rate, steps) if record else 1.0,
             sensitivity=sensitivity,
             grid=grid,
         )
@@ -436,17 +317,17 @@ class RoundPlan:
         return min(factor, _MOST_ROOM)
 
     def _multiplier(self, boundary: int, period: Sequence[Segment], sensitivity: float) -> float:
-        wish, steps = self.wish, _steps(period)
-        if wish.calibration == "none":
+        privacy, steps = self.privacy, _steps(period)
+        if not privacy.noised:
             return 0.0
-        if wish.calibration == "paper":
-            return self._printed_sigma(boundary, steps) / sensitivity
+        if isinstance(privacy, PaperNoise):
+            return self._printed_sigma(privacy, boundary, steps) / sensitivity
         budget, delta = self._without_gap()
-        if wish.calibration == "record":
+        if isinstance(privacy, RecordNoise):
             return record_multiplier(
                 epsilon=budget,
                 delta=delta,
-                rate=wish.sampling_rate or 1.0,
+                rate=privacy.sampling_rate,
                 periods=[_steps(other) for other in self.schedule.periods(boundary)],
                 rounds=self.rounds,
             )
@@ -454,9 +335,9 @@ class RoundPlan:
 
     def _sensitivity(self, boundary: int, period: Sequence[Segment]) -> float:
         """Return the sensitivity of a release by the law of drift, when everybody takes part."""
-        law, weights = self.wish.law, largest_weights(self.tree, boundary)
+        law, weights = self.privacy.law, largest_weights(self.tree, boundary)
         weight = weights[self.tree.depth]
-        if not self.wish.clean_events or law.law == "lemma":
+        if not self.privacy.clean or law.law == "lemma":
             return 2 * self.bound(_steps(period)) * weight
         if law.law == "worst":
             parts = [(segment.steps, segment.tier) for segment in period]
@@ -466,28 +347,28 @@ class RoundPlan:
             moved = moved * law.growth**segment.steps + 2 * self.bound(segment.steps) * weight
         return moved
 
-    def _printed_sigma(self, boundary: int, steps: int) -> float:
+    def _printed_sigma(self, privacy: PaperNoise, boundary: int, steps: int) -> float:
         """Return the paper's noise (Proposition 1, Lemma 1)."""
-        wish, depth = self.wish, self.tree.depth
-        counted = self.schedule.steps if wish.release_steps == ROUND else steps
+        depth = self.tree.depth
+        counted = self.schedule.steps if privacy.release_steps == ROUND else steps
         weight = largest_weights(self.tree, boundary)[depth]
         return sigma(
             2 * self.bound(counted) * weight,
-            q=wish.sampling_rate or 1.0,
+            q=privacy.sampling_rate,
             n_comp=self.total_steps,
-            eps=wish.epsilon,
-            delta=wish.delta,
-            alpha=wish.alpha_of(boundary, depth),
+            eps=privacy.epsilon,
+            delta=privacy.delta,
+            alpha=privacy.alpha_of(boundary, depth),
         )
 
     def _without_gap(self) -> tuple[float, float]:
         """Return the budget that is left for the noise beside what the grid takes."""
         most = max(len(self.schedule.periods(tier)) for tier in self.boundaries)
         gap = GAP * most * self.rounds
-        budget = self.wish.epsilon - gap
+        budget = self.privacy.epsilon - gap
         if budget <= 0:
-            raise InvalidParameterError("epsilon", self.wish.epsilon, f"above {gap:g}")
-        return budget, self.wish.delta * math.exp(-gap)
+            raise InvalidParameterError("epsilon", self.privacy.epsilon, f"above {gap:g}")
+        return budget, self.privacy.delta * math.exp(-gap)
 
 
 def _steps(period: Sequence[Segment]) -> int:

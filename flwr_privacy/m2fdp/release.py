@@ -1,30 +1,41 @@
-"""What leaves a device or an aggregator of a tree with noise: an update, or an average."""
+"""What leaves a device or an aggregator of a tree: an update, or an average.
+
+It has its noise, or it goes into a release of the zone, which gets it from a parent that the node
+trusts.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.errors import DataError, ProtocolError
+from flwr_privacy.errors import DataError, DeclinedError, ProtocolError
 from flwr_privacy.grid import Grid
+from flwr_privacy.layout import Layout
 from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan
 from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.sealed import SEALED
 from flwr_privacy.updates import Update, check_start, released_names
 from flwr_privacy.wire import METRICS, Fields
 
+from .messages import packed
+from .models import moved
+from .sensitivity import Reach
 from .sums import TierSums
 from .terms import CODES, VALUE_RANGE, Duty, Terms
-from .zone import Codes, Upload, check_gap, noised
+from .zone import Codes, Upload, check_gap, noised, trained
 
-__all__ = ["DeviceUpdate", "ZoneAverage"]
+__all__ = ["DeviceUpdate", "SealedUpdate", "ZoneAverage"]
 
 
 @dataclass(frozen=True)
 class DeviceUpdate(Mechanism):
-    """The update of a device that trusts nobody above it: clipped, with all of the noise.
+    """The update of a device: clipped, with all of the noise if it trusts nobody above it.
+
+    Otherwise the noise follows, where the answers of its zone leave it.
 
     Parameters
     ----------
@@ -43,18 +54,15 @@ class DeviceUpdate(Mechanism):
         names = released_names(start, terms.keep_back)
         check_start(start, names)
         sigma = terms.noise_multiplier * 2 * terms.clipping_norm
-        charge = terms.charge()
-        if charge is not None:
+        plan = terms.plan()
+        if plan.charge is not None and terms.noised:
             dimension = sum(np.size(start[name]) for name in names)
             check_gap(dimension, sigma=sigma, grid=Grid(terms.grid))
-        return Plan(
-            unit=terms.unit,
-            charge=charge,
-            epsilon=terms.epsilon,
-            delta=terms.delta,
-            noise_multiplier=terms.noise_multiplier,
+        return replace(
+            plan,
             sigma=sigma,
             proven=terms.proven or terms.noised,
+            noise_follows=plan.charge is not None and not terms.noised,
         )
 
     def measure(self, start: Arrays, outcome: Any) -> Update:
@@ -79,7 +87,7 @@ class DeviceUpdate(Mechanism):
         """Return the codes of the update with its noise, or without any."""
         grid, vector = Grid(self.terms.grid), measured.vector
         own: Fields = {METRICS: {"num-examples": 1}}
-        if plan.charge is None:
+        if plan.charge is None or plan.noise_follows:
             return measured.arrays(grid.encode(vector, np.empty(vector.size, np.int32))), own
         codes = grid.encode(vector, vector.view(np.int64))
         sent = noised(codes, sigma=plan.sigma or 0.0, grid=grid, random=random)
@@ -88,6 +96,64 @@ class DeviceUpdate(Mechanism):
     def accumulator(self, start: Arrays) -> WeightedMean:
         """Return empty sums of codes, one for each group."""
         return TierSums(start, released_names(start, self.terms.keep_back), self.groups)
+
+
+@dataclass(frozen=True)
+class SealedUpdate(DeviceUpdate):
+    """The update of a device for a parent that it trusts, which adds the noise.
+
+    Parameters
+    ----------
+    terms, groups
+        As of `DeviceUpdate`.
+    zone : Upload, optional
+        How far the zone has come since its public start, after a clean event.
+    floor : float, default 0.0
+        Least standard deviation of the noise that the device allows, in units of the weights.
+    """
+
+    zone: Upload | None = None
+    floor: float = 0.0
+
+    def model(self, start: Arrays) -> Arrays:
+        """Return the model that the device trains.
+
+        Raises
+        ------
+        ProtocolError
+            If what came from the zone has another size than the model.
+        """
+        if self.zone is None:
+            return start
+        layout = Layout.of(start, released_names(start, self.terms.keep_back))
+        if self.zone.codes.size != layout.size:
+            raise ProtocolError("the sealed start has another size than the model")
+        return moved(start, layout, Grid(self.terms.grid).step * self.zone.codes)
+
+    def plan(self, start: Arrays, facts: Facts) -> Plan:
+        """Decide or refuse everything about the release; see `Mechanism.plan`."""
+        plan = super().plan(start, facts)
+        self.model(start)
+        return plan
+
+    def measure(self, start: Arrays, outcome: Any) -> Update:
+        """Return the update of the model that the device trained, clipped."""
+        return super().measure(self.model(start), outcome)
+
+    def failed(self, start: Arrays) -> Update | None:
+        """Return the update of a training that changed nothing, at user level."""
+        return self.measure(start, self.model(start)) if self.terms.unit == "user" else None
+
+    def noise(self, measured: Update, plan: Plan, random: SecureRandom) -> Answer:
+        """Return what is to be sealed: the codes of the zone with this update, without noise."""
+        terms, grid = self.terms, Grid(self.terms.grid)
+        codes = grid.encode(measured.vector)
+        reach = Reach(anchor=terms.depth) if self.zone is None else self.zone.reach
+        reach = trained(terms.drift, reach, terms.clipping_norm, terms.steps, grid, codes.size)
+        if self.zone is not None:
+            codes += self.zone.codes
+        content = packed(Upload(codes, reach, self.floor), terms)
+        return {}, {METRICS: {"num-examples": 1}, SEALED: content}
 
 
 @dataclass(frozen=True)
@@ -107,20 +173,13 @@ class ZoneAverage(Mechanism):
 
     def plan(self, start: Arrays, facts: Facts) -> Plan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
-        duty, charge = self.duty, self.duty.charge()
-        if charge is None:
-            raise ProtocolError("there is no noise to charge")
-        sigma = duty.noise_multiplier * self.mean.reach.total
-        check_gap(self.mean.codes.size, sigma=sigma, grid=Grid(duty.grid))
-        return Plan(
-            unit=duty.unit,
-            charge=charge,
-            epsilon=duty.epsilon,
-            delta=duty.delta,
-            noise_multiplier=duty.noise_multiplier,
-            sigma=sigma,
-            proven=duty.proven,
-        )
+        sigma, floor = self.duty.noise_multiplier * self.mean.reach.total, self.mean.floor
+        check_gap(self.mean.codes.size, sigma=sigma, grid=Grid(self.duty.grid))
+        if sigma < floor:
+            raise DeclinedError(
+                f"the noise would be {sigma:.6g}: a member of the zone has min_sigma = {floor:.6g}"
+            )
+        return replace(self.duty.plan(), sigma=sigma)
 
     def measure(self, start: Arrays, outcome: Any) -> Codes:
         """Return the codes of the average."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from flwr_privacy.errors import InvalidParameterError, check_integer
+from flwr_privacy.keywords import checked_keywords
 
 __all__ = ["EventSchedule", "Segment"]
 
@@ -37,6 +38,7 @@ class Segment:
     tier: int
 
 
+@checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class EventSchedule:
     """Local steps and aggregation events of a round.

@@ -11,6 +11,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.identity import check_client_id
+from flwr_privacy.mechanism import Plan
 from flwr_privacy.policy import UNITS
 
 from .sensitivity import DRIFTS, Drift
@@ -134,6 +135,17 @@ class _Released:
     def proven(self) -> bool:
         """Whether nothing is assumed of the losses."""
         return self.law == "worst"
+
+    def plan(self) -> Plan:
+        """Return what is known of the release without the model, or the answers of others."""
+        return Plan(
+            unit=self.unit,
+            charge=self.charge(),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            proven=self.proven,
+        )
 
     def charge(self) -> Charge | None:
         """Return what the release costs a device; None where there is no noise and no account."""
@@ -274,19 +286,39 @@ class Duty(_Released):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class Delivery(_Released):
     """What the server asks of an aggregator after a clean event above it: to pass it on.
 
     Parameters
     ----------
+    unit, noise_multiplier, epsilon, delta, grid, period, law, growth, depth, sampling,
+    keep_back
+        Of the noised release that the model goes into.
     event : int
         Number of the event in this round.
     own_tier : int
         Tier of the aggregator.
+    parent : str
+        Whose model it is.
+    siblings : list of str
+        All children of that parent that were asked.
     children : list of str
         All children that were asked.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
     """
 
     event: int
     own_tier: int
+    parent: str
+    siblings: list[str]
     children: list[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_client_id(self.parent, parameter="parent")
+        check_integer("event", self.event, minimum=self.period)
+        check_integer("own_tier", self.own_tier, minimum=1, maximum=self.depth - 1)

@@ -25,11 +25,11 @@ from flwr_privacy.errors import check_integer
 from flwr_privacy.grid import Grid
 from flwr_privacy.identity import client_id_from, stream
 from flwr_privacy.ledger import Ledger
-from flwr_privacy.m2fdp.tree import CLOUD, TierTree
+from flwr_privacy.m2fdp import CLOUD, EventSchedule, TierTree
 from flwr_privacy.pins import Identity
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import M2FDP
+from flwr_privacy.strategies import M2FDP, DeviceNoise, WorstDrift
 from flwr_privacy.wire import RECORD
 
 from .scene import quiet
@@ -62,7 +62,7 @@ TREE = TierTree(
 )
 """A hospital with two wards, all trusted, and a clinic that is not."""
 
-_STEPS, _EVENTS = 4, {2: [2]}  # a clean event in the wards
+_SCHEDULE = EventSchedule(steps=4, events={2: [2]})  # a clean event in the wards
 _PLACES, _WIDTH = 16, 4  # stretches of a vector that are looked for, and entries of each
 _DTYPES = {np.int64: ("<i4", "<i8"), np.float64: ("<f4", "<f8")}
 
@@ -149,8 +149,6 @@ class Training:
         Root of what the devices compute.
     policies : mapping, optional
         For some nodes, lines of their policies in place of `trusted_parents`.
-    **strategy
-        Parameters of the strategy.
     """
 
     def __init__(
@@ -160,7 +158,6 @@ class Training:
         tree: TierTree = TREE,
         seed: int = 0,
         policies: Mapping[str, str] | None = None,
-        **strategy: Any,
     ) -> None:
         check_integer("seed", seed, minimum=0)
         self.tree = tree
@@ -168,14 +165,14 @@ class Training:
         self._seed = seed
         self._relay = relay
         self._policies = policies or {}
-        options = {"steps": _STEPS, "events": _EVENTS, "clean_events": True, **strategy}
         nodes = len(tree.devices) + len(tree.trusted) * relay
         self.strategy = M2FDP(
             tree=tree,
+            privacy=DeviceNoise(clean_events=WorstDrift()),
+            schedule=_SCHEDULE,
             relay=relay,
             min_train_nodes=len(tree.devices),
             min_available_nodes=nodes,
-            **options,
         )
 
     @contextmanager

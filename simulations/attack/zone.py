@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from flwr_privacy.attacks.inversion import Recovery
 from flwr_privacy.attacks.trust_zone import sibling_view
 from flwr_privacy.clients import M2FDPClient
-from flwr_privacy.m2fdp import TierTree
-from flwr_privacy.strategies import M2FDP
+from flwr_privacy.m2fdp import EventSchedule, TierTree
+from flwr_privacy.strategies import M2FDP, DeviceNoise, WorstDrift
 from flwr_privacy.updates import Update, clip
 from flwr_privacy.wire import TRAIN
 
@@ -92,12 +92,13 @@ def _sent(scene: Scene, size: int, *, clean_events: bool) -> Vector:
     """Return what a member is sent after the first local step, less what it started from."""
     strategy = M2FDP(
         tree=TierTree.of_fanouts((1, size), p=1.0),
-        steps=2 if clean_events else 1,
-        events=1 if clean_events else None,
-        clean_events=clean_events,
-        epsilon=EPSILON,
-        delta=DELTA,
-        clipping_norm=_CLIPPING_NORM,
+        privacy=DeviceNoise(
+            epsilon=EPSILON,
+            delta=DELTA,
+            clipping_norm=_CLIPPING_NORM,
+            clean_events=WorstDrift() if clean_events else None,
+        ),
+        schedule=EventSchedule(steps=2, events={1: 1}) if clean_events else EventSchedule(),
         min_train_nodes=size,
         min_available_nodes=size,
     )

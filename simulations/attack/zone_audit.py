@@ -22,13 +22,12 @@ from flwr_privacy.attacks.trusted_path import PathAudit, ZonePath, audit_path
 from flwr_privacy.clients import M2FDPClient, as_mod
 from flwr_privacy.errors import check_integer
 from flwr_privacy.identity import client_id_from, stream
-from flwr_privacy.m2fdp.schedule import EventSchedule
-from flwr_privacy.m2fdp.sensitivity import Drift
-from flwr_privacy.m2fdp.tree import TierTree
+from flwr_privacy.m2fdp import Asked, Drift, EventSchedule, TierTree, Upload
 from flwr_privacy.simulations.inline import InlineGrid
 from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.strategies import M2FDP, LoopOptions
+from flwr_privacy.strategies import M2FDP, DeviceNoise, LemmaDrift, LoopOptions, WorstDrift
 from flwr_privacy.strategies.instruction import Instruction, noting
+from flwr_privacy.strategies.played_aggregators import PlayedAggregators
 from flwr_privacy.strategies.round import ClientReply
 
 from .scene import quiet
@@ -53,6 +52,7 @@ _DELTA, _EPSILON = 1e-5, 8.0
 _EPSILONS = (1.0, 4.0)
 _RUNS = 20_000
 _DIMENSION = 16
+_LAWS: dict[str, WorstDrift | LemmaDrift] = {"worst": WorstDrift(), "lemma": LemmaDrift()}
 
 Vector = NDArray[np.float64]
 
@@ -129,14 +129,13 @@ def audit_edges(
     clients = edges * children
     strategy = _Listening(
         tree=TierTree.of_fanouts((edges, children), p=None if children == 1 else 1.0),
-        steps=STEPS,
-        events=1,
-        clean_events=clean_events,
-        drift=law,
-        convex=law == "lemma",
-        epsilon=epsilon,
-        delta=_DELTA,
-        clipping_norm=1.0,
+        privacy=DeviceNoise(
+            epsilon=epsilon,
+            delta=_DELTA,
+            clipping_norm=1.0,
+            clean_events=_LAWS[law] if clean_events else None,
+        ),
+        schedule=EventSchedule(steps=STEPS, events={1: 1}),
         loop=LoopOptions(clients=clients),
         min_train_nodes=clients,
         min_available_nodes=1,  # it plays all of them
@@ -258,15 +257,25 @@ class _Listening(M2FDP):
         edge = self.tree.parent(reply.client_id)
         if not self.tree.secure(edge):
             (codes,) = reply.arrays().values()
-            self._note(edge, codes)
+            self.note(edge, codes)
 
-    def _noised(self, server_round: int, exchange: Any, node: str, *rest: Any) -> Any:
-        codes = super()._noised(server_round, exchange, node, *rest)
-        self._note(node, codes)
-        return codes
+    def played_aggregators(self) -> PlayedAggregators:
+        """Return aggregators of whom the cloud notes what they hand out."""
+        return _Heard(self, self.plan, self._tiers, self.experiment.id, self.insecure_seed)
 
-    def _note(self, node: str, codes: NDArray[Any]) -> None:
+    def note(self, node: str, codes: NDArray[Any]) -> None:
         self.released[node] = self.released.get(node, 0.0) + codes.astype(np.float64)
+
+
+class _Heard(PlayedAggregators):
+    def __init__(self, strategy: _Listening, *given: Any) -> None:
+        super().__init__(*given)
+        self._strategy = strategy
+
+    def noised(self, node: str, upload: Upload, asked: Asked) -> NDArray[np.int32]:
+        codes = super().noised(node, upload, asked)
+        self._strategy.note(node, codes)
+        return codes
 
 
 def _client_app(crafted: Callable[[int, Vector, int], Vector]) -> ClientApp:

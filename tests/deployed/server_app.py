@@ -13,27 +13,26 @@ from flwr.serverapp import Grid, ServerApp
 from plan import Plan
 from unreliable import Unreliable
 
-from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.m2fdp import EventSchedule, TierTree
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import (
     M2FDP,
     MSPDQ,
     UDP,
     CentralDP,
+    DeviceNoise,
     FedAvg,
     FedVS,
     LoopOptions,
     SchemeStrategy,
     UserLevel,
+    WorstDrift,
 )
 
 TIERS: dict[str, Any] = {
     "tree": TierTree.of_fanouts((2, 2), p=0.5),
-    "steps": 2,
-    "events": 1,
-    "clean_events": True,
-    "clipping_norm": 4.0,
-    "epsilon": 200.0,
+    "privacy": DeviceNoise(epsilon=200.0, clipping_norm=4.0, clean_events=WorstDrift()),
+    "schedule": EventSchedule(steps=2, events={1: 1}),
 }
 
 STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {

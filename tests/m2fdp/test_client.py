@@ -330,7 +330,7 @@ POLICIES: dict[str, tuple[Fields, Fields, str]] = {
     "lemma": (
         {"max_epsilon": 1e6},
         {**OPEN, "law": "lemma"},
-        "max_epsilon, and its ledger has releases whose cost is not proven, or would have one",
+        "'m2fdp' has no budget: the node's policy has max_epsilon or units",
     ),
 }
 
@@ -406,7 +406,8 @@ def test_a_node_that_plays_any_client_gives_its_own_no_leave(tmp_path: Path) -> 
 def test_a_message_cannot_say_what_is_the_nodes(key: str, tmp_path: Path) -> None:
     node = Node(tmp_path)
     context = Context(1, 1, node.config, RecordDict(), {key: "true"})
-    fields = {**write(terms(**OPEN)), "experiment-id": "e", "round": 1, key: True}
+    place = {"experiment-id": "e", "round": 1, "request": 0}
+    fields = {**write(terms(**OPEN)), **place, key: True}
     with pytest.raises(InvalidParameterError, match=r"^message = .*: expected no keys of the node"):
         M2FDPClient(None, Context(1, 1, node.config, RecordDict(), {})).handle(
             "train", START, fields, node.train
@@ -462,19 +463,18 @@ def test_a_sealed_answer_has_nothing_in_the_open(tmp_path: Path) -> None:
 
 
 def test_a_sealed_answer_has_the_same_codes_as_one_in_the_open(tmp_path: Path) -> None:
-    from flwr_privacy.clients import zone_messages
     from flwr_privacy.clients.custody import Custody
-    from flwr_privacy.clients.zone_keys import channel_to
+    from flwr_privacy.experiment_keys import channel_to
+    from flwr_privacy.m2fdp.messages import going_up, unpacked
 
     device, ward = zone(tmp_path)
     _, own = device.ask(sealing(), **keys_of(ward))
     custody = Custody.of(Context(1, 1, ward.config, RecordDict(), {}))
     told = keys_of(device, "own")
-    channel = channel_to(custody, "e", "a", told["own_key"], told["own_signature"])
-    parts = zone_messages.going_up(
-        "e", 1, sealing(), sender="a", tier=2, receiver="ward", children=["a", "b"]
-    )
-    upload = zone_messages.unpacked(channel.open(own["sealed"], *parts), sealing())
+    channel = channel_to(custody, "m2fdp", "e", "a", told["own_key"], told["own_signature"])
+    place = {"experiment-id": "e", "round": 1}
+    parts = going_up(place, sealing(), sender="a", tier=2, receiver="ward", children=["a", "b"])
+    upload = unpacked(channel.open(own["sealed"], *parts), sealing())
     (tmp_path / "open").mkdir()
     arrays, _ = simulated(tmp_path / "open").ask(terms(**OPEN))
     np.testing.assert_allclose(GRID.step * upload.codes, vector(arrays))
@@ -542,7 +542,7 @@ def test_a_sealed_answer_is_subject_to_the_devices_policy(tmp_path: Path) -> Non
         device.ask(sealing(), **keys_of(ward))
     device.config["privacy-policy"] = str(tmp_path / "other.toml")
     (tmp_path / "other.toml").write_text('trusted_parents = ["ward"]\nmax_epsilon = 1e6\n')
-    with pytest.raises(DeclinedError, match="whose cost is not proven, or would have one"):
+    with pytest.raises(DeclinedError, match="'m2fdp' has no budget"):
         device.ask(sealing(law="lemma"), **keys_of(ward))
     assert device.entries() == []
 

@@ -6,7 +6,7 @@ import pytest
 from conformance import WrapsConformance
 
 from flwr_privacy.clients import M2FDPClient
-from flwr_privacy.strategies import M2FDP
+from flwr_privacy.strategies import M2FDP, DeviceNoise, NoNoise
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ class TestM2FDP(WrapsConformance):
         "steps": 4,
         "events": 2,
         "min_children": 1,
-        "epsilon": 100.0,
+        "privacy": DeviceNoise(epsilon=100.0),
         "insecure_seed": 5,
         "experiment_id": "e",
     }
@@ -31,11 +31,11 @@ class TestM2FDP(WrapsConformance):
     app_options: ClassVar[dict[str, Any]] = {
         "fanouts": "2,2",
         "p": 0.5,
-        "calibration": "none",
+        "unit": "none",
         "clipping_norm": 0.5,
         "min_children": 1,
     }
     exact_cohorts = True
     codes = True
-    no_noise: ClassVar[dict[str, Any]] = {"calibration": "none"}
+    no_noise: ClassVar[dict[str, Any]] = {"privacy": NoNoise(clipping_norm=1.0)}
     own_start = "only where this strategy's own start runs the rounds"

@@ -14,8 +14,8 @@ from zones import zone_nodes
 
 from flwr_privacy.clients import M2FDPClient, as_mod
 from flwr_privacy.ledger import Ledger
-from flwr_privacy.m2fdp import TierTree
-from flwr_privacy.strategies import M2FDP, LoopOptions
+from flwr_privacy.m2fdp import EventSchedule, TierTree
+from flwr_privacy.strategies import M2FDP, DeviceNoise, LoopOptions, WorstDrift
 
 APP = Path(__file__).parents[1] / "deployed"
 TREE = TierTree.of_fanouts((2, 2), p=0.5)
@@ -60,11 +60,8 @@ def simulated() -> tuple[Any, list[bytes]]:
 
     strategy = M2FDP(
         tree=TREE,
-        steps=2,
-        events=1,
-        clean_events=True,
-        clipping_norm=4.0,
-        epsilon=200.0,
+        privacy=DeviceNoise(epsilon=200.0, clipping_norm=4.0, clean_events=WorstDrift()),
+        schedule=EventSchedule(steps=2, events={1: 1}),
         loop=LoopOptions(experiment_id="tiers", seed=1),
         insecure_seed=SEED,
     )

@@ -9,14 +9,14 @@ from zones import zone_nodes
 
 from flwr_privacy.clients import M2FDPClient, as_mod
 from flwr_privacy.m2fdp import TierTree
-from flwr_privacy.strategies import M2FDP, LoopOptions
+from flwr_privacy.strategies import M2FDP, DeviceNoise, LoopOptions
 
 TREE = TierTree.of_fanouts((2, 2), p=0.5)
 DEEP = TierTree.of_fanouts((2, 2, 2), p=0.5)  # t1-0 over t2-0 and t2-1 is trusted
 
 
 def line(tree: TierTree, folder: Path, policies: dict[str, Any]) -> Any:
-    strategy = M2FDP(tree=tree, steps=1, clipping_norm=1.0, relay=True, loop=LoopOptions(seed=1))
+    strategy = M2FDP(tree=tree, privacy=DeviceNoise(), relay=True, loop=LoopOptions(seed=1))
     nodes = zone_nodes(tree, folder, policies=policies)
     result = run_strategy(strategy, message_app([as_mod(M2FDPClient)]), nodes=nodes, num_rounds=1)
     return result.history[1]["scheme"]

@@ -12,10 +12,11 @@ from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.m2fdp import (
+    Drift,
     EventSchedule,
     RoundPlan,
+    TierPrivacy,
     TierTree,
-    Wish,
     any_batch,
     boundary_tier,
     exchanges,
@@ -25,33 +26,23 @@ from flwr_privacy.m2fdp import (
 )
 from flwr_privacy.m2fdp.zone import GAP, NOISE_REACH
 from flwr_privacy.noise import discretisation_gap
+from flwr_privacy.simulations.flat_options import keywords_of
+from flwr_privacy.strategies import M2FDP
 
 EDGES = TierTree.of_fanouts((10, 5), p=0.5)
 DEEP = TierTree.of_fanouts((4, 2, 3), p=(0.5, 0.5))
 EVERY_5 = EventSchedule(steps=20, events={1: 5})
 MIXED = EventSchedule(steps=12, events={1: [6], 2: [2, 9]})
 
-WISH: dict[str, Any] = {
-    "epsilon": 8.0,
-    "delta": 1e-5,
-    "calibration": "device",
-    "drift": "worst",
-    "smoothness": None,
-    "convex": False,
-    "clean_events": False,
-    "clipping_norm": 0.25,
-    "step_rule": "constant",
-    "sampling_rate": None,
-    "alpha": None,
-    "release_steps": "round",
-    "keep_back": [],
-}
-PAPER = {"calibration": "paper", "alpha": 1.0, "sampling_rate": 0.05, "clean_events": True}
-RECORD = {"calibration": "record", "sampling_rate": 0.1}
+PAPER = {"unit": "paper", "alpha": 1.0, "sampling_rate": 0.05, "clean_events": True}
+WORST = {True: "worst", False: None}
+RECORD = {"unit": "record", "sampling_rate": 0.1}
 
 
-def wish(**changes: Any) -> Wish:
-    return Wish(**{**WISH, **changes})
+def privacy(**changes: Any) -> TierPrivacy:
+    flat = {"fanouts": (2, 2), "unit": "device", "clipping_norm": 0.25, **changes}
+    chosen: TierPrivacy = keywords_of(M2FDP, flat)["privacy"]
+    return chosen
 
 
 def plan(
@@ -61,12 +52,14 @@ def plan(
     server_round: int = 1,
     rounds: int = 10,
     total_steps: int | None = None,
+    step_rule: str = "constant",
     **changes: Any,
 ) -> RoundPlan:
     return RoundPlan(
         tree=tree,
         schedule=schedule,
-        wish=wish(**changes),
+        privacy=privacy(**changes),
+        step_rule=step_rule,
         server_round=server_round,
         total_steps=schedule.steps * rounds if total_steps is None else total_steps,
         rounds=rounds,
@@ -84,38 +77,32 @@ def plan(
         ({"epsilon": "8"}, "^epsilon = '8'"),
         ({"delta": 0.0}, r"^delta = 0\.0"),
         ({"delta": 1.0}, r"^delta = 1\.0"),
-        ({"calibration": "rdp"}, "^calibration = 'rdp': expected one of"),
-        ({"drift": "none"}, "^drift = 'none': expected one of"),
-        ({"convex": 1}, "^convex = 1: expected true or false"),
-        ({"clean_events": "yes"}, "^clean_events = 'yes': expected true or false"),
-        ({"step_rule": "theorem"}, "^step_rule = 'theorem': expected one of"),
-        ({"release_steps": "event"}, "^release_steps = 'event': expected one of"),
-        ({"clipping_norm": None}, "^clipping_norm = None: expected a number where there is noise"),
+        ({"unit": "rdp"}, "^unit = 'rdp': expected one of"),
+        ({"clean_events": "none"}, "^clean_events = 'none': expected one of"),
+        ({"clean_events": True}, "^clean_events = True: expected one of"),
+        ({**PAPER, "clean_events": "yes"}, "^clean_events = 'yes': expected true or false"),
+        ({"unit": "none", "clean_events": "yes"}, "^clean_events = 'yes': expected true or false"),
+        ({**PAPER, "release_steps": "event"}, "^release_steps = 'event': expected one of"),
+        ({"clipping_norm": None}, "^clipping_norm = None"),
         ({"clipping_norm": 0.0}, r"^clipping_norm = 0\.0: expected a number above 0"),
-        ({"calibration": "none", "clipping_norm": -1.0}, r"^clipping_norm = -1\.0"),
-        (
-            {**PAPER, "alpha": None},
-            "^alpha = None: expected the constant .* the paper does not give",
-        ),
-        ({"alpha": 1.0}, r"^alpha = 1\.0: expected None with calibration 'device'"),
-        ({**PAPER, "sampling_rate": None}, "^sampling_rate = None: expected the share of the rec"),
-        ({"sampling_rate": 0.1}, r"^sampling_rate = 0\.1: expected nothing with cal.* 'device'"),
+        ({"unit": "none", "clipping_norm": -1.0}, r"^clipping_norm = -1\.0"),
+        ({**PAPER, "alpha": None}, "^alpha = None"),
+        ({"alpha": 1.0}, "^M2FDP has no 'alpha': only with unit=paper$"),
+        ({"unit": "paper", "alpha": 1.0}, "^PaperNoise needs 'sampling_rate': it is required"),
+        ({"unit": "record"}, "^RecordNoise needs 'sampling_rate': it is required"),
+        ({"sampling_rate": 0.1}, "has no 'sampling_rate': only with unit=record or unit=paper"),
         ({**RECORD, "sampling_rate": 0.0}, r"^sampling_rate = 0\.0: expected above 0, at most 1"),
         ({**RECORD, "sampling_rate": 1.5}, r"^sampling_rate = 1\.5: expected above 0, at most 1"),
-        ({**RECORD, "clean_events": True}, "^clean_events = True: expected false with .*'record'"),
-        (
-            {"drift": "smooth", "clean_events": True},
-            "^drift = 'smooth': expected 'worst', or the smoothness of the losses",
-        ),
-        (
-            {"drift": "lemma", "clean_events": True},
-            "^drift = 'lemma': expected 'worst', or losses that are declared convex and smooth",
-        ),
+        ({**RECORD, "clean_events": "worst"}, "has no 'clean_events': only with unit="),
+        ({"clean_events": "smooth"}, "^SmoothDrift needs 'smoothness': it is required"),
+        ({"clean_events": "smooth", "smoothness": -1.0}, "^smoothness = -1.0"),
+        ({"smoothness": 0.1}, "has no 'smoothness': only with clean_events=smooth$"),
+        ({"unit": "none", "epsilon": 1.0}, "has no 'epsilon': only with unit=device"),
     ],
 )
 def test_what_is_not_allowed_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
-        wish(**changes)
+        privacy(**changes)
 
 
 @pytest.mark.parametrize(
@@ -130,19 +117,19 @@ def test_what_is_not_allowed_is_refused(changes: dict[str, Any], message: str) -
 )
 def test_the_constants_of_the_paper_are_one_or_one_for_each_tier(alpha: Any, message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
-        [wish(**{**PAPER, "alpha": alpha}).alpha_of(tier, 2) for tier in (1, 2)]
+        [privacy(**{**PAPER, "alpha": alpha}).alpha_of(tier, 2) for tier in (1, 2)]
 
 
 def test_a_drift_that_is_declared_is_allowed() -> None:
-    smooth = wish(drift="smooth", smoothness=0.05, clean_events=True).law
+    smooth = privacy(clean_events="smooth", smoothness=0.05).law
     assert (smooth.law, smooth.growth) == ("smooth", 1.05)
-    assert wish(drift="lemma", convex=True, clean_events=True).law.law == "lemma"
-    # Without clean events nothing drifts, and nothing has to be declared.
-    assert wish(drift="lemma").law.law == "lemma"
+    assert privacy(clean_events="lemma").law.law == "lemma"
+    # Without clean events nothing drifts, and nothing is declared.
+    assert privacy().law == privacy(clean_events="worst").law == Drift()
 
 
-def test_the_paper_is_charged_for_the_worst_drift_whatever_it_says() -> None:
-    assert wish(**{**PAPER, "drift": "lemma"}).law.law == "worst"
+def test_the_paper_is_charged_for_the_worst_drift() -> None:
+    assert privacy(**PAPER).law == Drift()
 
 
 def test_steps_that_fall_scale_the_clipping() -> None:
@@ -163,7 +150,7 @@ def test_every_device_does_all_steps_of_the_round_and_every_period_ends_in_a_rel
     tree: TierTree, clean: bool
 ) -> None:
     schedule = EVERY_5 if tree is EDGES else MIXED
-    one = plan(tree, schedule, clean_events=clean)
+    one = plan(tree, schedule, clean_events=WORST[clean])
     assert one.exchanges == exchanges(tree, schedule, clean_events=clean)
     for leaf in tree.tiers[tree.depth - 1]:
         asked = [
@@ -241,7 +228,7 @@ def test_a_record_has_the_sampling_of_a_period() -> None:
 
 
 def test_without_noise_there_is_nothing_to_charge() -> None:
-    release = plan(calibration="none").release(1, 3)
+    release = plan(unit="none").release(1, 3)
     assert (release.multiplier, release.charge()) == (0.0, None)
 
 
@@ -266,7 +253,7 @@ def weights_of(tree: TierTree, top: str) -> dict[int, float]:
 def test_the_sensitivity_of_a_release_is_that_of_the_worst_drift(
     tree: TierTree, schedule: EventSchedule, clean: bool
 ) -> None:
-    one = plan(tree, schedule, clean_events=clean)
+    one = plan(tree, schedule, clean_events=WORST[clean])
     for top in (node for tier in tree.tiers[1:-1] for node in tier):
         if not tree.secure(top) or tree.secure(tree.parent(top)):
             continue
@@ -285,10 +272,12 @@ def test_the_sensitivity_of_a_release_is_that_of_the_worst_drift(
 def test_A22_clean_events_make_the_sensitivity_four_times_that_of_the_lemma() -> None:
     lemma = 2 * 0.25 * 20 / 5
     for clean, factor in ((True, 4.0), (False, 1.0)):
-        assert plan(clean_events=clean).release(1, 3).sensitivity == pytest.approx(factor * lemma)
-    declared = plan(clean_events=True, drift="lemma", convex=True)
+        assert plan(clean_events=WORST[clean]).release(1, 3).sensitivity == pytest.approx(
+            factor * lemma
+        )
+    declared = plan(clean_events="lemma")
     assert declared.release(1, 3).sensitivity == pytest.approx(lemma)
-    smooth = plan(clean_events=True, drift="smooth", smoothness=0.01)
+    smooth = plan(clean_events="smooth", smoothness=0.01)
     assert lemma < smooth.release(1, 3).sensitivity < 4 * lemma
 
 
@@ -346,7 +335,7 @@ def test_periods_of_equal_length_may_differ_in_their_clean_events() -> None:
 def test_the_grid_has_codes_for_all_updates_and_their_noise(
     tree: TierTree, schedule: EventSchedule, epsilon: float, clean: bool
 ) -> None:
-    one = plan(tree, schedule, epsilon=epsilon, clean_events=clean)
+    one = plan(tree, schedule, epsilon=epsilon, clean_events=WORST[clean])
     for boundary in one.boundaries:
         for period in schedule.periods(boundary):
             release = one.release(boundary, period[-1].index)
@@ -379,7 +368,7 @@ def test_noise_that_the_grid_does_no_justice_to_is_refused() -> None:
 
 
 def test_without_clipping_the_grid_holds_what_is_allowed() -> None:
-    one = plan(calibration="none", clipping_norm=None, clean_events=True)
+    one = plan(unit="none", clipping_norm=None, clean_events=True)
     assert one.bound(20) == 0.0
     for boundary in one.boundaries:
         assert CODE_LIMIT * one.release(boundary, 3).grid.step >= 64 * len(one.exchanges)

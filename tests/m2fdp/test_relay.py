@@ -28,7 +28,7 @@ from flwr_privacy.ledger import Ledger
 from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import M2FDP, LoopOptions
+from flwr_privacy.strategies import M2FDP
 from flwr_privacy.wire import RECORD
 
 SEED = 11
@@ -37,7 +37,7 @@ DEEP = TierTree.of_fanouts((2, 2, 2), p=(0.5, 0.5))
 SCHEDULES = {
     "no local events": {"steps": 4},
     "local events": {"steps": 4, "events": 2},
-    "clean events": {"steps": 4, "events": 2, "clean_events": True},
+    "clean events": {"steps": 4, "events": 2, "clean_events": "worst"},
 }
 
 
@@ -83,7 +83,7 @@ def test_the_relayed_model_is_that_of_the_simulation(
 
 # t1-0 with 0, 1, 2 is trusted; t1-1 is not
 WARDS = TierTree.of_fanouts((2, 3), p=0.5, devices=list("012345"))
-CLEAN = {"steps": 4, "events": 2, "clean_events": True}
+CLEAN = {"steps": 4, "events": 2, "clean_events": "worst"}
 PLAIN = {"clipping_norm": 0.5, "epsilon": 200.0}
 
 
@@ -199,7 +199,7 @@ def test_the_server_sees_nothing_of_trusted_devices_but_what_is_noised(
 
 
 def test_the_papers_noise_is_that_of_the_simulation(tmp_path: Path) -> None:
-    options = {"steps": 4, "events": 2, "paper": True, "alpha": 0.1, "sampling_rate": 0.05}
+    options = {"steps": 4, "events": 2, "unit": "paper", "alpha": 0.1, "sampling_rate": 0.05}
     one, other = simulated(WARDS, **options), relayed(WARDS, tmp_path, **options)
     assert same(one.arrays, other.arrays)
     assert one.history[3]["scheme"] == pytest.approx(other.history[3]["scheme"])
@@ -223,7 +223,7 @@ def test_records_are_protected_in_a_zone_too(tmp_path: Path) -> None:
 
     state = tmp_path / "state"
     state.mkdir()
-    options = {"calibration": "record", "sampling_rate": 0.2, "steps": 4, "epsilon": 8.0}
+    options = {"unit": "record", "sampling_rate": 0.2, "steps": 4, "epsilon": 8.0}
     strategy = make(M2FDP, tree=HALF, relay=True, experiment_id="e", delta=1e-3, **options)
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1, "state": state}
     result = run_strategy(strategy, app, nodes=zone_nodes(HALF, tmp_path), **start)
@@ -297,7 +297,7 @@ def test_an_aggregator_that_does_not_answer_is_done_without(
     tree = TierTree.of_fanouts((2, 2, 2), p=0.5)
     who = "t1-0" if phase == "aggregate" else "t2-0"
     fault = Fault(kind="drop", client=who, server_round=server_round, phase=phase)
-    options = {**PLAIN, "experiment_id": "e", "steps": 4, "clean_events": True}
+    options = {**PLAIN, "experiment_id": "e", "steps": 4, "clean_events": "worst"}
     strategy = make(M2FDP, tree=tree, relay=True, deadline=1.0, events={1: [2]}, **options)
     result = run_strategy(
         strategy,
@@ -318,7 +318,7 @@ def test_an_aggregator_that_does_not_answer_is_done_without(
 
 def test_an_aggregator_that_is_not_there_is_said(tmp_path: Path) -> None:
     nodes = [node for node in zone_nodes(WARDS, tmp_path) if node["client-id"] != "t1-0"]
-    strategy = M2FDP(tree=WARDS, relay=True, min_available_nodes=6)
+    strategy = make(M2FDP, tree=WARDS, relay=True, min_available_nodes=6)
     text = "the secure aggregator 't1-0' is no node that is there: .*m2fdp-role='aggregator'"
     with pytest.raises(ProtocolError, match=text):
         run_strategy(strategy, Seen().app(), nodes=nodes)
@@ -329,7 +329,7 @@ def test_a_device_is_no_aggregator(tmp_path: Path) -> None:
     nodes[-1]["m2fdp-role"] = "device"
     text = "the secure aggregator 't1-0' is no node that is there"
     with pytest.raises(ProtocolError, match=text):
-        run_strategy(M2FDP(tree=WARDS, relay=True), Seen().app(), nodes=nodes)
+        run_strategy(make(M2FDP, tree=WARDS, relay=True), Seen().app(), nodes=nodes)
 
 
 @pytest.mark.parametrize("name", ["0", "t1-0"])
@@ -338,7 +338,7 @@ def test_a_node_of_a_zone_needs_an_identity(name: str, tmp_path: Path) -> None:
     del next(node for node in nodes if node["client-id"] == name)["privacy-identity"]
     text = f"'{name}' has sent no key: it has no privacy-identity"
     with pytest.raises(ProtocolError, match=text):
-        run_strategy(M2FDP(tree=WARDS, relay=True), Seen().app(), nodes=nodes)
+        run_strategy(make(M2FDP, tree=WARDS, relay=True), Seen().app(), nodes=nodes)
 
 
 def test_devices_of_insecure_aggregators_need_none(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_devices_of_insecure_aggregators_need_none(tmp_path: Path) -> None:
         if node["client-id"] in "345":
             del node["privacy-identity"], node["privacy-pins"]
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
-    result = run_strategy(M2FDP(tree=WARDS, relay=True), Seen().app(), nodes=nodes, **start)
+    result = run_strategy(make(M2FDP, tree=WARDS, relay=True), Seen().app(), nodes=nodes, **start)
     assert (result.history[1]["folded"], result.history[1]["refused"]) == (6, {})
 
 
@@ -365,7 +365,7 @@ def test_who_pins_nobody_believes_nobody(
     nodes = zone_nodes(WARDS, tmp_path)
     del next(node for node in nodes if node["client-id"] == name)[key]
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
-    result = run_strategy(M2FDP(tree=WARDS, relay=True), Seen().app(), nodes=nodes, **start)
+    result = run_strategy(make(M2FDP, tree=WARDS, relay=True), Seen().app(), nodes=nodes, **start)
     assert text in caplog.text
     assert "this node pins no keys (privacy-pins in its configuration)" in caplog.text
     assert result.history[1]["refused"] == refused
@@ -378,7 +378,7 @@ def test_who_is_pinned_by_nobody_is_left_out(
 ) -> None:
     nodes = zone_nodes(WARDS, tmp_path, unpinned=[who])
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
-    result = run_strategy(M2FDP(tree=WARDS, relay=True), Seen().app(), nodes=nodes, **start)
+    result = run_strategy(make(M2FDP, tree=WARDS, relay=True), Seen().app(), nodes=nodes, **start)
     assert f"client '{who}' is not pinned" in caplog.text
     assert "noise_sigma_t1" not in result.history[1]["scheme"]
     assert result.history[1]["refused"] == ({"error": 3} if who == "t1-0" else {})
@@ -389,7 +389,7 @@ def test_a_device_that_trusts_no_parent_declines(
 ) -> None:
     policies = {"0": {"trusted_parents": []}}
     nodes = zone_nodes(WARDS, tmp_path, policies=policies)
-    strategy = M2FDP(tree=WARDS, relay=True)
+    strategy = make(M2FDP, tree=WARDS, relay=True)
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
     result = run_strategy(strategy, Seen().app(), nodes=nodes, **start)
     assert "the parent 't1-0' is not trusted: this node's policy has trusted_parents = []" in (
@@ -408,7 +408,7 @@ def test_an_aggregators_own_least_number_of_children_counts(
     nodes = zone_nodes(WARDS, tmp_path, policies={"t1-0": {"min_children": 3}}, **LOUD)
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
     app = Seen().app(failing("2"))
-    result = run_strategy(M2FDP(tree=WARDS, relay=True), app, nodes=nodes, **start)
+    result = run_strategy(make(M2FDP, tree=WARDS, relay=True), app, nodes=nodes, **start)
     assert "2 of 3 children answered: this node averages at least 3" in caplog.text
     assert "noise_sigma_t1" not in result.history[1]["scheme"]
 
@@ -422,7 +422,7 @@ def test_every_noised_release_is_in_the_ledgers_of_its_devices_and_its_aggregato
     tree = TierTree.of_fanouts((2, 2, 2), p=(0.5, 0.5))
     state = tmp_path / "state"
     state.mkdir()
-    options = {"steps": 6, "events": {1: [4], 2: [2]}, "clean_events": True, **PLAIN}
+    options = {"steps": 6, "events": {1: [4], 2: [2]}, "clean_events": "worst", **PLAIN}
     strategy = make(M2FDP, tree=tree, relay=True, experiment_id="e", **options)
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 2, "state": state}
     result = run_strategy(strategy, Seen().app(), nodes=zone_nodes(tree, tmp_path), **start)
@@ -447,7 +447,7 @@ def test_late_devices_pay_and_are_done_without(tmp_path: Path) -> None:
         def race(self, clients: Any, *, phase: str, **_: Any) -> Any:
             return ({"0"} & set(clients) if phase == "train" else set()), 1.0
 
-    strategy = M2FDP(tree=WARDS, relay=True, loop=LoopOptions(experiment_id="e", stragglers=Late()))
+    strategy = make(M2FDP, tree=WARDS, relay=True, experiment_id="e", stragglers=Late())
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
     result = run_strategy(strategy, Seen().app(), nodes=zone_nodes(WARDS, tmp_path), **start)
     assert (result.history[1]["late"], result.history[1]["folded"]) == (1, 5)

@@ -34,8 +34,8 @@ ZONES = TierTree.of_fanouts((2, 2), p=1.0)  # t1-0 with 0 and 1, t1-1 with 2 and
 DEEP = TierTree.of_fanouts((2, 2, 2), p=0.5)  # t1-0 over t2-0 (0, 1) and t2-1 (2, 3) is trusted
 
 PLAIN = {"steps": 2}
-CLEAN = {"steps": 4, "events": 2, "clean_events": True}
-DEEP_CLEAN = {"steps": 4, "events": {2: [2]}, "clean_events": True}
+CLEAN = {"steps": 4, "events": 2, "clean_events": "worst"}
+DEEP_CLEAN = {"steps": 4, "events": {2: [2]}, "clean_events": "worst"}
 
 _NEW = 2  # the round that the server makes up
 _RICH = 1e6
@@ -473,6 +473,39 @@ def test_a_smaller_sigma_than_the_aggregators_operator_allows_is_declined(tmp_pa
             server.average("t1-0", sealed, round=_NEW + 1)
 
     attack(ZONE, tmp_path, work, **PLAIN)
+
+
+def test_the_floor_of_an_inner_aggregator_binds_the_noise_above_it(tmp_path: Path) -> None:
+    def work(server: Server) -> None:
+        policy = server._config(server.question("t2-0", "aggregate").metadata.dst_node_id)
+        with Path(policy["privacy-policy"]).open("a") as file:
+            file.write("\nmin_sigma = 1e6\n")
+        lower = [
+            server.average(node, server.sealed(devices))["sealed"]
+            for node, devices in (("t2-0", "01"), ("t2-1", "23"))
+        ]
+        text = r"a member of the zone has min_sigma = 1e\+06"
+        refuses(text, lambda: server.average("t1-0", lower))
+        assert server.entries("t1-0") == []
+
+    attack(DEEP, tmp_path, work, **PLAIN)
+
+
+def test_a_model_is_passed_on_only_for_the_noise_that_the_parent_was_told(tmp_path: Path) -> None:
+    def work(server: Server) -> None:
+        lower = [
+            server.average(node, server.sealed(devices, event=0), event=0)["sealed"]
+            for node, devices in (("t2-0", "01"), ("t2-1", "23"))
+        ]
+        start = server.average("t1-0", lower, event=0)["sealed"][0]
+        server.ask("t2-0", "deliver", start_sealed=start)
+        text = "a member of the zone was asked for another noise, grid or unit"
+        for change in ({"noise_multiplier": 0.25}, {"grid": -20}, {"unit": "record"}):
+            other = {"start_sealed": start, **change}
+            refuses(text, lambda other=other: server.ask("t2-0", "deliver", **other))
+
+    clean = {"steps": 4, "events": {1: [2]}, "clean_events": "worst"}
+    attack(DEEP, tmp_path, work, **clean)
 
 
 # -- The same data released twice -----------------------------------------------------------------

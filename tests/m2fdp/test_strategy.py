@@ -35,7 +35,8 @@ from flwr_privacy.m2fdp import (
 )
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import M2FDP, LoopOptions
+from flwr_privacy.strategies import M2FDP, AdaptiveControl
+from flwr_privacy.strategies.played_aggregators import PlayedAggregators
 from flwr_privacy.wire import RECORD
 
 Array = NDArray[np.float64]
@@ -172,9 +173,7 @@ def nested(tree: TierTree, schedule: EventSchedule, rounds: int, size: int = 3) 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_A1_without_noise_and_events_it_is_the_mean(p: float, rounds: int) -> None:
     tree = TierTree.of_fanouts((2, 2), p=p)
-    result, _ = run(
-        tree, descend, calibration="none", clipping_norm=None, steps=3, num_rounds=rounds
-    )
+    result, _ = run(tree, descend, unit="none", clipping_norm=None, steps=3, num_rounds=rounds)
     np.testing.assert_allclose(
         w_of(result), nested(tree, EventSchedule(steps=3), rounds), atol=1e-6
     )
@@ -190,7 +189,7 @@ def test_A1_with_events_it_is_the_same_steps_as_nested_loops(
     result, _ = run(
         tree,
         descend,
-        calibration="none",
+        unit="none",
         clipping_norm=clipping_norm,
         clean_events=True,
         num_rounds=rounds,
@@ -202,7 +201,7 @@ def test_A1_with_events_it_is_the_same_steps_as_nested_loops(
 
 def test_without_clean_events_a_trusted_subtree_has_no_events_inside() -> None:
     tree = TierTree.of_fanouts((1, 2), p=1.0)
-    options = {"calibration": "none", "clipping_norm": None, "steps": 4, "events": 2}
+    options = {"unit": "none", "clipping_norm": None, "steps": 4, "events": 2}
     without, with_events = (
         w_of(run(tree, descend, clean_events=clean, **options)[0]) for clean in (False, True)
     )
@@ -216,8 +215,8 @@ class Noise:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, values: Mapping[str, float]) -> None:
         self.values, self.drawn = values, list[str]()
         monkeypatch.setattr(Custody, "random", lambda own, question, purpose: own.client_id)
-        monkeypatch.setattr(M2FDP, "_random", lambda own, purpose, node, *where: node)
-        for module in ("m2fdp.release", "strategies.m2fdp"):
+        monkeypatch.setattr(PlayedAggregators, "_random", lambda own, purpose, node, *where: node)
+        for module in ("m2fdp.release", "strategies.played_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", self.noised)
 
     def noised(self, codes: Any, *, sigma: float, grid: Grid, random: Any) -> Any:
@@ -237,7 +236,7 @@ def test_A2_the_tiny_mixed_tree(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_A2_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = Noise(monkeypatch, {})
     train = to({"1": 1.0, "3": 3.0, "5": 5.0, "7": 7.0})
-    result, _ = run(MIXED, train, size=1, calibration="none", clipping_norm=None)
+    result, _ = run(MIXED, train, size=1, unit="none", clipping_norm=None)
     assert w_of(result) == pytest.approx(4.0, abs=1e-6)
     assert noise.drawn == []
 
@@ -255,7 +254,7 @@ def test_A3_it_is_a_mean_of_means(trusted: tuple[str, ...]) -> None:
     edges = [("cloud", "a"), ("cloud", "b"), ("a", "0"), ("b", "1"), ("b", "2"), ("b", "3")]
     tree = TierTree.of_edges(edges, trusted=trusted)
     train = to({"0": 0.0, "1": 4.0, "2": 4.0, "3": 4.0})
-    options = {"calibration": "none", "clipping_norm": None, "min_children": 1}
+    options = {"unit": "none", "clipping_norm": None, "min_children": 1}
     assert w_of(run(tree, train, size=1, **options)[0]) == pytest.approx(2.0, abs=1e-6)
 
 
@@ -285,7 +284,7 @@ def test_A5_exchanges_and_noised_releases_of_the_default_schedule(
         train,
         steps=20,
         events=5,
-        clean_events=clean,
+        clean_events="worst" if clean else None,
         num_rounds=2,
         engine={"state": tmp_path},
     )
@@ -330,7 +329,7 @@ def test_devices_start_each_segment_from_what_the_last_event_left_them(tree: Tie
         tree,
         train,
         size=1,
-        calibration="none",
+        unit="none",
         clipping_norm=None,
         clean_events=True,
         **events,
@@ -394,7 +393,7 @@ class Spy:
             self.steps.append(grid.step)
             return out
 
-        for module in ("m2fdp.release", "strategies.m2fdp"):
+        for module in ("m2fdp.release", "strategies.played_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", noised)
 
 
@@ -485,7 +484,7 @@ def _asked(message: Message) -> tuple[Any, Any]:
 
 def test_A20_a_device_moves_by_at_most_the_clipping_norm_times_its_steps() -> None:
     tap = Tap()
-    options = {"calibration": "none", "steps": 6, "events": 2, "clipping_norm": 0.5}
+    options = {"unit": "none", "steps": 6, "events": 2, "clipping_norm": 0.5}
     run(MIXED, push, engine={"before": tap}, **options)
     lengths: dict[str, list[float]] = {}
     for name, update in tap.answers():
@@ -498,14 +497,14 @@ def test_A20_a_device_moves_by_at_most_the_clipping_norm_times_its_steps() -> No
 def test_A20_a_short_update_is_left_as_it_is() -> None:
     targets = {"1": 0.125, "3": -0.25, "5": 0.5, "7": 0.0625}
     tap = Tap()
-    options = {"calibration": "none", "clipping_norm": 1.0, "size": 1}
+    options = {"unit": "none", "clipping_norm": 1.0, "size": 1}
     run(MIXED, to(targets), engine={"before": tap}, **options)
     assert {name: float(update["w"][0]) for name, update in tap.answers()} == targets
 
 
 def test_a_step_that_falls_has_a_clipping_that_falls() -> None:
     tap = Tap()
-    options = {"calibration": "none", "steps": 2, "clipping_norm": 0.5, "step_rule": "inv_sqrt"}
+    options = {"unit": "none", "steps": 2, "clipping_norm": 0.5, "step_rule": "inv_sqrt"}
     run(MIXED, push, num_rounds=2, engine={"before": tap}, **options)
     lengths = [np.linalg.norm(update["w"]) for _, update in tap.answers()]
     assert lengths[:4] == pytest.approx([1 / math.sqrt(2)] * 4, rel=1e-6)
@@ -516,7 +515,13 @@ def test_a_step_that_falls_has_a_clipping_that_falls() -> None:
 
 SIZE = 20_000  # coordinates; a variance has a relative standard error of sqrt(2 / SIZE) = 1 %
 BOUND = 5 * math.sqrt(2 / SIZE)  # five of them: fails by chance once in two million
-EXACT = {"calibration": "paper", "alpha": 1.0, "sampling_rate": 0.05, "clipping_norm": 0.01}
+EXACT = {
+    "unit": "paper",
+    "alpha": 1.0,
+    "sampling_rate": 0.05,
+    "clipping_norm": 0.01,
+    "clean_events": False,
+}
 A8_TREE, A10_TREE = (10, 5), (4, 2, 3)
 
 
@@ -551,7 +556,7 @@ def test_A8_A10_the_variance_of_the_model_is_that_of_the_history(
 @pytest.mark.parametrize("tree", [HALF, DEEP], ids=["half", "deep"])
 def test_at_equal_privacy_it_is_that_of_every_tier(tree: TierTree, clean: bool) -> None:
     events = {"steps": 8, "events": 2} if tree is HALF else {"steps": 8, "events": {1: [6], 2: [2]}}
-    options = {"clipping_norm": 0.25, "clean_events": clean, **events}
+    options = {"clipping_norm": 0.25, "clean_events": "worst" if clean else None, **events}
     result, strategy = run(tree, stay, size=SIZE, **options)
     plan, sigmas = strategy.plan, {}
     for tier in plan.boundaries:
@@ -600,7 +605,8 @@ def test_the_papers_noise_is_the_same_for_periods_with_and_without_clean_events(
 ) -> None:
     spy = Spy(monkeypatch)
     tree = TierTree.of_fanouts((1, 1, 3), p=(0.0, 1.0))
-    run(tree, stay, paper=True, **{**EXACT, "steps": 8, "events": {1: [4], 2: [2]}})
+    options = {**EXACT, "steps": 8, "events": {1: [4], 2: [2]}}
+    run(tree, stay, **{**options, "clean_events": True})
     printed = sigma(2 * 0.01 * 8 / 3, q=0.05, n_comp=8, eps=8.0, delta=1e-5, alpha=1.0)
     assert spy.sigmas == pytest.approx([printed] * 2, rel=1e-3)
 
@@ -638,19 +644,27 @@ EQUAL: dict[str, dict[str, Any]] = {
     "one release": {"steps": 3},
     "four and one": {"steps": 4, "events": 1},
     "unequal segments": {"steps": 7, "events": {1: [1, 3]}},
-    "clean events": {"steps": 7, "events": {1: [1, 3]}, "clean_events": True},
+    "clean events": {"steps": 7, "events": {1: [1, 3]}, "clean_events": "worst"},
     "steps that fall": {"steps": 4, "events": 2, "step_rule": "inv_sqrt"},
     "star": {"tree": TierTree.of_fanouts((3,)), "steps": 2},
     "three tiers": {"tree": DEEP, **DEEP_EVENTS},
-    "three tiers, clean": {"tree": DEEP, "clean_events": True, **DEEP_EVENTS},
+    "three tiers, clean": {"tree": DEEP, "clean_events": "worst", **DEEP_EVENTS},
     "much": {"steps": 4, "events": 2, "epsilon": 300.0},
     "little": {"steps": 4, "events": 2, "epsilon": 0.05},
-    "smooth": {"steps": 4, "events": 2, "clean_events": True, "drift": "smooth", "smoothness": 0.1},
+    "smooth": {
+        "steps": 4,
+        "events": 2,
+        "clean_events": "smooth",
+        "smoothness": 0.1,
+    },
     "control": {
         "steps": 6,
         "events": 1,
         "num_rounds": 8,
-        "control": {"total_steps": 11, "max_steps": 6, "initial_steps": 6},
+        "control": "adaptive",
+        "total_steps": 11,
+        "max_steps": 6,
+        "initial_steps": 6,
     },
 }
 
@@ -687,7 +701,7 @@ def test_devices_decline_a_round_too_many() -> None:
             super().setup(grid)
             self._course.total_steps = 4
 
-    strategy = Greedy(tree=HALF, steps=2, loop=LoopOptions(experiment_id="e"))
+    strategy = make(Greedy, tree=HALF, steps=2, experiment_id="e")
     result = run_strategy(
         strategy, app_of(train), nodes=nodes_of(HALF), arrays=record({"w": np.zeros(2)})
     )
@@ -746,7 +760,7 @@ def test_a_device_that_drops_out_between_clean_events_pays_once(
         return model
 
     tree = TierTree.of_fanouts((2, 3), p=0.5)
-    options = {"steps": 6, "events": 2, "clean_events": True}
+    options = {"steps": 6, "events": 2, "clean_events": "worst"}
     result, strategy = run(tree, train, engine={"state": tmp_path}, **options)
     assert not result.history[1]["skipped"]
     counts = {name: len(charges) for name, charges in charges_of(strategy).items()}
@@ -761,7 +775,7 @@ def test_a_device_whose_training_fails_pays_on_both_sides(tmp_path: Path) -> Non
         return model
 
     tree = TierTree.of_fanouts((2, 3), p=0.5)
-    options = {"steps": 6, "events": 2, "clean_events": True}
+    options = {"steps": 6, "events": 2, "clean_events": "worst"}
     _, strategy = run(tree, train, engine={"state": tmp_path}, **options)
     assert charges_of(strategy)["0"] == [e.charge for e in entries_of(tmp_path, "0")] != []
     check_ledgers(strategy, tmp_path)
@@ -786,7 +800,7 @@ def test_a_reply_that_is_lost_is_paid_for_on_both_sides(phase: str, tmp_path: Pa
         grid.pull_messages = pull_messages
 
     tree = TierTree.of_fanouts((2, 3), p=0.5)
-    options = {"steps": 6, "events": 2, "clean_events": True, "deadline": 1.0}
+    options = {"steps": 6, "events": 2, "clean_events": "worst", "deadline": 1.0}
     _, strategy = run(tree, stay, engine={"state": tmp_path, "before": lose}, **options)
     assert len(charges_of(strategy)["0"]) == 1
     check_ledgers(strategy, tmp_path)
@@ -835,14 +849,14 @@ def push_by_name(name: str, model: Model, config: dict[str, Any]) -> Model:
     ],
 )
 def test_weights_are_shared_by_those_who_answer(missing: str, expected: float | None) -> None:
-    options = {"calibration": "none", "clipping_norm": None, "size": 1}
+    options = {"unit": "none", "clipping_norm": None, "size": 1}
     result, _ = run(TRIPLES, gone(*missing, then=push_by_name), **options)
     assert result.history[1]["skipped"] == (expected is None)
     assert w_of(result) == pytest.approx(expected or 0.0, abs=1e-6)
 
 
 def test_min_children_is_the_fewest_that_a_trusted_node_averages() -> None:
-    options = {"calibration": "none", "clipping_norm": None, "size": 1}
+    options = {"unit": "none", "clipping_norm": None, "size": 1}
     for least, expected in ((1, (0 + 4 + 6.5) / 3), (2, (4 + 6.5) / 2), (3, (4 + 6.5) / 2)):
         result, _ = run(TRIPLES, gone("1", "2", then=push_by_name), min_children=least, **options)
         assert w_of(result) == pytest.approx(expected, abs=1e-6)
@@ -903,7 +917,7 @@ def test_a_zone_whose_first_event_failed_goes_on_from_where_it_was() -> None:
         starts.setdefault(name, []).append(float(model["w"][0]))
         return {"w": model["w"] + 1.0}
 
-    options = {"calibration": "none", "clipping_norm": None, "clean_events": True}
+    options = {"unit": "none", "clipping_norm": None, "clean_events": True}
     result, _ = run(HALF, train, size=1, steps=4, events=2, **options)
     assert starts == {"0": [0.0], "1": [0.0], "2": [0.0, 1.0], "3": [0.0, 1.0]}
     assert w_of(result) == pytest.approx((1 + 2) / 2, abs=1e-6)
@@ -947,7 +961,7 @@ def test_a_kept_back_array_that_is_not_in_the_model_is_refused() -> None:
 
 
 def test_without_clipping_an_update_beyond_the_codes_is_not_sent() -> None:
-    options = {"calibration": "none", "clipping_norm": None, "size": 1}
+    options = {"unit": "none", "clipping_norm": None, "size": 1}
     result, _ = run(MIXED, to({"1": 65.0, "3": 3.0, "5": 5.0, "7": 64.0}), **options)
     assert result.history[1]["refused"] == {"error": 1}
     assert w_of(result) == pytest.approx((5.0 + 64.0) / 2, abs=1e-5)  # A has too few
@@ -968,7 +982,7 @@ def linear(name: str, model: Model, config: dict[str, Any]) -> Model:
 
 LINEAR = dict(get_arrays(torch.nn.Linear(2, 2)))
 RECORD_OPTIONS: dict[str, Any] = {
-    "calibration": "record",
+    "unit": "record",
     "sampling_rate": 0.1,
     "steps": 4,
     "events": 2,
@@ -1020,7 +1034,7 @@ def test_a_training_without_poisson_batches_is_not_released(
 
 def test_the_paper_promises_what_its_noise_costs(caplog: pytest.LogCaptureFixture) -> None:
     """alpha 0.01, as the accuracies of the paper need it: nowhere near the epsilon it says."""
-    options = {"paper": True, "alpha": 0.01, "sampling_rate": 0.05, "epsilon": 1.0}
+    options = {"unit": "paper", "alpha": 0.01, "sampling_rate": 0.05, "epsilon": 1.0}
     with caplog.at_level(logging.INFO, "flwr.privacy"):
         result, strategy = run(HALF, stay, steps=4, events=2, num_rounds=2, **options)
     promise = result.guarantee
@@ -1043,7 +1057,7 @@ def test_the_paper_promises_what_its_noise_costs(caplog: pytest.LogCaptureFixtur
 
 
 def test_without_noise_nothing_is_promised(tmp_path: Path) -> None:
-    options = {"calibration": "none", "clipping_norm": None}
+    options = {"unit": "none", "clipping_norm": None}
     result, strategy = run(HALF, stay, engine={"state": tmp_path}, **options)
     assert (result.guarantee.protects, result.guarantee.epsilon) == ("nothing", None)
     assert charges_of(strategy) == {}
@@ -1054,14 +1068,17 @@ def test_without_noise_nothing_is_promised(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"drift": "smooth", "smoothness": 0.1}, "losses are as smooth as declared: nobody checks"),
-        ({"drift": "lemma", "convex": True}, "losses are convex and smooth, and stay so under"),
+        (
+            {"clean_events": "smooth", "smoothness": 0.1},
+            "losses are as smooth as declared",
+        ),
+        ({"clean_events": "lemma"}, "losses are convex and smooth, and stay so under"),
     ],
 )
 def test_a_declared_drift_is_an_assumption_and_its_charges_are_not_proven(
     options: Any, text: str, tmp_path: Path
 ) -> None:
-    events = {"steps": 4, "events": 2, "clean_events": True}
+    events = {"steps": 4, "events": 2}
     result, _ = run(MIXED, stay, engine={"state": tmp_path}, **options, **events)
     assert any(text in assumption for assumption in result.guarantee.assumptions)
     assert {entry.scheme for entry in entries_of(tmp_path, "1")} == {"m2fdp-unproven"}
@@ -1075,10 +1092,10 @@ def test_smooth_losses_need_less_noise_than_the_worst(monkeypatch: pytest.Monkey
     for drift, options in (
         ("worst", {}),
         ("smooth", {"smoothness": 0.1}),
-        ("lemma", {"convex": True}),
+        ("lemma", {}),
     ):
         spy = Spy(monkeypatch)
-        run(tree, stay, steps=10, events=5, clean_events=True, drift=drift, **options)
+        run(tree, stay, steps=10, events=5, clean_events=drift, **options)
         (found[drift],) = spy.sigmas
         monkeypatch.undo()
         monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
@@ -1099,7 +1116,7 @@ def test_control_uses_all_steps_and_then_ends(caplog: pytest.LogCaptureFixture) 
             told.append(config["local-steps"])
         return model
 
-    control = {"total_steps": 11, "max_steps": 4, "initial_steps": 4}
+    control = AdaptiveControl(total_steps=11, max_steps=4, initial_steps=4)
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
         result, strategy = run(HALF, train, num_rounds=20, steps=4, control=control)
     steps = [int(line["scheme"]["steps"]) for line in result.history[1:]]
@@ -1112,7 +1129,7 @@ def test_control_uses_all_steps_and_then_ends(caplog: pytest.LogCaptureFixture) 
 
 def test_control_may_ask_fewer_devices() -> None:
     tree = TierTree.of_fanouts((2, 4), p=0.5)
-    control = {"total_steps": 6, "max_steps": 3, "weights": (1e6, 0.0, 1e-6)}
+    control = AdaptiveControl(total_steps=6, max_steps=3, weights=(1e6, 0.0, 1e-6))
     result, _ = run(tree, stay, num_rounds=6, control=control)
     schemes = [line["scheme"] for line in result.history[1:]]
     assert {line["participation_secure"] for line in schemes} == {0.5}  # min_children is 2
@@ -1127,7 +1144,7 @@ def test_a_controlled_run_resumes_with_the_steps_that_are_left(tmp_path: Path) -
         if line["round"] == 2:
             raise Killed
 
-    control = {"total_steps": 9, "max_steps": 4, "initial_steps": 3}
+    control = AdaptiveControl(total_steps=9, max_steps=4, initial_steps=3)
     folders = [tmp_path / name for name in ("run", "nodes", "other")]
     for folder in folders:
         folder.mkdir()
@@ -1150,7 +1167,7 @@ def test_a_controlled_run_resumes_with_the_steps_that_are_left(tmp_path: Path) -
 
 def test_A18_energy_and_delay_of_the_default_tree() -> None:
     tree = TierTree.of_fanouts((10, 5), p=0.5)
-    options = {"calibration": "none", "clipping_norm": None, "size": 7840}
+    options = {"unit": "none", "clipping_norm": None, "size": 7840}
     result, _ = run(tree, stay, steps=20, events=5, **options)
     scheme = result.history[1]["scheme"]
     assert (scheme["energy_j"], scheme["delay_s"]) == pytest.approx((1.5183986, 5.458688))
@@ -1223,14 +1240,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "epsilon below 0": ({"epsilon": -3.0}, "^epsilon = -3.0: expected a number above 0"),
     "delta": ({"delta": 1.0}, "^delta = 1.0"),
     "no alpha": (
-        {"paper": True, "sampling_rate": 0.1},
-        "^alpha = None: expected the constant of the noise, which the paper does not give",
+        {"unit": "paper", "sampling_rate": 0.1},
+        "^PaperNoise needs 'alpha': it is required",
     ),
     "alphas": (
-        {"paper": True, "sampling_rate": 0.1, "alpha": [1.0, 1.0, 1.0]},
+        {"unit": "paper", "sampling_rate": 0.1, "alpha": [1.0, 1.0, 1.0]},
         "^alpha = .*: expected a number, or 2, one per tier",
     ),
-    "no rate": ({"calibration": "record"}, "^sampling_rate = None: expected the share"),
+    "no rate": ({"unit": "record"}, "^RecordNoise needs 'sampling_rate': it is required"),
     "no steps": ({"steps": 0}, "^steps = 0"),
     "period 0": ({"events": 0}, "^events = 0"),
     "lists that overlap": (
@@ -1247,23 +1264,27 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no tier": ({"events": {"edge": 2}}, "^events = .*: expected numbers of tiers"),
     "events of a star": ({"fanouts": (4,), "steps": 4, "events": 2}, "^tier of events = 1: .*none"),
-    "clipping": (
-        {"clipping_norm": None},
-        "^clipping_norm = None: expected a number where there is",
+    "clipping": ({"clipping_norm": None}, "^clipping_norm = None"),
+    "drift smooth": ({"clean_events": "smooth"}, "^SmoothDrift needs 'smoothness': it is required"),
+    "a step rule": ({"step_rule": "theorem"}, "^step_rule = 'theorem': expected one of"),
+    "control of records": (
+        {
+            **{"unit": "record", "sampling_rate": 0.5, "control": "adaptive"},
+            **{"total_steps": 4, "max_steps": 2},
+        },
+        "^control = AdaptiveControl.*: expected None with RecordNoise",
     ),
-    "drift smooth": (
-        {"drift": "smooth", "clean_events": True},
-        "^drift = 'smooth': expected 'worst', or the smoothness",
+    "no steps of a control": (
+        {"control": "adaptive", "total_steps": 0, "max_steps": 2},
+        "^total_steps = 0",
     ),
-    "drift lemma": (
-        {"drift": "lemma", "clean_events": True},
-        "^drift = 'lemma': expected 'worst', or losses that are declared",
-    ),
+    "an unknown key": ({"tau": 4}, "^M2FDP has no 'tau'"),
+    "a key of a control": ({"total_steps": 4}, "has no 'total_steps': only with control=adaptive"),
     "min_children": ({"min_children": 0}, "^min_children = 0"),
     "relay of made up clients": ({"relay": True, "clients": 4}, "^clients = 4: expected None with"),
     "relay without noise": (
-        {"relay": True, "calibration": "none"},
-        "^(relay|calibration) = ",
+        {"relay": True, "unit": "none"},
+        "^relay = True: expected false without noise",
     ),
     "a flag": ({"edge_noise": "yes"}, "^edge_noise = 'yes': expected true or false"),
     "seed": ({"insecure_seed": -1}, "^insecure_seed = -1"),
@@ -1319,19 +1340,8 @@ OTHERS = TierTree.of_edges([("cloud", "a"), ("cloud", "b")])
             4,
             r"^tree = \['a', 'b'\]: expected leaves that are there, such as \['0'",
         ),
-        ({"control": {"total_steps": 0, "max_steps": 2}}, 4, "^total_steps = 0"),
-        ({"control": {"total_steps": 4, "max_steps": 2, "tau": 4}}, 4, "^control = .* known keys"),
-        (
-            {
-                "calibration": "record",
-                "sampling_rate": 0.5,
-                "control": {"total_steps": 4, "max_steps": 2},
-            },
-            4,
-            "^control = .*: expected nothing with calibration 'record'",
-        ),
     ],
-    ids=["none of them", "no steps", "unknown key", "record"],
+    ids=["none of them"],
 )
 def test_what_does_not_fit_the_clients_is_refused_at_the_start(
     options: dict[str, Any], nodes: int, message: str
@@ -1344,13 +1354,13 @@ def test_what_does_not_fit_the_clients_is_refused_at_the_start(
 def test_a_tree_waits_for_as_many_clients_as_it_has_leaves() -> None:
     text = "3 of min_available_nodes = 4 nodes connected within 0.2 s"
     with pytest.raises(ProtocolError, match=text):
-        run_strategy(M2FDP(tree=TierTree.of_fanouts((2, 2))), app_of(stay), nodes=3, timeout=0.2)
+        run_strategy(make(M2FDP, fanouts=(2, 2)), app_of(stay), nodes=3, timeout=0.2)
 
 
 def test_clients_beyond_the_leaves_are_not_asked(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
         result = run_strategy(
-            M2FDP(tree=TierTree.of_fanouts((2, 2))),
+            make(M2FDP, fanouts=(2, 2)),
             app_of(stay),
             nodes=6,
             arrays=record({"w": np.zeros(1)}),
@@ -1363,9 +1373,7 @@ def test_clients_beyond_the_leaves_are_not_asked(caplog: pytest.LogCaptureFixtur
 def test_a_tree_goes_on_without_the_devices_that_are_not_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    strategy = M2FDP(
-        tree=MIXED, calibration="none", clipping_norm=None, min_children=1, min_available_nodes=3
-    )
+    strategy = make(M2FDP, tree=MIXED, unit="none", min_children=1, min_available_nodes=3)
     nodes = [node for node in nodes_of(MIXED) if node["client-id"] != "3"]
     nodes.append({**nodes[0], "client-id": "stranger"})
     targets = {"1": 1.0, "5": 5.0, "7": 7.0, "stranger": 50.0}
@@ -1384,7 +1392,7 @@ def test_a_tree_goes_on_without_the_devices_that_are_not_there(
 
 
 def test_names_with_numbers_are_in_the_order_of_their_numbers() -> None:
-    strategy = M2FDP(tree=TierTree.of_fanouts((6, 2)), calibration="none", clipping_norm=None)
+    strategy = make(M2FDP, fanouts=(6, 2), unit="none")
     run_strategy(strategy, app_of(stay), nodes=12, arrays=record({"w": np.zeros(1)}), num_rounds=1)
     assert strategy.tree.devices == tuple(map(str, range(12)))
     assert strategy.tree.children("t1-5") == ("10", "11")
@@ -1392,7 +1400,7 @@ def test_names_with_numbers_are_in_the_order_of_their_numbers() -> None:
 
 def test_a_fault_of_one_device_is_no_fault_of_its_siblings() -> None:
     fault = Fault(kind="crash", client="5", server_round=1)
-    options = {"calibration": "none", "clipping_norm": None, "size": 1, "deadline": 1.0}
+    options = {"unit": "none", "clipping_norm": None, "size": 1, "deadline": 1.0}
     train = to({"1": 1.0, "3": 3.0, "5": 5.0, "7": 7.0})
     result, _ = run(MIXED, train, engine={"faults": [fault]}, **options)
     assert w_of(result) == pytest.approx((2 + 7) / 2, abs=1e-6)

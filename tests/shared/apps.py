@@ -13,7 +13,7 @@ from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.errors import NothingTrainedError
 from flwr_privacy.simulations.flat_options import keywords_of
 from flwr_privacy.simulations.inline import run_inline
-from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies import M2FDP, UDP
 
 MODEL = {
     "layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
@@ -124,6 +124,11 @@ def same(one: ArrayRecord, other: ArrayRecord, *, exact: bool = True) -> bool:
 
 
 def make(kind: Any, *arguments: Any, **values: Any) -> Any:
-    """Return a strategy from flat keys, for tests with tables of parameters; UDP at user level."""
-    unit = {"unit": "user"} if issubclass(kind, UDP) and "privacy" not in values else {}
-    return kind(*arguments, **keywords_of(kind, {**unit, **values}))
+    """Return a strategy from flat keys, for tests with tables of parameters.
+
+    Where no unit is given, it is that of all data of a client.
+    """
+    if "privacy" not in values:
+        for scheme, unit in ((UDP, "user"), (M2FDP, "device")):
+            values = {"unit": unit, **values} if issubclass(kind, scheme) else values
+    return kind(*arguments, **keywords_of(kind, values))

@@ -44,7 +44,7 @@ from flwr_privacy.clients import (
     secure_sum,
 )
 from flwr_privacy.clients import vertical as client_columns
-from flwr_privacy.clients.custody import policy_of
+from flwr_privacy.clients.custody import Custody, policy_of
 from flwr_privacy.clients.mspdq_baselines import (
     DrawnFedAvgClient,
     JoPEQFedAvgClient,
@@ -53,10 +53,12 @@ from flwr_privacy.clients.mspdq_baselines import (
 )
 from flwr_privacy.clients.prepared import Prepared
 from flwr_privacy.clients.torch import evaluate_per_record, train_per_record, train_poisson
+from flwr_privacy.experiment_keys import channel_to
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
 from flwr_privacy.fields import write
 from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.ledger import Ledger
+from flwr_privacy.m2fdp.messages import going_down, packed
 from flwr_privacy.pins import Identity
 from flwr_privacy.secure_sum import federated
 from flwr_privacy.secure_sum.messages import JOIN
@@ -175,6 +177,8 @@ class Case:
         bytes, or none.
     simulated : bool
         Whether only a simulated client answers.
+    fanouts : tuple of int
+        The tree of trusted aggregators, where the scheme has one.
     """
 
     half: type[SchemeClient]
@@ -196,6 +200,7 @@ class Case:
     before: Callable[["Node"], None] | None = None
     remembers: bool = False
     simulated: bool = False
+    fanouts: tuple[int, ...] = (1, 2)
 
 
 def with_(terms: Any, **changes: Any) -> Any:
@@ -387,12 +392,24 @@ def mixing(half: type[SchemeClient], *, summed: int = 0, **terms: Any) -> Fields
     }
 
 
-def zone(node: "Node") -> Fields:
+def zone_terms(node: "Node", **changes: Any) -> Fields:
+    """Return what a question to an aggregator says of the release that its answer goes into."""
+    names = set(m2fdp.Duty.__dataclass_fields__) & set(m2fdp.Delivery.__dataclass_fields__)
+    names -= {"own_tier", "parent", "siblings", "children", "event"}
+    common = {name: getattr(DEVICE, name) for name in names}
+    return {**common, "depth": node.tree.depth, "event": 0, **changes}
+
+
+def average(node: "Node", way: str) -> Fields:
     """Return the question for the average of what two devices have sealed."""
-    devices, sealed = ["0", "1"], []
+    me, tree = node.case.client, node.tree
+    devices, parent = list(tree.children(me)), tree.parent(me)
+    sealed: list[bytes] = []
+    tier = tree.tier(me) if way == m2fdp.DOWN else 0
+    terms = with_(DEVICE, noised=False, sealed=True, siblings=devices, parent=me, tier=tier)
     asked = {
-        **write(with_(DEVICE, noised=False, sealed=True, siblings=devices)),
-        **node.keys_of("t1-0", "parent-key", "parent-signature"),
+        **write(with_(terms, depth=tree.depth)),
+        **node.keys_of(me, "parent-key", "parent-signature"),
         **{"experiment-id": "e", "round": 1, "request": 0},
     }
     told = [node.keys_of(name, "keys", "signatures") for name in devices]
@@ -401,19 +418,50 @@ def zone(node: "Node") -> Fields:
         device = M2FDPClient(None, Context(1, 1, config, RecordDict(), {}))
         given = device.handle("train", MODEL, asked, lambda start: Trained(start, {}))
         sealed.append(given[1]["sealed"])
-    names = set(m2fdp.Duty.__dataclass_fields__) & set(m2fdp.Terms.__dataclass_fields__)
-    names -= {"sealed", "siblings", "parent"}
-    common = {name: getattr(DEVICE, name) for name in names}
     duty = m2fdp.Duty(
-        **common,
-        own_tier=1,
-        way="noised",
-        parent="cloud",
+        **zone_terms(node, tier=tier),
+        own_tier=tree.tier(me),
+        way=way,
+        parent=parent,
+        siblings=list(tree.children(parent)),
         children=devices,
         senders=devices,
         sealed=sealed,
     )
-    return {**write(duty), **{key: [own[key] for own in told] for key in told[0]}}
+    up = node.keys_of(parent, "parent-key", "parent-signature") if way == m2fdp.UP else {}
+    return {**write(duty), **up, **{key: [own[key] for own in told] for key in told[0]}}
+
+
+def delivery(node: "Node") -> Fields:
+    """Return the question to pass on what the parent has sealed after a clean event."""
+    me, tree = node.case.client, node.tree
+    parent, children = tree.parent(me), list(tree.children(me))
+    asked = m2fdp.Delivery(
+        **zone_terms(node),
+        own_tier=tree.tier(me),
+        parent=parent,
+        siblings=list(tree.children(parent)),
+        children=children,
+    )
+    key, signature = node.keys_of(me, "key", "signature").values()
+    store = Custody.of(Context(1, 1, node.config_of(parent), RecordDict(), {}))
+    about = going_down(
+        {"experiment-id": "e", "round": 1},
+        asked.event,
+        sender=parent,
+        receiver=me,
+        tier=asked.own_tier,
+        children=asked.siblings,
+    )
+    model = m2fdp.Upload(np.arange(4), m2fdp.Reach(anchor=1, shared=0.5))
+    channel = channel_to(store, "m2fdp", "e", me, key, signature)
+    told = [node.keys_of(child, "keys", "signatures") for child in children]
+    return {
+        **write(asked),
+        **node.keys_of(parent, "parent-key", "parent-signature"),
+        **{key: [own[key] for own in told] for key in told[0]},
+        "start-sealed": channel.seal(packed(model, asked), *about),
+    }
 
 
 RECORDS = {"noise": "record", "epsilon": 1e4, "alpha": 0.5}
@@ -449,6 +497,7 @@ def acfl(phase: str, *, summed: int = 0, **wish: Any) -> Fields:
 USER_LEVEL: Fields = {"failing": "zero", "charged": True}
 RECORD_LEVEL: Fields = {"failing": "ends", "charged": True}
 OTHER_PERIOD: Fields = {"other": {"period": 1, "event": 1}}
+ZONE: Fields = {"half": M2FDPClient, "user": nothing, "model": {}}
 
 CASES: dict[str, Case] = {
     "fedavg": Case(half=FedAvgClient),
@@ -577,12 +626,26 @@ CASES: dict[str, Case] = {
         **OTHER_PERIOD,
         kept=False,
     ),
-    "m2fdp, zone": Case(
-        half=M2FDPClient,
-        user=nothing,
-        fields=zone,
+    "m2fdp, up": Case(
+        **ZONE,
+        fields=lambda node: average(node, m2fdp.UP),
         phase="aggregate",
-        model={},
+        client="t2-0",
+        fanouts=(1, 2, 2),
+    ),
+    "m2fdp, down": Case(
+        **ZONE,
+        fields=lambda node: average(node, m2fdp.DOWN),
+        phase="aggregate",
+        client="t1-0",
+    ),
+    "m2fdp, deliver": Case(
+        **ZONE, fields=delivery, phase="deliver", client="t2-0", fanouts=(1, 2, 2)
+    ),
+    "m2fdp, zone": Case(
+        **ZONE,
+        fields=lambda node: average(node, m2fdp.NOISED),
+        phase="aggregate",
         failing="ends",
         charged=True,
         other={"noise_multiplier": 0.75},
@@ -691,11 +754,13 @@ class Node:
         by_message: bool = False,
     ) -> None:
         self.case, self.folder = case, folder
+        self.tree = m2fdp.TierTree.of_fanouts(case.fanouts, p=1.0)
         if not folder.exists():
             folder.mkdir()
             self._equip()
         allowed: Fields = {"allow_unprotected": [case.half.scheme]} if case.unprotected else {}
-        trusted = [] if case.client == "t1-0" else ["t1-0"]
+        parent = self.tree.parent(case.client)
+        trusted = [] if parent == m2fdp.CLOUD else [parent]
         policy = {"trusted_parents": trusted, **(allowed if policy is None else policy)}
         (folder / "policy.toml").write_text(tomli_w.dumps(policy))
         self.config = self.config_of(case.client)
@@ -724,7 +789,7 @@ class Node:
     def _equip(self) -> None:
         """Write keys and pins: of a small tree where the case is one, else of three clients."""
         if self.case.half is M2FDPClient:
-            zone_nodes(m2fdp.TierTree.of_fanouts((1, 2), p=1.0), self.folder)
+            zone_nodes(self.tree, self.folder)
             return
         if self.case.summed:
             pins = {name: Identity.generate().public for name in "123"}
@@ -736,7 +801,7 @@ class Node:
             "client-id": name,
             "privacy-state": str(self.folder),
             "privacy-policy": str(self.folder / "policy.toml"),
-            "m2fdp-role": "aggregator" if name == "t1-0" else "device",
+            "m2fdp-role": "device" if name in self.tree.devices else "aggregator",
         }
         for key, suffix in (("privacy-pins", "pins"), ("privacy-identity", "pem")):
             if (self.folder / f"{name}.{suffix}").exists():

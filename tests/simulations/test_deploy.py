@@ -33,6 +33,8 @@ from flwr_privacy.simulations.keeper import Keeper, descendants
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.settings import Settings
 
+TREE = ("--scheme", "m2fdp", "--set", "unit=device", "--set", "fanouts=2,2")
+
 COMMAND = Path(sys.executable).parent / "flwr-privacy"
 
 
@@ -60,12 +62,12 @@ def mode(path: Path) -> int:
         (("--resume", "nowhere"), 2, "run folder = 'nowhere': expected a folder that exists"),
         (("--resume", "r", "--nodes", "3"), 2, "a run keeps its own"),
         (
-            ("--nodes", "4", "--scheme", "m2fdp", "--set", "fanouts=2,2", "--set", "p=0.5"),
+            (*("--nodes", "4", *TREE), "--set", "p=0.5"),
             2,
             "relay = False: expected true: the devices trust aggregators (t1-0)",
         ),
         (
-            (*("--nodes", "3", "--scheme", "m2fdp", "--set", "fanouts=2,2"), "--set", "relay=true"),
+            ("--nodes", "3", *TREE, "--set", "relay=true"),
             2,
             "--nodes = 3: expected 4, the devices of the tree",
         ),
@@ -85,8 +87,8 @@ def test_a_policy_does_not_say_whom_a_node_trusts_where_the_tree_does(
     tmp_path: Path, command: Command
 ) -> None:
     Path("policy.toml").write_text("trusted_parents = []\n")
-    arguments = ["--nodes", "4", "--scheme", "m2fdp", "--policy", "policy.toml", "--set", "p=0.5"]
-    arguments += ["--set", "fanouts=2,2", "--set", "relay=true"]
+    arguments = ["--nodes", "4", *TREE, "--policy", "policy.toml", "--set", "p=0.5"]
+    arguments += ["--set", "relay=true"]
     done = command("deploy", *arguments)
     assert done.returncode == 2
     assert "--policy = 'policy.toml': expected a policy without" in done.stderr
@@ -110,7 +112,14 @@ def test_every_client_of_a_simulation_gets_a_node_of_its_own() -> None:
 
 def test_the_trusted_aggregators_of_a_tree_are_nodes_beside_the_devices() -> None:
     settings = Settings(
-        scheme="m2fdp", strategy={"fanouts": "2,2", "p": 0.5, "relay": True, "clipping_norm": 0.05}
+        scheme="m2fdp",
+        strategy={
+            "unit": "device",
+            "fanouts": "2,2",
+            "p": 0.5,
+            "relay": True,
+            "clipping_norm": 0.05,
+        },
     )
     members = members_of(settings, 4)
     assert [m.client_id for m in members] == ["0", "1", "2", "3", "t1-0"]

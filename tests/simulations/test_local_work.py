@@ -171,6 +171,9 @@ def test_a_question_that_asks_for_nonsense_gets_an_error(ask):
 # -- A run ---------------------------------------------------------------------------------------
 
 
+TREE = {"unit": "device", "fanouts": [2, 4], "p": 0.5}
+
+
 def run(folder, **strategy):
     settings = Settings(
         scheme="m2fdp",
@@ -178,7 +181,7 @@ def run(folder, **strategy):
         clients=8,
         rounds=2,
         training=tasks.task("digits-svm").training,
-        strategy={"fanouts": [2, 4], "p": 0.5, "steps": 4, "epsilon": 50.0, **strategy},
+        strategy={**TREE, "steps": 4, "epsilon": 50.0, **strategy},
     )
     made = RunFolder.create(folder, settings, engine="inline", nodes=8)
     run_inline(
@@ -201,7 +204,7 @@ def test_m2fdp_by_records_trains_on_poisson_batches(tmp_path, monkeypatch):
         return done
 
     monkeypatch.setattr(tasks, "train_poisson", noted)
-    rounds = run(tmp_path / "run", calibration="record", sampling_rate=0.1, events=2)
+    rounds = run(tmp_path / "run", unit="record", sampling_rate=0.1, events=2)
     assert [line["folded"] for line in rounds] == [8, 8]
     assert all(line["scheme"]["noise_var"] > 0 for line in rounds)
     # The devices of the secure edge are asked once a round, those of the other after each event.

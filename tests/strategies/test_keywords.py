@@ -15,18 +15,24 @@ from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.strategies import (
     M2FDP,
     UDP,
+    AdaptiveControl,
     ClientLosses,
+    DeviceNoise,
     Discounting,
     FedAvg,
     FedVS,
     LoopOptions,
     NbAFL,
+    NoNoise,
+    PaperNoise,
     RecordLevel,
+    RecordNoise,
     SchemeStrategy,
     SplitVFL,
     UserLevel,
 )
 
+TREE = TierTree.of_fanouts((2, 2), p=1.0)
 EXPORTED = [getattr(strategies, name) for name in strategies.__all__]
 STRATEGIES = [
     kind for kind in EXPORTED if isinstance(kind, type) and issubclass(kind, SchemeStrategy)
@@ -86,8 +92,42 @@ def test_no_parameter_hides_a_method(kind: type) -> None:
         ),
         (RecordLevel, {"epsilon": 1.0}, "^RecordLevel needs 'learning_rate': it is required"),
         (M2FDP, {}, r"^M2FDP needs 'tree': it is required, as TierTree\(...\)"),
+        (
+            M2FDP,
+            {"tree": TREE},
+            r"^M2FDP needs 'privacy': it is required, as DeviceNoise\(...\) or RecordNoise",
+        ),
+        (
+            M2FDP,
+            {"tree": TREE, "privacy": "record"},
+            r"^privacy = 'record': expected DeviceNoise\(...\) or RecordNoise\(...\) or Paper",
+        ),
+        (
+            M2FDP,
+            {"steps": 20},
+            r"^M2FDP has no 'steps': EventSchedule has it, as in M2FDP\(schedule=EventSch",
+        ),
+        (
+            M2FDP,
+            {"tree": TREE, "privacy": NoNoise(), "control": {"total_steps": 4}},
+            r"^control = .*: expected AdaptiveControl\(...\) or None",
+        ),
+        (NoNoise, {"epsilon": 1.0}, "^NoNoise has no 'epsilon'"),
+        (DeviceNoise, {"alpha": 1.0}, "^DeviceNoise has no 'alpha'"),
+        (RecordNoise, {}, "^RecordNoise needs 'sampling_rate': it is required"),
+        (PaperNoise, {"sampling_rate": 0.1}, "^PaperNoise needs 'alpha': it is required"),
+        (
+            DeviceNoise,
+            {"smoothness": 0.1},
+            r"^DeviceNoise has no 'smoothness': SmoothDrift has it, as in DeviceNoise\(clean_eve",
+        ),
+        (DeviceNoise, {"clean_events": True}, r"^clean_events = True: expected WorstDrift\(...\)"),
         (FedAvg, {"loop": {"seed": 1}}, r"^loop = \{'seed': 1\}: expected LoopOptions\(...\)"),
-        (M2FDP, {"tree": "10,5"}, "^tree = '10,5': expected a TierTree"),
+        (
+            M2FDP,
+            {"tree": "10,5", "privacy": DeviceNoise()},
+            r"^tree = '10,5': expected TierTree\(...\)",
+        ),
     ],
 )
 def test_a_wrong_keyword_is_explained(kind: Any, keywords: dict[str, Any], message: str) -> None:
@@ -112,13 +152,15 @@ def test_it_is_explained_to_subclasses_too_and_is_a_type_error() -> None:
 REQUIRED: dict[type, dict[str, Any]] = {
     UDP: {"privacy": UserLevel()},
     RecordLevel: {"learning_rate": 1.0},
-    M2FDP: {"tree": TierTree.of_fanouts((2, 2), p=1.0)},
+    M2FDP: {"tree": TREE, "privacy": DeviceNoise()},
+    PaperNoise: {"sampling_rate": 0.1, "alpha": 1.0},
+    AdaptiveControl: {"total_steps": 4, "max_steps": 2},
     NbAFL: {"clipping_norm": 1.0, "smallest_data": 10},
     **{kind: {"labels": [0, 1], "central": LinearCentral()} for kind in (FedVS, SplitVFL)},
 }
 CHOICES = [
     (kind, name, get_args(part))
-    for kind in (*STRATEGIES, UserLevel, RecordLevel)
+    for kind in (*STRATEGIES, UserLevel, RecordLevel, PaperNoise, AdaptiveControl)
     for name, hint in get_type_hints(kind).items()
     if name in inspect.signature(kind).parameters
     for part in (hint, *get_args(hint))

@@ -22,7 +22,15 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import M2FDP, UDP, FedAvg, LoopOptions, RecordLevel, UserLevel
+from flwr_privacy.strategies import (
+    M2FDP,
+    UDP,
+    DeviceNoise,
+    FedAvg,
+    LoopOptions,
+    RecordLevel,
+    UserLevel,
+)
 
 from .client_app import SIZES
 
@@ -95,7 +103,8 @@ def _strategy(part: str, nodes: int, clients: int) -> FlowerFedAvg:
     if part == "udp-record":
         return UDP(privacy=RecordLevel(epsilon=8.0, learning_rate=1.0), **asked)
     if part == "m2fdp":
-        return M2FDP(tree=TierTree.of_fanouts((10, (clients or nodes) // 10), p=0.5), **asked)
+        tree = TierTree.of_fanouts((10, (clients or nodes) // 10), p=0.5)
+        return M2FDP(tree=tree, privacy=DeviceNoise(), **asked)
     raise ValueError(f"unknown part {part!r}")
 
 

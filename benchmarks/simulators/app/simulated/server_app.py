@@ -22,6 +22,7 @@ from flwr_privacy.strategies import (
     MSPDQ,
     UDP,
     CentralDP,
+    DeviceNoise,
     FedAvg,
     LoopOptions,
     SchemeResult,
@@ -93,7 +94,8 @@ def _strategy(part: str, *, sigma: float, virtual: bool) -> Strategy:
     if part == "mspdq":
         return MSPDQ(mixing_rounds=4, **asked)
     if part == "m2fdp":
-        return M2FDP(tree=TierTree.of_fanouts((10, work.CLIENTS // 10), p=0.5), **budget, **asked)
+        tree = TierTree.of_fanouts((10, work.CLIENTS // 10), p=0.5)
+        return M2FDP(tree=tree, privacy=DeviceNoise(**budget), **asked)
     raise ValueError(f"unknown part {part!r}")
 
 

@@ -4,6 +4,11 @@ from collections.abc import Collection
 
 from flwr_privacy.guarantee import Guarantee
 
+from .options import PaperNoise, TierPrivacy
+from .plan import RoundPlan
+from .schedule import EventSchedule
+from .tree import TierTree
+
 __all__ = ["promise"]
 
 _NEIGHBOURS = {
@@ -14,16 +19,12 @@ _PROTECTS = {"user": "all data of a device", "record": "one record of a device"}
 
 
 def promise(
+    privacy: TierPrivacy,
+    tree: TierTree,
+    schedule: EventSchedule,
     *,
-    calibration: str,
-    unit: str,
-    epsilon: float,
-    delta: float,
-    nominal: float,
-    secure: int,
+    plan: RoundPlan | None,
     relay: bool,
-    law: str,
-    clean_events: bool,
     kept_back: Collection[str],
     insecure: bool,
 ) -> Guarantee:
@@ -31,22 +32,16 @@ def promise(
 
     Parameters
     ----------
-    calibration : {"device", "record", "paper", "none"}
-        How the noise follows from the budget.
-    unit : {"user", "record"}
-        What is protected.
-    epsilon, delta : float
-        What the devices pay at most.
-    nominal : float
-        The epsilon that was asked for.
-    secure : int
-        Number of secure aggregators.
+    privacy : TierPrivacy
+        What is protected, with which noise.
+    tree : TierTree
+        Who there is.
+    schedule : EventSchedule
+        When the tiers aggregate.
+    plan : RoundPlan, optional
+        The round at hand; None before the first.
     relay : bool
-        Whether they are nodes of their own.
-    law : {"worst", "smooth", "lemma"}
-        What is assumed of the drift of models.
-    clean_events : bool
-        Whether there are averages without noise inside trusted zones.
+        Whether secure aggregators are nodes of their own.
     kept_back : collection of str
         Arrays of the model that are not sent.
     insecure : bool
@@ -54,13 +49,14 @@ def promise(
 
     Examples
     --------
+    >>> from flwr_privacy.m2fdp import DeviceNoise, EventSchedule, TierTree
     >>> promise(
-    ...     calibration="device", unit="user", epsilon=8.0, delta=1e-5, nominal=8.0, secure=0,
-    ...     relay=False, law="worst", clean_events=False, kept_back=[], insecure=False,
+    ...     DeviceNoise(), TierTree.of_fanouts((2, 3), p=1.0), EventSchedule(),
+    ...     plan=None, relay=False, kept_back=[], insecure=False,
     ... ).neighbours
     'all data of one device are replaced by any others'
     """
-    if calibration == "none":
+    if not privacy.noised:
         return Guarantee(
             scheme="m2fdp",
             protects="nothing",
@@ -68,6 +64,11 @@ def promise(
             not_protected=("the update of a device: there is no noise",),
             evidence=("tests/m2fdp",),
         )
+    epsilon = privacy.epsilon
+    if plan is not None:
+        epsilon = max(plan.epsilon(tier) for tier in plan.boundaries)
+    secure = any(tree.secure(node) for tier in tree.tiers[1:-1] for node in tier)
+    clean_events = privacy.clean and bool(schedule.events)
     not_protected = [
         "who takes part (no amplification by it is counted), and whether and when a device fails "
         "or declines",
@@ -85,28 +86,29 @@ def promise(
         assumptions += _of_zones(relay)
     if kept_back:
         not_protected.append(f"(not sent at all: {', '.join(sorted(kept_back))})")
+    law = privacy.law.law
     if clean_events and law != "worst" and secure:
         assumptions.append(
             "losses are convex and smooth, and stay so under clipping: nobody checks it"
             if law == "lemma"
             else "losses are as smooth as declared: nobody checks it"
         )
-    if calibration == "paper":
+    if isinstance(privacy, PaperNoise):
         not_protected.insert(
             0,
-            f"the (epsilon = {nominal:g}) that the paper's noise is named after: what it costs, "
-            f"all data of a device replaced, is epsilon {epsilon:.4g}",
+            f"the (epsilon = {privacy.epsilon:g}) that the paper's noise is named after: what it "
+            f"costs, all data of a device replaced, is epsilon {epsilon:.4g}",
         )
     return Guarantee(
         scheme="m2fdp",
-        protects=_PROTECTS[unit],
+        protects=_PROTECTS[privacy.unit],
         adversary=(
             "everybody beyond the boundary of the device's trusted zone: the cloud, insecure "
             "aggregators, other zones" + (", and who relays the messages" if relay else "")
         ),
-        neighbours=_NEIGHBOURS[unit],
+        neighbours=_NEIGHBOURS[privacy.unit],
         epsilon=epsilon,
-        delta=delta,
+        delta=privacy.delta,
         not_protected=tuple(not_protected),
         assumptions=tuple(assumptions),
         evidence=(

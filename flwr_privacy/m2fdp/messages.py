@@ -5,40 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from flwr_privacy.channel import Channel, Part
+from flwr_privacy.channel import Part
 from flwr_privacy.documents import dumps, loads
-from flwr_privacy.errors import DeclinedError, ProtocolError
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.grid import CODE_LIMIT
-from flwr_privacy.m2fdp import DOWN, UP, Duty, Reach, Terms, Upload
 from flwr_privacy.wire import Fields
 
-from .custody import Custody
-from .zone_keys import channel_to
+from .sensitivity import Reach
+from .terms import DOWN, SCHEME, UP, Delivery, Duty, Terms
+from .zone import Upload
 
-__all__ = ["going_down", "going_up", "packed", "trusted_channel", "unpacked"]
-
-
-def trusted_channel(custody: Custody, parent: str, experiment_id: str, fields: Fields) -> Channel:
-    """Return the channel to a parent, if the node's own policy trusts it.
-
-    Raises
-    ------
-    DeclinedError
-        If it does not.
-    """
-    if parent not in (custody.policy.trusted_parents or ()):
-        raise DeclinedError(
-            f"the parent '{parent[:64]}' is not trusted: this node's policy has trusted_parents = "
-            f"{list(custody.policy.trusted_parents or ())}"
-        )
-    return channel_to(
-        custody, experiment_id, parent, fields.get("parent-key"), fields.get("parent-signature")
-    )
+__all__ = ["going_down", "going_up", "packed", "unpacked"]
 
 
 def going_up(
-    experiment_id: str,
-    server_round: int,
+    fields: Fields,
     terms: Terms | Duty,
     *,
     sender: str,
@@ -50,8 +31,8 @@ def going_up(
 
     Parameters
     ----------
-    experiment_id, server_round : str, int
-        The round.
+    fields : dict
+        The values of the question, with the experiment and the round.
     terms : Terms or Duty
         What one of the two ends was asked.
     sender, tier : str, int
@@ -63,12 +44,11 @@ def going_up(
     """
     event = [terms.event, terms.tier, terms.period]
     ends: list[Part] = [sender, tier, receiver]
-    return ("m2fdp", experiment_id, server_round, event, UP, ends, list(children))
+    return (SCHEME, fields["experiment-id"], fields["round"], event, UP, ends, list(children))
 
 
 def going_down(
-    experiment_id: str,
-    server_round: int,
+    fields: Fields,
     event: Any,
     *,
     sender: str,
@@ -86,10 +66,10 @@ def going_down(
     if type(event) is not int:
         raise ProtocolError("the question does not say which event a sealed model is of")
     ends: list[Part] = [sender, receiver, tier]
-    return ("m2fdp", experiment_id, server_round, event, DOWN, ends, list(children))
+    return (SCHEME, fields["experiment-id"], fields["round"], event, DOWN, ends, list(children))
 
 
-def packed(upload: Upload, terms: Terms | Duty) -> bytes:
+def packed(upload: Upload, terms: Terms | Duty | Delivery) -> bytes:
     """Return an upload as bytes, with what sender and receiver must agree on."""
     reach, codes = upload.reach, upload.codes
     if max(codes.max(initial=0), -codes.min(initial=0)) <= CODE_LIMIT:
@@ -107,7 +87,7 @@ def packed(upload: Upload, terms: Terms | Duty) -> bytes:
     )
 
 
-def unpacked(content: bytes, terms: Terms | Duty) -> Upload:
+def unpacked(content: bytes, terms: Terms | Duty | Delivery) -> Upload:
     """Return the upload of a member of the zone.
 
     Raises
@@ -127,7 +107,7 @@ def unpacked(content: bytes, terms: Terms | Duty) -> Upload:
     return Upload(np.asarray(state["codes"]).astype(np.int64), reach, state["floor"])
 
 
-def _agreed(terms: Terms | Duty) -> list[Any]:
+def _agreed(terms: Terms | Duty | Delivery) -> list[Any]:
     return [
         terms.unit,
         terms.noise_multiplier,
@@ -139,9 +119,3 @@ def _agreed(terms: Terms | Duty) -> list[Any]:
         terms.depth,
         sorted(terms.keep_back),
     ]
-
-
-def _names(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ProtocolError("the question does not say who was asked")
-    return value
