@@ -50,7 +50,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.keywords import checked_keywords
-from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError
+from flwr_privacy.secure_sum import Bounds, NotOpenedError
 from flwr_privacy.wire import TRAIN
 
 from .base import SchemeStrategy
@@ -307,15 +307,11 @@ class ACFL(SchemeStrategy):
             self._take_in(grid, 0, self.federation.clients())
             return
         with self.conversation.patiently():
-            if self._sums is None:
-                assigned = self._everybody(grid, 0)
-            else:
-                try:
-                    self._sums.prepare(grid, 0, lambda r: self._everybody(grid, r))
-                except NotOpenedError as error:
-                    raise ProtocolError(f"the setup cannot be summed: {error}") from error
-                assigned = self._sums.assigned
-            self._ask_for_codes(grid, 0, assigned)
+            try:
+                self.transport.prepare(grid, 0)
+            except NotOpenedError as error:
+                raise ProtocolError(f"the setup cannot be summed: {error}") from error
+            self._ask_for_codes(grid, 0, self.transport.clients(grid, 0))
         if self._coded is None:
             said = "; ".join(self.conversation.book(SETUP).details) or "their sum was not opened"
             raise ProtocolError(f"the setup failed, there are no coded data: {said}")
@@ -327,7 +323,7 @@ class ACFL(SchemeStrategy):
         new = set(clients) - set(self.members) - self._without_rate()
         if not self._wish.needs_setup or not new:
             return
-        if self._sums is not None:
+        if self.secure_sum is not None:
             logger.warning("clients %s came after the setup and take no part", sorted(new))
             return
         self._ask_for_codes(grid, server_round, only(self._everybody(grid, server_round), new))
@@ -388,9 +384,8 @@ class ACFL(SchemeStrategy):
         """Ask for gradients and make a step; without any, one by the coded data alone."""
         if self.newcomers:
             self._take_in(grid, server_round, self.newcomers)
-        if self._wish.coded_only or not self._prepared(grid, server_round):
-            if self._inner is not None:
-                arrays, _ = self._inner.configure(server_round, arrays, config)
+        if self._wish.coded_only or not self.prepared(grid, server_round):
+            arrays, _ = self.model_step.configure(server_round, arrays, config)
             self._template = arrays_of(arrays)
             return self._stepped(server_round, None, MetricRecord())
         messages = self.configure_train(server_round, arrays, config, grid)
@@ -586,21 +581,20 @@ class ACFL(SchemeStrategy):
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def _opened(self, masked: MaskedSum, phase: str, server_round: int) -> WeightedMean:
-        if phase == SETUP:  # those who deal for the first round are drawn now
-            self.members = sorted(masked.clients)
-        return super()._opened(masked, phase, server_round)
-
     def _everybody(self, grid: FlowerGrid, server_round: int) -> Assigned:
         return self.conversation.sample(grid, server_round, SETUP, fraction=1.0, minimum=1)
 
     def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
-        """Draw the clients of a round among those that were set up."""
+        """Draw the clients of a round among those that were set up; of the setup, everybody."""
+        if server_round == 0:
+            return self._everybody(grid, 0)
         if self.fraction_train == 0:
             return {}
         left_out = self._without_rate()
         if self._wish.needs_setup:
-            left_out |= set(self.federation.clients()).difference(self.members)
+            # Under a secure sum the first round's clients are drawn before the setup is opened.
+            members = self.members or self.conversation.book(SETUP).used
+            left_out |= set(self.federation.clients()).difference(members)
         return self.conversation.sample(
             grid,
             server_round,
@@ -626,9 +620,9 @@ class ACFL(SchemeStrategy):
 
     def _parties(self) -> int:
         """Return how many honest clients share the noise of a sum; 0 without a secure sum."""
-        if self.secure_sum is None or self._sums is None:
+        if self.secure_sum is None:
             return 0
-        cohort, settings = self._sums.cohort, self.secure_sum
+        cohort, settings = self.transport.cohort, self.secure_sum
         self._quorum = cohort, settings.threshold_of(cohort), settings.colluders_of(cohort)
         return settings.parties_of(cohort)
 

@@ -143,7 +143,7 @@ class Conversation:
         minimum: int,
         without: Collection[str] = (),
     ) -> Assigned:
-        """Draw the clients of a round; with the same seed the same in every run.
+        """Draw the clients of a round, nobody for a fraction of 0; by seed the same in every run.
 
         Nodes that still owe an answer to an earlier question are left out, so that no two messages
         are outstanding for one client; so are the clients in `without`.
@@ -153,6 +153,8 @@ class Conversation:
         InvalidParameterError
             If more are to be drawn than there are.
         """
+        if fraction == 0:
+            return {}
         if not self.federation.met:  # a user's own start: the first replies will be the hello
             self.federation.wait(grid, self.timeout)
         if not self.recorded:

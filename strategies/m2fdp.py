@@ -470,8 +470,7 @@ class M2FDP(SchemeStrategy):
         self._groups = {device: leaf for leaf, clients in drawn.items() for device in clients}
         shared = ConfigRecord({**config, "server-round": server_round})
         arrays = to_record(dict(models.start))
-        if self._inner is not None:
-            arrays, shared = self._inner.configure(server_round, arrays, shared)
+        arrays, shared = self.model_step.configure(server_round, arrays, shared)
         records: dict[int, ArrayRecord] = {}
         of_group = {
             leaf: self._question(leaf, exchange, models, records, clients)
