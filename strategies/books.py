@@ -47,13 +47,13 @@ class Books:
         """Note what a question will cost; call it before the question leaves."""
         if costs := instruction.costs(instruction.charged(book)):
             noted = {client: charge for charge, names in costs.items() for client in names}
-            self._experiment.note_asked(_name(book), noted)
+            self._experiment.asked.note(self._experiment.id, _name(book), noted)
 
     def charge(self, book: Round, instruction: Instruction) -> None:
         """Charge what a question cost; call it when its exchange is over."""
         if instruction.cost is None:
             return
-        clients = self._experiment.asked_before(_name(book)) | instruction.charged(book)
+        clients = self._experiment.asked.before(_name(book)) | instruction.charged(book)
         # Under a user's own start a client is known once it has answered; what was lost before is
         # its own all the same.
         self.names |= {f"node-{node}": client for node, client in book.named.items()}
@@ -68,7 +68,7 @@ class Books:
 
     def charge_broken_off(self) -> None:
         """Charge what a run that broke off asked, where this one does not ask it again."""
-        for question, noted in self._experiment.broken_off().items():
+        for question, noted in self._experiment.asked.broken_off().items():
             costs: dict[Charge, set[str]] = {}
             for client, charge in noted.items():
                 costs.setdefault(charge, set()).add(client)
