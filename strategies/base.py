@@ -1,4 +1,4 @@
-"""The one loop that all strategies share.
+"""The base of all strategies: what a scheme overrides, and what its program calls.
 
 `SchemeStrategy` takes FedAvg's constructor arguments, keeps the signature of Flower's
 ``Strategy.start`` and returns its ``Result``, so it replaces FedAvg in place. A scheme overrides
@@ -6,6 +6,10 @@
 costs; it then also works under a user's own ``start`` that calls only Flower's abstract methods. A
 scheme that talks to the clients several times a round overrides `train_round` with a program that
 calls `ask`, and goes on with the sum of the answers.
+
+What a strategy is made of is in modules of its own: the rounds (`server_loop`), questions and
+replies (`conversation`), the way of the answers (`transport`), charges and card (`books`), the step
+to the new model (`model_step`), and what outlives a run (`experiment`).
 """
 
 import logging
@@ -98,7 +102,6 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             check_summed(self.secure_sum, self.scheme, self.summable, train_metrics_fn)
             self.fraction_evaluate = 0.0  # what clients say of their data is not summed
         self._accountant: str | None = None  # None: the tightest that knows the charges
-        self._announced = False
         self._build()
         self._only_with_start: dict[str, Any] = {
             "clients": self.loop.clients,
@@ -109,6 +112,38 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         }
         self.model_step = ModelStep(self.inner)
         self._template: Arrays = {}
+
+    def _build(self) -> None:
+        """Make what belongs to one training; a second `start` is another one."""
+        self.experiment = Experiment(self.scheme, self.loop)
+        self.federation = Federation(
+            virtual_clients=self._virtual_clients, min_available_nodes=self.min_available_nodes
+        )
+        self.conversation = Conversation(
+            scheme=self.scheme,
+            experiment=self.experiment,
+            federation=self.federation,
+            stragglers=self.loop.stragglers,
+            deadline=self.loop.deadline,
+            weighted_by=self.weight_key or self.weighted_by_key,
+            untimed=self.untimed,
+        )
+        self.transport: Transport = Plain(self.drawn)
+        if self.secure_sum is not None:
+            self.transport = Summed(
+                self.secure_sum,
+                self.conversation,
+                self.experiment,
+                phases=self.sum_phases,
+                draw=self.drawn,
+                is_last=self._is_last,
+                bounds_of=self.bounds_of,
+            )
+        self.books = Books(self.experiment)
+        self._instructions: dict[str, Instruction] = {}  # the last of each phase
+        self.newcomers: list[str] = []  # clients that came since the round before
+        self._insecure = False  # whether a client said that its noise is from a seed
+        self._announced = False
 
     # -- What a scheme overrides -------------------------------------------------------------
 
@@ -203,7 +238,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` returned."""
 
-    # -- The loop ----------------------------------------------------------------------------
+    # -- A training --------------------------------------------------------------------------
 
     def start(
         self,
@@ -266,25 +301,70 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Every charge so far."""
         return self.books.releases
 
-    def collect(
-        self, phase: str, messages: Iterable[Message]
-    ) -> tuple[WeightedMean | None, MetricRecord | None]:
-        """Fold the replies of a phase as they come; None if none could be used."""
-        book, instruction = self.conversation.book(phase), self._instructions[phase]
-        mean = self.transport.accumulator(phase, instruction.accumulator())
-        take = instruction.take or self.take
-        metrics_fn = self._metrics_fns.get(phase)
-        contents = add_up(mean, book, messages, take=take, keep=metrics_fn is not None)
-        self.books.charge(book, instruction)
-        mean = self.transport.opened(mean, book, instruction)
-        released = instruction.released(mean if mean.weight else None)
-        if released is None:
+    # -- Flower's abstract methods -----------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Sample clients and return the messages to the nodes that play them."""
+        if not self.conversation.recorded:
+            self._check_own_start()
+        self._template = arrays_of(arrays)
+        told = self._settled_statistics()
+        config = ConfigRecord({**config, "server-round": server_round})
+        arrays, config = self.model_step.configure(server_round, arrays, config)
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        assigned = self.transport.clients(grid, server_round)
+        quorum = self.transport.quorum(self.quorum)
+        instruction = self.instruct(server_round)
+        instruction = replace(instruction, fields={**instruction.fields, **told})
+        messages = self.put(server_round, TRAIN, content, assigned, instruction, quorum=quorum)
+        self.announce()
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies as they come; return the new global arrays and the mean metrics."""
+        mean, metrics = self.collect(TRAIN, replies)
+        if mean is None or metrics is None:
             return None, None
-        mean = released
-        self._insecure |= "insecure-noise" in mean.metrics()
-        if metrics_fn is not None and contents:
-            return mean, metrics_fn(contents, self.weighted_by_key)
-        return mean, MetricRecord(mean.metrics())
+        weight, arrays = mean.weight, self._instructions[TRAIN].finish(mean)
+        del mean  # the sums are twice as large as the model
+        return self.renewed(server_round, arrays, metrics, weight), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Sample clients for the evaluation on their own data."""
+        config = ConfigRecord({**config, "server-round": server_round})
+        assigned = self.conversation.sample(
+            grid,
+            server_round,
+            EVALUATE,
+            fraction=self.fraction_evaluate,
+            minimum=self.min_evaluate_nodes,
+        )
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        instruction = Instruction(accumulator=partial(WeightedMean, {}))
+        return self.put(server_round, EVALUATE, content, assigned, instruction)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the mean metrics of the clients' evaluations."""
+        return self.collect(EVALUATE, replies)[1]
+
+    # -- What the rounds are made of ---------------------------------------------------------
+
+    def prepared(self, grid: Grid, server_round: int) -> bool:
+        """Return whether a round can be asked: of a secure sum, whether enough clients dealt."""
+        try:
+            self.transport.prepare(grid, server_round)
+        except NotOpenedError as error:
+            logger.warning("%s", error)
+            return False
+        return True
 
     def ask(
         self,
@@ -316,33 +396,6 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         messages = self.put(server_round, phase, content, assigned, instruction, quorum=quorum)
         return self.collect(phase, self.conversation.exchange(grid, messages, phase=phase))
 
-    # -- Flower's abstract methods -----------------------------------------------------------
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Sample clients and return the messages to the nodes that play them."""
-        if not self.conversation.recorded:
-            self._check_own_start()
-        self._template = arrays_of(arrays)
-        told = self._settled_statistics()
-        config = ConfigRecord({**config, "server-round": server_round})
-        arrays, config = self.model_step.configure(server_round, arrays, config)
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        assigned = self.transport.clients(grid, server_round)
-        quorum = self.transport.quorum(self.quorum)
-        instruction = self.instruct(server_round)
-        instruction = replace(instruction, fields={**instruction.fields, **told})
-        messages = self.put(server_round, TRAIN, content, assigned, instruction, quorum=quorum)
-        self.announce()
-        return messages
-
-    def announce(self) -> None:
-        """Log the promise, once; call it when the clients of a secure sum are known."""
-        if not self._announced:
-            logger.info("%s", self._promise().text())
-            self._announced = True
-
     def put(
         self,
         server_round: int,
@@ -353,10 +406,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         *,
         quorum: int | None = None,
     ) -> list[Message]:
-        """Return the messages of a request, by a secure sum if there is one; see `ask`.
-
-        What it will cost is noted before it leaves.
-        """
+        """Return the messages of a question; see `ask`. What it will cost is noted."""
         self._instructions[phase] = instruction
         content, own = self.transport.question(phase, content, instruction.own)
         adds_up = instruction.adds_up
@@ -375,19 +425,37 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             summed=adds_up and not self._metrics_fns.get(phase),
             quorum=quorum,
         )
+        # Durable before a message leaves: a run that breaks off now has asked.
         self.books.note(self.conversation.book(phase), instruction)
         return messages
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the replies as they come; return the new global arrays and the mean metrics."""
-        mean, metrics = self.collect(TRAIN, replies)
-        if mean is None or metrics is None:
+    def collect(
+        self, phase: str, messages: Iterable[Message]
+    ) -> tuple[WeightedMean | None, MetricRecord | None]:
+        """Fold the replies of a phase as they come; None if none could be used."""
+        book, instruction = self.conversation.book(phase), self._instructions[phase]
+        mean = self.transport.accumulator(phase, instruction.accumulator())
+        take = instruction.take or self.take
+        metrics_fn = self._metrics_fns.get(phase)
+        contents = add_up(mean, book, messages, take=take, keep=metrics_fn is not None)
+        # Also where the sum is not opened: the answers have left the nodes.
+        self.books.charge(book, instruction)
+        mean = self.transport.opened(mean, book, instruction)
+        # A trusted server adds its noise here: nobody below gets a sum without it.
+        released = instruction.released(mean if mean.weight else None)
+        if released is None:
             return None, None
-        weight, arrays = mean.weight, self._instructions[TRAIN].finish(mean)
-        del mean  # the sums are twice as large as the model
-        return self.renewed(server_round, arrays, metrics, weight), metrics
+        mean = released
+        self._insecure |= "insecure-noise" in mean.metrics()
+        if metrics_fn is not None and contents:
+            return mean, metrics_fn(contents, self.weighted_by_key)
+        return mean, MetricRecord(mean.metrics())
+
+    def take(self, mean: WeightedMean, reply: ClientReply) -> None:
+        """Add a client's reply to an accumulator, with the client's weight."""
+        arrays = reply.arrays() if mean.template else {}
+        weighted_by = self.weight_key or self.weighted_by_key
+        mean.take(reply.client_id, arrays, reply.metrics(), weighted_by)
 
     def renewed(
         self, server_round: int, averaged: Arrays, metrics: MetricRecord, weight: float
@@ -398,79 +466,13 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         return self.model_step.take(server_round, self._template, averaged, metrics, weight)
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Sample clients for the evaluation on their own data."""
-        config = ConfigRecord({**config, "server-round": server_round})
-        assigned = self.conversation.sample(
-            grid,
-            server_round,
-            EVALUATE,
-            fraction=self.fraction_evaluate,
-            minimum=self.min_evaluate_nodes,
-        )
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        instruction = Instruction(accumulator=partial(WeightedMean, {}))
-        return self.put(server_round, EVALUATE, content, assigned, instruction)
+    def announce(self) -> None:
+        """Log the promise, once; call it when the clients of a secure sum are known."""
+        if not self._announced:
+            logger.info("%s", self._promise().text())
+            self._announced = True
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Return the mean metrics of the clients' evaluations."""
-        return self.collect(EVALUATE, replies)[1]
-
-    def _build(self) -> None:
-        """Make what belongs to one training; a second `start` is another one."""
-        self.experiment = Experiment(self.scheme, self.loop)
-        self.federation = Federation(
-            virtual_clients=self._virtual_clients, min_available_nodes=self.min_available_nodes
-        )
-        self.conversation = Conversation(
-            scheme=self.scheme,
-            experiment=self.experiment,
-            federation=self.federation,
-            stragglers=self.loop.stragglers,
-            deadline=self.loop.deadline,
-            weighted_by=self.weight_key or self.weighted_by_key,
-            untimed=self.untimed,
-        )
-        self.transport: Transport = Plain(self.drawn)
-        if self.secure_sum is not None:
-            self.transport = Summed(
-                self.secure_sum,
-                self.conversation,
-                self.experiment,
-                phases=self.sum_phases,
-                draw=self.drawn,
-                is_last=self._is_last,
-                bounds_of=self.bounds_of,
-            )
-        self.books = Books(self.experiment)
-        self._instructions: dict[str, Instruction] = {}  # the last of each phase
-        self.newcomers: list[str] = []  # clients that came since the round before
-        self._insecure = False  # whether a client said that its noise is from a seed
-        self._announced = False
-
-    # -- Parts of the loop -------------------------------------------------------------------
-
-    def prepared(self, grid: Grid, server_round: int) -> bool:
-        """Return whether a round can be asked: of a secure sum, whether enough clients dealt."""
-        try:
-            self.transport.prepare(grid, server_round)
-        except NotOpenedError as error:
-            logger.warning("%s", error)
-            return False
-        return True
-
-    def take(self, mean: WeightedMean, reply: ClientReply) -> None:
-        """Add a client's reply to an accumulator, with the client's weight."""
-        arrays = reply.arrays() if mean.template else {}
-        weighted_by = self.weight_key or self.weighted_by_key
-        mean.take(reply.client_id, arrays, reply.metrics(), weighted_by)
-
-    def _promise(self) -> Guarantee:
-        return self.transport.promised(self.guarantee())
+    # -- Parts -------------------------------------------------------------------------------
 
     def _settled_statistics(self) -> Fields:
         """Return what a question says of running statistics, if the scheme keeps them back."""
@@ -478,12 +480,15 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             return {}
         return settled(self._template, self._keep_back_given, first=not self._announced)
 
-    def _is_last(self, server_round: int) -> bool:
-        return self.planned_rounds is not None and server_round >= self.planned_rounds
-
     def _check_own_start(self) -> None:
         """Refuse under a user's own start what only this class's start can do."""
         if given := [name for name, value in self._only_with_start.items() if value is not None]:
             raise ProtocolError(
                 f"{', '.join(given)}: works only where this strategy's own start runs the rounds"
             )
+
+    def _promise(self) -> Guarantee:
+        return self.transport.promised(self.guarantee())
+
+    def _is_last(self, server_round: int) -> bool:
+        return self.planned_rounds is not None and server_round >= self.planned_rounds
