@@ -41,9 +41,9 @@ from .loop_options import LoopOptions
 from .model_step import ModelStep
 from .replies import add_up
 from .round import ClientReply, arrays_of
+from .running_statistics import settled
 from .secure_sum import Summed, check_summed
 from .server_loop import EvaluateFn, ServerLoop
-from .statistics import settled
 from .transport import Plain, Transport
 
 __all__ = ["SchemeStrategy"]

@@ -11,9 +11,10 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.secure_sum import SecureSum, Session
 from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.secure_sum import Summed
+from flwr_privacy.strategies.sum_guarantee import SumGuarantee
 from flwr_privacy.strategies.transport import Plain, Transport
 
 APP = message_app([as_mod(SecureSumClient)])
@@ -84,3 +85,36 @@ def test_other_phases_go_in_the_open() -> None:
     empty = WeightedMean({"w": np.zeros(2)})
     assert transport.question("another", content, {}) == (content, {})
     assert transport.accumulator("another", empty) is empty
+
+
+def sum_of(settings: SecureSum, cohort: int, roster: int | None = None) -> Session:
+    clients = [f"c{i:02}" for i in range(cohort)]
+    return Session(
+        name="a",
+        experiment_id="e",
+        server_round=1,
+        rosters=dict.fromkeys(clients, clients[: roster or cohort]),
+        keys={},
+        threshold=settings.threshold_of(cohort),
+        bounds=settings.bounds(cohort),
+    )
+
+
+def test_the_promise_is_that_of_the_weakest_sum() -> None:
+    """Cohorts shrink and grow; a promise that a sum has broken does not come back."""
+    settings, promised = SecureSum(threshold=14, colluders=0), SumGuarantee()
+    assert promised.text() == "nothing was summed yet"
+    promised.note(settings, sum_of(settings, 20))
+    assert promised.least == {"threshold": 14, "cohort": 20, "colluders": 0, "lying": 6}
+    promised.note(settings, sum_of(settings, 30))
+    assert promised.least == {"threshold": 14, "cohort": 20, "colluders": 0, "lying": 1}
+    assert "a server that lies about who takes part is not covered" in promised.text()
+    promised.note(settings, sum_of(settings, 16))
+    assert promised.least == {"threshold": 14, "cohort": 16, "colluders": 0, "lying": 1}
+    assert "at least 14 of 16 clients" in promised.text()
+
+
+def test_in_a_sparse_graph_a_lying_server_is_not_covered() -> None:
+    settings, promised = SecureSum(threshold=14, colluders=0), SumGuarantee()
+    promised.note(settings, sum_of(settings, 20, roster=15))
+    assert promised.least["lying"] == 1
