@@ -118,3 +118,15 @@ def test_in_a_sparse_graph_a_lying_server_is_not_covered() -> None:
     settings, promised = SecureSum(threshold=14, colluders=0), SumGuarantee()
     promised.note(settings, sum_of(settings, 20, roster=15))
     assert promised.least["lying"] == 1
+
+
+def test_the_card_of_a_training_whose_cohorts_shrink_has_the_smaller_one() -> None:
+    strategy = Watched(secure_sum=SUM)
+
+    def leaving(grid: Any) -> None:
+        nodes = list(grid.get_node_ids())
+        grid.get_node_ids = lambda: nodes[: 4 if "end 1" in strategy.events else 6]
+
+    result = run_strategy(strategy, APP, nodes=6, arrays=record(), before=leaving)
+    assert [line["asked"] for line in result.history[1:]] == [6, 6, 4]
+    assert "sums over at least 3 of 4 clients" in result.guarantee.secure_sum
