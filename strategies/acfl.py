@@ -209,9 +209,8 @@ class ACFL(CodedSetup):
         """Ask for gradients and make a step; without any, one by the coded data alone."""
         if self.newcomers:
             self._take_in(grid, server_round, self.newcomers)
-        if self.weighting.coded_only or not self._prepared(grid, server_round):
-            if self._inner is not None:
-                arrays, _ = self._inner.configure(server_round, arrays, config)
+        if self.weighting.coded_only or not self.prepared(grid, server_round):
+            arrays, _ = self.model_step.configure(server_round, arrays, config)
             self._template = arrays_of(arrays)
             return self._stepped(server_round, None, MetricRecord())
         messages = self.configure_train(server_round, arrays, config, grid)

@@ -215,7 +215,7 @@ class CentralDP(SchemeStrategy):
 
     def instruct(self, server_round: int) -> Instruction:
         """Return the terms of a round; noise of the server is added before the mean is taken."""
-        self._cohort = 1 if self._sums is None else self._sums.cohort
+        self._cohort = self.transport.cohort
         terms = self.terms = self._plan(self._cohort, self.clipping_norm)
         names = terms.names(self._template)
         terms.check_grid(sum(np.size(self._template[name]) for name in names))
@@ -397,7 +397,7 @@ class CentralDP(SchemeStrategy):
         counts = Counter(client for release in self.releases for client in release.clients)
         spent = {c for c, count in counts.items() if not self.schedule.affordable(count)}
         # A node that has said who it is goes by its address all the same under a user's own start.
-        return spent | {node for node, client in self._names.items() if client in spent}
+        return spent | {node for node, client in self.books.names.items() if client in spent}
 
     def _goes_on(self) -> bool:
         """Tell whether everybody can be charged once more, where everybody is."""

@@ -17,10 +17,9 @@ from flwr_privacy.acfl.options import Noise, Weighting
 from flwr_privacy.acfl.plan import Plan, Wish
 from flwr_privacy.acfl.sums import coded_sum
 from flwr_privacy.acfl.terms import RECORD
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.grid import CODE_LIMIT
-from flwr_privacy.secure_sum import MaskedSum, NotOpenedError
+from flwr_privacy.secure_sum import NotOpenedError
 from flwr_privacy.wire import TRAIN
 
 from .base import SchemeStrategy
@@ -74,15 +73,11 @@ class CodedSetup(SchemeStrategy):
             self._take_in(grid, 0, self.federation.clients())
             return
         with self.conversation.patiently():
-            if self._sums is None:
-                assigned = self._everybody(grid, 0)
-            else:
-                try:
-                    self._sums.prepare(grid, 0, lambda r: self._everybody(grid, r))
-                except NotOpenedError as error:
-                    raise ProtocolError(f"the setup cannot be summed: {error}") from error
-                assigned = self._sums.assigned
-            self._ask_for_codes(grid, 0, assigned)
+            try:
+                self.transport.prepare(grid, 0)
+            except NotOpenedError as error:
+                raise ProtocolError(f"the setup cannot be summed: {error}") from error
+            self._ask_for_codes(grid, 0, self.transport.clients(grid, 0))
         if self._set_up.coded is None:
             said = "; ".join(self.conversation.book(SETUP).details) or "their sum was not opened"
             raise ProtocolError(f"the setup failed, there are no coded data: {said}")
@@ -94,7 +89,7 @@ class CodedSetup(SchemeStrategy):
         new = set(clients) - set(self.members) - self._without_rate()
         if not self.weighting.needs_setup or not new:
             return
-        if self._sums is not None:
+        if self.secure_sum is not None:
             logger.warning("clients %s came after the setup and take no part", sorted(new))
             return
         self._ask_for_codes(grid, server_round, only(self._everybody(grid, server_round), new))
@@ -140,21 +135,20 @@ class CodedSetup(SchemeStrategy):
         self._set_up.join(mean, terms)
         self.descent.renew()
 
-    def _opened(self, masked: MaskedSum, phase: str, server_round: int) -> WeightedMean:
-        if phase == SETUP:  # those who deal for the first round are drawn now
-            self._set_up.names = sorted(masked.clients)
-        return super()._opened(masked, phase, server_round)
-
     def _everybody(self, grid: FlowerGrid, server_round: int) -> Assigned:
         return self.conversation.sample(grid, server_round, SETUP, fraction=1.0, minimum=1)
 
     def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
-        """Draw the clients of a round among those that were set up."""
+        """Draw the clients of a round among those that were set up; of the setup, everybody."""
+        if server_round == 0:
+            return self._everybody(grid, 0)
         if self.fraction_train == 0:
             return {}
         left_out = self._without_rate()
         if self.weighting.needs_setup:
-            left_out |= set(self.federation.clients()).difference(self.members)
+            # Under a secure sum the first round's clients are drawn before the setup is opened.
+            members = self.members or self.conversation.book(SETUP).used
+            left_out |= set(self.federation.clients()).difference(members)
         return self.conversation.sample(
             grid,
             server_round,
@@ -180,9 +174,9 @@ class CodedSetup(SchemeStrategy):
 
     def _parties(self) -> int:
         """Return how many honest clients share the noise of a sum; 0 without a secure sum."""
-        if self.secure_sum is None or self._sums is None:
+        if self.secure_sum is None:
             return 0
-        cohort, settings = self._sums.cohort, self.secure_sum
+        cohort, settings = self.transport.cohort, self.secure_sum
         self._quorum = cohort, settings.threshold_of(cohort), settings.colluders_of(cohort)
         return settings.parties_of(cohort)
 

@@ -1,8 +1,7 @@
-"""The talk between a strategy and its clients: questions put, answers heard, and the book of both.
+"""Puts questions to the clients, hands on their replies, and keeps the book of each question.
 
 A strategy asks (`Conversation.ask`), sends what it was given (`exchange`) and reads what may be
-used (`Round.replies` of the question's `book`). What was asked, answered, refused and sent is
-counted on the way.
+used (`Round.replies` of the question's `book`).
 """
 
 import logging
@@ -12,38 +11,32 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.secure_sum.messages import JOIN
 from flwr_privacy.stragglers import Stragglers
 from flwr_privacy.wire import (
-    COHORT,
-    EACH,
     EVALUATE,
     HELLO,
     RECORD,
-    SUM,
-    TRAIN,
-    Cohort,
     Fields,
     Header,
-    payload_bytes,
 )
 
 from .exchange import arrived, exchange
 from .experiment import Experiment
 from .federation import Federation
+from .questions import messages_of
 from .round import Round
+from .tally import Tally
 
 __all__ = ["Assigned", "Conversation", "only"]
 
 logger = logging.getLogger("flwr.privacy")
 
 _FOREVER = 3600.0  # Flower's default timeout, where a user's own start gives none
-
-_SIZES = ("bytes_down", "bytes_up", "wire_bytes_down", "wire_bytes_up")
 
 _LOOK = 0.05  # seconds between two looks at who still owes an answer
 
@@ -106,12 +99,8 @@ class Conversation:
         self._weighted_by = weighted_by
         self._untimed = frozenset(untimed)
         self._books: dict[str, Round] = {}
-        self._exchanges: list[Round] = []  # since the last call of `counts`
+        self._tally = Tally()
         self._open: dict[str, tuple[Round, int, float]] = {}  # unanswered: book, node, expiry
-        self._late_answers = self._late_bytes = 0
-        self._sizes: Counter[str] = Counter()  # of the round, as far as it is tallied
-        self._fates: dict[str, Any] = {}
-        self._tallied_seconds = 0.0
         self._requests: Counter[tuple[int, str]] = Counter()
         self._patient = False
 
@@ -130,7 +119,7 @@ class Conversation:
             scheme=self._scheme, experiment_id=self._experiment.id, phase=HELLO, server_round=0
         )
         books, joined = self.federation.meet(grid, header, self.timeout)
-        self._exchanges.extend(books)
+        self._tally.add(*books)
         return joined
 
     def sample(
@@ -143,7 +132,7 @@ class Conversation:
         minimum: int,
         without: Collection[str] = (),
     ) -> Assigned:
-        """Draw the clients of a round; with the same seed the same in every run.
+        """Draw the clients of a round, nobody for a fraction of 0; by seed the same in every run.
 
         Nodes that still owe an answer to an earlier question are left out, so that no two messages
         are outstanding for one client; so are the clients in `without`.
@@ -153,6 +142,8 @@ class Conversation:
         InvalidParameterError
             If more are to be drawn than there are.
         """
+        if fraction == 0:
+            return {}
         if not self.federation.met:  # a user's own start: the first replies will be the hello
             self.federation.wait(grid, self.timeout)
         if not self.recorded:
@@ -257,40 +248,17 @@ class Conversation:
             seconds=self._real_deadline(),
         )
         if self.recorded:
-            self._exchanges.append(book)
+            self._tally.add(book)
         shared = RecordDict({**content, RECORD: ConfigRecord(header.write(fields))})
-        size = payload_bytes(shared)
-        message_type = MessageType.EVALUATE if phase == EVALUATE else MessageType.TRAIN
-        messages = []
-        own, groups, of_group = own or {}, groups or {}, of_group or {}
-        for node, clients in assigned.items():
-            mine = {client: own[client] for client in clients if client in own}
-            ours = {groups[c]: of_group[groups[c]] for c in clients if groups.get(c) in of_group}
-            by_group = {group: _merged(shared, records) for group, records in ours.items()}
-            questions = {
-                client: _merged(by_group.get(groups.get(client, ""), shared), records)
-                for client, records in mine.items()
-            }
-            if book.cohorts:
-                cohort = ConfigRecord(self._cohort(book, clients, groups).write())
-                question = RecordDict({**shared, COHORT: cohort})
-                for mark, records_of in (("@@", ours), ("@", mine)):
-                    for addressee, records in records_of.items():
-                        question.update({f"{n}{mark}{addressee}": r for n, r in records.items()})
-            else:
-                first = clients[0]
-                question = questions.get(first, by_group.get(groups.get(first, ""), shared))
-            sizes = {group: payload_bytes(asked) for group, asked in by_group.items()}
-            book.bytes_down += sum(
-                payload_bytes(questions[client])
-                if client in questions
-                else sizes.get(groups.get(client, ""), size)
-                for client in clients
-            )
-            book.wire_bytes_down += payload_bytes(question)
-            # The ttl is the deadline: an answer that comes later is not waited for by anybody.
-            messages.append(Message(question, node, message_type, ttl=book.seconds))
-        return messages
+        return messages_of(
+            book,
+            shared,
+            own=own or {},
+            groups=groups or {},
+            of_group=of_group or {},
+            clients=self.federation.virtual_clients or 0,
+            weighted_by=self._weighted_by,
+        )
 
     def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
         """Send the messages of a phase; yield replies until quorum or deadline."""
@@ -329,43 +297,16 @@ class Conversation:
 
     def counts(self) -> dict[str, Any]:
         """Return what was counted since the last call: bytes of all, fates of the last training."""
-        self._tally()
-        if "late" in self._fates:
-            self._fates["late"] += self._late_answers
-            self._late_answers = 0
-        for key in ("bytes_up", "wire_bytes_up"):
-            self._sizes[key] += self._late_bytes
-        self._late_bytes = 0
-        self.virtual_seconds += self._tallied_seconds
+        counts, seconds = self._tally.close()
+        self.virtual_seconds += seconds
         self._release()
-        sizes = {key: self._sizes[key] for key in (*_SIZES, "exchanges")}
-        counts = {**self._fates, **sizes, "virtual_seconds": self.virtual_seconds}
-        self._sizes, self._fates, self._tallied_seconds = Counter(), {}, 0.0
-        return counts
-
-    def _tally(self) -> None:
-        """Add what was exchanged to the counts of the round."""
-        for book in self._exchanges:
-            _say_who_is_missing(book)
-            if book.header.phase == TRAIN:
-                self._fates |= book.counts()
-            elif book.header.phase == EVALUATE:
-                self._fates["evaluated"] = book.folded
-            self._sizes.update({key: getattr(book, key) for key in _SIZES})
-            self._sizes["exchanges"] += book.header.phase != HELLO
-            self._tallied_seconds += book.virtual_seconds
-        self._sizes["exchanges"] += any(book.header.phase == HELLO for book in self._exchanges)
-        self._exchanges = []
+        return {**counts, "virtual_seconds": self.virtual_seconds}
 
     def state(self) -> dict[str, Any]:
         """Return the clock, and the counts and questions of the round so far, for a checkpoint."""
-        self._tally()
         return {
             "virtual_seconds": self.virtual_seconds,
-            "tallied_seconds": self._tallied_seconds,
-            "sizes": dict(self._sizes),
-            "fates": dict(self._fates),
-            "late": [self._late_answers, self._late_bytes],
+            **self._tally.state(),
             # What is set up in round 0 is asked again by each run, as it was.
             "requests": [[*key, number] for key, number in self._requests.items() if key[0]],
         }
@@ -373,9 +314,7 @@ class Conversation:
     def load_state(self, state: dict[str, Any]) -> None:
         """Take up what `state` returned, before anything is asked."""
         self.virtual_seconds = state["virtual_seconds"]
-        self._tallied_seconds = state["tallied_seconds"]
-        self._sizes, self._fates = Counter(state["sizes"]), dict(state["fates"])
-        self._late_answers, self._late_bytes = state["late"]
+        self._tally.load_state(state)
         self._requests = Counter({(r, phase): n for r, phase, n in state["requests"]})
 
     def _release(self) -> None:
@@ -397,10 +336,7 @@ class Conversation:
                 found = True
                 if owed is None:  # it came twice
                     continue
-                book, _, _ = owed
-                if not reply.has_error():
-                    self._late_bytes += payload_bytes(reply.content)
-                    self._late_answers += book.header.phase == TRAIN
+                self._tally.add_late(owed[0], reply)
         now = time.monotonic()
         self._open = {key: owed for key, owed in self._open.items() if owed[2] > now}
         return {node for _, node, _ in self._open.values()}
@@ -420,16 +356,6 @@ class Conversation:
             request=header.request,
             quorum=quorum,
             deadline=None if self._patient else self._deadline,
-        )
-
-    def _cohort(self, book: Round, clients: list[str], groups: Mapping[str, str]) -> Cohort:
-        return Cohort(
-            clients=clients,
-            late=[client for client in clients if client in book.late],
-            size=self.federation.virtual_clients or 0,
-            reply=SUM if book.summed else EACH,
-            weighted_by=self._weighted_by,
-            groups=[groups[client] for client in clients] if groups else [],
         )
 
     def _header(self, phase: str, server_round: int) -> Header:
@@ -455,25 +381,3 @@ def only(assigned: Assigned, wanted: Collection[str]) -> dict[int, list[str]]:
     """Return those of the assigned clients that are wanted."""
     kept = {node: [c for c in clients if c in wanted] for node, clients in assigned.items()}
     return {node: clients for node, clients in kept.items() if clients}
-
-
-def _say_who_is_missing(book: Round) -> None:
-    """Log who did not answer a question for whose answer was waited."""
-    if book.header.phase == HELLO or (book.quorum is not None and book.folded >= book.quorum):
-        return
-    asked = {client for clients in book.asked.values() for client in clients}
-    if missing := sorted(asked.difference(book.answered)):
-        logger.warning(
-            "round %d: no answer in phase '%s' that could be used: clients %s",
-            *(book.header.server_round, book.header.phase, missing),
-        )
-
-
-def _merged(shared: RecordDict, own: RecordDict | None) -> RecordDict:
-    if own is None:
-        return shared
-    merged: dict[str, Any] = dict(shared)
-    for name, record in own.items():
-        kind: Any = type(record)
-        merged[name] = kind({**shared.get(name, {}), **record})
-    return RecordDict(merged)

@@ -1,7 +1,5 @@
 """What lasts beyond a run: identity, seed, history and checkpoint of an experiment."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
-from flwr_privacy.accounting import Charge
 from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.files import write_text
@@ -18,17 +15,14 @@ from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.identity import new_experiment_id
 
 from . import checkpoint
+from .asked import AskedNotes
 from .history import History
 from .loop_options import LoopOptions
 
 __all__ = ["Experiment", "SchemeResult"]
 
 CHECKPOINT = "checkpoint.bin"
-ASKED = "asked.json"
 CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
-
-Asked = dict[str, dict[str, Charge]]
-"""What a question costs each client that it was put to, by the question's name."""
 
 
 @dataclass(repr=False)  # Flower's own does not print the model
@@ -56,6 +50,11 @@ class Experiment:
         Name of its scheme.
     loop : LoopOptions
         Its seed, identity, folder, and what hears of its rounds.
+
+    Attributes
+    ----------
+    asked : AskedNotes
+        What was asked since the last checkpoint.
     """
 
     def __init__(self, scheme: str, loop: LoopOptions) -> None:
@@ -64,8 +63,7 @@ class Experiment:
         self._id = loop.experiment_id
         self.run_dir = None if loop.run_dir is None else Path(loop.run_dir)
         self._resume = loop.resume
-        self._asked: Asked = {}  # of the round that has not ended
-        self._asked_before: Asked = {}
+        self.asked = AskedNotes(self.run_dir)
         metrics = None if self.run_dir is None else self.run_dir / "metrics.jsonl"
         self.history = History(metrics, loop.on_round)
 
@@ -98,63 +96,21 @@ class Experiment:
                     str(self.run_dir),
                     f"a folder without a {CHECKPOINT}, or resume=True to go on from it",
                 )
-            self._asked_before = self._read_asked() if self._id is not None else {}
-            self._asked = {name: dict(costs) for name, costs in self._asked_before.items()}
+            if self._id is not None:  # a run of it may have come to no checkpoint
+                self.asked.take_up(self._id, lambda question: True)
             self.history.restart()
             return None
         path = self.run_dir / CHECKPOINT
         state = checkpoint.load(path)
         self._check_same(path, state, initial_arrays)
         self._id = state["experiment_id"]
-        # The note may be older than the checkpoint, which has its charges.
         done, settled = state["round"] - bool(state["line"]), state["settled"]
-        self._asked_before = {
-            question: costs
-            for question, costs in self._read_asked().items()
-            if int(question.rsplit(" ", 2)[1]) > done and question not in settled
-        }
-        self._asked = {name: dict(costs) for name, costs in self._asked_before.items()}
+        self.asked.take_up(
+            state["experiment_id"],
+            lambda question: int(question.rsplit(" ", 2)[1]) > done and question not in settled,
+        )
         self.history.restart(state["history"])
         return state
-
-    def note_asked(self, question: str, costs: Mapping[str, Charge]) -> None:
-        """Note whom a question will cost what before it leaves, in case the round breaks off."""
-        self._asked.setdefault(question, {}).update(costs)
-        if self.run_dir is not None:
-            asked = {
-                name: {client: charge.to_dict() for client, charge in sorted(noted.items())}
-                for name, noted in self._asked.items()
-            }
-            document = {"experiment_id": self.id, "asked": asked}
-            write_text(self.run_dir / ASKED, json.dumps(document))
-
-    def asked_before(self, question: str) -> set[str]:
-        """Return who was asked a question by a run that broke off in its round; once.
-
-        Nobody knows which of them declined. A resumed round asks the same question, perhaps not the
-        same clients.
-        """
-        return set(self._asked_before.pop(question, {}))
-
-    def broken_off(self) -> Asked:
-        """Return what the run that broke off asked and this one has not asked again; once."""
-        left, self._asked_before = self._asked_before, {}
-        return left
-
-    def _read_asked(self) -> Asked:
-        path = self.run_dir / ASKED if self.run_dir is not None else None
-        if path is None or not path.exists():
-            return {}
-        try:
-            document = json.loads(path.read_bytes())
-            if document["experiment_id"] != self._id:
-                return {}  # the folder was used before, and its run came to no checkpoint
-            return {
-                question: {client: Charge.from_dict(charge) for client, charge in costs.items()}
-                for question, costs in document["asked"].items()
-            }
-        except (ValueError, AttributeError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{path} is damaged ({error})") from error
 
     def end_training(
         self, line: dict[str, Any], arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
@@ -192,15 +148,14 @@ class Experiment:
                 "arrays": {name: array.numpy() for name, array in arrays.items()},
                 "history": self.history.text_with(),
                 "card": card.to_json(),
-                "settled": sorted(self._asked),
+                "settled": self.asked.questions,
                 **document,
                 **state,
             }
             # In this order: a kill in between leaves a card that says too much, never too little.
             self.keep_card(card)
             checkpoint.save(self.run_dir / CHECKPOINT, document)
-            (self.run_dir / ASKED).unlink(missing_ok=True)
-        self._asked, self._asked_before = {}, {}
+        self.asked.clear()
 
     def keep_card(self, card: PrivacyCard) -> None:
         """Write the privacy card, for programs and for people."""

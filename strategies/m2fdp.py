@@ -339,8 +339,7 @@ class M2FDP(SchemeStrategy):
         devices = set(questions.groups)
         shared = ConfigRecord({**config, "server-round": server_round})
         arrays = to_record(dict(models.start))
-        if self._inner is not None:
-            arrays, shared = self._inner.configure(server_round, arrays, shared)
+        arrays, shared = self.model_step.configure(server_round, arrays, shared)
         told = {}
         if self.perturb_reg:
             told["classifier_noise"] = self._tiers.planned_deviation(self.plan)

@@ -191,7 +191,7 @@ class MSP(DrawnStrategy):
         """Train, split and mix: 1 + K exchanges with the same clients (K from a common start)."""
         self._lost, self._saturated, self._mixed_rounds, self._given_up = 0, 0, 0, False
         self._current = 0
-        if not self._prepared(grid, server_round):
+        if not self.prepared(grid, server_round):
             return None, None
         messages = self.configure_train(server_round, arrays, config, grid)
         replies = self.conversation.exchange(grid, messages, phase=TRAIN)

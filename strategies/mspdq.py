@@ -293,13 +293,12 @@ class MSPDQ(MSP):
         fields: Fields,
         assigned: Assigned,
     ) -> WeightedMean | None:
-        if self._sums is not None:
-            try:
-                self._sums.go_on()
-            except NotOpenedError as error:
-                logger.warning("%s", error)
-                self._lost += 1  # at least
-                return None
+        try:
+            self.transport.go_on()
+        except NotOpenedError as error:
+            logger.warning("%s", error)
+            self._lost += 1  # at least
+            return None
         return super()._exchange(grid, server_round, phase, average, fields, assigned)
 
     def _average(self, mean: WeightedMean) -> NDArray[Any]:

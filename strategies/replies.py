@@ -1,29 +1,71 @@
-"""What is done with a reply beside summing it up: its metrics are checked, its arrays dropped."""
+"""The replies to a question are added up as they come, and each is dropped before the next."""
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 
-from .round import ClientReply, PartialSum
+from .instruction import Take
+from .round import ClientReply, PartialSum, Round
 
-__all__ = ["check_alike", "merge", "warn_of_metrics", "without_arrays"]
+__all__ = ["add_up"]
 
 logger = logging.getLogger("flwr.privacy")
 
 
-def without_arrays(content: RecordDict) -> RecordDict:
+def add_up(
+    mean: WeightedMean, book: Round, messages: Iterable[Message], *, take: Take, keep: bool
+) -> list[RecordDict]:
+    """Add the replies to an accumulator; what cannot be added is refused in the book.
+
+    Parameters
+    ----------
+    mean : WeightedMean
+        The accumulator.
+    book : Round
+        The book of the question.
+    messages : iterable of Message
+        The replies.
+    take : callable
+        Adds the reply of one client.
+    keep : bool
+        Whether a function of the user's wants to see what is no array.
+
+    Returns
+    -------
+    list of RecordDict
+        The records of each reply that are no arrays, if they are kept.
+    """
+    contents: list[RecordDict] = []
+    for reply in book.replies(messages):
+        try:
+            if isinstance(reply, PartialSum):
+                _merge(mean, reply)
+            elif keep:
+                _check_alike(reply, contents)
+                take(mean, reply)
+                contents.append(_without_arrays(reply.content))
+            else:
+                take(mean, reply)
+                _warn_of_metrics(reply)
+        except ReplyRefusedError as error:
+            book.withdraw(reply, error)
+        del reply  # or its arrays would live while the next reply is made
+    return contents
+
+
+def _without_arrays(content: RecordDict) -> RecordDict:
     """Return the records of a reply that are no arrays."""
     return RecordDict(
         {name: value for name, value in content.items() if not isinstance(value, ArrayRecord)}
     )
 
 
-def check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
+def _check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
     """Refuse metrics of another form than the first reply's: a user's function cannot mix them.
 
     Raises
@@ -38,7 +80,7 @@ def check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
         raise ReplyRefusedError("malformed", "its metrics have another form than the first reply's")
 
 
-def warn_of_metrics(reply: ClientReply) -> None:
+def _warn_of_metrics(reply: ClientReply) -> None:
     """Say of metrics that are not finite that they are in no mean."""
     values = {name: value for name, value in reply.metrics().items() if isinstance(value, float)}
     if strange := sorted(name for name, value in values.items() if not math.isfinite(value)):
@@ -49,7 +91,7 @@ def _form(metrics: Mapping[str, Any]) -> dict[str, int | None]:
     return {key: len(v) if isinstance(v, list) else None for key, v in metrics.items()}
 
 
-def merge(mean: WeightedMean, reply: PartialSum) -> None:
+def _merge(mean: WeightedMean, reply: PartialSum) -> None:
     """Add a node's sum to a mean.
 
     Raises

@@ -160,7 +160,7 @@ class Round:
     virtual_seconds: float = 0.0
     seconds: float = 3600.0
     answered: set[str] = field(default_factory=set)
-    folded: int = 0
+    used: set[str] = field(default_factory=set)  # whose answers were handed on and not withdrawn
     late_count: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     bytes_down: int = 0
@@ -191,13 +191,18 @@ class Round:
 
     def _counted(self, message: Message) -> Iterator[ClientReply | PartialSum]:
         for reply in self._read(message):
-            self.folded += len(reply.clients)
+            self.used.update(reply.clients)
             yield reply
 
     def withdraw(self, reply: "ClientReply | PartialSum", error: ReplyRefusedError) -> None:
         """Count a reply that was handed on as refused after all."""
-        self.folded -= len(reply.clients)
+        self.used.difference_update(reply.clients)
         self.refuse(error.reason, str(error), clients=len(reply.clients))
+
+    @property
+    def folded(self) -> int:
+        """Number of answers that are used."""
+        return len(self.used)
 
     def released(self) -> tuple[str, ...]:
         """Return the clients that count as having released something.

@@ -1,61 +1,74 @@
-"""Secure sums on the server: who deals, who sends, what is opened.
+"""Secure sums as a transport: answers come as masked vectors, and the server sees their sum.
 
 A sum takes two exchanges. In the first the clients send masked vectors; in the second they reveal
-what takes the masks off the sum, and those of the next sum deal its secrets. The first round takes
-two more, for keys and shares.
+what takes the masks off the sum, and those of the next sum deal its secrets. So the next sum's
+clients are drawn one round ahead. The first round takes two more exchanges, for keys and shares.
 
 The next sum is that of the next round, or a later step of the same round, over the same clients.
 """
 
 import logging
 import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
-from flwr_privacy.channel import check_usable
+from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.fields import read, write
+from flwr_privacy.fields import write
+from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum, Session
 from flwr_privacy.secure_sum.graph import rosters
-from flwr_privacy.secure_sum.messages import (
-    DEAL,
-    JOIN,
-    KEYS,
-    OPEN,
-    OWN,
-    SHARES,
-    Opening,
-    Revealed,
-)
-from flwr_privacy.secure_sum.participant import Dealt, words
+from flwr_privacy.secure_sum.masked import vector_size
+from flwr_privacy.secure_sum.messages import JOIN, OWN
+from flwr_privacy.secure_sum.participant import words
 from flwr_privacy.wire import question_digest
 
 from .conversation import Assigned, Conversation, only
-from .round import ClientReply, PartialSum
+from .experiment import Experiment
+from .fedavg_arguments import MetricsFn
+from .instruction import Instruction
+from .round import Round
+from .sum_exchanges import Dealing, Revealing, SumExchanges, names_in
+from .sum_guarantee import SumGuarantee, is_complete
+from .transport import Draw
 
-__all__ = ["SecureRounds", "opened_mean"]
+__all__ = ["Summed", "check_summed", "opened_mean"]
 
 logger = logging.getLogger("flwr.privacy")
-
-_MOST_TRIES = 3  # to get a client's key
-_KEY_BYTES = 32
-_LENGTHS = {_KEY_BYTES, 0, 64}  # of a key, and of a signature if there is one
-
-Draw = Callable[[int], Assigned]
-"""Draws the clients of a round."""
 
 BoundsOf = Callable[[list[str], int], Bounds]
 """Gives the bounds of vectors in a round: of the clients drawn; at a later step, of those left."""
 
 
-class SecureRounds:
+def check_summed(
+    settings: SecureSum, scheme: str, summable: bool, train_metrics_fn: MetricsFn | None
+) -> None:
+    """Refuse a secure sum that a scheme, or a user's function of the metrics, cannot have.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is so.
+    """
+    if not isinstance(settings, SecureSum):
+        raise InvalidParameterError("secure_sum", settings, "a SecureSum, or None")
+    if not summable:
+        allowed = f"None: the answers of '{scheme}' are no codes on a grid"
+        raise InvalidParameterError("secure_sum", settings, allowed)
+    if train_metrics_fn is not None:
+        raise InvalidParameterError(
+            "train_metrics_aggr_fn",
+            train_metrics_fn,
+            "None: under a secure sum no metrics are sent",
+        )
+
+
+class Summed:
     """The secure sums of one training.
 
     Parameters
@@ -64,10 +77,14 @@ class SecureRounds:
         The user's parameters.
     conversation : Conversation
         How the clients are talked to.
-    experiment_id : str
-        Identity of the experiment.
-    seed : int or str
-        Root seed of the experiment, for the graphs.
+    experiment : Experiment
+        Gives identity and seed, for the sessions and their graphs.
+    phases : collection of str
+        The phases whose answers are summed.
+    draw : callable
+        Draws the clients of a round.
+    is_last : callable
+        Tells whether a round is the last one.
     bounds_of : callable
         Bounds of the vectors.
     """
@@ -76,24 +93,27 @@ class SecureRounds:
         self,
         settings: SecureSum,
         conversation: Conversation,
+        experiment: Experiment,
         *,
-        experiment_id: str,
-        seed: int | str,
+        phases: Collection[str],
+        draw: Draw,
+        is_last: Callable[[int], bool],
         bounds_of: BoundsOf,
     ) -> None:
         self._settings = settings
-        self._conversation = conversation
-        self._experiment_id = experiment_id
-        self._seed = seed
+        self._experiment = experiment
+        self._phases = phases
+        self._draw = draw
+        self._is_last = is_last
         self._bounds_of = bounds_of
-        self._keys: dict[str, tuple[bytes, bytes]] = {}
-        self._tries: Counter[str] = Counter()
-        self._now: tuple[Session, Assigned] | None = None
-        self._next: tuple[Session, Assigned] | None = None
-        self._promised: dict[str, int] | None = None  # of the weakest of the sums so far
+        self._exchanges = SumExchanges(conversation)
+        self._guarantee = SumGuarantee()
+        self._grid: Grid | None = None  # of the round that was prepared
+        self._now: Dealing | None = None
+        self._next: Dealing | None = None
         self._summed = 0
 
-    def prepare(self, grid: Grid, server_round: int, draw: Draw) -> None:
+    def prepare(self, grid: Grid, server_round: int) -> None:
         """See to it that the clients of a round have dealt its secrets.
 
         Raises
@@ -103,19 +123,28 @@ class SecureRounds:
         InvalidParameterError
             If threshold, colluders, modulus or neighbours do not fit the cohort.
         """
-        self._summed = 0
-        self._learn_keys(grid, server_round)
+        self._grid, self._summed = grid, 0
+        self._exchanges.learn_keys(grid, server_round)
         self._now, self._next = self._next, None
-        if self._now is not None and self._now[0].server_round == server_round:
+        if self._now is not None and self._now.session.server_round == server_round:
             try:
-                self._now[0].check_dealers()
+                self._now.session.check_dealers()
                 return
             except NotOpenedError as error:
                 logger.warning("%s; asked again", error)
-        self._now = self._new_session(server_round, draw)
-        session, assigned = self._now
-        self._exchange(grid, server_round, opening=None, dealing=(session, assigned))
-        session.check_dealers()
+        self._now = self._new_session(grid, server_round)
+        self._exchanges.share(grid, server_round, revealing=None, dealing=self._now)
+        self._now.session.check_dealers()
+
+    @property
+    def cohort(self) -> int:
+        """Of how many clients the sum may be; at the first step not all may have dealt."""
+        return self._current().session.bounds.cohort
+
+    def clients(self, grid: Grid, server_round: int) -> Assigned:
+        """Return who is asked for a vector: those who dealt."""
+        session, assigned = self._current()
+        return only(assigned, set(session.dealers))
 
     def quorum(self, quorum: int | None) -> int | None:
         """Return after how many vectors a round may go on, so that its sum can be opened.
@@ -128,108 +157,57 @@ class SecureRounds:
             If the user's is below the threshold in the first round; where it gets below as clients
             join, it is raised.
         """
-        least = self._current()[0].least
+        least = self._current().session.least
         if quorum is None or quorum >= least:
             return quorum
-        if self._promised is None:
+        if not self._guarantee.least:
             raise InvalidParameterError(
                 "quorum", quorum, f"at least the threshold of the secure sum, {least}"
             )
         return least
 
-    @property
-    def cohort(self) -> int:
-        """Return of how many clients the sum may be; at the first step not all may have dealt."""
-        return self._current()[0].bounds.cohort
-
-    @property
-    def assigned(self) -> Assigned:
-        """Who is asked for a vector: those who dealt."""
-        session, assigned = self._current()
-        return only(assigned, set(session.dealers))
-
-    def question(self) -> tuple[RecordDict, dict[str, RecordDict]]:
-        """Return what the question for vectors says to all, and to each client alone."""
+    def question(
+        self, phase: str, content: RecordDict, own: Mapping[str, RecordDict]
+    ) -> tuple[RecordDict, Mapping[str, RecordDict]]:
+        """Return a question for vectors, with what is said of their sum to all and to each."""
+        if phase not in self._phases:
+            return content, own
         session, _ = self._current()
         if session.step == 0:  # a later sum is over all that are in the first one
-            self._note(session)
+            self._guarantee.note(self._settings, session)
         # All that a client's digest of its question covers: the server hashes what all are told.
         common = {"session": session.name, "threshold": session.threshold, **write(session.bounds)}
-        own = {}
-        complete = _is_complete(session)
-        for client in session.dealers:
-            joined = write(session.joined(client))
-            if complete:
-                common.update({key: joined.pop(key) for key in ("dealers", "mask-keys")})
-            own[client] = RecordDict({JOIN: ConfigRecord(joined)})
-        return RecordDict({JOIN: ConfigRecord(common)}), own
+        joined = {client: write(session.joined(client)) for client in session.dealers}
+        if is_complete(session):
+            for place in joined.values():
+                common |= {key: place.pop(key) for key in ("dealers", "mask-keys")}
+        places = {
+            client: RecordDict({**own.get(client, {}), JOIN: ConfigRecord(place)})
+            for client, place in joined.items()
+        }
+        return RecordDict({**content, JOIN: ConfigRecord(common)}), places
 
-    def accumulator(self, size: int) -> MaskedSum:
-        """Return an empty sum of masked vectors of some size."""
-        return MaskedSum(size, self._current()[0].bounds.modulus_bits)
+    def accumulator(self, phase: str, empty: WeightedMean) -> WeightedMean:
+        """Return an empty sum of masked vectors, as long as the scheme's codes and the weight."""
+        if phase not in self._phases:
+            return empty
+        return MaskedSum(vector_size(empty), self._current().session.bounds.modulus_bits)
 
-    def open(
-        self,
-        grid: Grid,
-        masked: MaskedSum,
-        draw: Draw | None,
-        *,
-        asked: RecordDict,
-        again: bool = False,
-    ) -> tuple[NDArray[np.int64], list[str], Bounds]:
-        """Open a sum; have the clients of the next one deal in the same exchange.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid.
-        masked : MaskedSum
-            Sum of the masked vectors.
-        draw : callable, optional
-            Draws the clients of the next round; None after the last one.
-        asked : RecordDict
-            What the clients were asked.
-        again : bool, default False
-            Whether the next sum is a later step of this round, over the clients in this sum; `draw`
-            is for the last step then. `go_on` makes it the current one.
-
-        Returns
-        -------
-        sums : (d,) int64
-            The sum of the vectors.
-        survivors : list of str
-            Whose vectors are in it.
-        bounds : Bounds
-            What they should have kept to.
-
-        Raises
-        ------
-        NotOpenedError
-            If it cannot be opened: too few clients are left; or if the parameters do not fit those
-            of the next step. Nothing is opened then.
-        """
-        session, assigned = self._current()
-        survivors = sorted(masked.clients)
-        session.check_survivors(survivors)
-        answering = {client for client in survivors if session.can_answer(client, survivors)}
-        digest = question_digest(asked, without=OWN)
-        self._next = None
-        if again:
-            self._next = self._next_step(session, assigned, survivors, digest)
-        elif draw is not None:
-            try:
-                self._next = self._new_session(session.server_round + 1, draw)
-            except NotOpenedError as error:  # the next round will try again
-                logger.warning("%s", error)
-        self._exchange(
-            grid,
-            session.server_round,
-            opening=(session, only(assigned, answering), survivors),
-            dealing=self._next,
-        )
-        values = session.open(masked.total, survivors, digest)
-        self._summed = len(survivors)
-        return values, survivors, session.bounds
+    def opened(self, heard: WeightedMean, book: Round, instruction: Instruction) -> WeightedMean:
+        """Return the scheme's accumulator with the sum, if it can be opened, else an empty one."""
+        if not isinstance(heard, MaskedSum):
+            return heard
+        empty = instruction.accumulator()
+        if heard.weight == 0:
+            return empty
+        asked, book.question = book.question, RecordDict()  # it holds a model
+        try:
+            mean = self._open(heard, empty, question_digest(asked, without=OWN), instruction.again)
+        except NotOpenedError as error:
+            logger.warning("%s", error)
+            return empty
+        mean.merge_metrics(heard)
+        return mean
 
     def go_on(self) -> None:
         """Make the step that was dealt for when the last sum was opened the current one.
@@ -241,9 +219,9 @@ class SecureRounds:
             fewer clients would give a vector away.
         """
         following, self._next = self._next, None
-        if following is None or following[0].step == 0:
+        if following is None or following.session.step == 0:
             raise ProtocolError("the last sum was not opened with again=True")
-        following[0].check_dealers()
+        following.session.check_dealers()
         self._now = following
 
     def metrics(self) -> dict[str, float]:
@@ -259,181 +237,126 @@ class SecureRounds:
             "sum_modulus_bits": session.bounds.modulus_bits,
         }
 
-    def promise(self) -> str:
-        """Return in words what the server does not see."""
-        if self._promised is None:
-            return "nothing was summed yet"
-        least = self._promised
-        lying = f"opens sums over {least['lying']} honest clients at least"
-        if least["lying"] < 2:
-            lying = "is not covered (a larger threshold helps)"
-        return (
-            f"an honest-but-curious server sees sums over at least {least['threshold']} of "
-            f"{least['cohort']} clients and no single vector, if no more than "
-            f"{least['colluders']} clients collude with it; a server that lies about who takes "
-            f"part {lying}, and one that lies about keys can only be found out by nodes that pin "
-            "them"
-        )
+    def promised(self, guarantee: Guarantee) -> Guarantee:
+        """Return a scheme's promise with what the server does not see of the sums so far."""
+        return replace(guarantee, secure_sum=self._guarantee.text())
 
     def state(self) -> dict[str, int]:
         """Return what was promised so far, for a checkpoint."""
-        return dict(self._promised or {})
+        return dict(self._guarantee.least)
 
     def load_state(self, state: dict[str, int]) -> None:
         """Take up what `state` returned."""
-        self._promised = dict(state) or None
+        self._guarantee.least = dict(state)
 
-    def _note(self, session: Session) -> None:
-        """Keep the least that any sum promises: cohorts shrink and grow."""
-        cohort = session.bounds.cohort
-        lying = self._settings.honest_in_sums(cohort, lying=True)
-        promised = {
-            "threshold": session.threshold,
-            "cohort": cohort,
-            "colluders": self._settings.colluders_of(cohort),
-            "lying": lying if _is_complete(session) else 1,
-        }
-        earlier = self._promised or promised
-        self._promised = {key: min(value, earlier[key]) for key, value in promised.items()}
-
-    def _current(self) -> tuple[Session, Assigned]:
+    def _current(self) -> Dealing:
         if self._now is None:
             raise ProtocolError(
                 "secure_sum: works only where this strategy's own start runs the rounds"
             )
         return self._now
 
-    def _learn_keys(self, grid: Grid, server_round: int) -> None:
-        everybody = self._conversation.sample(grid, server_round, KEYS, fraction=1.0, minimum=0)
-        unknown = {
-            client
-            for clients in everybody.values()
-            for client in clients
-            if client not in self._keys and self._tries[client] < _MOST_TRIES
-        }
-        if not unknown:
-            return
-        self._tries.update(unknown)
-        messages = self._conversation.ask(
-            server_round, KEYS, RecordDict(), only(everybody, unknown)
+    def _open(
+        self, masked: MaskedSum, empty: WeightedMean, asked: bytes, again: bool
+    ) -> WeightedMean:
+        """Open a sum; have the clients of the next one deal in the same exchange.
+
+        Parameters
+        ----------
+        masked : MaskedSum
+            Sum of the masked vectors.
+        empty : WeightedMean
+            The scheme's accumulator.
+        asked : bytes
+            Digest of what the clients were asked.
+        again : bool
+            Whether the next sum is a later step of this round, over the clients in this sum.
+            `go_on` makes it the current one.
+
+        Raises
+        ------
+        NotOpenedError
+            If it cannot be opened: too few clients are left; or if the parameters do not fit those
+            of the next step. Nothing is opened then.
+        """
+        session, assigned = self._current()
+        survivors = sorted(masked.clients)
+        session.check_survivors(survivors)
+        answering = {client for client in survivors if session.can_answer(client, survivors)}
+        self._next = None  # also where there is no later step
+        self._next = self._next_step(survivors, asked) if again else self._next_round()
+        self._exchanges.share(
+            self._connected(),
+            session.server_round,
+            revealing=Revealing(session, only(assigned, answering), survivors),
+            dealing=self._next,
         )
-        replies = self._conversation.exchange(grid, messages, phase=KEYS)
-        book = self._conversation.book(KEYS)
-        for reply in book.replies(replies):
-            try:
-                self._take_key(reply)
-            except (ReplyRefusedError, ProtocolError) as error:
-                book.withdraw(reply, _refusal(error))
+        values = session.open(masked.total, survivors, asked)
+        self._summed = len(survivors)
+        return opened_mean(empty, values, survivors, session.bounds)
 
-    def _take_key(self, reply: ClientReply | PartialSum) -> None:
-        record = _record(reply, DEAL)
-        key, signature = record.get("key"), record.get("signature", b"")
-        lengths = {len(octets) if type(octets) is bytes else -1 for octets in (key, signature)}
-        if type(key) is not bytes or len(key) != _KEY_BYTES or not lengths <= _LENGTHS:
-            raise ReplyRefusedError("malformed", "no public key, or a signature of another length")
-        check_usable(key)
-        self._keys[reply.clients[0]] = key, signature
+    def _connected(self) -> Grid:
+        if self._grid is None:
+            raise ProtocolError("a round is asked that was not prepared")
+        return self._grid
 
-    def _new_session(self, server_round: int, draw: Draw) -> tuple[Session, Assigned]:
-        drawn = draw(server_round)
-        assigned = only(drawn, set(self._keys))
-        asked, cohort = _clients(drawn), _clients(assigned)
+    def _next_round(self) -> Dealing | None:
+        server_round = self._current().session.server_round
+        if self._is_last(server_round):
+            return None
         try:
-            bounds = self._bounds_of(asked, server_round)
-            threshold = self._settings.threshold_of(len(asked))
-        except InvalidParameterError as error:
-            if self._promised is None:
-                raise
-            # Clients have left since the parameters were found to fit.
-            raise NotOpenedError(f"there is no sum of round {server_round}: {error}") from error
-        if self._promised is None:  # what does not fit all that were drawn ends the run
-            rosters(asked, self._settings, seed=self._seed, server_round=server_round)
-        if len(cohort) < threshold:
-            raise NotOpenedError(
-                f"there is no sum of round {server_round}: {len(cohort)} of at least {threshold} "
-                f"clients have a key, {threshold - len(cohort)} are missing"
-            )
-        try:
-            graph = rosters(
-                cohort,
-                self._settings,
-                seed=self._seed,
-                server_round=server_round,
-                drawn=len(asked),
-            )
-        except InvalidParameterError as error:
-            raise NotOpenedError(f"there is no sum of round {server_round}: {error}") from error
-        session = Session(
-            name=secrets.token_hex(16),
-            experiment_id=self._experiment_id,
-            server_round=server_round,
-            rosters=graph,
-            keys=self._keys,
-            threshold=threshold,
-            bounds=bounds,
-        )
-        return session, assigned
+            return self._new_session(self._connected(), server_round + 1)
+        except NotOpenedError as error:  # the next round will try again
+            logger.warning("%s", error)
+            return None
 
-    def _next_step(
-        self, session: Session, assigned: Assigned, survivors: list[str], asked: bytes
-    ) -> tuple[Session, Assigned]:
+    def _next_step(self, survivors: list[str], asked: bytes) -> Dealing:
+        session, assigned = self._current()
         try:
             bounds = self._bounds_of(survivors, session.server_round)
         except InvalidParameterError as error:
             following = words(session.server_round, session.step + 1)
             raise NotOpenedError(f"there is no sum of {following}: {error}") from error
-        next_session = session.go_on(secrets.token_hex(16), survivors, bounds, asked)
-        return next_session, only(assigned, set(survivors))
+        following_step = session.go_on(secrets.token_hex(16), survivors, bounds, asked)
+        return Dealing(following_step, only(assigned, set(survivors)))
 
-    def _exchange(
-        self,
-        grid: Grid,
-        server_round: int,
-        *,
-        opening: tuple[Session, Assigned, list[str]] | None,
-        dealing: tuple[Session, Assigned] | None,
-    ) -> None:
-        """Have clients reveal shares of one session, and clients deal those of another."""
-        own: dict[str, RecordDict] = {}
-        asked: dict[int, list[str]] = {}
-        if opening is not None:
-            session, assigned, survivors = opening
-            _add(asked, assigned)
-            for client in _clients(assigned):
-                around = session.survivors_around(client, survivors)
-                question = Opening(session=session.name, survivors=around)
-                own[client] = RecordDict({OPEN: ConfigRecord(write(question))})
-        if dealing is not None:
-            session, assigned = dealing
-            _add(asked, assigned)
-            for client in _clients(assigned):
-                record = ConfigRecord(write(session.invitation(client)))
-                own[client] = RecordDict({**own.get(client, {}), DEAL: record})
-        messages = self._conversation.ask(server_round, SHARES, RecordDict(), asked, own=own)
-        book = self._conversation.book(SHARES)
-        for reply in book.replies(self._conversation.exchange(grid, messages, phase=SHARES)):
-            try:
-                self._take_shares(reply, opening, dealing, own)
-            except (ReplyRefusedError, ProtocolError) as error:
-                book.withdraw(reply, _refusal(error))
-
-    def _take_shares(
-        self,
-        reply: ClientReply | PartialSum,
-        opening: tuple[Session, Assigned, list[str]] | None,
-        dealing: tuple[Session, Assigned] | None,
-        own: Mapping[str, RecordDict],
-    ) -> None:
-        client = reply.clients[0]
-        if opening is not None and OPEN in own[client]:
-            session, _, survivors = opening
-            revealed = read(Revealed, _record(reply, OPEN))
-            session.take_revealed(client, survivors, revealed.keys, revealed.seeds)
-        if dealing is not None and DEAL in own[client]:
-            record = _record(reply, DEAL)
-            if "refused" in record:
-                raise ReplyRefusedError("error", f"client {client}: {record['refused']}")
-            dealing[0].take_dealt(client, read(Dealt, record))
+    def _new_session(self, grid: Grid, server_round: int) -> Dealing:
+        drawn = self._draw(grid, server_round)
+        assigned = only(drawn, set(self._exchanges.keys))
+        asked, cohort = names_in(drawn), names_in(assigned)
+        none = f"there is no sum of round {server_round}"
+        first, seed = not self._guarantee.least, self._experiment.seed
+        try:
+            bounds = self._bounds_of(asked, server_round)
+            threshold = self._settings.threshold_of(len(asked))
+        except InvalidParameterError as error:
+            if first:
+                raise
+            # Clients have left since the parameters were found to fit.
+            raise NotOpenedError(f"{none}: {error}") from error
+        if first:  # what does not fit all that were drawn ends the run
+            rosters(asked, self._settings, seed=seed, server_round=server_round)
+        if len(cohort) < threshold:
+            raise NotOpenedError(
+                f"{none}: {len(cohort)} of at least {threshold} clients have a key, "
+                f"{threshold - len(cohort)} are missing"
+            )
+        try:
+            graph = rosters(
+                cohort, self._settings, seed=seed, server_round=server_round, drawn=len(asked)
+            )
+        except InvalidParameterError as error:
+            raise NotOpenedError(f"{none}: {error}") from error
+        session = Session(
+            name=secrets.token_hex(16),
+            experiment_id=self._experiment.id,
+            server_round=server_round,
+            rosters=graph,
+            keys=self._exchanges.keys,
+            threshold=threshold,
+            bounds=bounds,
+        )
+        return Dealing(session, assigned)
 
 
 def opened_mean(
@@ -469,30 +392,3 @@ def opened_mean(
         arrays[name] = values[place : place + size].reshape(shape)
         place += size
     return mean.from_state(arrays, {"weight": float(weight), "clients": survivors})
-
-
-def _is_complete(session: Session) -> bool:
-    return all(len(roster) == len(session.rosters) for roster in session.rosters.values())
-
-
-def _clients(assigned: Assigned) -> list[str]:
-    return [client for clients in assigned.values() for client in clients]
-
-
-def _add(asked: dict[int, list[str]], assigned: Assigned) -> None:
-    for node, clients in assigned.items():
-        known = asked.setdefault(node, [])
-        known += [client for client in clients if client not in known]
-
-
-def _refusal(error: ReplyRefusedError | ProtocolError) -> ReplyRefusedError:
-    if isinstance(error, ReplyRefusedError):
-        return error
-    return ReplyRefusedError("malformed", str(error))
-
-
-def _record(reply: ClientReply | PartialSum, name: str) -> Mapping[str, Any]:
-    record = reply.content.get(name) if isinstance(reply, ClientReply) else None
-    if not isinstance(record, ConfigRecord):
-        raise ReplyRefusedError("malformed", f"no record '{name}'")
-    return record

@@ -204,16 +204,16 @@ class SplitVFL(VerticalStrategy):
     def _summed(self, grid: Grid, server_round: int, rows: list[int]) -> Aggregate:
         """Return the aggregate that a secure sum opens."""
         self.conversation.settle(grid)
-        if self.secure_sum is None or self._sums is None or not self._prepared(grid, server_round):
+        if self.secure_sum is None or not self.prepared(grid, server_round):
             raise ProtocolError("the secure sum could not be prepared")
         codes = self._sum_terms(self.secure_sum).grid
         instruction = Instruction(
             fields=self._fields(TRAIN_PART, rows, self._pending, update=self._updates),
             accumulator=lambda: GridMean({EMBEDDING: np.zeros(self._shape)}, codes, [EMBEDDING]),
         )
-        content, assigned = self._content(self._pending), self._sums.assigned
-        quorum = self._sums.quorum(None)
-        mean, _ = self.ask(grid, server_round, TRAIN, content, assigned, instruction, quorum=quorum)
+        content = self._content(self._pending)
+        assigned = self.transport.clients(grid, server_round)
+        mean, _ = self.ask(grid, server_round, TRAIN, content, assigned, instruction)
         if mean is None:
             raise ProtocolError("the sum of the embeddings was not opened")
         self._pending = None

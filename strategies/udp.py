@@ -256,6 +256,7 @@ class UDP(SchemeStrategy):
         self.plan: Plan | None = None
         self.terms: Terms | None = None
         self._secret = os.urandom(32)
+        self._cohort = 0  # of the last sum that was asked for with noise in shares
         self._known: set[str] = set()  # who was ever there, where everybody is charged
         self._squares: Counter[str] = Counter()  # what each client's trainings add up to
         self._counted = 0  # releases that are in it
@@ -311,8 +312,9 @@ class UDP(SchemeStrategy):
         self._asked = True
         self._loss = None  # of the round before
         plan, honest = self._begun(), 0
-        if self.secure_sum is not None and self._sums is not None and self.privacy.shared_noise:
-            honest = self.secure_sum.parties_of(self._sums.cohort)
+        if self.secure_sum is not None and self.privacy.shared_noise:
+            self._cohort = self.transport.cohort
+            honest = self.secure_sum.parties_of(self._cohort)
         clients = self.privacy.named()
         if self.privacy.own_terms and not clients and self.federation.met:
             clients = self.federation.clients()
@@ -385,7 +387,7 @@ class UDP(SchemeStrategy):
         if self._judged_by != CLIENTS or not self._trained:
             return []
         config = ConfigRecord({**config, "server-round": server_round})
-        assigned = self._participants(grid, server_round, EVALUATE, 1.0, 0)
+        assigned = self.conversation.sample(grid, server_round, EVALUATE, fraction=1.0, minimum=0)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         lacking, plan = self._without_budget(), self._begun()
         assigned = {
@@ -444,14 +446,9 @@ class UDP(SchemeStrategy):
         if kept_back:
             kept_back -= set(released_names(self._template, self.keep_back or ()))
         quorum, secure_sum = None, self.secure_sum
-        if (
-            self.privacy.shared_noise
-            and secure_sum is not None
-            and self._sums is not None
-            and self.terms
-        ):
-            cohort = self._sums.cohort
-            quorum = cohort, secure_sum.threshold_of(cohort), secure_sum.colluders_of(cohort)
+        if secure_sum is not None and self._cohort:
+            least = secure_sum.threshold_of(self._cohort)
+            quorum = self._cohort, least, secure_sum.colluders_of(self._cohort)
         losses = ""
         if self._judged_by == CLIENTS:
             losses = "noised" if plan.validation_share else "bare"

@@ -8,13 +8,12 @@ import pytest
 
 from flwr_privacy.arrays import Arrays
 from flwr_privacy.identity import derive_seed
-from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.secure_sum import SecureSum, Session
 from flwr_privacy.simulations import tasks
 from flwr_privacy.simulations.jobs import Engine, carry_out
 from flwr_privacy.simulations.runs import RunFolder
 from flwr_privacy.simulations.settings import Settings, TrainingSettings
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies.secure_sum import SecureRounds
 
 SETTINGS = Settings(
     clients=12,
@@ -57,14 +56,14 @@ def test_a_fifth_drops_out_and_the_sum_is_that_of_the_others_on_both_engines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[np.ndarray, list[str]]] = []
-    real = SecureRounds.open
+    real = Session.open
 
-    def listening(self: SecureRounds, *arguments: Any, **options: Any) -> Any:
-        outcome = real(self, *arguments, **options)
-        opened.append(outcome[:2])
-        return outcome
+    def listening(self: Session, total: Any, survivors: Any, asked: Any) -> Any:
+        values = real(self, total, survivors, asked)
+        opened.append((values, list(survivors)))
+        return values
 
-    monkeypatch.setattr(SecureRounds, "open", listening)
+    monkeypatch.setattr(Session, "open", listening)
     runs = {
         name: RunFolder.create(tmp_path / name, SETTINGS, engine=engine, nodes=nodes)
         for name, engine, nodes in (

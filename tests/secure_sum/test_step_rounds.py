@@ -1,11 +1,13 @@
 """A training whose rounds have three sums, over the talk of server and clients."""
 
+import logging
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from apps import make, message_app, record, run_strategy, same
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import SecureSumClient, as_mod
@@ -13,13 +15,13 @@ from flwr_privacy.clients.secure_sum import step_of
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.grid import Grid, GridMean
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
-from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.secure_sum.messages import DEAL, OPEN
 from flwr_privacy.simulations.inline import Fault
 from flwr_privacy.strategies import FedAvg, LoopOptions
-from flwr_privacy.strategies.round import PartialSum
 from flwr_privacy.strategies.secure_sum import opened_mean
 from flwr_privacy.wire import TRAIN, Header
+
+logger = logging.getLogger("flwr.privacy")
 
 MIX = "mix"
 LAST = 2  # step
@@ -40,67 +42,41 @@ class MixingClient(SecureSumClient):
 class Mixing(FedAvg):
     """Takes the model from the last of three sums."""
 
+    sum_phases: ClassVar[frozenset[str]] = frozenset({TRAIN, MIX})
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.opened: list[tuple[int, int, tuple[str, ...]]] = []
-        self.sums: list[np.ndarray] = []
+        self.sums: list[dict[str, np.ndarray]] = []
         self.told: list[dict[str, float]] = []
-        self.trouble: list[str] = []
 
     def train_round(self, grid: Any, server_round: int, arrays: Any, config: Any) -> Any:
-        try:
-            mean = self._train(grid, server_round, arrays, config)
-        except NotOpenedError as error:
-            self.trouble.append(str(error))
+        if not self.prepared(grid, server_round):
             return None, None
-        model = record(mean.finish())
-        return model, MetricRecord({})
-
-    def _train(self, grid: Any, server_round: int, arrays: Any, config: Any) -> Any:
-        sums = self._sums
-        assert sums is not None
-        sums.prepare(grid, server_round, lambda r: self.drawn(grid, r))
         self._template = {name: array.numpy() for name, array in arrays.items()}
+        config = ConfigRecord({"server-round": server_round})
+        content = RecordDict({"arrays": arrays, "config": config})
         told = self.instruct(server_round)
         for step in range(LAST + 1):
             phase = MIX if step else TRAIN
             if step:
-                sums.go_on()
-                shared, own = sums.question()
-                config = ConfigRecord({"server-round": server_round})
-                messages = self.conversation.ask(
-                    server_round,
-                    MIX,
-                    RecordDict({"arrays": arrays, "config": config, **shared}),
-                    sums.assigned,
-                    fields=told.fields,
-                    own=own,
-                    summed=True,
-                    quorum=sums.quorum(self.quorum),
-                )
-            else:
-                messages = self.configure_train(server_round, arrays, config, grid)
-            empty = told.accumulator()
-            masked = sums.accumulator(vector_size(empty))
-            replies = self.conversation.exchange(grid, messages, phase=phase)
-            for reply in self.conversation.book(phase).replies(replies):
-                if isinstance(reply, PartialSum):
-                    masked.merge(masked.from_state(reply.arrays, reply.fields))
-                else:
-                    masked.take(reply.client_id, reply.arrays(), reply.metrics(), "")
-            last = server_round == self.planned_rounds
-
-            def draw(r: int) -> Any:
-                return self.drawn(grid, r)
-
-            asked = self.conversation.book(phase).question
-            later = None if last else draw
-            opened = sums.open(grid, masked, later, asked=asked, again=step < LAST)
-            self.sums.append(opened[0])
-            self.opened.append((server_round, step, tuple(opened[1])))
-            self.told.append({**sums.metrics(), "quorum": sums.quorum(3) or 0})
-            mean = opened_mean(empty, *opened)
-        return mean
+                try:
+                    self.transport.go_on()
+                except NotOpenedError as error:
+                    logger.warning("%s", error)
+                    return None, None
+            assigned = self.transport.clients(grid, server_round)
+            quorum = self.transport.quorum(self.quorum)
+            instruction = replace(told, again=step < LAST)
+            mean, metrics = self.ask(
+                grid, server_round, phase, content, assigned, instruction, quorum=quorum
+            )
+            if mean is None or metrics is None:
+                return None, None
+            self.sums.append(mean.sums)
+            self.opened.append((server_round, step, tuple(sorted(mean.clients))))
+            self.told.append({**self.transport.metrics(), "quorum": self.transport.quorum(3) or 0})
+        return record(mean.finish()), metrics
 
 
 def mixed(secure_sum: SecureSum | None = None, **options: Any) -> tuple[Mixing, Any]:
@@ -127,7 +103,8 @@ def test_three_sums_a_round_are_over_the_same_clients_and_take_two_exchanges_eac
     strategy, result = mixed()
     assert strategy.opened == [(r, step, ALL) for r in (1, 2) for step in range(3)]
     for step in (1, 2, 4, 5):
-        np.testing.assert_array_equal(strategy.sums[step], strategy.sums[step - 1])
+        for name, total in strategy.sums[step].items():
+            np.testing.assert_array_equal(total, strategy.sums[step - 1][name])
     assert same(result.arrays, plainly().arrays)
     assert [line["exchanges"] for line in result.history] == [1, 2 + 3 * 2, 3 * 2]
     assert "at least 3 of 5 clients" in result.guarantee.secure_sum
@@ -155,10 +132,10 @@ def test_who_drops_out_of_the_first_sum_is_in_no_later_one(quorum: int | None) -
     assert "at least 3 of 5 clients" in result.guarantee.secure_sum
 
 
-def test_a_drop_out_at_a_later_step_ends_the_round_and_not_the_training() -> None:
+def test_a_drop_out_at_a_later_step_ends_the_round_and_not_the_training(caplog: Any) -> None:
     faults = [Fault(kind="drop", client="1", phase=MIX, server_round=1)]
     strategy, result = mixed(faults=faults, deadline=0.5)
-    assert strategy.trouble == [
+    assert [text for text in caplog.messages if "not opened" in text] == [
         "the sum of step 1 of round 1 is not opened: 4 of at least 5 clients sent a vector that "
         "can be used, 1 are missing"
     ]
@@ -168,7 +145,9 @@ def test_a_drop_out_at_a_later_step_ends_the_round_and_not_the_training() -> Non
     assert [(r, step) for r, step, _ in strategy.opened[1:]] == [(2, 0), (2, 1), (2, 2)]
 
 
-def test_who_does_not_deal_for_a_later_step_ends_the_round_and_not_the_training() -> None:
+def test_who_does_not_deal_for_a_later_step_ends_the_round_and_not_the_training(
+    caplog: Any,
+) -> None:
     def change(grid: Any) -> None:
         push = grid.push_messages
 
@@ -182,8 +161,8 @@ def test_who_does_not_deal_for_a_later_step_ends_the_round_and_not_the_training(
 
         grid.push_messages = push_messages
 
-    strategy, result = mixed(before=change)
-    assert strategy.trouble == [
+    _, result = mixed(before=change)
+    assert [text for text in caplog.messages if "not opened" in text] == [
         "the sum of step 1 of round 1 is not opened: 4 of at least 5 clients dealt their secrets, "
         "1 are missing"
     ]
@@ -217,7 +196,7 @@ def test_a_server_that_leaves_somebody_out_of_a_later_sum_is_refused(caplog: Any
     assert caplog.text.count(text) == 4
 
 
-def test_parameters_that_do_not_fit_those_left_open_nothing() -> None:
+def test_parameters_that_do_not_fit_those_left_open_nothing(caplog: Any) -> None:
     class Narrow(Mixing):
         def bounds_of(self, clients: list[str], server_round: int) -> Any:
             asked.append((server_round, clients))
@@ -232,7 +211,8 @@ def test_parameters_that_do_not_fit_those_left_open_nothing() -> None:
     app = message_app([as_mod(MixingClient)])
     run_strategy(strategy, app, arrays=record(), nodes=5, num_rounds=2, faults=faults)
     assert asked[:2] == [(1, list(ALL)), (1, ["0", "2", "3", "4"])]
-    assert strategy.trouble[0].startswith("there is no sum of step 1 of round 1: secure_sum.modul")
+    text = "there is no sum of step 1 of round 1: secure_sum.modul"
+    assert any(message.startswith(text) for message in caplog.messages)
     assert strategy.opened[0][0] == 2
 
 

@@ -11,7 +11,7 @@ from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import CheckpointError
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.strategies import LoopOptions
-from flwr_privacy.strategies.experiment import ASKED, Experiment
+from flwr_privacy.strategies.experiment import Experiment
 
 ONE, OTHER = Charge(noise_multiplier=1.0), Charge(noise_multiplier=2.0, sampling=0.5)
 
@@ -40,43 +40,43 @@ def broken(folder: Path) -> Experiment:
     """Return an experiment that goes on after it was killed in round 2."""
     first = experiment(folder)
     end_round(first, 1)
-    first.note_asked("train 2 0", {"a": ONE, "b": OTHER})
-    first.note_asked("evaluate 2 0", {"a": OTHER})
+    first.asked.note("e", "train 2 0", {"a": ONE, "b": OTHER})
+    first.asked.note("e", "evaluate 2 0", {"a": OTHER})
     return experiment(folder, resume=True)
 
 
 def test_what_is_asked_again_is_with_those_who_were_asked_before(tmp_path: Path) -> None:
     resumed = broken(tmp_path)
-    assert resumed.asked_before("train 2 0") == {"a", "b"}
-    assert resumed.asked_before("train 2 0") == set()
-    assert resumed.broken_off() == {"evaluate 2 0": {"a": OTHER}}
-    assert resumed.broken_off() == {}
+    assert resumed.asked.before("train 2 0") == {"a", "b"}
+    assert resumed.asked.before("train 2 0") == set()
+    assert resumed.asked.broken_off() == {"evaluate 2 0": {"a": OTHER}}
+    assert resumed.asked.broken_off() == {}
 
 
 def test_what_is_not_asked_again_is_left_with_what_it_cost(tmp_path: Path) -> None:
-    assert broken(tmp_path).broken_off() == {
+    assert broken(tmp_path).asked.broken_off() == {
         "train 2 0": {"a": ONE, "b": OTHER},
         "evaluate 2 0": {"a": OTHER},
     }
 
 
 def test_a_run_that_breaks_off_twice_forgets_nothing(tmp_path: Path) -> None:
-    broken(tmp_path).note_asked("train 2 0", {"c": ONE})
+    broken(tmp_path).asked.note("e", "train 2 0", {"c": ONE})
     again = experiment(tmp_path, resume=True)
-    assert again.asked_before("train 2 0") == {"a", "b", "c"}
-    assert set(again.broken_off()) == {"evaluate 2 0"}
+    assert again.asked.before("train 2 0") == {"a", "b", "c"}
+    assert set(again.asked.broken_off()) == {"evaluate 2 0"}
 
 
 def test_a_round_that_ends_leaves_nothing(tmp_path: Path) -> None:
     resumed = broken(tmp_path)
     end_round(resumed, 2)
-    assert experiment(tmp_path, resume=True).broken_off() == {}
+    assert experiment(tmp_path, resume=True).asked.broken_off() == {}
 
 
 def test_a_damaged_note_is_refused(tmp_path: Path) -> None:
     broken(tmp_path)
     for damaged in ('{"experiment_id": "e", "asked": {"train 2 0": ["a"]}}', "{}", "[", "[]"):
-        (tmp_path / ASKED).write_text(damaged)
+        (tmp_path / "asked.json").write_text(damaged)
         with pytest.raises(CheckpointError, match="damaged"):
             experiment(tmp_path, resume=True)
 
@@ -84,11 +84,11 @@ def test_a_damaged_note_is_refused(tmp_path: Path) -> None:
 def test_what_was_asked_before_the_first_checkpoint_counts_when_it_begins_again(
     tmp_path: Path,
 ) -> None:
-    experiment(tmp_path).note_asked("setup 0 0", {"a": ONE})
-    assert experiment(tmp_path).broken_off() == {"setup 0 0": {"a": ONE}}
+    experiment(tmp_path).asked.note("e", "setup 0 0", {"a": ONE})
+    assert experiment(tmp_path).asked.broken_off() == {"setup 0 0": {"a": ONE}}
     other = Experiment("udp", LoopOptions(seed=1, experiment_id="f", run_dir=tmp_path))
     other.begin(record())
-    assert other.broken_off() == {}
+    assert other.asked.broken_off() == {}
 
 
 def test_a_note_stays_until_the_checkpoint_is_there(
@@ -103,15 +103,18 @@ def test_a_note_stays_until_the_checkpoint_is_there(
         patch.setattr("flwr_privacy.strategies.experiment.checkpoint.save", full)
         with pytest.raises(OSError, match="no space"):
             end_round(resumed, 2)
-    assert set(experiment(tmp_path, resume=True).broken_off()) == {"train 2 0", "evaluate 2 0"}
+    assert set(experiment(tmp_path, resume=True).asked.broken_off()) == {
+        "train 2 0",
+        "evaluate 2 0",
+    }
 
 
 def test_a_note_of_a_round_that_has_its_checkpoint_is_charged_there_alone(tmp_path: Path) -> None:
     resumed = broken(tmp_path)
-    note = (tmp_path / ASKED).read_bytes()
+    note = (tmp_path / "asked.json").read_bytes()
     end_round(resumed, 2)
-    (tmp_path / ASKED).write_bytes(note)  # as if the process had ended before it was removed
-    assert experiment(tmp_path, resume=True).broken_off() == {}
+    (tmp_path / "asked.json").write_bytes(note)  # as if the process had ended before it was removed
+    assert experiment(tmp_path, resume=True).asked.broken_off() == {}
 
 
 def test_a_note_of_a_training_that_has_its_checkpoint_is_charged_there_alone(
@@ -120,15 +123,15 @@ def test_a_note_of_a_training_that_has_its_checkpoint_is_charged_there_alone(
     """What is asked about its model is noted from then on, and not forgotten."""
     first = experiment(tmp_path)
     end_round(first, 1)
-    first.note_asked("train 2 0", {"a": ONE})
-    note = (tmp_path / ASKED).read_bytes()
+    first.asked.note("e", "train 2 0", {"a": ONE})
+    note = (tmp_path / "asked.json").read_bytes()
     end_training(first, 2)
-    assert experiment(tmp_path, resume=True).broken_off() == {}
-    (tmp_path / ASKED).write_bytes(note)  # as if the process had ended before it was removed
+    assert experiment(tmp_path, resume=True).asked.broken_off() == {}
+    (tmp_path / "asked.json").write_bytes(note)  # as if the process had ended before it was removed
     resumed = experiment(tmp_path, resume=True)
-    assert resumed.broken_off() == {}
-    resumed.note_asked("evaluate 2 0", {"a": OTHER})
+    assert resumed.asked.broken_off() == {}
+    resumed.asked.note("e", "evaluate 2 0", {"a": OTHER})
     again = experiment(tmp_path, resume=True)
-    assert again.broken_off() == {"evaluate 2 0": {"a": OTHER}}
+    assert again.asked.broken_off() == {"evaluate 2 0": {"a": OTHER}}
     end_round(again, 2)
-    assert experiment(tmp_path, resume=True).broken_off() == {}
+    assert experiment(tmp_path, resume=True).asked.broken_off() == {}

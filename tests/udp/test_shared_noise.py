@@ -106,6 +106,30 @@ def test_a_sum_has_the_noise_of_its_shares_and_at_least_what_is_charged(
     assert result.guarantee.spent == pytest.approx(8.0, rel=1e-6)
 
 
+def test_a_round_that_too_few_are_left_for_is_skipped() -> None:
+    rounds: list[dict[str, Any]] = []
+
+    def leaving(grid: Any) -> None:
+        nodes = list(grid.get_node_ids())
+        grid.get_node_ids = lambda: nodes if len(rounds) < 2 else nodes[:4]
+
+    result = run_strategy(
+        UDP(
+            privacy=UserLevel(shared_noise=True, clipping_norm=0.5),
+            secure_sum=SecureSum(threshold=5),
+            loop=LoopOptions(seed=1, on_round=rounds.append),
+        ),
+        frozen_app(),
+        nodes=5,
+        arrays=record(BIG),
+        before=leaving,
+        timeout=2,
+        insecure_seed=8,
+    )
+    assert [line.get("skipped") for line in result.history] == [None, False, False, True]
+    assert "5 of 5 clients" in result.guarantee.secure_sum
+
+
 def test_the_noise_of_a_sum_is_that_many_times_less_than_with_noise_of_each() -> None:
     variances = {}
     for shared in (False, True):

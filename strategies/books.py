@@ -1,0 +1,127 @@
+"""What clients were asked, what their answers cost, and the privacy card that says so.
+
+What a question costs is noted before it leaves, and charged when its exchange is over. What a run
+asked that broke off in between is charged by the run that goes on: nobody knows which of its
+answers were sent.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from flwr_privacy.accounting import Charge, fitting
+from flwr_privacy.card import PrivacyCard, Release
+from flwr_privacy.guarantee import Guarantee
+
+from .experiment import Experiment
+from .instruction import Instruction
+from .round import Round
+
+__all__ = ["Books"]
+
+
+class Books:
+    """The charges of one training.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Keeps what was asked for the case that the run breaks off.
+
+    Attributes
+    ----------
+    releases : list of Release
+        Every charge so far.
+    names : dict
+        Who the nodes turned out to be that were asked before they had said it, by address.
+    earlier : Guarantee, optional
+        The promise of the run that this one resumes, until this one asks something.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.releases: list[Release] = []
+        self.names: dict[str, str] = {}
+        self.earlier: Guarantee | None = None
+        self._experiment = experiment
+
+    def note(self, book: Round, instruction: Instruction) -> None:
+        """Note what a question will cost; call it before the question leaves."""
+        if costs := instruction.costs(instruction.charged(book)):
+            noted = {client: charge for charge, names in costs.items() for client in names}
+            self._experiment.asked.note(self._experiment.id, _name(book), noted)
+
+    def charge(self, book: Round, instruction: Instruction) -> None:
+        """Charge what a question cost; call it when its exchange is over."""
+        if instruction.cost is None:
+            return
+        clients = self._experiment.asked.before(_name(book)) | instruction.charged(book)
+        # Under a user's own start a client is known once it has answered; what was lost before is
+        # its own all the same.
+        self.names |= {f"node-{node}": client for node, client in book.named.items()}
+        self.releases = [
+            replace(r, clients=tuple(sorted({self.names.get(c, c) for c in r.clients})))
+            if not self.names.keys().isdisjoint(r.clients)
+            else r
+            for r in self.releases
+        ]
+        known = {self.names.get(client, client) for client in clients}
+        self._release(_name(book), instruction.costs(known))
+
+    def charge_broken_off(self) -> None:
+        """Charge what a run that broke off asked, where this one does not ask it again."""
+        for question, noted in self._experiment.asked.broken_off().items():
+            costs: dict[Charge, set[str]] = {}
+            for client, charge in noted.items():
+                costs.setdefault(charge, set()).add(client)
+            self._release(question, costs)
+
+    def card(
+        self, promise: Callable[[], Guarantee], *, accountant: str | None, final: bool
+    ) -> PrivacyCard:
+        """Return the promise, every charge so far, and what they come to.
+
+        Parameters
+        ----------
+        promise : callable
+            Returns what this run promises.
+        accountant : str, optional
+            Who adds up; by default the tightest that knows the charges.
+        final : bool
+            Whether to state epsilon by every accountant; some take seconds.
+        """
+        card = PrivacyCard(
+            experiment_id=self._experiment.id,
+            guarantee=self.earlier or promise(),
+            releases=self.releases,
+        )
+        if card.guarantee.delta is None:
+            return card
+        accountant = accountant or fitting(r.charge for r in self.releases)
+        if final:
+            card.state()
+        else:
+            card.state([accountant])
+        card.guarantee = replace(
+            card.guarantee, spent=card.stated[accountant], accountant=accountant
+        )
+        return card
+
+    def load(self, card: PrivacyCard) -> None:
+        """Take up the charges and the promise of the run that this one resumes."""
+        self.releases, self.earlier = card.releases, card.guarantee
+
+    def _release(self, question: str, costs: Mapping[Charge, set[str]]) -> None:
+        phase, server_round, request = question.rsplit(" ", 2)
+        for charge, names in sorted(costs.items(), key=lambda cost: min(cost[1])):
+            release = Release(
+                phase=phase,
+                server_round=int(server_round),
+                request=int(request),
+                charge=charge,
+                clients=tuple(sorted(names)),
+            )
+            self.releases.append(release)
+
+
+def _name(book: Round) -> str:
+    header = book.header
+    return f"{header.phase} {header.server_round} {header.request}"

@@ -1,0 +1,103 @@
+"""What clients are charged for what they were asked, and by which run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apps import record
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.strategies import Instruction, LoopOptions
+from flwr_privacy.strategies.books import Books
+from flwr_privacy.strategies.experiment import Experiment
+from flwr_privacy.strategies.round import Round
+from flwr_privacy.wire import Header
+
+ONE, OTHER = Charge(noise_multiplier=2.0), Charge(noise_multiplier=3.0)
+COSTS = {"a": ONE, "b": OTHER, "c": ONE, "node-9": ONE}
+
+
+def books_of(folder: Path) -> Books:
+    experiment = Experiment("udp", LoopOptions(seed=1, experiment_id="e", run_dir=folder))
+    experiment.begin(record())
+    return Books(experiment)
+
+
+def question(*clients: str, server_round: int = 1, node: int = 0) -> Round:
+    header = Header(scheme="udp", experiment_id="e", phase="train", server_round=server_round)
+    return Round(header, {node + i: [client] for i, client in enumerate(clients)})
+
+
+def told(**changes: Any) -> Instruction:
+    options: dict[str, Any] = {"accumulator": lambda: WeightedMean({}), "cost": COSTS.get}
+    return Instruction(**{**options, **changes})
+
+
+def charged(books: Books) -> list[tuple[int, Charge, tuple[str, ...]]]:
+    return [(r.server_round, r.charge, r.clients) for r in books.releases]
+
+
+def test_everybody_who_was_asked_is_charged_what_it_costs(tmp_path: Path) -> None:
+    books, asked = books_of(tmp_path), question("a", "b", "c")
+    books.note(asked, told())
+    books.charge(asked, told())
+    books.charge_broken_off()
+    assert charged(books) == [(1, ONE, ("a", "c")), (1, OTHER, ("b",))]
+
+
+def test_an_answer_that_releases_nothing_costs_nothing(tmp_path: Path) -> None:
+    books, asked = books_of(tmp_path), question("a")
+    books.note(asked, told(cost=None))
+    books.charge(asked, told(cost=None))
+    assert books.releases == []
+    assert not (tmp_path / "asked.json").exists()
+
+
+def test_a_question_that_broke_off_is_charged_by_the_run_that_goes_on(tmp_path: Path) -> None:
+    books_of(tmp_path).note(question("a", "b"), told())
+    books = books_of(tmp_path)
+    books.charge_broken_off()
+    books.charge_broken_off()
+    assert charged(books) == [(1, ONE, ("a",)), (1, OTHER, ("b",))]
+
+
+def test_asked_again_it_is_charged_once_with_those_who_were_asked_before(tmp_path: Path) -> None:
+    books_of(tmp_path).note(question("a"), told())
+    books, asked = books_of(tmp_path), question("a", "c")
+    books.note(asked, told())
+    books.charge(asked, told())
+    books.charge_broken_off()
+    assert charged(books) == [(1, ONE, ("a", "c"))]
+
+
+def test_a_node_without_a_name_is_charged_under_the_one_that_it_says_later(tmp_path: Path) -> None:
+    books, lost = books_of(tmp_path), question("", node=9)
+    books.charge(lost, told())
+    assert charged(books) == [(1, ONE, ("node-9",))]
+    heard = question("", server_round=2, node=9)
+    heard.answered.add("a")
+    heard.named[9] = "a"
+    books.charge(heard, told())
+    assert charged(books) == [(1, ONE, ("a",)), (2, ONE, ("a",))]
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_the_card_has_the_promise_of_the_run_before_until_something_is_asked(
+    tmp_path: Path, earlier: bool
+) -> None:
+    before, now = (
+        Guarantee(scheme="udp", protects=what, adversary="the server", epsilon=8.0, delta=1e-5)
+        for what in ("a record", "a client")
+    )
+    first = books_of(tmp_path)
+    first.charge(question("a"), told())
+    books = books_of(tmp_path)
+    books.load(first.card(lambda: before, accountant=None, final=False))
+    if not earlier:
+        books.earlier = None
+    card = books.card(lambda: now, accountant="gdp", final=False)
+    assert card.guarantee.protects == ("a record" if earlier else "a client")
+    assert card.guarantee.spent == card.stated["gdp"] > 0
+    assert charged(books) == [(1, ONE, ("a",))]
