@@ -201,11 +201,12 @@ class _Device:
 
     def in_the_open(self) -> Answer:
         """Answer without noise to a server that plays the trusted parent, in a simulation."""
-        self._pay(self._release(self._question("in the open")))
+        number = self._pay(self._release(self._question("in the open")))
         update = self._update(self._start)
         codes = self._grid.encode(update.vector, np.empty(update.vector.size, np.int32))
         own = _weighted()
         mark_insecure(self._custody, own)
+        self._custody.ledger.answer(number)
         return update.arrays(codes), own
 
     def sealed(self) -> Answer:
@@ -224,7 +225,7 @@ class _Device:
         model = self._start
         if offset is not None:
             model = moved(self._start, layout, self._grid.step * offset)
-        self._pay(release)
+        number = self._pay(release)
         update = self._update(model)
         codes = self._grid.encode(update.vector)
         reach = trained(
@@ -245,6 +246,7 @@ class _Device:
         sealed = channel.seal(packed(Upload(codes, reach, floor), terms), *parts)
         own: Fields = {**_weighted(), "sealed": sealed}
         mark_insecure(self._custody, own)
+        self._custody.ledger.answer(number)
         return {}, own
 
     def _offset(self, channel: Channel) -> tuple[Codes | None, Reach]:
@@ -308,31 +310,39 @@ class _Device:
         release.check_policy(terms.noise_multiplier)
         return release
 
-    def _pay(self, release: PlannedRelease) -> None:
-        """Charge the release that this answer goes into, unless an earlier answer has."""
+    def _pay(self, release: PlannedRelease) -> int:
+        """Charge the release that this answer goes into, unless an earlier answer has.
+
+        Returns
+        -------
+        int
+            The number of the charge.
+        """
         with self._custody.ledger.locked() as book:
-            if not self._check_paid(release, book.entries):
-                check_limits(self._custody, book)
-                book.charge(release.entry())
+            number = self._paid(release, book.entries)
+            if number is not None:
+                return number
+            check_limits(self._custody, book)
+            return book.charge(release.entry())
 
     @staticmethod
-    def _check_paid(release: PlannedRelease, entries: Sequence[Entry]) -> bool:
-        """Tell whether a release is paid for; decline it if it is not and cannot be.
+    def _paid(release: PlannedRelease, entries: Sequence[Entry]) -> int | None:
+        """Return which charge paid for a release; decline it if there is none and cannot be.
 
         Raises
         ------
         DeclinedError
             If it cannot be, or was paid for as another one.
         """
-        for entry in entries:
+        for number, entry in enumerate(entries):
             if entry.question == release.question:
                 asked = release.entry()
                 known = (entry.scheme, entry.unit, entry.charge)
                 if known != (asked.scheme, asked.unit, asked.charge):
                     raise DeclinedError("the same period was asked about with other noise")
-                return True
+                return number
         release.check_affordable(entries)
-        return False
+        return None
 
 
 def _weighted() -> Fields:

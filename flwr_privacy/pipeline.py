@@ -6,10 +6,11 @@
 4. The user's code. The ledger is not locked meanwhile.
 5. What came of it, bounded; and the noise.
 6. The reply cache: the first reply that is kept is the one that is sent, also when asked again.
+7. The ledger: this charge is answered.
 
 A crash at any step leaves a charge without a reply, never a reply without a charge. The same
-question (its digest covers the arrays too) is answered from the cache, or on its reservation if
-there is no reply yet; every other question is another charge.
+question (its digest covers the arrays too) is answered from the cache, or on its charge if that was
+not answered yet; every other question is another charge.
 
 Guarantee. Adversary: a server that chooses questions, models and refusals to learn from. Covered:
 whether and with which text a question is refused before the charge depends on the question, on the
@@ -157,12 +158,12 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         except NoFactsError as error:
             # A server that chooses settings could read from it what the user's code looks at.
             if not store.simulated:
-                _reserved(store, request, release, plan, planned)
+                _charged(store, request, release, plan, planned)
                 raise _stopped(store, request.question.experiment_id, error) from None
             raise
         plan = mechanism.plan(start, facts)
         _admit(store, request, plan)
-    kept = _reserved(store, request, release, plan, planned)
+    number, kept = _charged(store, request, release, plan, planned)
     if kept is not None:
         return kept
     if facts.records is not None:
@@ -174,7 +175,7 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
         lambda: mechanism.failed(start),
     )
     made = _noised(store, request, mechanism, measured, plan)
-    return made if plan.once else _kept(store, request, release, made, reserved=True)
+    return _answered(store, request, release, plan, number, made)
 
 
 def answer_unpromised(
@@ -349,10 +350,17 @@ def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
     )
 
 
-def _reserved(
+def _charged(
     store: NodeStore, request: Request, release: Release, plan: Plan, planned: PlannedRelease
-) -> Answer | None:
-    """Charge a release, unless this question was charged before; return its reply if there is one.
+) -> tuple[int, Answer | None]:
+    """Charge a release, unless this question was charged and not answered, or its reply is there.
+
+    Returns
+    -------
+    number : int
+        Which charge of the ledger the answer is for.
+    kept : Answer or None
+        The reply to this question, if there is one.
 
     Raises
     ------
@@ -361,17 +369,17 @@ def _reserved(
     """
     question, (cache, key) = request.question, _cache(store, request, release)
     with store.ledger.locked() as book:
-        charged = [entry for entry in book.entries if entry.question == question]
+        charged = [n for n, entry in enumerate(book.entries) if entry.question == question]
+        mine = [n for n in charged if book.entries[n].digest == request.digest]
         if plan.once:
             check_unanswered(question, book.entries)
-        elif any(entry.digest == request.digest for entry in charged):
+        elif mine:
+            number = mine[-1]
             if (kept := cache.find(question, key)) is not None:
-                return _read(kept)
-            if cache.is_reserved(question, key):
-                return None
-            # Another process may have kept it between these two looks.
-            if (kept := cache.find(question, key)) is not None:
-                return _read(kept)
+                book.answer(number)  # whoever kept it may have been killed before it sent it
+                return number, _read(kept)
+            if number not in book.answered:
+                return number, None
             # It was answered, and the reply is forgotten: a second one is a second release.
             if release.single:
                 raise DeclinedError(
@@ -382,10 +390,31 @@ def _reserved(
             raise _other_terms(question)
         check_limits(store, book)
         planned.check_affordable(book.entries)
-        book.charge(planned.entry())
+        return book.charge(planned.entry()), None
+
+
+def _answered(
+    store: NodeStore, request: Request, release: Release, plan: Plan, number: int, made: Answer
+) -> Answer:
+    """Keep the reply of a charge, and note that it is answered; return what is to be sent.
+
+    Raises
+    ------
+    ChargedFailureError
+        If another process has answered meanwhile, and its reply is forgotten.
+    """
+    with store.ledger.locked() as book:
+        if number in book.answered:
+            cache, key = _cache(store, request, release)
+            if (kept := cache.find(request.question, key)) is not None:
+                return _read(kept)
+            raise ChargedFailureError(
+                "charged, and there is no answer: its round was over before it was ready"
+            )
         if not plan.once:
-            cache.reserve(question, key)
-    return None
+            made = _kept(store, request, release, made)
+        book.answer(number)
+    return made
 
 
 def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replies, str]:
@@ -395,14 +424,12 @@ def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replie
     return store.replies, request.digest
 
 
-def _kept(
-    store: NodeStore, request: Request, release: Release, made: Answer, *, reserved: bool = False
-) -> Answer:
+def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
     """Keep a reply; return the one that is to be sent."""
     cache, key = _cache(store, request, release)
     arrays, own = made
     reply = dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
-    kept = cache.keep(request.question, reply, key, reserved=reserved)
+    kept = cache.keep(request.question, reply, key)
     return made if kept is reply else _read(kept)
 
 

@@ -551,6 +551,19 @@ def verify(
 
 
 @app.command(epilog=EXIT_CODES)
+def ledger(
+    path: Annotated[
+        Path, typer.Argument(help="A node's <data set>.ledger, or the folder of its state.")
+    ],
+) -> None:
+    """Say what a node's ledgers were charged for, and how much of it was never answered."""
+    from flwr_privacy.simulations.ledgers import what_was_charged
+
+    for line in what_was_charged(path):
+        typer.echo(line)
+
+
+@app.command(epilog=EXIT_CODES)
 def key(
     path: Annotated[Path, typer.Argument(help="File for the private key; it must be new.")],
     client: Annotated[
