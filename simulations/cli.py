@@ -547,6 +547,7 @@ def verify(
     for accountant, (stated, computed) in numbers.items():
         typer.echo(f"epsilon ({accountant}): stated {stated:.6g}, recomputed {computed:.6g}")
     clients = len(card.charges())
+    typer.echo(f"answers: {card.answers()}")
     typer.echo(f"verified: {len(card.releases)} releases of {clients} clients")
 
 

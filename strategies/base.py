@@ -339,6 +339,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         final : bool, default False
             Whether to state epsilon by every accountant; some take seconds.
         """
+        self._note_late()
         card = PrivacyCard(
             experiment_id=self.experiment.id,
             guarantee=self._promised or self._promise(),
@@ -629,13 +630,32 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         # its own all the same.
         self._names |= {f"node-{node}": client for node, client in book.named.items()}
         self.releases = [
-            replace(r, clients=tuple(sorted({self._names.get(c, c) for c in r.clients})))
+            replace(
+                r,
+                clients=tuple(sorted(self._named(r.clients))),
+                unanswered=r.unanswered and tuple(sorted(self._named(r.unanswered))),
+            )
             if not self._names.keys().isdisjoint(r.clients)
             else r
             for r in self.releases
         ]
-        known = {self._names.get(client, client) for client in clients}
-        self._release(_name(book), instruction.costs(known))
+        known = self._named(clients)
+        silent = None if instruction.hidden else known - book.answered
+        self._release(_name(book), instruction.costs(known), silent)
+
+    def _named(self, clients: Iterable[str]) -> set[str]:
+        return {self._names.get(client, client) for client in clients}
+
+    def _note_late(self) -> None:
+        """Note of charges whose answers came too late to be used that they were answered."""
+        late: dict[str, set[str]] = {}
+        for book, clients in self.conversation.came_late():
+            late.setdefault(_name(book), set()).update(self._named(clients))
+        for place, release in enumerate(self.releases):
+            name = f"{release.phase} {release.server_round} {release.request}"
+            if release.unanswered and name in late:
+                left = tuple(c for c in release.unanswered if c not in late[name])
+                self.releases[place] = replace(release, unanswered=left)
 
     def _charge_broken_off(self) -> None:
         """Charge what a run that broke off asked, where this one does not ask it again."""
@@ -643,9 +663,12 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             costs: dict[Charge, set[str]] = {}
             for client, charge in noted.items():
                 costs.setdefault(charge, set()).add(client)
-            self._release(question, costs)
+            self._release(question, costs, set(noted))
 
-    def _release(self, question: str, costs: Mapping[Charge, set[str]]) -> None:
+    def _release(
+        self, question: str, costs: Mapping[Charge, set[str]], silent: set[str] | None
+    ) -> None:
+        """Enter what a question cost; `silent` did not answer it, None if that is a secret."""
         phase, server_round, request = question.rsplit(" ", 2)
         for charge, names in sorted(costs.items(), key=lambda cost: min(cost[1])):
             release = Release(
@@ -654,6 +677,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 request=int(request),
                 charge=charge,
                 clients=tuple(sorted(names)),
+                unanswered=None if silent is None else tuple(sorted(names & silent)),
             )
             self.releases.append(release)
 

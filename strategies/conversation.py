@@ -109,6 +109,7 @@ class Conversation:
         self._exchanges: list[Round] = []  # since the last call of `counts`
         self._open: dict[str, tuple[Round, int, float]] = {}  # unanswered: book, node, expiry
         self._late_answers = self._late_bytes = 0
+        self._came_late: list[tuple[Round, list[str]]] = []
         self._sizes: Counter[str] = Counter()  # of the round, as far as it is tallied
         self._fates: dict[str, Any] = {}
         self._tallied_seconds = 0.0
@@ -191,6 +192,11 @@ class Conversation:
             shares=shares,
             busy=self._busy(grid),
         )
+
+    def came_late(self) -> list[tuple[Round, list[str]]]:
+        """Return whose replies came after their questions were over, since the last call."""
+        came, self._came_late = self._came_late, []
+        return came
 
     def settle(self, grid: Grid) -> None:
         """Wait until nobody owes an answer, or the deadline is over."""
@@ -401,6 +407,8 @@ class Conversation:
                 if not reply.has_error():
                     self._late_bytes += payload_bytes(reply.content)
                     self._late_answers += book.header.phase == TRAIN
+                    node = reply.metadata.src_node_id
+                    self._came_late.append((book, book.addressed(node)))
         now = time.monotonic()
         self._open = {key: owed for key, owed in self._open.items() if owed[2] > now}
         return {node for _, node, _ in self._open.values()}

@@ -329,6 +329,7 @@ class UDP(SchemeStrategy):
             accumulator=partial(terms.accumulator, self._template),
             cost=cost,
             charged=self._charged,
+            hidden=self._participants_are != VISIBLE,
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
