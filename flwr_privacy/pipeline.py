@@ -1,7 +1,8 @@
 """The one way out of a node for what its data say: every release takes these steps, in this order.
 
 1. The node's policy, and whether it has stopped answering this experiment.
-2. The mechanism's plan. Everything that can be refused is refused by now, and no data were read.
+2. The mechanism's plan, and before the first charge of an experiment a rehearsal without data.
+   Everything that can be refused is refused by now, and no data were read.
 3. The charge: durable in the ledger, for this question alone, before the user's code runs.
 4. The user's code. The ledger is not locked meanwhile.
 5. What came of it, bounded; and the noise.
@@ -38,6 +39,7 @@ from .errors import (
     DataError,
     DeclinedError,
     FlwrPrivacyError,
+    ProtocolError,
 )
 from .ledger import Book, Entry, Question
 from .mechanism import EXPERIMENT, Answer, Facts, Mechanism, NoFactsError, Plan, Release, Unpromised
@@ -163,6 +165,8 @@ def answer(store: NodeStore, request: Request, release: Release) -> Answer:
             raise
         plan = mechanism.plan(start, facts)
         _admit(store, request, plan)
+    if release.rehearsal is not None:
+        _rehearse(store, request, planned, release.rehearsal)
     number, kept = _charged(store, request, release, plan, planned)
     if kept is not None:
         return kept
@@ -348,6 +352,31 @@ def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
         proven=plan.proven,
         digest=request.digest,
     )
+
+
+def _rehearse(
+    store: NodeStore, request: Request, planned: PlannedRelease, rehearsal: Callable[[], None]
+) -> None:
+    """Try the user's code without data before the first charge of an experiment.
+
+    Raises
+    ------
+    ProtocolError
+        If it fails. Nothing is charged. The node's log has why; simulated clients say it too.
+    """
+    entries, experiment = store.ledger.entries(), request.question.experiment_id
+    if any(entry.question.experiment_id == experiment for entry in entries):
+        return
+    planned.check_affordable(entries)  # before the user's code is called
+    try:
+        rehearsal()
+    # Whatever the user's code raises; what a node's own code says stays there.
+    except Exception as error:
+        logger.error("client %s: the rehearsal fails", store.client_id, exc_info=error)
+        text = "the training fails on generated records; nothing was charged"
+        if store.simulated:
+            raise ProtocolError(f"{text}: {error}") from error
+        raise ProtocolError(f"{text}; the log of the node says how") from None
 
 
 def _charged(
