@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .central_dp import CentralDPClient
     from .fedavg import FedAvgClient
     from .fedvs import FedVSClient, fedvs_client_app
+    from .generated import RecordLayout, own_data
     from .m2fdp import M2FDPClient
     from .mspdq import MSPClient, MSPDQClient
     from .mspdq_baselines import (
@@ -40,6 +41,7 @@ __all__ = [
     "MSPDQClient",
     "NbAFLClient",
     "QuantizedFedAvgClient",
+    "RecordLayout",
     "SchemeClient",
     "SecureSumClient",
     "SplitVFLClient",
@@ -52,5 +54,6 @@ __all__ = [
     "fedvs_client_app",
     "numpy_client_app",
     "own_client_app",
+    "own_data",
     "split_vfl_client_app",
 ]

@@ -7,7 +7,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from flwr.app import Context
@@ -22,7 +22,10 @@ from flwr_privacy.pipeline import answer, answer_step, answer_unpromised, reques
 from flwr_privacy.release import check_unaccounted, check_unsummed
 from flwr_privacy.wire import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
-from .custody import Custody, refuse_node_keys, rules_of
+from .custody import Custody, is_simulated_client, refuse_node_keys, rules_of
+
+if TYPE_CHECKING:
+    from .generated import RecordLayout
 
 __all__ = ["Evaluate", "SchemeClient", "Train", "Trained"]
 
@@ -43,6 +46,8 @@ Evaluate = Callable[[], Metrics]
 """The user's evaluation of a model on its own data: its metrics."""
 
 _NUM_EXAMPLES = "num-examples"
+
+_ZERO = "Where it fails, that is charged and counts as a training that changed nothing"
 
 
 class SchemeClient(NumPyClient):
@@ -71,6 +76,10 @@ class SchemeClient(NumPyClient):
         `check_unaccounted` before it does.
     sums : {"never", "may", "only"}
         Whether the client can send its answers, which are codes on a grid then, into a secure sum.
+    records : RecordLayout, optional
+        What the app's records look like, set in a class of the app's own. It says that the training
+        reads data through `flwr_privacy.clients.own_data` alone. Then it is rehearsed on generated
+        records before the first charge of an experiment, where all data of a client are protected.
     keeps_statistics : bool
         Whether the running statistics of normalisation layers stay where they are. A training
         question is refused then if it does not say which arrays are statistics and the model looks
@@ -83,6 +92,7 @@ class SchemeClient(NumPyClient):
     promises_dp: ClassVar[bool] = False
     sums: ClassVar[str] = "never"
     keeps_statistics: ClassVar[bool] = False
+    records: "ClassVar[RecordLayout | None]" = None
 
     def __init__(self, inner: NumPyClient | None = None, context: Context | None = None) -> None:
         self.inner = inner
@@ -178,6 +188,48 @@ class SchemeClient(NumPyClient):
             f"a client under the scheme '{self.scheme}' releases nothing of an evaluation: "
             "evaluate on the server (fraction_evaluate = 0)"
         )
+
+    def rehearsal(self, start: Arrays, train: Train) -> Callable[[], None] | None:
+        """Return what tries a training on generated records, or says that it cannot be tried.
+
+        A simulated client says nothing where its app declares no records: its failures are loud.
+
+        Parameters
+        ----------
+        start : Mapping of str to ndarray
+            The model; zeros take its place.
+        train : callable
+            The user's local training.
+        """
+        layout, simulated = self.records, is_simulated_client(self._context())
+        if layout is None and simulated:
+            return None
+
+        def rehearse() -> None:
+            if layout is None:
+                logger.warning(
+                    "the training is not rehearsed: the app declares no records. %s", _ZERO
+                )
+                return
+            from .generated import trial  # late: most apps declare no records
+
+            with trial(layout) as tried:
+                try:
+                    train({name: np.zeros_like(array) for name, array in start.items()})
+                except Exception:
+                    # Without `own_data` it may have failed on data that it keeps somewhere.
+                    if tried.asked or simulated:
+                        raise
+            if not tried.asked:
+                logger.warning("the training is not rehearsed: it did not call own_data. %s", _ZERO)
+                return
+            logger.info(
+                "the training was rehearsed on %d generated records in %.3g s; peak memory of the "
+                "process %.0f MiB",
+                *(layout.count, tried.seconds, tried.peak / 2**20),
+            )
+
+        return rehearse
 
     def place(self) -> str:
         """Return a name that no other client has: where its node keeps what is its own."""

@@ -42,7 +42,11 @@ class CentralDPClient(SchemeClient):
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
         """Return the release of a training."""
         mechanism = ClippedUpdate(Terms.read(fields))
-        return Release(mechanism=mechanism, work=lambda _, __: train(arrays).arrays)
+        return Release(
+            mechanism=mechanism,
+            work=lambda _, __: train(arrays).arrays,
+            rehearsal=self.rehearsal(arrays, train),
+        )
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty sum of codes for a training."""

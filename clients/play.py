@@ -47,7 +47,7 @@ from .base import SchemeClient, Train, Trained
 from .custody import is_simulated_client, policy_of, refuse_node_keys, rules_of, storage
 from .node_settings import may_play_any
 from .records import RecordArrays, first_array_record, to_record
-from .rehearsal import rehearsing
+from .rehearsal import rehearsing, trying
 
 if TYPE_CHECKING:
     from .secure_sum import Place
@@ -219,7 +219,13 @@ def play(
 
     def train(start: Arrays) -> Trained:
         called.append(TRAIN)
-        return app.train(client, _asked(message), context)(start)
+        if not trying():
+            return app.train(client, _asked(message), context)(start)
+        # The app's state may have data of an earlier training in it, and must have none of this.
+        context_of_trial = Context(
+            context.run_id, context.node_id, context.node_config, RecordDict(), context.run_config
+        )
+        return app.train(app.client(context_of_trial), _asked(message), context_of_trial)(start)
 
     with _refusing_alike(client, context, called):
         out, own = client.handle(header.phase, arrays, fields, discreet(train, "training"))

@@ -25,9 +25,12 @@ __all__ = [
     "Rehearsal",
     "RehearsedError",
     "counted",
+    "generated",
     "rehearse",
     "rehearsed",
     "rehearsing",
+    "trial_scope",
+    "trying",
 ]
 
 logger = logging.getLogger("flwr.privacy")
@@ -40,6 +43,9 @@ class RehearsedError(BaseException):
     go on to train on the records in another way. `counted` stops it.
     """
 
+
+Layout = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and type of the features, or of the label, of one record."""
 
 Generated = Callable[[int], tuple[NDArray[Any], NDArray[Any]]]
 """From a number of records to features and labels that look like the user's."""
@@ -68,7 +74,7 @@ class Rehearsal:
     def __init__(self, kind: str) -> None:
         self.kind = check_choice("kind", kind, (TRAIN, EVALUATE))
         self.records: int | None = None
-        self.layout: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = ()
+        self.layout: tuple[Layout, Layout] | tuple[()] = ()
         self.seconds = 0.0
         self.error: Exception | None = None
 
@@ -103,24 +109,38 @@ class Rehearsal:
         if self.called:
             return
         self.records = len(labels)
-        self.layout = tuple((part.shape[1:], part.dtype) for part in (features, labels))
+        self.layout = _layout(features), _layout(labels)
         draws = np.random.default_rng(0)
-
-        def generated(count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-            (shape, dtype), (label_shape, label_dtype) = self.layout
-            made = np.zeros((count, *shape), dtype)
-            if np.issubdtype(dtype, np.floating):
-                made = np.asarray(draws.standard_normal(made.shape)).astype(dtype)
-            return made, np.zeros((count, *label_shape), label_dtype)
 
         began = time.perf_counter()
         try:
-            work(generated)
+            work(lambda count: generated(draws, count, *self.layout))
         # The model and the loss are the user's: whatever they raise, a rehearsal is to tell it.
         except Exception as error:  # noqa: BLE001
             self.error = error
         self.seconds = time.perf_counter() - began
 
+
+def generated(
+    draws: np.random.Generator,
+    count: int,
+    features: Layout,
+    labels: Layout,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return records of a layout: normal features (zeros if they are no floats), zero labels."""
+    (shape, dtype), (label_shape, label_dtype) = features, labels
+    made = np.zeros((count, *shape), dtype)
+    if np.issubdtype(dtype, np.floating):
+        made = np.asarray(draws.standard_normal(made.shape)).astype(dtype)
+    return made, np.zeros((count, *label_shape), label_dtype)
+
+
+def _layout(part: NDArray[Any]) -> Layout:
+    return part.shape[1:], part.dtype
+
+
+trial_scope: ContextVar[Any] = ContextVar("flwr_privacy_trial", default=None)
+"""What tries a training that asks for its data (`flwr_privacy.clients.generated`)."""
 
 _rehearsal: ContextVar[Rehearsal | None] = ContextVar("flwr_privacy_rehearsal", default=None)
 
@@ -161,9 +181,14 @@ def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
             raise
 
 
+def trying() -> bool:
+    """Tell whether a training is tried on generated records that it asks for."""
+    return trial_scope.get() is not None
+
+
 def rehearsing() -> bool:
-    """Tell whether a scope of `counted` is open: nothing has been charged then."""
-    return _rehearsal.get() is not None
+    """Tell whether a scope of `counted` or `trial` is open: nothing has been charged then."""
+    return trying() or _rehearsal.get() is not None
 
 
 def rehearsed(kind: str, work: Callable[[], Any], certificate: Callable[[], Any]) -> int:

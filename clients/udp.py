@@ -56,7 +56,11 @@ class UDPClient(SchemeClient):
         """Return the release of a training."""
         terms = records.read(Terms, fields)
         if terms.unit != RECORD_UNIT:
-            return Release(mechanism=terms, work=lambda _, __: train(arrays).arrays)
+            return Release(
+                mechanism=terms,
+                work=lambda _, __: train(arrays).arrays,
+                rehearsal=self.rehearsal(arrays, train),
+            )
         return Release(
             mechanism=terms,
             work=lambda random, facts: _steps(terms, arrays, train, facts, random),

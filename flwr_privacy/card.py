@@ -1,10 +1,13 @@
-"""The privacy card of a run: its promise and every charge, so that epsilon can be recomputed."""
+"""The privacy card of a run: its promise and every charge, so that epsilon can be recomputed.
+
+It also says which charges were never answered, as far as the server's books know it.
+"""
 
 import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
@@ -12,9 +15,9 @@ from .accounting import ACCOUNTANTS, Charge, spent, supports
 from .errors import DataError, check_choice, check_number
 from .guarantee import Guarantee
 
-__all__ = ["PrivacyCard", "Release"]
+__all__ = ["Answers", "PrivacyCard", "Release"]
 
-_VERSION = 1
+_VERSION = 2
 _INFINITY = "infinite"
 _TOLERANCE = 1e-6  # relative; what rounding and another version of a library may move
 
@@ -34,6 +37,9 @@ class Release:
     clients : tuple of str
         All that were asked and did not say that they released nothing: a reply that was lost or
         came too late has cost its client as much as any other.
+    unanswered : tuple of str or None
+        Those of them who were charged for this question and from whom no reply to it came, by the
+        deadline or later. None where who was asked is a secret, and everybody is charged.
     """
 
     phase: str
@@ -41,6 +47,33 @@ class Release:
     request: int
     charge: Charge
     clients: tuple[str, ...]
+    unanswered: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What became of the charges of a run. A client that was charged ten times counts ten times.
+
+    Parameters
+    ----------
+    charged : int
+        All charges.
+    unanswered : int
+        Charges to whose question no reply came: it was lost, or its client crashed or failed.
+    untold : int
+        Charges of which the card does not say it, because who was asked is a secret.
+    """
+
+    charged: int
+    unanswered: int
+    untold: int
+
+    def __str__(self) -> str:
+        if self.untold == self.charged > 0:
+            return f"{self.charged} charged; who was asked, and who answered, is a secret"
+        answered = self.charged - self.unanswered - self.untold
+        text = f"{self.charged} charged, {answered} answered, {self.unanswered} never answered"
+        return text + (f", {self.untold} secret" if self.untold else "")
 
 
 @dataclass(kw_only=True)
@@ -57,12 +90,24 @@ class PrivacyCard:
         Every release so far.
     stated : dict
         Epsilon of the client that spent most, by accountant, as the run stated it.
+    stated_answers : Answers, optional
+        What became of the charges, as the file said it that the card was read from.
     """
 
     experiment_id: str
     guarantee: Guarantee
     releases: list[Release] = field(default_factory=list)
     stated: dict[str, float] = field(default_factory=dict)
+    stated_answers: Answers | None = field(default=None, compare=False)
+
+    def answers(self) -> Answers:
+        """Return what became of the charges."""
+        known = [r.unanswered for r in self.releases if r.unanswered is not None]
+        return Answers(
+            charged=sum(len(r.clients) for r in self.releases),
+            unanswered=sum(map(len, known)),
+            untold=sum(len(r.clients) for r in self.releases if r.unanswered is None),
+        )
 
     def charges(self) -> dict[str, list[Charge]]:
         """Return the charges of each client."""
@@ -121,7 +166,9 @@ class PrivacyCard:
         Raises
         ------
         DataError
-            If a number does not agree, or the guarantee is exceeded.
+            If a number does not agree, the guarantee is exceeded, a client is charged twice for a
+            question, or one is without an answer that was not charged. Who answered cannot be
+            recomputed.
         """
         numbers: dict[str, tuple[float, float]] = {}
         for name, stated in self.stated.items():
@@ -147,7 +194,24 @@ class PrivacyCard:
                 raise DataError(
                     f"the charges give epsilon {least}, the guarantee says {promise.epsilon}"
                 )
+        self._verify_answers()
         return numbers
+
+    def _verify_answers(self) -> None:
+        counts = self.answers()
+        if self.stated_answers not in (None, counts):
+            raise DataError(f"the card states {self.stated_answers}, its releases have {counts}")
+        questions: dict[tuple[str, int, int], set[str]] = {}
+        for release in self.releases:
+            question = release.phase, release.server_round, release.request
+            before, clients = questions.setdefault(question, set()), set(release.clients)
+            where = f"phase {release.phase!r} of round {release.server_round}"
+            if len(clients) < len(release.clients) or before & clients:
+                raise DataError(f"in {where} a client is charged twice for a question")
+            before |= clients
+            silent = release.unanswered or ()
+            if len(set(silent)) < len(silent) or not clients.issuperset(silent):
+                raise DataError(f"in {where} a client is without an answer that was not charged")
 
     def to_json(self) -> str:
         """Return the card as JSON."""
@@ -158,6 +222,7 @@ class PrivacyCard:
                 "request": release.request,
                 "charge": release.charge.to_dict(),
                 "clients": list(release.clients),
+                "unanswered": None if release.unanswered is None else list(release.unanswered),
             }
             for release in self.releases
         )
@@ -166,6 +231,7 @@ class PrivacyCard:
             "experiment_id": self.experiment_id,
             "guarantee": _written(self.guarantee.to_dict()),
             "epsilon": {name: _written(total) for name, total in self.stated.items()},
+            "answers": asdict(self.answers()),
         }
         # A line for each release: Python's own indents take ten times as long, in every round.
         begun = json.dumps(document, allow_nan=False).removesuffix("}")
@@ -193,6 +259,9 @@ class PrivacyCard:
                     check_choice("epsilon", name, ACCOUNTANTS): _epsilon(_read(value))
                     for name, value in document["epsilon"].items()
                 },
+                stated_answers=Answers(
+                    **{name: _of(int, count) for name, count in document["answers"].items()}
+                ),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"no privacy card ({type(error).__name__}: {error})") from error
@@ -207,6 +276,7 @@ class PrivacyCard:
             *((f"epsilon ({name})", f"{total:.6g}") for name, total in self.stated.items()),
             ("clients charged", str(len(charges))),
             ("releases", _histories(counts)),
+            ("answers", str(self.answers())),
             ("experiment", self.experiment_id),
         ]
         table = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>\n" for k, v in rows)
@@ -254,8 +324,13 @@ def _release(entry: Any) -> Release:
         server_round=_of(int, entry["round"]),
         request=_of(int, entry["request"]),
         charge=Charge.from_dict(entry["charge"]),
-        clients=tuple(_of(str, client) for client in _of(list, entry["clients"])),
+        clients=_names(entry["clients"]),
+        unanswered=None if entry["unanswered"] is None else _names(entry["unanswered"]),
     )
+
+
+def _names(values: Any) -> tuple[str, ...]:
+    return tuple(_of(str, client) for client in _of(list, values))
 
 
 def _of(kind: type, value: Any) -> Any:

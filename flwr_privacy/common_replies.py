@@ -31,9 +31,9 @@ _writer = threading.local()
 class CommonReplies:
     """The replies of one of the clients that share a folder, by question.
 
-    As `KeptReplies`, with the same order: charge, reserve, keep, send. What differs: a power cut
-    may take replies away, and of each experiment the last round is kept of all clients together:
-    that of a client which played before it is gone.
+    As `KeptReplies`, with the same order: charge, keep, note the answer, send. What differs: a
+    power cut may take replies away, and of each experiment the last round is kept of all clients
+    together: that of a client which played before it is gone.
 
     Parameters
     ----------
@@ -73,42 +73,7 @@ class CommonReplies:
         LedgerError
             If a file is there but cannot be read.
         """
-        return self._find(question, self._label(question, key))
-
-    def reserve(self, question: Question, key: str = "") -> None:
-        """Note that a reply is to come; call it after the charge and before the work.
-
-        Raises
-        ------
-        LedgerError
-            If it cannot be written.
-        """
-        self._append(question, self._label(question, key, reserved=True), b"")
-
-    def is_reserved(self, question: Question, key: str = "") -> bool:
-        """Tell whether a reply was reserved, and the round of it is not over."""
-        return self._find(question, self._label(question, key, reserved=True)) is not None
-
-    def keep(
-        self, question: Question, reply: bytes, key: str = "", *, reserved: bool = False
-    ) -> bytes:
-        """Keep the reply to a question; return the one that is to be sent, which is this one.
-
-        Replies to earlier rounds of the experiment are removed, and those to old experiments. Call
-        it after the charge and before the reply is sent. A simulated client has one message at a
-        time: no other process keeps another reply meanwhile, and nobody looks for one, nor for the
-        reservation.
-
-        Raises
-        ------
-        LedgerError
-            If it cannot be written.
-        """
-        self._append(question, self._label(question, key), reply)
-        return reply
-
-    def _find(self, question: Question, label: bytes) -> bytes | None:
-        found = None
+        found, label = None, self._label(question, key)
         try:
             for path, experiment, server_round in self._files():
                 if (experiment, server_round) == _place(question):
@@ -118,7 +83,19 @@ class CommonReplies:
             raise unusable(self.folder, "read", error) from error
         return found
 
-    def _append(self, question: Question, label: bytes, reply: bytes) -> None:
+    def keep(self, question: Question, reply: bytes, key: str = "") -> bytes:
+        """Keep the reply to a question; return the one that is to be sent, which is this one.
+
+        Replies to earlier rounds of the experiment are removed, and those to old experiments. Call
+        it after the charge and before the reply is sent. A simulated client has one message at a
+        time: no other process keeps another reply meanwhile, and nobody looks for one.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be written.
+        """
+        label = self._label(question, key)
         experiment, server_round = _place(question)
         path = self.folder / f"{experiment}-{server_round}-{_writer_name()}.replies"
         head = _head_of(label) + label + _head_of(reply)
@@ -137,6 +114,7 @@ class CommonReplies:
                 self._remove_superseded(question)
         except OSError as error:
             raise unusable(self.folder, "written", error) from error
+        return reply
 
     def _remove_superseded(self, question: Question) -> None:
         for path in superseded(self._files(), question, experiments=EXPERIMENTS):
@@ -151,8 +129,8 @@ class CommonReplies:
         for match in filter(None, map(_FILE.fullmatch, names)):
             yield self.folder / match[0], match[1], int(match[2])
 
-    def _label(self, question: Question, key: str, *, reserved: bool = False) -> bytes:
-        name = [self.client_id, question.phase, question.request, key, reserved]
+    def _label(self, question: Question, key: str) -> bytes:
+        name = [self.client_id, question.phase, question.request, key]
         return json.dumps(name).encode("ascii")
 
 

@@ -1,7 +1,8 @@
 """The privacy ledger: what was released about one data set, in a file that no crash can shorten.
 
 A charge is on the disk when `Book.charge` returns, and only then may the bytes leave the node. A
-crash in between leaves a charge without a release, never a release without a charge. Simulated
+crash in between leaves a charge without a release, never a release without a charge. `Book.answer`
+notes that a charge has its answer, before the answer leaves; the others are `unanswered`. Simulated
 clients, whose data are nobody's, do not wait for the disk: there this holds for crashes of
 processes, not for power cuts.
 """
@@ -31,7 +32,8 @@ from .policy import UNITS
 __all__ = ["Book", "Entry", "Ledger", "Question"]
 
 _MAGIC = b"flwr-privacy ledger\n"
-_VERSION = 1
+_VERSION = 2
+_ANSWERED = "answered"  # the one key of a line that is no entry
 _LARGEST_NUMBER = 2**63 - 1  # of an integer in Flower's ConfigRecord
 _LONGEST_NAME = 128
 _DIGEST = re.compile(r"([0-9a-f]{32})?")
@@ -161,6 +163,8 @@ _ENTRY_KEYS = {
 class Ledger:
     """Everything that was released about one data set, by all schemes and runs of a node.
 
+    Charges, and notes that they were answered, are added at its end; nothing of it changes.
+
     Parameters
     ----------
     path : str or Path
@@ -198,9 +202,13 @@ class Ledger:
     >>> with ledger.locked() as book:
     ...     if len(book.entries) < 10:
     ...         charge = Charge(noise_multiplier=2.0)
-    ...         book.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
-    >>> [entry.question.server_round for entry in ledger.entries()]
+    ...         entry = Entry(question=question, scheme="udp", unit="user", charge=charge)
+    ...         number = book.charge(entry)
+    >>> [entry.question.server_round for entry in ledger.unanswered()]
     [1]
+    >>> ledger.answer(number)
+    >>> len(ledger.entries()), len(ledger.unanswered())
+    (1, 0)
     >>> folder.cleanup()
     """
 
@@ -222,7 +230,31 @@ class Ledger:
             If the folder is missing, or the file cannot be read, is damaged, is no ledger, has
             another version or is about another data set.
         """
-        return self._parse(self._read())
+        return self._parse(self._read())[0]
+
+    def unanswered(self) -> tuple[Entry, ...]:
+        """Return the charges that never got an answer: a crash, a kill or a charged failure.
+
+        An answer that was made counts, whatever became of it on its way.
+
+        Raises
+        ------
+        LedgerError
+            As `entries`.
+        """
+        entries, answered = self._parse(self._read())
+        return tuple(entry for n, entry in enumerate(entries) if n not in answered)
+
+    def answer(self, number: int) -> None:
+        """Note that a charge has its answer; see `Book.answer`.
+
+        Raises
+        ------
+        LedgerError
+            As `locked`, or if it cannot be written. The answer must then not leave.
+        """
+        with self.locked() as book:
+            book.answer(number)
 
     @contextmanager
     def locked(self, *, timeout: float = 10.0) -> Iterator["Book"]:
@@ -247,7 +279,7 @@ class Ledger:
             except OSError as error:
                 raise self._error(f"cannot be opened: {error.strerror}") from error
             content = self._read()
-            book = Book(self, content, self._parse(content))
+            book = Book(self, content, *self._parse(content))
             stack.callback(book.close)
             yield book
 
@@ -256,7 +288,7 @@ class Ledger:
             raise self._error(f"has no place to lie: there is no folder {self.path.parent}")
 
     def _read(self) -> bytes:
-        """Return the content: a line that says what it is, and a line per entry."""
+        """Return the content: a line that says what it is, and one per charge and per answer."""
         try:
             return read_sealed(self.path, _MAGIC)
         except FileNotFoundError:
@@ -267,19 +299,26 @@ class Ledger:
         except OSError as error:
             raise self._error(f"cannot be read: {error.strerror}") from error
 
-    def _parse(self, content: bytes) -> tuple[Entry, ...]:
+    def _parse(self, content: bytes) -> tuple[tuple[Entry, ...], frozenset[int]]:
+        """Return the entries, and the numbers of those that were answered."""
         first, *lines = content.splitlines() or [b""]
         self._check_first(first)
         if not content.endswith(b"\n"):
             raise self._error("is damaged: its last line has no end")
-        entries = []
-        for number, line in enumerate(lines, start=1):
+        entries, answered = list[Entry](), set[int]()
+        for number, line in enumerate(lines, start=2):
             try:
-                entries.append(_read_entry(line))
+                read = _read_line(line)
+                if isinstance(read, Entry):
+                    entries.append(read)
+                elif 0 <= read < len(entries) and read not in answered:
+                    answered.add(read)
+                else:
+                    raise ValueError("no charge before it, or answered before")
             except ValueError as error:
                 # Without the error's text: it has the values, and they stay here.
-                raise self._error(f"is damaged: its entry {number} is malformed") from error
-        return tuple(entries)
+                raise self._error(f"is damaged: its line {number} is malformed") from error
+        return tuple(entries), frozenset(answered)
 
     def _check_first(self, line: bytes) -> None:
         try:
@@ -303,16 +342,30 @@ class Book:
     ----------
     entries : tuple of Entry
         Every release so far, those charged here included.
+    answered : frozenset of int
+        Numbers of those that got an answer. The first entry has number 0.
     """
 
-    def __init__(self, ledger: Ledger, content: bytes, entries: tuple[Entry, ...]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        content: bytes,
+        entries: tuple[Entry, ...],
+        answered: frozenset[int],
+    ) -> None:
         self.entries = entries
+        self.answered = answered
         self._ledger = ledger
         self._content = content
         self._held = True
 
-    def charge(self, entry: Entry) -> None:
+    def charge(self, entry: Entry) -> int:
         """Enter a release before it happens; it is written (and flushed) when this returns.
+
+        Returns
+        -------
+        int
+            Its number.
 
         Raises
         ------
@@ -321,9 +374,37 @@ class Book:
         RuntimeError
             If the ledger is not held any more.
         """
+        self._add(entry.to_dict())
+        self.entries = (*self.entries, entry)
+        return len(self.entries) - 1
+
+    def answer(self, number: int) -> None:
+        """Note that a charge has its answer, before that leaves; once is enough.
+
+        From then on another answer needs another charge, unless it has the same bytes.
+
+        Parameters
+        ----------
+        number : int
+            What `charge` returned.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be written. The answer must then not leave.
+        RuntimeError
+            If the ledger is not held any more.
+        """
+        if number not in range(len(self.entries)):
+            raise ValueError(f"there is no charge {number}")
+        if number not in self.answered:
+            self._add({_ANSWERED: number})
+            self.answered |= {number}
+
+    def _add(self, values: Mapping[str, Any]) -> None:
         if not self._held:
-            raise RuntimeError("the ledger is not held any more: charge inside `locked`")
-        content = self._content + _line(entry.to_dict())
+            raise RuntimeError("the ledger is not held any more: write inside `locked`")
+        content = self._content + _line(values)
         try:
             write_sealed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
         except OSError as error:
@@ -331,7 +412,6 @@ class Book:
                 f"the privacy ledger {self._ledger.path} cannot be written: {error.strerror}"
             ) from error
         self._content = content
-        self.entries = (*self.entries, entry)
 
     def close(self) -> None:
         """End the hold."""
@@ -349,9 +429,13 @@ def _mapping(line: bytes) -> dict[str, Any]:
     return values
 
 
-@lru_cache(maxsize=2**14)  # a ledger is read anew at every charge, with one new line
-def _read_entry(line: bytes) -> Entry:
-    return Entry.from_dict(_mapping(line))
+@lru_cache(maxsize=2**14)  # a ledger is read anew at every charge, with two new lines
+def _read_line(line: bytes) -> Entry | int:
+    """Return the entry of a line, or the number of the one that it says was answered."""
+    values = _mapping(line)
+    if set(values) != {_ANSWERED}:
+        return Entry.from_dict(values)
+    return check_integer(_ANSWERED, values[_ANSWERED], minimum=0)
 
 
 def _check_name(parameter: str, value: Any) -> str:

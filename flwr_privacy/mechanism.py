@@ -207,6 +207,9 @@ class Release:
     single : bool, default False
         Whether a reply that was lost is not given again, and no other question of that name is
         answered; so it is where a reply is kept for the experiment.
+    rehearsal : callable, optional
+        Tries the user's code without data, before the first charge of an experiment. It raises what
+        that code raised, unless the code may have reached data.
     """
 
     mechanism: Mechanism
@@ -216,6 +219,7 @@ class Release:
     keeps: str = ROUND
     asked: Mapping[str, Any] | None = None
     single: bool = False
+    rehearsal: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.keeps == EXPERIMENT:

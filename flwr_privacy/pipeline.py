@@ -1,15 +1,17 @@
 """The one way out of a node for what its data say: every release takes these steps, in this order.
 
 1. The node's policy, and whether it has stopped answering this experiment.
-2. The mechanism's plan. Everything that can be refused is refused by now, and no data were read.
+2. The mechanism's plan, and before the first charge of an experiment a rehearsal without data.
+   Everything that can be refused is refused by now, and no data were read.
 3. The charge: durable in the ledger, for this question alone, before the user's code runs.
 4. The user's code. The ledger is not locked meanwhile.
 5. What came of it, bounded; and the noise.
 6. The reply cache: the first reply that is kept is the one that is sent, also when asked again.
+7. The ledger: this charge is answered.
 
 A crash at any step leaves a charge without a reply, never a reply without a charge. The same
-question (its digest covers the arrays too) is answered from the cache, or on its reservation if
-there is no reply yet; every other question is another charge.
+question (its digest covers the arrays too) is answered from the cache, or on its charge if that was
+not answered yet; every other question is another charge.
 
 Guarantee. Adversary: a server that chooses questions, models and refusals to learn from. Covered:
 whether and with which text a question is refused before the charge depends on the question, on the
@@ -37,6 +39,7 @@ from .errors import (
     DataError,
     DeclinedError,
     FlwrPrivacyError,
+    ProtocolError,
 )
 from .ledger import Entry, Question
 from .mechanism import (
@@ -172,12 +175,14 @@ def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool
         except NoFactsError as error:
             # A server that chooses settings could read from it what the user's code looks at.
             if not store.simulated:
-                _reserved(store, request, release, plan, planned)
+                _charged(store, request, release, plan, planned)
                 raise _stopped(store, request.question.experiment_id, error) from None
             raise
         plan = mechanism.plan(start, facts)
         _admit(store, request, plan, sealed)
-    kept = _reserved(store, request, release, plan, planned)
+    if release.rehearsal is not None:
+        _rehearse(store, request, planned, release.rehearsal)
+    number, kept = _charged(store, request, release, plan, planned)
     if kept is not None:
         return kept
     if facts.records is not None:
@@ -189,9 +194,7 @@ def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool
         lambda: mechanism.failed(start),
     )
     made = _noised(store, request, mechanism, measured, plan)
-    if plan.once or plan.noise_follows:
-        return made
-    return _kept(store, request, release, made, reserved=True)
+    return _answered(store, request, release, plan, number, made)
 
 
 def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -> None:
@@ -424,10 +427,42 @@ def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
     )
 
 
-def _reserved(
+def _rehearse(
+    store: NodeStore, request: Request, planned: PlannedRelease, rehearsal: Callable[[], None]
+) -> None:
+    """Try the user's code without data before the first charge of an experiment.
+
+    Raises
+    ------
+    ProtocolError
+        If it fails. Nothing is charged. The node's log has why; simulated clients say it too.
+    """
+    entries, experiment = store.ledger.entries(), request.question.experiment_id
+    if any(entry.question.experiment_id == experiment for entry in entries):
+        return
+    planned.check_affordable(entries)  # before the user's code is called
+    try:
+        rehearsal()
+    # Whatever the user's code raises; what a node's own code says stays there.
+    except Exception as error:
+        logger.error("client %s: the rehearsal fails", store.client_id, exc_info=error)
+        text = "the training fails on generated records; nothing was charged"
+        if store.simulated:
+            raise ProtocolError(f"{text}: {error}") from error
+        raise ProtocolError(f"{text}; the log of the node says how") from None
+
+
+def _charged(
     store: NodeStore, request: Request, release: Release, plan: Plan, planned: PlannedRelease
-) -> Answer | None:
-    """Charge a release, unless this question was charged before; return its reply if there is one.
+) -> tuple[int, Answer | None]:
+    """Charge a release, unless this question was charged and not answered, or its reply is there.
+
+    Returns
+    -------
+    number : int
+        Which charge of the ledger the answer is for.
+    kept : Answer or None
+        The reply to this question, if there is one.
 
     Raises
     ------
@@ -436,20 +471,20 @@ def _reserved(
     """
     question, (cache, key) = request.question, _cache(store, request, release)
     with store.ledger.locked() as book:
-        charged = [entry for entry in book.entries if entry.question == question]
+        charged = [n for n, entry in enumerate(book.entries) if entry.question == question]
+        mine = [n for n in charged if book.entries[n].digest == request.digest]
         if plan.once:
             check_unanswered(question, book.entries)
         elif charged and plan.noise_follows:
-            _check_alike(planned.entry(), charged)
-            return None
-        elif any(entry.digest == request.digest for entry in charged):
+            _check_alike(planned.entry(), [book.entries[n] for n in charged])
+            return charged[-1], None
+        elif mine:
+            number = mine[-1]
             if (kept := cache.find(question, key)) is not None:
-                return _read(kept)
-            if cache.is_reserved(question, key):
-                return None
-            # Another process may have kept it between these two looks.
-            if (kept := cache.find(question, key)) is not None:
-                return _read(kept)
+                book.answer(number)  # whoever kept it may have been killed before it sent it
+                return number, _read(kept)
+            if number not in book.answered:
+                return number, None
             # It was answered, and the reply is forgotten: a second one is a second release.
             if release.single:
                 raise DeclinedError(
@@ -460,10 +495,34 @@ def _reserved(
             raise _other_terms(question)
         check_limits(store, book)
         planned.check_affordable(book.entries)
-        book.charge(planned.entry())
-        if not plan.once and not plan.noise_follows:
-            cache.reserve(question, key)
-    return None
+        return book.charge(planned.entry()), None
+
+
+def _answered(
+    store: NodeStore, request: Request, release: Release, plan: Plan, number: int, made: Answer
+) -> Answer:
+    """Keep the reply of a charge, and note that it is answered; return what is to be sent.
+
+    Raises
+    ------
+    ChargedFailureError
+        If another process has answered meanwhile, and its reply is forgotten.
+    """
+    with store.ledger.locked() as book:
+        if plan.noise_follows:  # the answers of a period share one charge, and none is kept
+            book.answer(number)
+            return made
+        if number in book.answered:
+            cache, key = _cache(store, request, release)
+            if (kept := cache.find(request.question, key)) is not None:
+                return _read(kept)
+            raise ChargedFailureError(
+                "charged, and there is no answer: its round was over before it was ready"
+            )
+        if not plan.once:
+            made = _kept(store, request, release, made)
+        book.answer(number)
+    return made
 
 
 def _check_alike(asked: Entry, charged: Sequence[Entry]) -> None:
@@ -480,14 +539,12 @@ def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replie
     return store.replies, request.digest
 
 
-def _kept(
-    store: NodeStore, request: Request, release: Release, made: Answer, *, reserved: bool = False
-) -> Answer:
+def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
     """Keep a reply; return the one that is to be sent."""
     cache, key = _cache(store, request, release)
     arrays, own = made
     reply = dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
-    kept = cache.keep(request.question, reply, key, reserved=reserved)
+    kept = cache.keep(request.question, reply, key)
     return made if kept is reply else _read(kept)
 
 

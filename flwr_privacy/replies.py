@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from .errors import ChargedFailureError, LedgerError
+from .errors import LedgerError
 from .files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from .ledger import Question
 
@@ -21,19 +21,20 @@ EXPERIMENTS = 4
 """Experiments whose last round is kept; a reply to an older one is forgotten."""
 
 REPLIES = 32
-"""Replies (and reservations) that are kept of a round, whatever a server asks in it."""
+"""Replies that are kept of a round, whatever a server asks in it."""
 
 _MAGIC = b"flwr-privacy reply\n"
-_FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{32}\.(?:reply(?:\.new)?|reserved)")
+_FILE = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{32}\.reply(?:\.new)?")
 _LOCK_TIMEOUT = 10.0  # seconds; a reply is written in far less
 
 
 class KeptReplies:
     """The replies of one client, by question and digest.
 
-    The order is: **charge first, reserve second, keep third, send last.** A reply that is kept but
-    not charged must never be sent. A charge that has a reservation may still be answered; one that
-    has none was answered, and its reply was forgotten: a second reply would be a second release.
+    The order is: **charge first, keep second, note the answer in the ledger third, send last.** A
+    reply that is kept but not charged must never be sent. A charge that the ledger does not know
+    to be answered may still be; where it was answered and the reply is forgotten, a second reply
+    would be a second release.
 
     Parameters
     ----------
@@ -57,13 +58,10 @@ class KeptReplies:
     >>> folder = tempfile.TemporaryDirectory()
     >>> replies = KeptReplies(Path(folder.name, "replies"))
     >>> question = Question(experiment_id="e", phase="train", server_round=1)
-    >>> replies.reserve(question)
-    >>> replies.find(question), replies.is_reserved(question)
-    (None, True)
     >>> replies.keep(question, b"noised"), replies.keep(question, b"noised once more")
     (b'noised', b'noised')
-    >>> replies.find(question), replies.is_reserved(question)
-    (b'noised', False)
+    >>> replies.find(question)
+    b'noised'
     >>> folder.cleanup()
     """
 
@@ -101,30 +99,7 @@ class KeptReplies:
         # A file under another question's name is not its reply.
         return content[len(label) :] if content.startswith(label) else None
 
-    def reserve(self, question: Question, key: str = "") -> None:
-        """Note that a reply is to come; call it after the charge and before the work.
-
-        Raises
-        ------
-        LedgerError
-            If it cannot be written.
-        """
-        try:
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            path = self._path(question, key).with_suffix(".reserved")
-            # Not flushed: a reservation that a power cut takes away costs a charge, no more.
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        except OSError as error:
-            raise unusable(self.folder, "written", error) from error
-
-    def is_reserved(self, question: Question, key: str = "") -> bool:
-        """Tell whether a reply was reserved and has not been kept, not even a damaged one."""
-        path = self._path(question, key)
-        return path.with_suffix(".reserved").exists() and not path.exists()
-
-    def keep(
-        self, question: Question, reply: bytes, key: str = "", *, reserved: bool = False
-    ) -> bytes:
+    def keep(self, question: Question, reply: bytes, key: str = "") -> bytes:
         """Keep the reply to a question if it has none; return the one that is to be sent.
 
         Replies to earlier rounds of the experiment are removed, and those to old experiments. Call
@@ -138,31 +113,19 @@ class KeptReplies:
             What is to be kept.
         key : str
             Digest of the whole question.
-        reserved : bool, default False
-            Whether the reply needs its reservation: without one, another reply was sent meanwhile
-            and is forgotten already, and this one would be a second release.
 
         Raises
         ------
         LedgerError
             If it cannot be written, or another process writes replies all the while.
-        ChargedFailureError
-            If it has no reservation and needs one.
         """
-        path = self._path(question, key)
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             with exclusive_lock(self.folder / "lock", timeout=_LOCK_TIMEOUT):
                 if (found := self.find(question, key)) is not None:
                     return found
-                if reserved and not path.with_suffix(".reserved").exists():
-                    raise ChargedFailureError(
-                        "charged, and there is no answer: its round was over before it was ready"
-                    )
-                label = _label(question, key)
-                write_sealed(path, _MAGIC, label + reply, durable=self.durable)
-                # Before any reply goes: a reservation that outlives its reply would be used again.
-                path.with_suffix(".reserved").unlink(missing_ok=True)
+                content = _label(question, key) + reply
+                write_sealed(self._path(question, key), _MAGIC, content, durable=self.durable)
                 for earlier in self._superseded(question):
                     earlier.unlink()
         except OSError as error:
@@ -178,8 +141,7 @@ class KeptReplies:
         """Return the files of earlier rounds of a question's experiment, and of old experiments."""
         matches = (_FILE.fullmatch(name) for name in os.listdir(self.folder))
         files = [(self.folder / m[0], m[1], int(m[2])) for m in matches if m]
-        gone = superseded(files, question, experiments=self._experiments)
-        return sorted(gone, key=lambda path: path.suffix != ".reserved")
+        return superseded(files, question, experiments=self._experiments)
 
 
 def superseded(

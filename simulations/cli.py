@@ -547,7 +547,21 @@ def verify(
     for accountant, (stated, computed) in numbers.items():
         typer.echo(f"epsilon ({accountant}): stated {stated:.6g}, recomputed {computed:.6g}")
     clients = len(card.charges())
+    typer.echo(f"answers: {card.answers()}")
     typer.echo(f"verified: {len(card.releases)} releases of {clients} clients")
+
+
+@app.command(epilog=EXIT_CODES)
+def ledger(
+    path: Annotated[
+        Path, typer.Argument(help="A node's <data set>.ledger, or the folder of its state.")
+    ],
+) -> None:
+    """Say what a node's ledgers were charged for, and how much of it was never answered."""
+    from flwr_privacy.simulations.ledgers import what_was_charged
+
+    for line in what_was_charged(path):
+        typer.echo(line)
 
 
 @app.command(epilog=EXIT_CODES)

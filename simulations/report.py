@@ -106,6 +106,7 @@ def _as_json(title: str, runs: Sequence[ReportedRun]) -> str:
             "settings": asdict(run.settings),
             "summary": run.summary,
             "guarantee": run.guarantee.to_dict() if run.guarantee else None,
+            "answers": asdict(run.answers) if run.answers else None,
             "tree": None if run.tree is None else [asdict(node) for node in run.tree],
             "rounds": run.rounds,
             "results": asdict(run.results),

@@ -140,6 +140,7 @@ def _table(promised: Sequence[Promised]) -> Html:
             "Epsilon promised": _digits(promise.epsilon),
             "Delta": _digits(promise.delta),
             "Epsilon spent": _digits(promise.spent),
+            **_answers(run),
             "Sigma": _digits(_sigma(run)),
             "Accuracy": score_text(run.results.accuracy),
         }
@@ -149,7 +150,9 @@ def _table(promised: Sequence[Promised]) -> Html:
     note = (
         "Epsilon and delta hold for every client over the whole training; spent is what the client "
         "that spent most had spent by the last finished round. Sigma is the standard deviation of "
-        "the noise on each released value in that round."
+        "the noise on each released value in that round. Charged are the releases of all clients; "
+        "never answered those to whose question no reply came. Where who was asked is a secret, so "
+        "is that."
     )
     return joined([table(rows, numbers=numbers), _note(note)])
 
@@ -158,6 +161,14 @@ def _holds(promise: Guarantee) -> object:
     if promise.void:
         return Html('<strong class="void">VOID</strong>')
     return None if promise.epsilon is None else "yes"
+
+
+def _answers(run: ReportedRun) -> dict[str, object]:
+    found = run.answers
+    if found is None or not found.charged:
+        return {"Charged": None, "Never answered": None}
+    missing = "secret" if found.untold else found.unanswered
+    return {"Charged": found.charged, "Never answered": missing}
 
 
 def _sigma(run: ReportedRun) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr_privacy.card import PrivacyCard
+from flwr_privacy.card import Answers, PrivacyCard
 from flwr_privacy.errors import DataError
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.simulations.figures import Style
@@ -79,6 +79,8 @@ class ReportedRun:
         As in the run folder.
     guarantee : Guarantee or None
         What it promises by its privacy card; None where no round has ended yet.
+    answers : Answers or None
+        What became of its charges, by the same card.
     tree : tuple of TreeNode or None
         The tree of aggregators, with trust and noise; None for a scheme without.
     results : Results
@@ -93,6 +95,7 @@ class ReportedRun:
     summary: Mapping[str, Any]
     rounds: Sequence[Line]
     guarantee: Guarantee | None
+    answers: Answers | None
     tree: tuple[TreeNode, ...] | None
     results: Results
 
@@ -113,7 +116,7 @@ def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
     runs = []
     told_apart = zip(folders, _labels(folders), differing_settings(folders), strict=True)
     for index, (folder, label, differing) in enumerate(told_apart):
-        settings, rounds = folder.settings, folder.rounds()
+        settings, rounds, card = folder.settings, folder.rounds(), _card(folder)
         run = ReportedRun(
             name=folder.path.resolve().name,
             label=label,
@@ -122,7 +125,8 @@ def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
             differing=differing,
             summary=folder.summary,
             rounds=rounds,
-            guarantee=_guarantee(folder),
+            guarantee=None if card is None else card.guarantee,
+            answers=None if card is None else card.answers(),
             tree=read_tree(folder.path / TREE_FILE),
             results=_results(rounds, planned=settings.rounds),
         )
@@ -151,12 +155,12 @@ def _labels(folders: Sequence[RunFolder]) -> list[str]:
     return [f"{task}: {next(names[task])}" for task in tasks]
 
 
-def _guarantee(folder: RunFolder) -> Guarantee | None:
+def _card(folder: RunFolder) -> PrivacyCard | None:
     # The card is renewed in every round: it also tells of runs that go on or were broken off.
     if not folder.card_path.exists():
         return None
     try:
-        return PrivacyCard.from_json(folder.card_path.read_bytes()).guarantee
+        return PrivacyCard.from_json(folder.card_path.read_bytes())
     except DataError as error:
         raise DataError(f"{folder.card_path}: {error}") from error
 

@@ -305,6 +305,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         final : bool, default False
             Whether to state epsilon by every accountant; some take seconds.
         """
+        self.books.note_late(self.conversation.came_late())
         return self.books.card(self._promise, accountant=self._accountant, final=final)
 
     @property

@@ -5,7 +5,7 @@ asked that broke off in between is charged by the run that goes on: nobody knows
 answers were sent.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from flwr_privacy.accounting import Charge, fitting
@@ -58,13 +58,29 @@ class Books:
         # its own all the same.
         self.names |= {f"node-{node}": client for node, client in book.named.items()}
         self.releases = [
-            replace(r, clients=tuple(sorted({self.names.get(c, c) for c in r.clients})))
+            replace(
+                r,
+                clients=tuple(sorted(self._named(r.clients))),
+                unanswered=r.unanswered and tuple(sorted(self._named(r.unanswered))),
+            )
             if not self.names.keys().isdisjoint(r.clients)
             else r
             for r in self.releases
         ]
-        known = {self.names.get(client, client) for client in clients}
-        self._release(_name(book), instruction.costs(known))
+        known = self._named(clients)
+        silent = None if instruction.hidden else known - book.answered
+        self._release(_name(book), instruction.costs(known), silent)
+
+    def note_late(self, came: Iterable[tuple[Round, list[str]]]) -> None:
+        """Note of charges whose answers came too late to be used that they were answered."""
+        late: dict[str, set[str]] = {}
+        for book, clients in came:
+            late.setdefault(_name(book), set()).update(self._named(clients))
+        for place, release in enumerate(self.releases):
+            name = f"{release.phase} {release.server_round} {release.request}"
+            if release.unanswered and name in late:
+                left = tuple(c for c in release.unanswered if c not in late[name])
+                self.releases[place] = replace(release, unanswered=left)
 
     def charge_broken_off(self) -> None:
         """Charge what a run that broke off asked, where this one does not ask it again."""
@@ -72,7 +88,7 @@ class Books:
             costs: dict[Charge, set[str]] = {}
             for client, charge in noted.items():
                 costs.setdefault(charge, set()).add(client)
-            self._release(question, costs)
+            self._release(question, costs, set(noted))
 
     def card(
         self, promise: Callable[[], Guarantee], *, accountant: str | None, final: bool
@@ -109,7 +125,13 @@ class Books:
         """Take up the charges and the promise of the run that this one resumes."""
         self.releases, self.earlier = card.releases, card.guarantee
 
-    def _release(self, question: str, costs: Mapping[Charge, set[str]]) -> None:
+    def _named(self, clients: Iterable[str]) -> set[str]:
+        return {self.names.get(client, client) for client in clients}
+
+    def _release(
+        self, question: str, costs: Mapping[Charge, set[str]], silent: set[str] | None
+    ) -> None:
+        """Enter what a question cost; `silent` did not answer it, None if that is a secret."""
         phase, server_round, request = question.rsplit(" ", 2)
         for charge, names in sorted(costs.items(), key=lambda cost: min(cost[1])):
             release = Release(
@@ -118,6 +140,7 @@ class Books:
                 request=int(request),
                 charge=charge,
                 clients=tuple(sorted(names)),
+                unanswered=None if silent is None else tuple(sorted(names & silent)),
             )
             self.releases.append(release)
 

@@ -226,6 +226,7 @@ class CentralDP(SchemeStrategy):
             accumulator=partial(CentralMean, self._template, terms),
             cost=lambda client: charge,
             charged=self._charged,
+            hidden=self._amplified,
             released=partial(self._noised, server_round, terms),
             failed_sigma=terms.failed_sigma if terms.failed_code else None,
         )

@@ -101,6 +101,7 @@ class Conversation:
         self._books: dict[str, Round] = {}
         self._tally = Tally()
         self._open: dict[str, tuple[Round, int, float]] = {}  # unanswered: book, node, expiry
+        self._came_late: list[tuple[Round, list[str]]] = []
         self._requests: Counter[tuple[int, str]] = Counter()
         self._patient = False
 
@@ -182,6 +183,11 @@ class Conversation:
             shares=shares,
             busy=self._busy(grid),
         )
+
+    def came_late(self) -> list[tuple[Round, list[str]]]:
+        """Return whose replies came after their questions were over, since the last call."""
+        came, self._came_late = self._came_late, []
+        return came
 
     def settle(self, grid: Grid) -> None:
         """Wait until nobody owes an answer, or the deadline is over."""
@@ -336,7 +342,10 @@ class Conversation:
                 found = True
                 if owed is None:  # it came twice
                     continue
-                self._tally.add_late(owed[0], reply)
+                book, _, _ = owed
+                self._tally.add_late(book, reply)
+                if not reply.has_error():
+                    self._came_late.append((book, book.addressed(reply.metadata.src_node_id)))
         now = time.monotonic()
         self._open = {key: owed for key, owed in self._open.items() if owed[2] > now}
         return {node for _, node, _ in self._open.values()}

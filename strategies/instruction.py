@@ -47,6 +47,9 @@ class Instruction:
     charged : callable, optional
         From what became of the request to the clients that pay. By default those who were asked and
         did not say that they released nothing.
+    hidden : bool, default False
+        Whether who is asked is a secret, so that everybody is charged. The privacy card does not
+        say then who did not answer: it would tell of some that they were asked.
     again : bool, default False
         Whether the clients in a secure sum send another vector of the same round afterwards.
     released : callable, optional
@@ -69,6 +72,7 @@ class Instruction:
     adds_up: bool | None = None
     cost: Callable[[str], Charge | None] | None = None
     charged: Callable[[Round], set[str]] = lambda asked: set(asked.released())
+    hidden: bool = False
     again: bool = False
     released: Callable[[WeightedMean | None], WeightedMean | None] = lambda mean: mean
     failed_sigma: Callable[[Collection[str]], float] | None = None

@@ -211,11 +211,13 @@ class Round:
         late or lost, and has left its node all the same. A node that has not said who it is counts
         under its address until it answers.
         """
-        asked = {
-            client or f"node-{node}" for node, clients in self.asked.items() for client in clients
-        }
+        asked = {client for node in self.asked for client in self.addressed(node)}
         named = {f"node-{node}" for node in self.named}
         return tuple(sorted((asked - named - self._silent) | self.answered))
+
+    def addressed(self, node: int) -> list[str]:
+        """Return the clients at a node, or its address for one that has not said who it is."""
+        return [client or f"node-{node}" for client in self.asked.get(node, [])]
 
     def refuse(self, reason: str, detail: str, *, clients: int = 1) -> None:
         """Count and log a reply that is not used."""
@@ -243,7 +245,7 @@ class Round:
             text = message.error.reason or f"code {message.error.code}"
             reason = _REASON_OF_CODE.get(message.error.code, "error")
             if reason in _NOTHING_RELEASED:
-                self._silent.update(c or f"node-{node}" for c in self.asked.get(node, []))
+                self._silent.update(self.addressed(node))
             raise ReplyRefusedError(reason, text.strip().partition("\n")[0])
         content = message.content
         try:
@@ -290,7 +292,7 @@ class Round:
         for client, reason, detail in answer.refused:
             if reason in _NOTHING_RELEASED:
                 self._silent.add(client)
-            else:
+            elif reason != "failed":  # that one was charged, and has no answer
                 self.answered.add(client)
             self.refuse(reason, f"client {client}: {detail}")
         if self.summed:

@@ -341,6 +341,7 @@ class UDP(SchemeStrategy):
             cost=cost,
             charged=self._charged,
             failed_sigma=failed_sigma if terms.count_failed else None,
+            hidden=self._participants_are != VISIBLE,
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.card import PrivacyCard, Release
+from flwr_privacy.card import Answers, PrivacyCard, Release
 from flwr_privacy.errors import DataError
 from flwr_privacy.guarantee import Guarantee
 
@@ -36,9 +36,16 @@ def gaussian_epsilon(*noise_multipliers: float, delta: float = DELTA) -> float:
     return brentq(excess, 0.0, 100.0, xtol=1e-13)
 
 
-def release(server_round: int, clients: str, charge: Charge = ONE) -> Release:
+def release(
+    server_round: int, clients: str, charge: Charge = ONE, *, unanswered: str | None = ""
+) -> Release:
     return Release(
-        phase="train", server_round=server_round, request=0, charge=charge, clients=tuple(clients)
+        phase="train",
+        server_round=server_round,
+        request=0,
+        charge=charge,
+        clients=tuple(clients),
+        unanswered=None if unanswered is None else tuple(unanswered),
     )
 
 
@@ -48,7 +55,9 @@ def card(*releases: Release) -> PrivacyCard:
 
 def full() -> PrivacyCard:
     """Return a card of three clients with different histories; "b" spent most."""
-    made = card(release(1, "abc"), release(2, "b"), release(3, "bc", OTHER))
+    made = card(
+        release(1, "abc", unanswered="ac"), release(2, "b"), release(3, "bc", OTHER, unanswered="c")
+    )
     made.state()
     return made
 
@@ -131,6 +140,62 @@ def test_before_the_first_release_nothing_is_spent():
     made = card()
     made.state()
     assert made.verify() == {"gdp": (0.0, 0.0), "rdp": (0.0, 0.0), "pld": (0.0, 0.0)}
+
+
+# -- What became of them -------------------------------------------------------------------------
+
+
+def test_what_was_charged_and_never_answered_is_counted():
+    assert full().answers() == Answers(charged=6, unanswered=3, untold=0)
+    assert str(full().answers()) == "6 charged, 3 answered, 3 never answered"
+    assert "<td>6 charged, 3 answered, 3 never answered</td>" in full().to_html()
+    assert str(card().answers()) == "0 charged, 0 answered, 0 never answered"
+
+
+def test_where_participants_are_secret_nothing_is_said_of_their_answers():
+    made = card(release(1, "abc", unanswered=None), release(2, "abc", unanswered=None))
+    assert made.answers() == Answers(charged=6, unanswered=0, untold=6)
+    assert str(made.answers()) == "6 charged; who was asked, and who answered, is a secret"
+    assert "never answered" not in made.to_html()
+    made.releases[1] = release(2, "abc", unanswered="b")
+    assert str(made.answers()) == "6 charged, 2 answered, 1 never answered, 3 secret"
+    made.state()
+    assert PrivacyCard.from_json(made.to_json()).verify()
+
+
+@pytest.mark.parametrize(
+    ("clients", "unanswered"),
+    [("abc", "d"), ("abc", "aa"), ("abc", "abcd")],
+)
+def test_an_answer_that_is_missing_of_somebody_who_was_not_charged_is_found(clients, unanswered):
+    made = card(release(1, clients, unanswered=unanswered))
+    made.state()
+    with pytest.raises(DataError, match="round 1 a client is without an answer that was not"):
+        made.verify()
+
+
+@pytest.mark.parametrize(
+    "releases",
+    [
+        (release(1, "aab"),),
+        (release(1, "ab"), release(1, "bc")),
+        (release(1, "ab"), release(1, "bc", OTHER, unanswered="c")),
+    ],
+)
+def test_a_client_that_is_charged_twice_for_a_question_is_found(releases):
+    made = card(*releases)
+    made.state()
+    with pytest.raises(DataError, match="round 1 a client is charged twice for a question"):
+        made.verify()
+
+
+@pytest.mark.parametrize(
+    "path", ["answers/charged", "answers/unanswered", "answers/untold", "releases/0/unanswered"]
+)
+def test_a_count_of_answers_that_was_changed_is_found(path):
+    value = ["a"] if path.startswith("releases") else 2
+    with pytest.raises(DataError, match=r"the card states .* charged"):
+        read(changed(path, value)).verify()
 
 
 # -- As a file ----------------------------------------------------------------------------------
@@ -320,6 +385,9 @@ def test_a_text_that_is_no_card_is_refused(text):
         "releases/0/charge/gap",
         "releases/0/charge/noise_multiplier",
         "releases/0/clients",
+        "releases/0/unanswered",
+        "answers",
+        "answers/untold",
     ],
 )
 def test_a_card_with_something_missing_is_refused(path):
@@ -330,7 +398,12 @@ def test_a_card_with_something_missing_is_refused(path):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("version", 2),
+        ("version", 1),
+        ("answers", None),
+        ("answers/charged", 6.0),
+        ("answers/more", 1),
+        ("releases/0/unanswered", 3),
+        ("releases/0/unanswered", [1]),
         ("version", "1"),
         ("version", None),
         ("guarantee", None),
@@ -444,7 +517,14 @@ def test_the_page_says_what_the_card_says_and_refers_to_nothing():
 def test_names_of_hostile_clients_stay_text():
     hostile = "</pre><script>alert(1)</script>"
     made = card(
-        Release(phase=hostile, server_round=1, request=0, charge=ONE, clients=(hostile, "&amp;"))
+        Release(
+            phase=hostile,
+            server_round=1,
+            request=0,
+            charge=ONE,
+            clients=(hostile, "&amp;"),
+            unanswered=(hostile,),
+        )
     )
     page = Page(made.to_html())
     assert "script" not in page.tags

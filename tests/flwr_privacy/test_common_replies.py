@@ -74,19 +74,6 @@ def test_the_last_reply_to_a_question_counts_and_an_empty_one_is_one(folder):
         assert of(folder).find(question()) == reply
 
 
-def test_a_reservation_is_there_until_its_round_is_over(folder):
-    own = of(folder)
-    own.reserve(question(), "a" * 32)
-    assert own.is_reserved(question(), "a" * 32)
-    assert not own.is_reserved(question(), "b" * 32)
-    assert not of(folder, "8").is_reserved(question(), "a" * 32)
-    assert own.find(question(), "a" * 32) is None
-    own.keep(question(), b"noised", "a" * 32)
-    assert own.find(question(), "a" * 32) == b"noised"
-    own.keep(question(server_round=2), b"noised")
-    assert not own.is_reserved(question(), "a" * 32)
-
-
 def test_replies_to_old_experiments_are_forgotten(folder):
     for number in range(6):
         of(folder).keep(question(f"e{number}"), b"noised")

@@ -17,7 +17,7 @@ from flwr_privacy.ledger import Entry, Ledger, Question
 
 CRASH = Path(__file__).with_name("ledger_crash.py")
 MAGIC = b"flwr-privacy ledger\n"
-FIRST = {"version": 1, "data_set": "ward-7"}
+FIRST = {"version": 2, "data_set": "ward-7"}
 CHARGE = Charge(noise_multiplier=1.5, mechanism=LAPLACE, sampling=0.01, gap=1e-9, count=3)
 
 
@@ -58,6 +58,25 @@ def test_a_charge_is_on_the_disk_when_it_returns_and_seen_in_the_book(ledger):
         for count in range(1, 4):
             book.charge(entry(count))
             assert len(book.entries) == len(ledger.entries()) == count
+
+
+def test_what_was_never_answered_is_told_for_ever(ledger):
+    charge(ledger, *map(entry, range(4)))
+    with ledger.locked() as book:
+        book.answer(2)
+        book.answer(2)  # sent again
+        assert book.answered == {2}
+        assert book.charge(entry(4)) == 4
+        book.answer(4)
+    ledger.answer(0)
+    content = ledger.path.read_bytes()
+    ledger.answer(0)
+    assert ledger.path.read_bytes() == content
+    assert [one.question.server_round for one in ledger.unanswered()] == [1, 3]
+    assert len(ledger.entries()) == 5
+    for number in (5, -1):
+        with pytest.raises(ValueError, match=f"there is no charge {number}"):
+            ledger.answer(number)
 
 
 def test_the_time_of_an_entry_is_now_in_utc_to_the_second():
@@ -142,6 +161,8 @@ def test_a_book_cannot_be_charged_after_its_transaction(ledger):
         book.charge(entry())
     with pytest.raises(RuntimeError, match="not held"):
         book.charge(entry())
+    with pytest.raises(RuntimeError, match="not held"):
+        book.answer(0)
     assert len(ledger.entries()) == 1
 
 
@@ -198,25 +219,31 @@ def values(**changes) -> dict:
         (sealed(b"no json"), "its first line is malformed"),
         (sealed(b"\xff\xfe\xff"), "its first line is malformed"),
         (sealed([1]), "its first line is malformed"),
-        (sealed({**FIRST, "version": 2}), "has version 2: this library reads version 1"),
+        (sealed({**FIRST, "version": 1}), "has version 1: this library reads version 2"),
         (sealed({"data_set": "ward-7"}), "has version None"),
         (sealed({**FIRST, "data_set": "ward-8"}), "the data set 'ward-8', not 'ward-7'"),
         (sealed(FIRST, values(), end=b""), "its last line has no end"),
-        (sealed(FIRST, values(), b"{"), "its entry 2 is malformed"),
-        (sealed(FIRST, b""), "its entry 1 is malformed"),
-        (sealed(FIRST, []), "its entry 1 is malformed"),
-        (sealed(FIRST, values(time=...)), "its entry 1 is malformed"),
-        (sealed(FIRST, values(more=1)), "its entry 1 is malformed"),
-        (sealed(FIRST, values(server_round=-1)), "its entry 1 is malformed"),
-        (sealed(FIRST, values(server_round="1")), "its entry 1 is malformed"),
-        (sealed(FIRST, values(experiment_id=None)), "its entry 1 is malformed"),
-        (sealed(FIRST, values(charge=[1.0])), "its entry 1 is malformed"),
-        (sealed(FIRST, values(charge={"noise_multiplier": 1.0})), "its entry 1 is malformed"),
+        (sealed(FIRST, values(), b"{"), "its line 3 is malformed"),
+        (sealed(FIRST, b""), "its line 2 is malformed"),
+        (sealed(FIRST, []), "its line 2 is malformed"),
+        (sealed(FIRST, values(time=...)), "its line 2 is malformed"),
+        (sealed(FIRST, values(more=1)), "its line 2 is malformed"),
+        (sealed(FIRST, values(server_round=-1)), "its line 2 is malformed"),
+        (sealed(FIRST, values(server_round="1")), "its line 2 is malformed"),
+        (sealed(FIRST, values(experiment_id=None)), "its line 2 is malformed"),
+        (sealed(FIRST, values(charge=[1.0])), "its line 2 is malformed"),
+        (sealed(FIRST, values(charge={"noise_multiplier": 1.0})), "its line 2 is malformed"),
         (
             sealed(FIRST, values(charge={**CHARGE.to_dict(), "noise_multiplier": 0})),
-            "its entry 1 is malformed",
+            "its line 2 is malformed",
         ),
-        (sealed(FIRST, values(time="2025-02-30T00:00:00Z")), "its entry 1 is malformed"),
+        (sealed(FIRST, values(time="2025-02-30T00:00:00Z")), "its line 2 is malformed"),
+        *(
+            (sealed(FIRST, values(), {"answered": number}), "its line 3 is malformed")
+            for number in (1, -1, "0", None, True, 0.0)
+        ),
+        (sealed(FIRST, {"answered": 0}, values()), "its line 2 is malformed"),
+        (sealed(FIRST, values(), *[{"answered": 0}] * 2), "its line 4 is malformed"),
     ],
 )
 def test_a_ledger_that_is_malformed_or_anothers_is_refused(ledger, payload, why):

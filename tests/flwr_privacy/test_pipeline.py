@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -193,6 +194,42 @@ def test_a_training_that_is_overtaken_by_a_later_round_sends_no_second_answer(
         sent.append(ask(store, slow))
     assert len(sent) == 1
     assert len(store.ledger.entries()) == 2
+    assert store.ledger.unanswered() == ()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_only_what_was_never_answered_counts_so_whatever_was_forgotten(
+    tmp_path: Path, durable: bool
+) -> None:
+    """Replies are pruned, files of the cache go, questions come again: the ledger knows."""
+    store = store_in(tmp_path, durable=durable)
+
+    def asked(server_round: int, work: Callable[[], Any] = lambda: 0.5, **given: Any) -> None:
+        ask(store, work, question=replace(QUESTION, server_round=server_round), **given)
+
+    def unanswered() -> list[int]:
+        return [entry.question.server_round for entry in store.ledger.unanswered()]
+
+    asked(1)
+    with pytest.raises(KeyboardInterrupt):
+        asked(2, fail(KeyboardInterrupt()))
+    asked(3)
+    assert len(list(tmp_path.glob("a.replies/*.reply"))) == 1
+    shutil.rmtree(tmp_path / "a.replies")
+    assert unanswered() == [2]
+    asked(3)  # forgotten: another release
+    asked(2)
+    assert unanswered() == []
+    assert len(store.ledger.entries()) == 4
+    with pytest.raises(ChargedFailureError):
+        asked(4, fail(ValueError()), mechanism=Sum(zero=False))
+    assert unanswered() == [4]
+    shared = {"mechanism": Sum(parties=2), "summed": 2}
+    with pytest.raises((KeyboardInterrupt, DeclinedError)):  # a deployed node has stopped
+        asked(5, fail(KeyboardInterrupt()), **shared)
+    if not durable:
+        asked(6, **shared)
+        assert unanswered() == [4, 5]
 
 
 def test_noise_in_shares_has_one_attempt_whatever_became_of_it(tmp_path: Path) -> None:
@@ -255,15 +292,16 @@ def test_one_answer_in_a_sum_is_the_only_one(tmp_path: Path, noise: float) -> No
 # -- Kills: after each step that writes ------------------------------------------------------------
 
 STEPS = {
-    "before the charge": ("flwr_privacy.ledger.Book", "charge", 0),
-    "after the charge": ("flwr_privacy.replies.KeptReplies", "reserve", 1),
-    "before the reply is kept": ("flwr_privacy.replies.KeptReplies", "keep", 1),
+    "before the charge": ("ledger.Book.charge", 0, 0),
+    "after the charge": ("pipeline.run", 1, 0),
+    "before the reply is kept": ("replies.KeptReplies.keep", 1, 0),
+    "before the charge counts as answered": ("ledger.Book.answer", 1, 1),
 }
 
 
-@pytest.mark.parametrize(("owner", "name", "charges"), STEPS.values(), ids=STEPS.keys())
-def test_a_kill_leaves_a_charge_without_a_reply_and_never_the_other_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, name: str, charges: int
+@pytest.mark.parametrize(("step", "charges", "replies"), STEPS.values(), ids=STEPS.keys())
+def test_a_kill_leaves_a_charge_without_an_answer_and_never_the_other_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, charges: int, replies: int
 ) -> None:
     store = store_in(tmp_path)
 
@@ -271,14 +309,14 @@ def test_a_kill_leaves_a_charge_without_a_reply_and_never_the_other_way(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"{owner}.{name}", kill)
+        patch.setattr(f"flwr_privacy.{step}", kill)
         with pytest.raises(KeyboardInterrupt):
             ask(store)
-    assert len(store.ledger.entries()) == charges
-    assert not list(tmp_path.glob("a.replies/*.reply"))
+    assert len(store.ledger.entries()) == len(store.ledger.unanswered()) == charges
+    assert len(list(tmp_path.glob("a.replies/*.reply"))) == replies
     answer = ask(store)
-    # Between charge and reservation the charge is lost; otherwise the answer is on it.
-    assert len(store.ledger.entries()) == (2 if name == "reserve" else 1)
+    assert len(store.ledger.entries()) == 1
+    assert store.ledger.unanswered() == ()
     assert same(answer, ask(store))
 
 
@@ -297,8 +335,8 @@ def test_a_kill_after_the_reply_was_kept_sends_that_reply(
 ) -> None:
     store, kept = store_in(tmp_path), []
 
-    def keep(self: KeptReplies, question: Question, reply: bytes, key: str, **how: Any) -> bytes:
-        kept.append(original(self, question, reply, key, **how))
+    def keep(self: KeptReplies, question: Question, reply: bytes, key: str) -> bytes:
+        kept.append(original(self, question, reply, key))
         raise KeyboardInterrupt
 
     original = KeptReplies.keep

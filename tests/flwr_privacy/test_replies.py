@@ -34,43 +34,9 @@ def test_the_first_reply_is_the_one_that_is_sent(replies):
 
 def test_every_digest_of_a_question_has_a_reply_of_its_own(replies):
     for key in ("", "a" * 32, "b" * 32):
-        replies.reserve(question(), key)
-        assert replies.is_reserved(question(), key)
         assert replies.keep(question(), key.encode(), key) == key.encode()
-        assert not replies.is_reserved(question(), key)
     assert replies.find(question(), "a" * 32) == b"a" * 32
     assert replies.find(question(), "c" * 32) is None
-    assert not replies.is_reserved(question(), "c" * 32)
-
-
-def test_a_reply_that_was_forgotten_leaves_no_reservation(replies):
-    replies.reserve(question())
-    replies.keep(question(), b"noised")
-    replies.reserve(question(phase="lost"))
-    replies.keep(question(server_round=2), b"noised")
-    for phase in ("train", "lost"):
-        assert replies.find(question(phase=phase)) is None
-        assert not replies.is_reserved(question(phase=phase))
-    assert len(files(replies)) == 1
-
-
-def test_a_damaged_reply_was_sent_perhaps_so_its_reservation_counts_no_more(replies):
-    replies.reserve(question())
-    replies.keep(question(), b"noised")
-    replies.reserve(question())  # a kill left it there, or another process
-    (path,) = replies.folder.glob("*.reply")
-    path.write_bytes(b"damaged")
-    assert replies.find(question()) is None
-    assert not replies.is_reserved(question())
-
-
-def test_a_reservation_goes_before_any_reply_does(replies, monkeypatch):
-    replies.reserve(question(phase="lost"))
-    replies.keep(question(), b"noised")
-    gone = []
-    monkeypatch.setattr(Path, "unlink", lambda path, **_: gone.append(path.suffix))
-    replies.keep(question(server_round=2), b"noised")
-    assert gone == [".reserved", ".reserved", ".reply"]
 
 
 def test_a_server_that_asks_on_in_a_round_does_not_fill_the_disk(replies):

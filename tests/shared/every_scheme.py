@@ -856,8 +856,15 @@ class Node:
 
     def charges(self) -> int:
         """Return how many releases the node's ledger has."""
+        return len(self._ledger().entries())
+
+    def unanswered(self) -> int:
+        """Return how many of them never got an answer."""
+        return len(self._ledger().unanswered())
+
+    def _ledger(self) -> Ledger:
         client = self.case.client
-        return len(Ledger(self.folder / f"{client}.ledger", data_set=client).entries())
+        return Ledger(self.folder / f"{client}.ledger", data_set=client)
 
     def kept(self) -> list[bytes]:
         """Return the replies that the node has kept."""

@@ -317,6 +317,7 @@ def test_a_run_can_be_verified_from_its_card_alone(command: Command, tmp_path: P
         {"epsilon": {**entries["epsilon"], "gdp": 7.5}},
         {"releases": entries["releases"][:1]},
         {"guarantee": {**entries["guarantee"], "epsilon": 5.0}},
+        {"answers": {**entries["answers"], "unanswered": 1}},
     ):
         card.write_text(json.dumps({**entries, **change}))
         done = command("verify", str(card))
@@ -362,10 +363,13 @@ def test_a_card_that_is_made_by_hand_verifies(command: Command, tmp_path: Path) 
 
     promise = Guarantee(scheme="s", protects="p", adversary="a", epsilon=9.0, delta=DELTA)
     noise = Charge(noise_multiplier=6.570652, count=200)
-    release = Release(phase="train", server_round=1, request=0, charge=noise, clients=("x",))
+    asked = {"phase": "train", "server_round": 1, "request": 0, "clients": ("x",)}
+    release = Release(**asked, charge=noise, unanswered=("x",))
     card = PrivacyCard(experiment_id="e", guarantee=promise, releases=[release])
     card.state(["gdp"])
     (tmp_path / "card.json").write_text(card.to_json())
     done = command("verify", "card.json")
     assert "epsilon (gdp): stated 8.35272, recomputed 8.35272" in done.stdout
-    assert done.stdout.endswith("verified: 1 releases of 1 clients\n")
+    assert done.stdout.endswith(
+        "answers: 1 charged, 0 answered, 1 never answered\nverified: 1 releases of 1 clients\n"
+    )

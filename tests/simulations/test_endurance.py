@@ -138,13 +138,19 @@ def test_what_a_round_leaves_behind_is_reported(
 
 
 def test_a_charge_that_the_ledger_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    charge = Book.charge
+    charge, answer = Book.charge, Book.answer
 
-    def forget_round_three(book: Book, entry: Entry) -> None:
-        if entry.question.server_round != 3:
-            charge(book, entry)
+    def forget_round_three(book: Book, entry: Entry) -> int:
+        if entry.question.server_round == 3:
+            return len(book.entries)
+        return charge(book, entry)
+
+    def answer_what_is_there(book: Book, number: int) -> None:
+        if number < len(book.entries):
+            answer(book, number)
 
     monkeypatch.setattr(Book, "charge", forget_round_three)
+    monkeypatch.setattr(Book, "answer", answer_what_is_there)
     wrong = endure("udp", rounds=20, rate=0).wrong
     for client in range(4):
         told = f"client {client}, phase train, round 3: 1 answers, 0 entries in the ledger"
@@ -187,7 +193,9 @@ def card(rounds: int) -> PrivacyCard:
         delta=1e-5,
     )
     releases = [
-        Charged(phase="train", server_round=r, request=0, charge=COST, clients=("1",))
+        Charged(
+            phase="train", server_round=r, request=0, charge=COST, clients=("1",), unanswered=()
+        )
         for r in range(1, rounds + 1)
     ]
     return PrivacyCard(experiment_id="e", guarantee=guarantee, releases=releases)

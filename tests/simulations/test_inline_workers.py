@@ -209,6 +209,13 @@ def charges(folder: Path) -> list[int]:
     ]
 
 
+def unanswered(folder: Path) -> list[int]:
+    return [
+        len(Ledger(folder / f"{client}.ledger", data_set=str(client)).unanswered())
+        for client in range(6)
+    ]
+
+
 def test_a_worker_that_dies_in_a_cohort_is_replaced_and_nobody_is_charged_twice(
     tmp_path: Path, victim: Path
 ) -> None:
@@ -219,6 +226,7 @@ def test_a_worker_that_dies_in_a_cohort_is_replaced_and_nobody_is_charged_twice(
     assert same(plain.arrays, result.arrays)
     assert [line["folded"] for line in result.history[1:]] == [6, 6, 6]
     assert charges(tmp_path / "plain") == charges(tmp_path / "killed") == [3] * 6
+    assert unanswered(tmp_path / "killed") == [0] * 6
 
 
 def test_a_cohort_that_kills_its_worker_each_time_is_refused_and_the_others_go_on(
@@ -231,6 +239,9 @@ def test_a_cohort_that_kills_its_worker_each_time_is_refused_and_the_others_go_o
     assert [line["refused"] for line in lines] == [{"error": 3}] * 3
     counts = charges(tmp_path / "killed")
     assert [counts[client] for client in (1, 3, 5)] == [3, 3, 3]
+    missing = unanswered(tmp_path / "killed")
+    assert missing == [0, 0, 0, 0, counts[4], 0]
+    assert counts[4] == 3
 
 
 def mixed(workers: int) -> tuple[Any, list[int]]:

@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from flwr_privacy.card import PrivacyCard
+from flwr_privacy.accounting import Charge
+from flwr_privacy.card import PrivacyCard, Release
 from flwr_privacy.errors import DataError, FlwrPrivacyError, InvalidParameterError
 from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.simulations import figures, report, report_sections
@@ -113,6 +114,16 @@ def promise(run, *, spent=None, **more):
             "evidence": ("tests/clock",),
         }
     card = PrivacyCard(experiment_id="e", guarantee=Guarantee(**{**values, **more}))
+    if spent is not None:
+        release = Release(
+            phase="train",
+            server_round=1,
+            request=0,
+            charge=Charge(noise_multiplier=2.0),
+            clients=("0", "1"),
+            unanswered=("1",),
+        )
+        card.releases.append(release)
     run.card_path.write_text(card.to_json())
     return run
 
@@ -297,10 +308,10 @@ class TestPrivacy:
     def test_the_table_has_promise_spending_and_accuracy(self, make, tmp_path):
         loose = promise(self.udp(make), spent=6.5)
         page, _ = written([loose, promise(make("plain"))], tmp_path / "out")
-        row = "udp, epsilon 8.0 one record of a client the server yes 8 1e-05 6.5 0.5 0.9844"
+        row = "udp, epsilon 8.0 one record of a client the server yes 8 1e-05 6.5 2 1 0.5 0.9844"
         assert row in page.text
         dash = "\N{EN DASH}"
-        assert f"fedavg nothing nobody {' '.join([dash] * 5)} 0.9844" in page.text
+        assert f"fedavg nothing nobody {' '.join([dash] * 7)} 0.9844" in page.text
 
     def test_the_promise_is_there_in_full_and_can_be_checked(self, make, tmp_path):
         loose = promise(self.udp(make), spent=6.5)

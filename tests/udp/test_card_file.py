@@ -118,6 +118,13 @@ def test_a_killed_server_that_goes_on_ends_with_the_card_of_all_that_left(
     assert card.charges() == charges(folder)
     assert len(card.charges()["0"]) == (killed_in if stops else ROUNDS)
     assert card.verify()
+    # Who answered is lost with the books of a round that has no checkpoint and is not asked again.
+    lost = moment in ("before the card", "before the checkpoint") and (end, shown) != (
+        "round",
+        True,
+    )
+    assert card.answers().unanswered == (4 if lost and stops else 0)
+    assert card.answers().charged == 4 * len(card.charges()["0"])
     assert result.guarantee.spent == card.guarantee.spent
     if shown and not stops:
         lost = end == "round" and moment in ("before the card", "before the checkpoint")

@@ -12,7 +12,7 @@ from conformance import Killed
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.accounting import Charge, spent
-from flwr_privacy.card import PrivacyCard
+from flwr_privacy.card import Answers, PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.ledger import Ledger
@@ -133,6 +133,8 @@ def test_where_participants_are_secret_the_card_charges_everybody_a_sample(
     everybody = tuple(sorted(str(i) for i in range(12)))
     assert [release.clients for release in card.releases] == [everybody] * 4
     assert {release.charge.sampling for release in card.releases} == {0.25}
+    assert {release.unanswered for release in card.releases} == {None}
+    assert card.answers() == Answers(charged=48, unanswered=0, untold=48)
     promise = card.guarantee
     assert promise.epsilon == 1.0
     assert promise.accountant == "pld"

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam
 
 from flwr_privacy.accounting import Charge, spent
-from flwr_privacy.card import PrivacyCard
+from flwr_privacy.card import Answers, PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
 from flwr_privacy.errors import (
     ChargedFailureError,
@@ -460,6 +461,8 @@ def test_the_card_has_every_charge_also_of_replies_that_were_lost_or_late(tmp_pa
     assert [line["folded"] for line in result.history[1:]] == [3, 3, 4]
     card = PrivacyCard.from_json((tmp_path / "privacy-card.json").read_text())
     assert [release.clients for release in card.releases] == [("0", "1", "2", "3")] * 3
+    # A corrupt reply is one; only nothing of it is used.
+    assert [release.unanswered for release in card.releases] == [("1",), (), ()]
     numbers = card.verify()
     assert set(numbers) == {"gdp", "rdp", "pld"}
     assert card.guarantee.spent == numbers["gdp"][1] == pytest.approx(8.0, rel=1e-6)
@@ -480,6 +483,55 @@ def test_a_client_that_fails_before_it_releases_is_not_charged(tmp_path: Path) -
     result = run_strategy(strategy, app, nodes=nodes)
     assert result.history[1]["refused"] == {"declined": 1}
     assert all(release.clients == ("a", "c", "d") for release in strategy.releases)
+    assert strategy.card().answers() == Answers(charged=9, unanswered=0, untold=0)
+
+
+@pytest.mark.parametrize("cohorts", [False, True])
+def test_what_fails_after_its_charge_counts_alike_on_the_card_and_in_the_ledger(
+    tmp_path: Path, cohorts: bool
+) -> None:
+    """The training of client 1 raises in round 2: a simulated client says so, and is charged."""
+
+    def failing(message: Message, context: Context, call_next: Any) -> Message:
+        asked = message.content["config"]["server-round"], context.node_config["partition-id"]
+        if message.metadata.message_type == "train" and asked == (2, 1):
+            raise RuntimeError
+        return call_next(message, context)
+
+    loop = LoopOptions(seed=1, clients=4 if cohorts else None)
+    strategy = UDP(privacy=UserLevel(), loop=loop, min_available_nodes=2)
+    app = message_app([as_mod(UDPClient), failing])
+    run_strategy(strategy, app, nodes=2 if cohorts else 4, state=tmp_path)
+    assert [release.unanswered for release in strategy.releases] == [(), ("1",), ()]
+    assert str(strategy.card().answers()) == "12 charged, 11 answered, 1 never answered"
+    for client in "0123":
+        missing = Ledger(tmp_path / f"{client}.ledger", data_set=client).unanswered()
+        expected = [2] if client == "1" else []
+        assert [entry.question.server_round for entry in missing] == expected
+
+
+@pytest.mark.usefixtures("real_time")
+def test_an_answer_that_comes_too_late_to_be_used_is_one(tmp_path: Path) -> None:
+    late = Fault(kind="delay", client="1", server_round=1, seconds=0.8)
+    strategy = UDP(
+        privacy=UserLevel(),
+        loop=LoopOptions(seed=1, quorum=3, run_dir=tmp_path),
+        min_available_nodes=2,
+        fraction_train=1.0,
+    )
+    shown: list[Any] = []
+
+    def wait(server_round: int, arrays: Any) -> None:
+        shown.append(list(strategy.releases))
+        if server_round == 1:
+            time.sleep(1.2)
+
+    run_strategy(strategy, message_app([as_mod(UDPClient)]), faults=[late], evaluate_fn=wait)
+    assert shown[1][0].clients == ("0", "1", "2", "3")
+    assert shown[1][0].unanswered == ("1",)
+    assert strategy.releases[0].clients == ("0", "1", "2", "3")
+    assert strategy.releases[0].unanswered == ()
+    assert PrivacyCard.from_json((tmp_path / "privacy-card.json").read_text()).verify()
 
 
 def test_a_resume_with_other_terms_is_refused(tmp_path: Path) -> None:
@@ -685,6 +737,10 @@ def test_a_round_that_broke_off_is_on_the_card_whoever_is_asked_again(tmp_path: 
     for name, count in booked.items():
         entries = Ledger(state / f"{name}.ledger", data_set=name).entries()
         assert len(entries) == count == (2 if name == "d" else 3)
+    # The books of the run that died are lost: d has answered it, and nobody knows.
+    assert [release.unanswered for release in strategy.releases] == [(), ("d",), ()]
+    assert strategy.card(final=True).verify()
+    assert str(strategy.card().answers()) == "11 charged, 10 answered, 1 never answered"
 
 
 def test_under_ones_own_start_a_lost_reply_is_its_clients_once_that_is_known() -> None:
@@ -697,4 +753,5 @@ def test_under_ones_own_start_a_lost_reply_is_its_clients_once_that_is_known() -
     fault = Fault(kind="drop", client="1", server_round=1)
     run_strategy(strategy, message_app([as_mod(UDPClient)]), faults=[fault], timeout=0.5)
     assert [release.clients for release in strategy.releases] == [("0", "1", "2", "3")] * 3
+    assert [release.unanswered for release in strategy.releases] == [("1",), (), ()]
     assert strategy.card().guarantee.spent == pytest.approx(8.0, rel=1e-6)
