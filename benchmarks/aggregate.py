@@ -16,9 +16,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_privacy.simulations.inline import run_inline
+from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies import FedAvg
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.message import RECORD
 
 from .report import Comparison
 

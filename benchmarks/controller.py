@@ -9,8 +9,8 @@ import math
 import time
 from collections.abc import Iterator
 
-from flwr_privacy.m2fdp.control import AdaptiveController, Decision
-from flwr_privacy.m2fdp.tree import TierTree
+from flwr_privacy.m2fdp.control.controller import AdaptiveController, Decision
+from flwr_privacy.m2fdp.tree.tree import TierTree
 
 from .report import Comparison
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flwr_privacy.clients.custody import STATE_VARIABLE
-from flwr_privacy.simulations.inline import run_inline
-from flwr_privacy.simulations.ray_engine import RayResources, RaySession
+from flwr_privacy.clients.node.context_store import STATE_VARIABLE
+from flwr_privacy.simulations.engines.inline import run_inline
+from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 
 __all__ = ["Engines", "Seconds", "engines"]
 

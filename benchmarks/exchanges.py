@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.deploy_nodes import members_of, prepare
-from flwr_privacy.simulations.deployment import Deployment
-from flwr_privacy.simulations.jobs import APP
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.deployment.nodes import members_of, prepare
+from flwr_privacy.simulations.deployment.processes import Deployment
+from flwr_privacy.simulations.runner.jobs import APP
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .report import Comparison
 

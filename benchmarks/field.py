@@ -11,9 +11,9 @@ import galois
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from flwr_privacy.field import MERSENNE_31, PrimeField
-from flwr_privacy.lagrange import LagrangeCode
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.coding.field import MERSENNE_31, PrimeField
+from flwr_privacy.coding.lagrange import LagrangeCode
+from flwr_privacy.privacy.randomness import SecureRandom
 
 from .report import Comparison
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr_privacy.clients import FedAvgClient, MSPDQClient, SchemeClient, as_mod
 from flwr_privacy.clients.torch import get_arrays, initialise, mlp, set_arrays, train
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import run_inline
+from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies import MSPDQ, FedAvg, LoopOptions, SchemeStrategy
 
 from .report import Comparison

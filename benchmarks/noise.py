@@ -9,8 +9,8 @@ from random import SystemRandom
 import numpy as np
 from flwr.supercore.differential_privacy import add_gaussian_noise_inplace
 
-from flwr_privacy.noise import discrete_gaussian
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.noise import discrete_gaussian
+from flwr_privacy.privacy.randomness import SecureRandom
 
 from .report import Comparison
 

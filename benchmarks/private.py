@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.clients import UDPClient, as_mod
-from flwr_privacy.simulations.inline import run_inline
+from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies import UDP, UserLevel
 
 from .report import Comparison

@@ -8,10 +8,10 @@ import numpy as np
 from flwr.common.secure_aggregation.quantization import dequantize
 from flwr.common.secure_aggregation.quantization import quantize as flower_quantize
 
+from flwr_privacy.coding.packing import pack
+from flwr_privacy.coding.quantize import CodeSum, Knobs
 from flwr_privacy.mspdq import DecodedSum
-from flwr_privacy.packing import pack
-from flwr_privacy.quantize import CodeSum, Knobs
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 from .report import Comparison
 

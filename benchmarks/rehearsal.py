@@ -11,10 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.acfl.encoding import gradient, moments_gradient
-from flwr_privacy.acfl.rehearsal import Setting, coded_set, rehearse, stragglers
-from flwr_privacy.acfl.scenes import Scene, paper_scene
 from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.acfl.weights import coded_energy
+from flwr_privacy.simulations.research.acfl.numpy_simulation import (
+    ACFLSettings,
+    coded_set,
+    simulate,
+    stragglers,
+)
+from flwr_privacy.simulations.research.acfl.synthetic_data import SyntheticData, paper_scene
 
 from .report import Comparison
 
@@ -33,7 +38,7 @@ def rehearsal() -> Iterator[Comparison]:
     for repetition in range(REPETITIONS):
         began = time.perf_counter()
         courses = [
-            rehearse(paper_scene(seed), settings, rounds=ROUNDS, steps=STEPS, seed=seed)
+            simulate(paper_scene(seed), settings, rounds=ROUNDS, steps=STEPS, seed=seed)
             for seed in range(SEEDS)
         ]
         ours.append(time.perf_counter() - began)
@@ -56,22 +61,22 @@ def rehearsal() -> Iterator[Comparison]:
     )
 
 
-def _grid() -> list[Setting]:
+def _grid() -> list[ACFLSettings]:
     """Return ACFL and what it is compared with, for two rates and five noises."""
     found = []
     for p in (0.2, 0.4):
         for s in (0.01, 0.1, 1.0, 10.0, 100.0):
             found += [
-                Setting(alpha=alpha, straggler_rate=p, sigma1_sq=s, sigma2_sq=s)
+                ACFLSettings(alpha=alpha, straggler_rate=p, sigma1_sq=s, sigma2_sq=s)
                 for alpha in ("estimated", 0.5, 1.0)
             ]
         found += [
-            Setting(alpha=0, straggler_rate=p, assumed_rate=assumed) for assumed in (None, 0.0)
+            ACFLSettings(alpha=0, straggler_rate=p, assumed_rate=assumed) for assumed in (None, 0.0)
         ]
-    return [*found, Setting(alpha=0, straggler_rate=0)]
+    return [*found, ACFLSettings(alpha=0, straggler_rate=0)]
 
 
-def _plainly(scene: Scene, setting: Setting, *, seed: int) -> NDArray[np.float64]:
+def _plainly(scene: SyntheticData, setting: ACFLSettings, *, seed: int) -> NDArray[np.float64]:
     """Train one setting and return its model."""
     answered = stragglers(scene, setting, rounds=ROUNDS, seed=seed)
     coded = coded_set(scene, setting, seed=seed)

@@ -46,11 +46,11 @@ from flwr.supercore.primitives.asymmetric import (
 from numpy.typing import NDArray
 
 from flwr_privacy.clients import SecureSumClient, as_mod
-from flwr_privacy.packing import pack
+from flwr_privacy.coding.packing import pack
 from flwr_privacy.secure_sum import MaskedSum, Participant, SecureSum, Session
 from flwr_privacy.secure_sum.graph import rosters
 from flwr_privacy.secure_sum.masked import MASKED, residues
-from flwr_privacy.simulations.inline import run_inline
+from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies import FedAvg
 
 from .report import Comparison
@@ -189,7 +189,7 @@ def _one_sum(cohort: _Cohort) -> list[float]:
     for client in survivors:
         codes = draws.integers(-limit, limit + 1, PARAMETERS, dtype=np.int32)
         expected += np.append(codes, np.int32(1))
-        total.fold(client, {MASKED: cohort.send(client, codes)}, weight=1)
+        total.accumulate(client, {MASKED: cohort.send(client, codes)}, weight=1)
     revealed = {client: cohort.reveal(client, survivors) for client in survivors}
 
     def opened(session: Session) -> NDArray[np.int64]:

@@ -17,11 +17,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.clients import ACFLClient, own_client_app
-from flwr_privacy.simulations import tasks
-from flwr_privacy.simulations.data import available
-from flwr_privacy.simulations.flat_options import keywords_of
-from flwr_privacy.simulations.inline import run_inline
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.engines.inline import run_inline
+from flwr_privacy.simulations.settings.flat_options import keywords_of
+from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.simulations.tasks.data import available
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import ACFL
 
@@ -129,7 +129,7 @@ def _to_level(scene: _Scene, settings: Settings, options: dict[str, Any]) -> flo
         )
     if strategy.accuracy < scene.level:
         raise RuntimeError(f"{options}: accuracy {strategy.accuracy:.3f} after {ROUNDS} rounds")
-    return strategy.conversation.virtual_seconds
+    return strategy.messenger.virtual_seconds
 
 
 def _client_app(task: tasks.Task, settings: Settings) -> ClientApp:

@@ -18,18 +18,11 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from numpy.typing import NDArray
 
-from flwr_privacy.grid import Grid
-from flwr_privacy.layout import Layout
-from flwr_privacy.m2fdp import (
-    Drift,
-    EventSchedule,
-    TierSums,
-    TierTree,
-    TreeModels,
-    exchanges,
-)
-from flwr_privacy.simulations.inline import run_inline
-from flwr_privacy.strategies.round import arrays_of
+from flwr_privacy.m2fdp import Drift, EventSchedule, TierSums, TierTree, TreeModels, exchanges
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.simulations.engines.inline import run_inline
+from flwr_privacy.strategies.requests.request_log import arrays_of
+from flwr_privacy.wire.layout import Layout
 
 from .report import Comparison
 
@@ -125,7 +118,7 @@ def _ours(stream: _Stream) -> NDArray[np.floating]:
     groups = {device: TREE.parent(device) for device in TREE.devices}
     sums = TierSums(START, ["layer"], groups)
     for index, device in enumerate(TREE.devices):
-        sums.fold(device, arrays_of(stream.codes(index)), weight=1)
+        sums.accumulate(device, arrays_of(stream.codes(index)), weight=1)
     models = TreeModels(
         TREE,
         START,

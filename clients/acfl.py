@@ -1,7 +1,7 @@
 """ACFL on the client: encode once, then send the gradient of a squared loss.
 
 The client has data instead of an app: a feature matrix and a label matrix. What it sends of them is
-checked against the node's policy and charged as everywhere; see `flwr_privacy.release`.
+checked against the node's policy and charged as everywhere; see `flwr_privacy.pipeline.release`.
 """
 
 from collections.abc import Callable
@@ -13,29 +13,23 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike
 
-from flwr_privacy import fields as records
 from flwr_privacy.acfl.encoding import check_data, tables
 from flwr_privacy.acfl.features import FeatureMap
 from flwr_privacy.acfl.limits import DataLimits
 from flwr_privacy.acfl.release import CodedData, CodedGradient
 from flwr_privacy.acfl.terms import MOMENTS, RAW, DataTerms, GradientTerms, SetupTerms
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.errors import (
-    FlwrPrivacyError,
-    InvalidParameterError,
-    ProtocolError,
-    check_choice,
-)
-from flwr_privacy.ledger import Question
-from flwr_privacy.mechanism import EXPERIMENT, ROUND, Facts, NoFactsError, Release
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.wire import TRAIN, Fields
-
-from .adapters import own_client_app
-from .base import SchemeClient, Train
-from .play import discreet
-from .prepared import Prepared, PreparedData
+from flwr_privacy.clients.node.adapters import own_client_app
+from flwr_privacy.clients.node.base import SchemeClient, Train
+from flwr_privacy.clients.node.data_cache import DataCache, PreparedData
+from flwr_privacy.clients.node.dispatch import discreet
+from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError, check_choice
+from flwr_privacy.pipeline.mechanism import EXPERIMENT, ROUND, Facts, NoFactsError, Release
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.ledger import Question
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import TRAIN, Fields
 
 __all__ = ["ACFLClient", "Data", "DataLimits", "acfl_client_app"]
 
@@ -45,7 +39,7 @@ EXCESS = ("refuse", "clip")
 Data = tuple[ArrayLike, ArrayLike]
 """A feature matrix, or raw data for a feature map, and a label matrix; as many rows."""
 
-_prepared: Prepared[PreparedData] = Prepared()
+_prepared: DataCache[PreparedData] = DataCache()
 
 
 class ACFLClient(SchemeClient):
@@ -75,21 +69,20 @@ class ACFLClient(SchemeClient):
     Guarantee
     ---------
     As `flwr_privacy.strategies.ACFL`. With `NoisedRecords` each answer has exact noise
-    (`flwr_privacy.noise.discrete_gaussian`), from a cryptographic generator, on a grid; it is
-    charged before it leaves, within the budget that the server names and the node's policy. The
+    (`flwr_privacy.privacy.noise.discrete_gaussian`), from a cryptographic generator, on a grid; it
+    is charged before it leaves, within the budget that the server names and the node's policy. The
     setup is encoded once for an experiment: asked again, the same bytes leave, or nothing (a random
-    projection, which is charged to nobody, is drawn anew if its file is lost). With
-    noise in shares, or exact gradients that only a secure sum protects, the client answers only
-    within one. What is exact, a client gives only if its node's operator lists the scheme in
+    projection, which is charged to nobody, is drawn anew if its file is lost). With noise in
+    shares, or exact gradients that only a secure sum protects, the client answers only within one.
+    What is exact, a client gives only if its node's operator lists the scheme in
     ``allow_unprotected`` or it is simulated, and never if the policy has ``max_epsilon`` or
-    ``units``.
-    Not covered: the number of records; that data lie beyond a bound that the server names, which
-    ends the experiment for the node and is charged: give the client `limits` of its own, or
-    ``excess="clip"``.
+    ``units``. Not covered: the number of records; that data lie beyond a bound that the server
+    names, which ends the experiment for the node and is charged: give the client `limits` of its
+    own, or ``excess="clip"``.
     """
 
     scheme: ClassVar[str] = "acfl"
-    promises_dp: ClassVar[bool] = True
+    guarantees_dp: ClassVar[bool] = True
     phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN})
     sums: ClassVar[str] = "may"
 

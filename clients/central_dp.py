@@ -1,18 +1,18 @@
 """Central differential privacy on the client: the user's training is what is clipped and noised.
 
-What is released, in which order, and what it costs is the pipeline's (`flwr_privacy.pipeline`).
+What is released, in which order, and what it costs is the pipeline's
+(`flwr_privacy.pipeline.answer`).
 """
 
 from typing import ClassVar
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.central_dp import Terms
-from flwr_privacy.central_mean import ClippedUpdate
-from flwr_privacy.mechanism import Release
-from flwr_privacy.wire import TRAIN, Fields
-
-from .base import SchemeClient, Train
+from flwr_privacy.central_dp.mean import ClippedUpdate
+from flwr_privacy.central_dp.mechanism import CentralDPTerms
+from flwr_privacy.clients.node.base import SchemeClient, Train
+from flwr_privacy.pipeline.mechanism import Release
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import TRAIN, Fields
 
 __all__ = ["CentralDPClient"]
 
@@ -28,20 +28,20 @@ class CentralDPClient(SchemeClient):
     policy. With noise by the server its answers have none: a node whose policy limits epsilon or
     noise declines them, and its ledger does not know them, as they are the trusted server's books.
     A training that fails tells the server nothing that is not charged: see
-    `flwr_privacy.pipeline`.
+    `flwr_privacy.pipeline.answer`.
     Not covered: a server that says of the clients of a sum what is not so (how often it draws them,
     that a roster of a sparse graph was drawn at random); the node's policy is what binds it, as far
     as a node can see: ``min_noise_multiplier``, ``max_epsilon``, ``min_summed``, ``max_cohort``.
     """
 
     scheme: ClassVar[str] = "central-dp"
-    promises_dp: ClassVar[bool] = True
+    guarantees_dp: ClassVar[bool] = True
     sums: ClassVar[str] = "may"
     keeps_statistics: ClassVar[bool] = True
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
         """Return the release of a training."""
-        mechanism = ClippedUpdate(Terms.read(fields))
+        mechanism = ClippedUpdate(CentralDPTerms.read(fields))
         return Release(
             mechanism=mechanism,
             work=lambda _, __: train(arrays).arrays,
@@ -52,4 +52,4 @@ class CentralDPClient(SchemeClient):
         """Return an empty sum of codes for a training."""
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
-        return ClippedUpdate(Terms.read(fields)).accumulator(arrays)
+        return ClippedUpdate(CentralDPTerms.read(fields)).accumulator(arrays)

@@ -2,11 +2,10 @@
 
 from typing import ClassVar
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.mechanism import Answer, Unpromised
-from flwr_privacy.wire import METRICS, Fields
-
-from .base import Evaluate, SchemeClient, Train
+from flwr_privacy.clients.node.base import Evaluate, SchemeClient, Train
+from flwr_privacy.pipeline.mechanism import Answer, Unprotected
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import METRICS, Fields
 
 __all__ = ["FedAvgClient"]
 
@@ -24,17 +23,17 @@ class FedAvgClient(SchemeClient):
     scheme: ClassVar[str] = "fedavg"
     bare: ClassVar[bool] = True
 
-    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unpromised:
+    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unprotected:
         """Return what came out of a training."""
 
         def work(_: object) -> Answer:
             trained = train(arrays)
             return trained.arrays, {METRICS: trained.metrics}
 
-        return Unpromised(work)
+        return Unprotected(work)
 
     def release_of_evaluation(
         self, arrays: Arrays, fields: Fields, evaluate: Evaluate
-    ) -> Unpromised:
+    ) -> Unprotected:
         """Return all metrics of an evaluation."""
-        return Unpromised(lambda _: ({}, {METRICS: evaluate()}))
+        return Unprotected(lambda _: ({}, {METRICS: evaluate()}))

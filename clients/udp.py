@@ -1,6 +1,7 @@
 """UDP on the client: which of the user's code answers which question.
 
-What is released, in which order, and what it costs is the pipeline's (`flwr_privacy.pipeline`).
+What is released, in which order, and what it costs is the pipeline's
+(`flwr_privacy.pipeline.answer`).
 """
 
 import logging
@@ -8,17 +9,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from flwr_privacy import fields as records
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.mechanism import Facts, Release
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, Terms
-from flwr_privacy.wire import EVALUATE, TRAIN, Fields
-
-from .base import Evaluate, SchemeClient, Train
-from .per_record import PerRecordPlan, asked, asked_loss
-from .rehearsal import rehearsed
+from flwr_privacy.clients.node.base import Evaluate, SchemeClient, Train
+from flwr_privacy.clients.node.rehearsal import rehearsed
+from flwr_privacy.clients.training.per_record import PerRecordPlan, asked, asked_loss
+from flwr_privacy.pipeline.mechanism import Facts, Release
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, UDPTerms
+from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
 
 __all__ = ["UDPClient"]
 
@@ -34,27 +34,27 @@ class UDPClient(SchemeClient):
 
     Guarantee
     ---------
-    As `flwr_privacy.strategies.UDP`. Noise is exact (`flwr_privacy.noise.discrete_gaussian`), from
-    a cryptographic generator, on a grid, after the clipping; all charges of an experiment together
-    stay within the budget that the server names, and the whole ledger within the node's
-    policy. With noise in shares the client answers only within a secure sum of at least as many
-    clients as the shares are meant for, and a question only once.
-    Against a server that does not follow the protocol: it names budgets and noise as it likes, none
-    too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds it. A node
-    with such a policy declines what has no noise and what has no proven cost
+    As `flwr_privacy.strategies.UDP`. Noise is exact
+    (`flwr_privacy.privacy.noise.discrete_gaussian`), from a cryptographic generator, on a grid,
+    after the clipping; all charges of an experiment together stay within the budget that the server
+    names, and the whole ledger within the node's policy. With noise in shares the client answers
+    only within a secure sum of at least as many clients as the shares are meant for, and a question
+    only once. Against a server that does not follow the protocol: it names budgets and noise as it
+    likes, none too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds
+    it. A node with such a policy declines what has no noise and what has no proven cost
     (``sensitivity_unproven``). With noise in shares it counts on no more honest clients than its
-    pins, its roster and its policy bear out. A training that fails tells the server nothing that
-    is not charged: see `flwr_privacy.pipeline`.
+    pins, its roster and its policy bear out. A training that fails tells the server nothing that is
+    not charged: see `flwr_privacy.pipeline.answer`.
     """
 
     scheme: ClassVar[str] = "udp"
-    promises_dp: ClassVar[bool] = True
+    guarantees_dp: ClassVar[bool] = True
     sums: ClassVar[str] = "may"
     keeps_statistics: ClassVar[bool] = True
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
         """Return the release of a training."""
-        terms = records.read(Terms, fields)
+        terms = records.read(UDPTerms, fields)
         if terms.unit != RECORD_UNIT:
             return Release(
                 mechanism=terms,
@@ -82,10 +82,12 @@ class UDPClient(SchemeClient):
         """Return an empty sum of codes for a training."""
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
-        return records.read(Terms, fields).accumulator(arrays)
+        return records.read(UDPTerms, fields).accumulator(arrays)
 
 
-def _steps(terms: Terms, start: Arrays, train: Train, facts: Facts, random: SecureRandom) -> Steps:
+def _steps(
+    terms: UDPTerms, start: Arrays, train: Train, facts: Facts, random: SecureRandom
+) -> Steps:
     """Have the user's training do the steps that were asked for, and nothing else."""
     with asked(_plan(terms, facts), random) as request:
         trained = dict(train(start).arrays)
@@ -93,7 +95,7 @@ def _steps(terms: Terms, start: Arrays, train: Train, facts: Facts, random: Secu
     return Steps(trained, request.step.records, request.step.sensitivity())
 
 
-def _counted_steps(terms: Terms, start: Arrays, train: Train) -> Facts:
+def _counted_steps(terms: UDPTerms, start: Arrays, train: Train) -> Facts:
     """Rehearse the training on generated arrays, which say nothing of data or question."""
     zeros = {name: np.zeros_like(array) for name, array in start.items()}
     with asked(_plan(terms, Facts()), SecureRandom()) as request:
@@ -121,7 +123,7 @@ def _counted_losses(terms: LossTerms, evaluate: Evaluate) -> Facts:
         return Facts(records=rehearsed(EVALUATE, evaluate, lambda: request.loss))
 
 
-def _plan(terms: Terms, facts: Facts) -> PerRecordPlan:
+def _plan(terms: UDPTerms, facts: Facts) -> PerRecordPlan:
     return PerRecordPlan(
         clipping_norm=terms.clipping_norm,
         learning_rate=terms.learning_rate,

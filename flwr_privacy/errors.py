@@ -171,7 +171,8 @@ class NothingTrainedError(FlwrPrivacyError):
         for line in self.history:
             refused.update(line.get("refused", {}))
         asked, used, late = (
-            sum(line.get(name, 0) for line in self.history) for name in ("asked", "folded", "late")
+            sum(line.get(name, 0) for line in self.history)
+            for name in ("asked", "accumulated", "late")
         )
         fates = {f"refused ({reason})": count for reason, count in refused.most_common()}
         fates |= {"late": late, "lost": asked - used - late - refused.total()}

@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from flwr_privacy.errors import InvalidParameterError, KeywordError
+from .errors import InvalidParameterError, KeywordError
 
 __all__ = ["check_options", "checked_keywords", "nearest", "option_types"]
 

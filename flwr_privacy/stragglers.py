@@ -8,8 +8,9 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from flwr_privacy.wire.identity import stream
+
 from .errors import check_choice, check_number
-from .identity import stream
 
 __all__ = ["StragglerModel", "Stragglers", "outcome"]
 
@@ -130,7 +131,7 @@ class StragglerModel(Stragglers):
         Parameters
         ----------
         seed : int or str
-            Root seed of the experiment (see `flwr_privacy.identity.derive_seed`).
+            Root seed of the experiment (see `flwr_privacy.wire.identity.derive_seed`).
         server_round : int
             Round, from 1.
         client_id : str

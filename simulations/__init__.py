@@ -1,1 +1,1 @@
-"""TODO."""
+"""What runs, tries out and shows the schemes: the app, engines, tasks, reports, research."""

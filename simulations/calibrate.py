@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.errors import check_number
+from flwr_privacy.simulations.research.udp.moments import eps_server
 from flwr_privacy.udp import participations, sigma_gdp, sigma_paper, sigma_zcdp
-from flwr_privacy.udp.moments import eps_server
 
 __all__ = ["Calibration", "calibrate", "legend", "table"]
 

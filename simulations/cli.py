@@ -9,30 +9,26 @@ from typing import Annotated, Any
 import typer
 
 from flwr_privacy import __version__
-from flwr_privacy.errors import (
-    EngineError,
-    FlwrPrivacyError,
-    InvalidParameterError,
-    check_choice,
-)
-from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
-from flwr_privacy.simulations.jobs import (
+from flwr_privacy.errors import EngineError, FlwrPrivacyError, InvalidParameterError, check_choice
+from flwr_privacy.simulations.engines.placement import Machine, crowded
+from flwr_privacy.simulations.engines.ray_engine import RayResources
+from flwr_privacy.simulations.reports.tree_nodes import read_tree
+from flwr_privacy.simulations.runner.jobs import (
     DEFAULT_CLIENTS,
     SEED_WARNING,
     Engine,
     carry_out,
     next_folder,
 )
-from flwr_privacy.simulations.placement import Machine, crowded
-from flwr_privacy.simulations.progress import planned_rounds
-from flwr_privacy.simulations.ray_engine import RayResources
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import (
+from flwr_privacy.simulations.runner.progress import planned_rounds
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import (
     Settings,
     parse_assignments,
     with_scheme_parameters,
 )
-from flwr_privacy.simulations.tree_nodes import read_tree
+
+from .demo import ABOUT, TITLE, demo_settings
 
 __all__ = ["main"]
 
@@ -224,7 +220,7 @@ def run(
     if plans := planned_rounds(folder.rounds()):
         typer.echo(f"rounds planned: {plans}")
     if (tree := read_tree(folder.path / "tree.json")) is not None:
-        from flwr_privacy.simulations.tree_picture import write_picture
+        from flwr_privacy.simulations.reports.tree_picture import write_picture
 
         write_picture(tree, folder.path / "tree.png")
         typer.echo(f"tree: {folder.path / 'tree.png'}")
@@ -272,8 +268,8 @@ def deploy(
     ] = None,
 ) -> None:
     """Train on a SuperLink and SuperNodes of this machine, with TLS and keys of their own."""
-    from flwr_privacy.simulations import deploy as deployed
-    from flwr_privacy.simulations.deploy_nodes import check_policy, members_of
+    from flwr_privacy.simulations.deployment import deploy as deployed
+    from flwr_privacy.simulations.deployment.nodes import check_policy, members_of
 
     chosen: dict[str, Any] = {
         "scheme": scheme,
@@ -331,7 +327,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("runs/report"),
 ) -> None:
     """Draw runs side by side in one HTML report, with the numbers as JSON beside it."""
-    from flwr_privacy.simulations.report import write_report
+    from flwr_privacy.simulations.reports.report import write_report
 
     typer.echo(f"report: {write_report([RunFolder.open(run) for run in runs], out)}")
 
@@ -344,7 +340,7 @@ def demo(
     engine: Annotated[str, typer.Option(help="ray or inline.")] = "ray",
 ) -> None:
     """Train on real data, with and without privacy, and report what privacy costs."""
-    from flwr_privacy.simulations.report import write_report
+    from flwr_privacy.simulations.reports.report import write_report
 
     where = Engine(name=engine)
     parent = out
@@ -383,9 +379,10 @@ def calibrate(
 ) -> None:
     """Show the noise for a budget under each formula, and what that noise truly gives."""
     check_choice("scheme", scheme, ("udp",))
-    from flwr_privacy.simulations.calibrate import calibrate as formulas
-    from flwr_privacy.simulations.calibrate import legend, table
     from flwr_privacy.udp import sensitivity
+
+    from .calibrate import calibrate as formulas
+    from .calibrate import legend, table
 
     bound = sensitivity(
         unit,
@@ -445,7 +442,7 @@ def attack(
     """Show what of the clients' records a server finds in its view of a round or a training."""
     from rich.console import Console
 
-    from flwr_privacy.simulations.attack import ATTACKS
+    from flwr_privacy.simulations.research.attack import ATTACKS
 
     report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](
         task=task, clients=clients, records=records, seed=seed, data_root=data_root, out=out
@@ -482,7 +479,7 @@ def experiment(
     ] = "0,1,2",
 ) -> None:
     """Train the curves of a paper's figure, draw them, and check what the paper claims of them."""
-    from flwr_privacy.simulations.experiment import description as experiments
+    from flwr_privacy.simulations.research.experiments import description as experiments
 
     if name is None or show:
         for known in experiments.names():
@@ -490,8 +487,8 @@ def experiment(
         return
     from rich.console import Console
 
-    from flwr_privacy.simulations.experiment.report import Results, save, tables
-    from flwr_privacy.simulations.experiment.runs import train
+    from flwr_privacy.simulations.research.experiments.report import Results, save, tables
+    from flwr_privacy.simulations.research.experiments.runs import train
 
     chosen = experiments.experiment(name)
     folder = out or Path("runs/experiments", f"{name}-full" if full else name)
@@ -522,8 +519,8 @@ def replication(
 
     A page that is there keeps what it says of experiments that have no results in the folder.
     """
-    from flwr_privacy.files import write_text
-    from flwr_privacy.simulations.experiment.report import replication as page
+    from flwr_privacy.simulations.research.experiments.report import replication as page
+    from flwr_privacy.wire.files import write_text
 
     text = page(runs, out.read_text(encoding="utf-8") if out.is_file() else "")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -536,7 +533,7 @@ def verify(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or a privacy card.")],
 ) -> None:
     """Recompute the epsilon of a run from its privacy card alone."""
-    from flwr_privacy.card import PrivacyCard
+    from flwr_privacy.privacy.card import PrivacyCard
 
     path = RunFolder(run).card_path if run.is_dir() else run
     if not path.is_file():
@@ -558,7 +555,7 @@ def ledger(
     ],
 ) -> None:
     """Say what a node's ledgers were charged for, and how much of it was never answered."""
-    from flwr_privacy.simulations.ledgers import what_was_charged
+    from .ledgers import what_was_charged
 
     for line in what_was_charged(path):
         typer.echo(line)
@@ -572,8 +569,8 @@ def key(
     ] = None,
 ) -> None:
     """Make a long-term key for a node; print the line by which the others pin it."""
-    from flwr_privacy.identity import check_client_id
-    from flwr_privacy.pins import Identity
+    from flwr_privacy.wire.identity import check_client_id
+    from flwr_privacy.wire.pins import Identity
 
     name = check_client_id(client or path.stem)
     identity = Identity.generate()
@@ -590,7 +587,7 @@ def doctor(
     clients: Annotated[int | None, typer.Option(help="Clients in a round of it.")] = None,
 ) -> None:
     """Say what this machine has: versions, Ray, GPUs, ports in use, data, room for workers."""
-    from flwr_privacy.simulations.doctor import diagnose
+    from .doctor import diagnose
 
     settings = None
     if task is not None or clients is not None:
@@ -622,10 +619,10 @@ def reliability(
 
     A page that is there keeps what it says of schemes that are not asked for.
     """
-    from flwr_privacy.files import write_text
-    from flwr_privacy.simulations import reliability_page as pages
-    from flwr_privacy.simulations.reliability import DEFECT, matrix
-    from flwr_privacy.simulations.reliability_scenes import SCENES
+    from flwr_privacy.simulations.reliability import page as pages
+    from flwr_privacy.simulations.reliability.federations import SCENES
+    from flwr_privacy.simulations.reliability.matrix import DEFECT, matrix
+    from flwr_privacy.wire.files import write_text
 
     chosen = [check_choice("scheme", name, SCENES) for name in scheme or SCENES]
     if rounds is not None:
@@ -657,11 +654,11 @@ def reliability(
 def _settings(values: dict[str, Any], *, download: bool) -> Settings:
     """Return the settings of a run; refuse at once what the app would refuse later."""
     # Imported late: torch takes seconds, which `--help` need not wait for.
-    from flwr_privacy.simulations import schemes
-    from flwr_privacy.simulations.data import load
-    from flwr_privacy.simulations.server_app import build_strategy
-    from flwr_privacy.simulations.tasks import check_data, task_of
-    from flwr_privacy.simulations.vertical_tasks import VerticalTask
+    from flwr_privacy.simulations.app.server_app import build_strategy
+    from flwr_privacy.simulations.settings import schemes
+    from flwr_privacy.simulations.tasks.data import load
+    from flwr_privacy.simulations.tasks.tasks import check_data, task_of
+    from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask
 
     strategy = schemes.scheme(values.get("scheme", Settings.scheme)).strategy
     values = with_scheme_parameters(values, _own_parameters(strategy))
@@ -684,7 +681,7 @@ def _settings(values: dict[str, Any], *, download: bool) -> Settings:
 
 def _own_parameters(strategy: Any) -> set[str]:
     """Return the parameters that a scheme has beyond those of every strategy."""
-    from flwr_privacy.simulations.flat_options import flat_keys
+    from flwr_privacy.simulations.settings.flat_options import flat_keys
     from flwr_privacy.strategies import SchemeStrategy
 
     return set(flat_keys(strategy)).difference(flat_keys(SchemeStrategy))

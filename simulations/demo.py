@@ -3,7 +3,11 @@
 from dataclasses import replace
 
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.settings import PartitionSettings, Settings, TrainingSettings
+from flwr_privacy.simulations.settings.run_settings import (
+    PartitionSettings,
+    Settings,
+    TrainingSettings,
+)
 from flwr_privacy.stragglers import StragglerModel
 
 __all__ = ["ABOUT", "TITLE", "demo_settings"]

@@ -12,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from flwr_privacy.simulations.jobs import DEFAULT_CLIENTS, model_bytes
-from flwr_privacy.simulations.placement import Machine, suggest
-from flwr_privacy.simulations.settings import Settings
-from flwr_privacy.simulations.superlink import is_free
+from flwr_privacy.simulations.engines.placement import Machine, suggest
+from flwr_privacy.simulations.engines.superlink import is_free
+from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, model_bytes
+from flwr_privacy.simulations.settings.run_settings import Settings
 
 __all__ = ["Check", "diagnose"]
 
@@ -177,7 +177,7 @@ def _workers(settings: Settings) -> Check:
 
 def _data(data_root: Path | None) -> Iterator[Check]:
     try:
-        from flwr_privacy.simulations.data import available
+        from flwr_privacy.simulations.tasks.data import available
     except ImportError as error:
         yield Check("data", "error", f"cannot be read: {error} ({INSTALL})")
         return

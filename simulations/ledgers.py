@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.ledger import Entry, Ledger
+from flwr_privacy.privacy.ledger import Entry, Ledger
 
 __all__ = ["what_was_charged"]
 

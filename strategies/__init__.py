@@ -18,6 +18,17 @@ from flwr_privacy.m2fdp import (
     SmoothDrift,
     WorstDrift,
 )
+from flwr_privacy.strategies.acfl.strategy import ACFL
+from flwr_privacy.strategies.loop.base import SchemeStrategy
+from flwr_privacy.strategies.m2fdp.strategy import M2FDP
+from flwr_privacy.strategies.mspdq.baselines import DrawnFedAvg, JoPEQFedAvg, NbAFL, QuantizedFedAvg
+from flwr_privacy.strategies.mspdq.msp import MSP
+from flwr_privacy.strategies.mspdq.strategy import MSPDQ
+from flwr_privacy.strategies.options.loop_options import LoopOptions
+from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.state.experiment import SchemeResult
+from flwr_privacy.strategies.vertical.fedvs import FedVS
+from flwr_privacy.strategies.vertical.split_vfl import SplitVFL
 from flwr_privacy.udp import (
     ClientLosses,
     Discounting,
@@ -28,19 +39,8 @@ from flwr_privacy.udp import (
 )
 
 from .accounting import FlowerAccountant
-from .acfl import ACFL
-from .base import SchemeStrategy
 from .central_dp import CentralDP
-from .experiment import SchemeResult
 from .fedavg import FedAvg
-from .fedvs import FedVS
-from .instruction import Instruction
-from .loop_options import LoopOptions
-from .m2fdp import M2FDP
-from .msp import MSP
-from .mspdq import MSPDQ
-from .mspdq_baselines import DrawnFedAvg, JoPEQFedAvg, NbAFL, QuantizedFedAvg
-from .split_vfl import SplitVFL
 from .udp import UDP
 
 __all__ = [

@@ -16,20 +16,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
 
-from flwr_privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
-from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.card import PrivacyCard
-from flwr_privacy.central_dp import (
+from flwr_privacy.central_dp.guarantee import promise
+from flwr_privacy.central_dp.mean import CentralMean
+from flwr_privacy.central_dp.mechanism import (
     DISTRIBUTED,
     POISSON,
     SERVER,
     SHARE_REACH,
-    Schedule,
-    Terms,
+    CentralDPPlan,
+    CentralDPTerms,
     sensitivity,
 )
-from flwr_privacy.central_mean import CentralMean
-from flwr_privacy.central_promise import promise
 from flwr_privacy.errors import (
     CheckpointError,
     InvalidParameterError,
@@ -37,19 +34,21 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.grid import CODE_LIMIT, Grid
-from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.keywords import checked_keywords
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
-from flwr_privacy.updates import released_names
-from flwr_privacy.wire import TRAIN
-
-from .base import SchemeStrategy
-from .conversation import Assigned
-from .draws import each_by_itself, names_of
-from .instruction import Instruction
-from .round import Round
+from flwr_privacy.strategies.loop.base import SchemeStrategy
+from flwr_privacy.strategies.loop.draws import each_by_itself, names_of
+from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.requests.messenger import Assigned
+from flwr_privacy.strategies.requests.request_log import RequestLog
+from flwr_privacy.wire.message import TRAIN
 
 __all__ = ["CentralDP"]
 
@@ -117,8 +116,8 @@ class CentralDP(SchemeStrategy):
     asked any more; the training ends when nobody is left to ask.
 
     With noise in shares an answer does not say whether its training failed: that is counted with
-    noise (`flwr_privacy.failures`). The history has ``trained`` and ``trained_sigma`` for each
-    round, and `start` raises `TooFewTrainedError` where it is certain that fewer than
+    noise (`flwr_privacy.privacy.failures`). The history has ``trained`` and ``trained_sigma`` for
+    each round, and `start` raises `TooFewTrainedError` where it is certain that fewer than
     `LoopOptions.quorum` train (by default half of the answers).
 
     With a trusted server that draws in secret noise is released in every round, also if nobody was
@@ -136,8 +135,8 @@ class CentralDP(SchemeStrategy):
 
     Guarantee
     ---------
-    See `flwr_privacy.central_dp.Schedule` for adversary, neighbours and what is covered in each of
-    the four modes; `guarantee` has it as text.
+    See `flwr_privacy.central_dp.mechanism.CentralDPPlan` for adversary, neighbours and what is
+    covered in each of the four modes; `guarantee` has it as text.
 
     Examples
     --------
@@ -183,7 +182,7 @@ class CentralDP(SchemeStrategy):
             "delta": self.delta,
             "count_share": 0.0 if self.quantile is None else self.count_share,
         }
-        Schedule(**self._budget, rounds=1, q=1.0)  # or says what is not allowed
+        CentralDPPlan(**self._budget, rounds=1, q=1.0)  # or says what is not allowed
         self._clipping: dict[str, Any] = {
             "clipping_norm": self.clipping_norm,
             "quantile": self.quantile,
@@ -200,8 +199,8 @@ class CentralDP(SchemeStrategy):
 
     def _build(self) -> None:
         super()._build()
-        self.schedule: Schedule | None = None
-        self.terms: Terms | None = None
+        self.schedule: CentralDPPlan | None = None
+        self.terms: CentralDPTerms | None = None
         self.clipping_norm: float = self._clipping["clipping_norm"]
         self._population = self._cohort = 0
         self._known: set[str] = set()  # who was ever there, where everybody is charged
@@ -247,7 +246,7 @@ class CentralDP(SchemeStrategy):
         return self._bounds(self.secure_sum, cohort)
 
     def _noised(
-        self, server_round: int, terms: Terms, mean: WeightedMean | None
+        self, server_round: int, terms: CentralDPTerms, mean: WeightedMean | None
     ) -> CentralMean | None:
         """Return the sum with noise, if it is the server's; choose the next clipping norm."""
         if mean is None and self._releases:
@@ -270,10 +269,10 @@ class CentralDP(SchemeStrategy):
             )
         return mean
 
-    def _charged(self, book: Round) -> set[str]:
+    def _charged(self, request_log: RequestLog) -> set[str]:
         """Return who is charged: whoever was asked, or where samples are secret everybody."""
         if not self._amplified:
-            return set(book.released())
+            return set(request_log.released())
         self._releases = self._goes_on()  # before this round is on the books
         if not self._releases:
             return set()
@@ -362,7 +361,7 @@ class CentralDP(SchemeStrategy):
         self.clipping_norm = state["clipping_norm"]
         self._secret = state["secret"] or self._secret
         if state["schedule"] is not None:
-            self.schedule = Schedule(**state["schedule"])
+            self.schedule = CentralDPPlan(**state["schedule"])
             self._population = state["population"]
         if self._amplified:
             self._known = {client for release in self.releases for client in release.clients}
@@ -374,7 +373,7 @@ class CentralDP(SchemeStrategy):
         if self.fraction_train == 0 or (self._amplified and not self._goes_on()):
             return {}
         alone = self._mode["sampling"] == POISSON
-        assigned = self.conversation.sample(
+        assigned = self.messenger.sample(
             grid,
             server_round,
             TRAIN,
@@ -413,7 +412,7 @@ class CentralDP(SchemeStrategy):
             return SecureRandom()
         return SecureRandom.insecure(self._insecure_seed, "noise", server_round)
 
-    def _scheduled(self) -> Schedule:
+    def _scheduled(self) -> CentralDPPlan:
         """Return the schedule; it is made when it is known how many clients there are."""
         if self.schedule is None:
             rounds = self._rounds or self.planned_rounds
@@ -425,10 +424,10 @@ class CentralDP(SchemeStrategy):
                 fraction=self.fraction_train, minimum=self.min_train_nodes
             )
             q = min(1.0, asked / self._population)
-            self.schedule = Schedule(**self._budget, rounds=rounds, q=q)
+            self.schedule = CentralDPPlan(**self._budget, rounds=rounds, q=q)
         return self.schedule
 
-    def _plan(self, asked: int, norm: float) -> Terms:
+    def _plan(self, asked: int, norm: float) -> CentralDPTerms:
         """Return the terms for a cohort of so many clients and a clipping norm."""
         schedule, parties = self._scheduled(), 1
         if self._mode["noise"] == DISTRIBUTED and self.secure_sum is not None:
@@ -438,7 +437,7 @@ class CentralDP(SchemeStrategy):
             spread = schedule.update_noise_multiplier * sensitivity(1.0, **self._mode)
             reach = 1 + SHARE_REACH * spread / math.sqrt(parties)
             bits = max(1, min(_GRID_BITS, math.floor(math.log2(CODE_LIMIT / reach)) - 1))
-        return Terms(
+        return CentralDPTerms(
             **self._mode,
             sampling_rate=schedule.sampling_rate,
             noise_multiplier=schedule.noise_multiplier,

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from flwr_privacy.grid import GridMean
-from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.privacy.grid import GridMean
+from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds, SecureSum
-from flwr_privacy.secure_sum.federated import Terms
-
-from .base import SchemeStrategy
-from .instruction import Instruction
+from flwr_privacy.secure_sum.federated import FedAvgSumTerms
+from flwr_privacy.strategies.loop.base import SchemeStrategy
+from flwr_privacy.strategies.requests.instruction import Instruction
 
 __all__ = ["FedAvg"]
 
@@ -96,8 +95,8 @@ class FedAvg(SchemeStrategy):
             evidence=("tests/secure_sum",),
         )
 
-    def _terms(self, secure_sum: SecureSum) -> Terms:
-        return Terms(
+    def _terms(self, secure_sum: SecureSum) -> FedAvgSumTerms:
+        return FedAvgSumTerms(
             grid=secure_sum.grid,
             value_range=float(secure_sum.value_range),
             weighted_by=self.weighted_by_key if secure_sum.largest_weight > 1 else "",

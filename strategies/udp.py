@@ -16,10 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid as FlowerGrid
 
-from flwr_privacy import fields as records
 from flwr_privacy.accounting import Charge
-from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import (
     CheckpointError,
     InvalidParameterError,
@@ -27,10 +24,18 @@ from flwr_privacy.errors import (
     check_choice,
     check_integer,
 )
-from flwr_privacy.grid import CODE_LIMIT
-from flwr_privacy.guarantee import Guarantee
 from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.grid import CODE_LIMIT
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.secure_sum import Bounds
+from flwr_privacy.strategies.loop.base import SchemeStrategy
+from flwr_privacy.strategies.loop.draws import each_by_itself, names_of
+from flwr_privacy.strategies.requests.instruction import Instruction, to_each
+from flwr_privacy.strategies.requests.messenger import Assigned
+from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.udp import (
     PLD_SECRET,
     USER_UNIT,
@@ -39,22 +44,16 @@ from flwr_privacy.udp import (
     Discounting,
     LinearNoise,
     NoiseSchedule,
-    Plan,
     PlateauNoise,
     RecordLevel,
-    Terms,
+    UDPPlan,
+    UDPTerms,
     Uniform,
     UserLevel,
 )
-from flwr_privacy.udp.promise import promise
-from flwr_privacy.updates import released_names
-from flwr_privacy.wire import EVALUATE, TRAIN
-
-from .base import SchemeStrategy
-from .conversation import Assigned
-from .draws import each_by_itself, names_of
-from .instruction import Instruction, to_each
-from .round import Round
+from flwr_privacy.udp.guarantee import guarantee_of
+from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 __all__ = ["UDP"]
 
@@ -110,9 +109,9 @@ class UDP(SchemeStrategy):
     Notes
     -----
     At user level an answer does not say whether its training failed: that is counted with noise
-    (`flwr_privacy.failures`), but for ``noise="paper"`` and ``noise="none"``. The history has
-    ``trained`` and ``trained_sigma`` for each round, and `start` raises `TooFewTrainedError` where
-    it is certain that fewer than `LoopOptions.quorum` train (by default half of the answers).
+    (`flwr_privacy.privacy.failures`), but for ``noise="paper"`` and ``noise="none"``. The history
+    has ``trained`` and ``trained_sigma`` for each round, and `start` raises `TooFewTrainedError`
+    where it is certain that fewer than `LoopOptions.quorum` train (by default half of the answers).
 
     At user level every client weighs the same; at record level it weighs as many as its records,
     whose number is public. Clients send no metrics of the training; of an evaluation only losses,
@@ -253,8 +252,8 @@ class UDP(SchemeStrategy):
 
     def _build(self) -> None:
         super()._build()
-        self.plan: Plan | None = None
-        self.terms: Terms | None = None
+        self.plan: UDPPlan | None = None
+        self.terms: UDPTerms | None = None
         self._secret = os.urandom(32)
         self._cohort = 0  # of the last sum that was asked for with noise in shares
         self._known: set[str] = set()  # who was ever there, where everybody is charged
@@ -297,7 +296,7 @@ class UDP(SchemeStrategy):
     ) -> list[Message]:
         """Sample clients and return the messages to them; none once the training is over."""
         if not self.federation.met:  # a user's own start: the first replies will be the hello
-            self.federation.wait(grid, self.conversation.timeout)
+            self.federation.wait(grid, self.messenger.timeout)
         pace = self._begun().pace
         if pace.over and server_round == 1:
             raise ProtocolError("this strategy has done a training: make a new one for another")
@@ -357,10 +356,10 @@ class UDP(SchemeStrategy):
             len(clients), code_limit=CODE_LIMIT, largest_weight=1 if alike else None
         )
 
-    def _charged(self, book: Round) -> set[str]:
+    def _charged(self, request_log: RequestLog) -> set[str]:
         """Return who is charged: whoever was asked, or where participants are secret everybody."""
         if self._participants_are == VISIBLE:
-            return set(book.released())
+            return set(request_log.released())
         if self.federation.met:
             self._known.update(self.federation.clients())
         return set(self._known)
@@ -388,7 +387,7 @@ class UDP(SchemeStrategy):
         if self._judged_by != CLIENTS or not self._trained:
             return []
         config = ConfigRecord({**config, "server-round": server_round})
-        assigned = self.conversation.sample(grid, server_round, EVALUATE, fraction=1.0, minimum=0)
+        assigned = self.messenger.sample(grid, server_round, EVALUATE, fraction=1.0, minimum=0)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         lacking, plan = self._without_budget(), self._begun()
         assigned = {
@@ -453,7 +452,7 @@ class UDP(SchemeStrategy):
         losses = ""
         if self._judged_by == CLIENTS:
             losses = "noised" if plan.validation_share else "bare"
-        return promise(
+        return guarantee_of(
             plan.weakest(),
             unit=self.privacy.unit,
             bound=self.privacy.sensitivity_bound,
@@ -506,7 +505,7 @@ class UDP(SchemeStrategy):
         if self.fraction_train == 0:
             return {}
         alone = self._drawn_by == POISSON
-        assigned = self.conversation.sample(
+        assigned = self.messenger.sample(
             grid,
             server_round,
             TRAIN,
@@ -539,7 +538,7 @@ class UDP(SchemeStrategy):
             )
         return rounds
 
-    def _begun(self) -> Plan:
+    def _begun(self) -> UDPPlan:
         """Return the plan; it is made when it is known how many clients there are."""
         if self.plan is None:
             asked, population = self.federation.sample_size(
@@ -552,8 +551,8 @@ class UDP(SchemeStrategy):
             self.plan = self._plan_of(rounds=self._planned(), q=min(1.0, asked / population))
         return self.plan
 
-    def _plan_of(self, *, rounds: int, q: float) -> Plan:
-        return Plan(self.privacy, self.schedule, self.keep_back or (), rounds=rounds, q=q)
+    def _plan_of(self, *, rounds: int, q: float) -> UDPPlan:
+        return UDPPlan(self.privacy, self.schedule, self.keep_back or (), rounds=rounds, q=q)
 
     def _settle(self, loss: float | None) -> None:
         """Note that a round is over, and how good its model is."""
@@ -580,7 +579,7 @@ class UDP(SchemeStrategy):
         self._counted = len(self.releases)
         return self._squares
 
-    def _charged_as(self, terms: Terms) -> Charge | None:
+    def _charged_as(self, terms: UDPTerms) -> Charge | None:
         """Return what a training with some terms costs, by what the adversary sees."""
         charge = terms.charge()
         if charge is None or self._participants_are == VISIBLE:

@@ -25,10 +25,10 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before anybody imports NumPy or torch
 
 TIMED = (
-    "flwr_privacy.simulations.inline.grid",
-    "flwr_privacy.strategies.conversation",
-    "flwr_privacy.strategies.exchange",
-    "flwr_privacy.strategies.federation",
+    "flwr_privacy.simulations.engines.inline.grid",
+    "flwr_privacy.strategies.requests.messenger",
+    "flwr_privacy.strategies.requests.exchange",
+    "flwr_privacy.strategies.requests.federation",
 )
 """Modules that wait for answers: they use no more of `time` than `VirtualTime` has."""
 
@@ -71,7 +71,7 @@ def no_pld(monkeypatch: pytest.MonkeyPatch) -> None:
     A privacy loss distribution takes seconds where epsilon has no meaning, as the noise is to be
     none to speak of, and where participants are a secret sample.
     """
-    from flwr_privacy.card import PrivacyCard
+    from flwr_privacy.privacy.card import PrivacyCard
 
     monkeypatch.setattr(PrivacyCard.state, "__defaults__", (("gdp", "rdp"),))
 
@@ -91,7 +91,7 @@ class _Borrowed:
 
 @pytest.fixture(scope="session")
 def _ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from flwr_privacy.simulations.ray_engine import RayResources, RaySession
+    from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 
     log = tmp_path_factory.mktemp("ray") / "engine.log"
     # One worker: each imports torch for every run, which takes longer than what it then does.
@@ -102,5 +102,5 @@ def _ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def one_ray_session(_ray_session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Carry out what Ray shall do in one session for all tests: starting one takes seconds."""
-    start = "flwr_privacy.simulations.jobs.RaySession"
+    start = "flwr_privacy.simulations.runner.jobs.RaySession"
     monkeypatch.setattr(start, lambda **_: _Borrowed(_ray_session))

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flwr_privacy.card import PrivacyCard
-from flwr_privacy.ledger import Ledger
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.deploy_nodes import Member, members_of, prepare
-from flwr_privacy.simulations.deployment import Deployment
-from flwr_privacy.simulations.jobs import APP, Engine, carry_out
-from flwr_privacy.simulations.ray_engine import RayResources
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.deployment.nodes import DeployedNode, members_of, prepare
+from flwr_privacy.simulations.deployment.processes import Deployment
+from flwr_privacy.simulations.engines.ray_engine import RayResources
+from flwr_privacy.simulations.runner.jobs import APP, Engine, carry_out
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
 
 pytestmark = pytest.mark.deployed
 
@@ -65,7 +65,7 @@ RELAYED = Settings(
 class Federation:
     """What is deployed, and the folders of the nodes."""
 
-    def __init__(self, deployment: Deployment, members: list[Member]) -> None:
+    def __init__(self, deployment: Deployment, members: list[DeployedNode]) -> None:
         self.deployment = deployment
         self.members = members
 
@@ -150,7 +150,7 @@ def test_the_model_is_that_of_both_simulations(
     lines, expected = run.rounds(), simulated["inline"][name].rounds()
     for line, twin in zip(lines, expected, strict=True):
         assert line.get("server") == twin.get("server")
-        for count in ("asked", "folded", "skipped"):
+        for count in ("asked", "accumulated", "skipped"):
             assert line.get(count) == twin.get(count), (count, line["round"])
         assert not line.get("refused")
     # Each node has paid for what its client released, and for no more.

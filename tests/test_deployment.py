@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from deployment import HOST, Deployment, DeploymentError, wait_until_online
 
-from flwr_privacy.card import PrivacyCard
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.pins import Identity
-from flwr_privacy.simulations.keeper import descendants
-from flwr_privacy.simulations.superlink import is_free
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.process_supervisor import descendants
+from flwr_privacy.simulations.engines.superlink import is_free
+from flwr_privacy.wire.pins import Identity
 
 pytestmark = [pytest.mark.deployed, pytest.mark.smoke]
 
@@ -75,7 +75,7 @@ def test_fedavg_trains_on_three_nodes(deployment: Deployment) -> None:
     rounds = [line for line in result["history"] if line["round"] > 0]
     assert [line["round"] for line in rounds] == [1, 2]
     for line in rounds:
-        assert (line["asked"], line["folded"], line["skipped"]) == (3, 3, False)
+        assert (line["asked"], line["accumulated"], line["skipped"]) == (3, 3, False)
     assert result["arrays"] == AFTER_TWO_ROUNDS
 
 
@@ -117,8 +117,8 @@ def test_udp_trains_on_three_nodes_and_each_keeps_its_own_ledger(deployment: Dep
     deployment.run(APP, run_config={"scheme": "udp", "rounds": 2, "out": str(out)})
     result = json.loads(out.read_text())
     first, second = result["history"][1:]
-    assert (first["asked"], first["folded"], first["refused"]) == (3, 3, {})
-    assert (second["asked"], second["folded"], second["refused"]) == (3, 2, {"declined": 1})
+    assert (first["asked"], first["accumulated"], first["refused"]) == (3, 3, {})
+    assert (second["asked"], second["accumulated"], second["refused"]) == (3, 2, {"declined": 1})
     assert all(math.isfinite(x) for array in result["arrays"] for x in np.ravel(array))
     card = PrivacyCard.from_json(result["card"])
     assert [release.clients for release in card.releases] == [

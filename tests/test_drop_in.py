@@ -9,8 +9,8 @@ import pytest
 from drop_in import changed
 from flwr.serverapp import ServerApp
 
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.inline import run_inline
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.inline import run_inline
 
 HERE = Path(__file__).parent
 EXPECTED = [  # partitions 0..3 with weights 10..40 move by their number in two rounds

@@ -40,7 +40,7 @@ from every_scheme import (
 from flwr.app import Error, Message, RecordDict
 
 from flwr_privacy.clients import FedVSClient, VerticalData
-from flwr_privacy.clients.rehearsal import rehearsing
+from flwr_privacy.clients.node.rehearsal import rehearsing
 from flwr_privacy.errors import (
     ChargedFailureError,
     DataError,
@@ -49,9 +49,9 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
-from flwr_privacy.failures import FAILED_NAME
-from flwr_privacy.grid import CODE_LIMIT
-from flwr_privacy.wire import DECLINED_CODE, ERROR_CODE, FAILED_CODE
+from flwr_privacy.privacy.failures import FAILED_NAME
+from flwr_privacy.privacy.grid import CODE_LIMIT
+from flwr_privacy.wire.message import DECLINED_CODE, ERROR_CODE, FAILED_CODE
 
 SECRET = "J. Smith, 4711"
 

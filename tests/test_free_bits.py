@@ -19,7 +19,7 @@ from acfl_app import gradient_terms, setup_terms
 from flwr.app import Context, RecordDict
 
 from flwr_privacy.acfl.terms import DataTerms
-from flwr_privacy.central_dp import Terms as CentralTerms
+from flwr_privacy.central_dp.mechanism import CentralDPTerms as CentralTerms
 from flwr_privacy.clients import (
     ACFLClient,
     CentralDPClient,
@@ -30,15 +30,15 @@ from flwr_privacy.clients import (
 )
 from flwr_privacy.clients.torch import train_per_record
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
-from flwr_privacy.fields import write
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.pins import Identity
-from flwr_privacy.udp import LossTerms, Terms
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.udp import LossTerms, UDPTerms
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.pins import Identity
 
 MODEL = {"w": np.zeros(4, np.float32)}
 STRICT = "max_epsilon = 0.01\nmin_noise_multiplier = 100\n"
 
-UDP_USER = Terms(
+UDP_USER = UDPTerms(
     unit="user",
     noise_multiplier=5.0,
     epsilon=8.0,
@@ -63,7 +63,7 @@ CENTRAL = CentralTerms(
 LOSS = LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, epsilon=8.0, delta=1e-5, gap=1e-2)
 
 
-RECORDS = Terms(
+RECORDS = UDPTerms(
     unit="record",
     noise_multiplier=5.0,
     epsilon=8.0,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from conformance import WrapsConformance
 
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.ray_engine import RayResources, RaySession
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 
 PAGE = Path(__file__).parents[1] / "docs" / "new-scheme.md"
 BLOCKS = {

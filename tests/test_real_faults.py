@@ -23,12 +23,12 @@ from deployment import PATIENCE, Deployment, DeploymentError, wait_until_online
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.simulations.reliability_grid import FAULTS
-from flwr_privacy.simulations.reliability_page import REAL_FAULTS
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.inline import Fault
+from flwr_privacy.simulations.reliability.grid import FAULTS
+from flwr_privacy.simulations.reliability.page import REAL_FAULTS
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
 
 pytestmark = pytest.mark.deployed
@@ -274,12 +274,12 @@ def test_each_model_is_that_of_a_training_in_which_those_left_out_are_silent(
     silent = [(r, client) for r, client, fault in STRIKES if fault not in EXACT]
     models, history = simulated(configurations(tmp_path, len(CLIENTS)), len(PLAN), silent)
     assert course.models() == models
-    told = ("round", "asked", "folded", "skipped")
+    told = ("round", "asked", "accumulated", "skipped")
     assert [[line.get(key) for key in told] for line in course.history()] == [
         [line.get(key) for key in told] for line in history
     ]
     # Nobody is asked who is not there: those who were killed come back for the next round.
-    assert [line["folded"] for line in history[1:]] == [6, 0, 1, 4, 6, 6]
+    assert [line["accumulated"] for line in history[1:]] == [6, 0, 1, 4, 6, 6]
 
 
 def test_the_history_says_why_an_answer_was_refused(course: Course) -> None:
@@ -384,7 +384,7 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path: Path, *, databas
         course.run(resume=True)
     models, history = simulated(configurations(tmp_path / "inline", 2), 2)
     assert course.models() == models
-    assert [line["folded"] for line in history[1:]] == [2, 2]
+    assert [line["accumulated"] for line in history[1:]] == [2, 2]
     for client in CLIENTS[:2]:
         ledger = Ledger(
             tmp_path / "nodes" / f"state-{client}" / f"{client}.ledger", data_set=client

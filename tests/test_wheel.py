@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr_privacy.clients import FedAvgClient, as_mod
-from flwr_privacy.simulations.inline import run_inline
+from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies import FedAvg
 import flwr_privacy, sys
 
@@ -38,7 +38,7 @@ def train(message, context):
 def main(grid, context):
     strategy = FedAvg(fraction_evaluate=0.0)
     result = strategy.start(grid, ArrayRecord([np.ones(3)]), num_rounds=1)
-    print(result.arrays.to_numpy_ndarrays()[0].sum(), result.history[1]["folded"])
+    print(result.arrays.to_numpy_ndarrays()[0].sum(), result.history[1]["accumulated"])
 
 run_inline(server_app, client_app, nodes=3)
 """

@@ -11,7 +11,7 @@ CLIENT_APP = "benchmarks.simulators.app.simulated.client_app:app"
 def main() -> None:
     """Run a plan, and write down the seconds."""
     # Not above: the workers, which import this file, have no use for it.
-    from flwr_privacy.simulations.inline import run_inline
+    from flwr_privacy.simulations.engines.inline import run_inline
 
     from .app.simulated import server_app, work
 

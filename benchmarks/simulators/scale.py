@@ -43,7 +43,7 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
     from flwr.app import ArrayRecord
     from flwr.serverapp import ServerApp
 
-    from flwr_privacy.simulations.inline import run_inline
+    from flwr_privacy.simulations.engines.inline import run_inline
     from flwr_privacy.strategies import UDP, FedAvg, LoopOptions, UserLevel
 
     logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr_privacy.central_dp import Schedule, sensitivity
-from flwr_privacy.clients.custody import STATE_VARIABLE
-from flwr_privacy.simulations.ray_engine import RayResources, RaySession
+from flwr_privacy.central_dp.mechanism import CentralDPPlan, sensitivity
+from flwr_privacy.clients.node.context_store import STATE_VARIABLE
+from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 
 from .app.simulated import work
 from .environment import pfl_environment
@@ -179,7 +179,7 @@ def _sigma(private: bool) -> float:
     """Return the standard deviation of the noise that our server adds to a sum of updates."""
     if not private:
         return 0.0
-    schedule = Schedule(
+    schedule = CentralDPPlan(
         noise="server",
         sampling="fixed",
         epsilon=work.EPSILON,

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flwr_privacy.errors import (
-    DataError,
-    InvalidParameterError,
-    check_integer,
-    check_number,
-)
+from flwr_privacy.errors import DataError, InvalidParameterError, check_integer, check_number
 
 from .computing import Loss, one_thread
 from .training import get_arrays, initialise, set_arrays

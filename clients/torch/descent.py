@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from flwr_privacy.clients.job import Job
+from flwr_privacy.clients.node.batched_task import BatchedTask
 from flwr_privacy.errors import check_number
-from flwr_privacy.identity import derive_seed
+from flwr_privacy.wire.identity import derive_seed
 
 from .computing import Loss, allotted_device, one_thread, raise_resource_error
 from .stacked import ModelState, name_of, none_in_force, same_loss, stack_of
@@ -34,7 +34,7 @@ Done = tuple[dict[str, Tensor], float, int]
 """The parameters and buffers of a client by name, its mean loss, and the steps left out."""
 
 
-class Descent(Job[float]):
+class Descent(BatchedTask[float]):
     """A step on each batch, in place; the result is the mean loss per record.
 
     The parameters are those of `flwr_privacy.clients.torch.train`; the batches are places of
@@ -149,7 +149,7 @@ class Descent(Job[float]):
         self.records = sum(map(len, self._batches))
         self.kind = ("descent", name_of(self._loss), self._device, self._state.kind)
 
-    def fits(self, other: Job[Any]) -> bool:
+    def fits(self, other: BatchedTask[Any]) -> bool:
         """Tell whether models, losses and step sizes are the same, and nothing is perturbed."""
         return (
             isinstance(other, Descent)

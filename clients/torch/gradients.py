@@ -36,7 +36,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from flwr_privacy.clients.job import Job
+from flwr_privacy.clients.node.batched_task import BatchedTask
 from flwr_privacy.errors import InvalidParameterError
 
 from .computing import Loss, one_thread, raise_resource_error
@@ -378,7 +378,7 @@ class RecordGradients:
         return sum(kept) + inputs
 
 
-class GradientsJob(Job[Gradients]):
+class GradientsJob(BatchedTask[Gradients]):
     """The gradients of some records of a client.
 
     Parameters
@@ -433,7 +433,7 @@ class GradientsJob(Job[Gradients]):
         with one_thread():
             return self._gradients.of_all(self._parameters, self._take)
 
-    def fits(self, other: Job[Any]) -> bool:
+    def fits(self, other: BatchedTask[Any]) -> bool:
         """Tell whether models, losses and the shapes of records are the same."""
         return (
             isinstance(other, GradientsJob)

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flwr_privacy.clients.job import carried_out
-from flwr_privacy.clients.per_record import (
+from flwr_privacy.clients.node.batched_task import carried_out
+from flwr_privacy.clients.node.rehearsal import Generated, rehearse
+from flwr_privacy.clients.training.per_record import (
     PerRecordLoss,
     PerRecordPlan,
     PerRecordStep,
@@ -35,9 +36,8 @@ from flwr_privacy.clients.per_record import (
     digests,
     in_step,
 )
-from flwr_privacy.clients.rehearsal import Generated, rehearse
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.wire import EVALUATE, TRAIN
+from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .computing import Loss, allotted_device, one_thread
 from .gradients import GradientsJob, RecordGradients, record_losses
@@ -151,7 +151,7 @@ def train_per_record(
     Notes
     -----
     Models with data-dependent control flow do not run under `torch.func.vmap`: all their records
-    count as zero. `flwr_privacy.clients.rehearsal.counted` shows the error.
+    count as zero. `flwr_privacy.clients.node.rehearsal.counted` shows the error.
 
     Examples
     --------

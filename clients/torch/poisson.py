@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flwr_privacy.clients.job import carried_out
-from flwr_privacy.clients.poisson import (
+from flwr_privacy.clients.node.batched_task import carried_out
+from flwr_privacy.clients.node.rehearsal import Generated, rehearse
+from flwr_privacy.clients.training.poisson import (
     PoissonPlan,
     PoissonSteps,
     certify_steps,
@@ -21,9 +22,8 @@ from flwr_privacy.clients.poisson import (
     digests,
     poisson_batches,
 )
-from flwr_privacy.clients.rehearsal import Generated, rehearse
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.wire import TRAIN
+from flwr_privacy.wire.message import TRAIN
 
 from .computing import Loss
 from .descent import Descent

@@ -14,12 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flwr_privacy.clients.job import carried_out
-from flwr_privacy.errors import (
-    DataError,
-    InvalidParameterError,
-    check_integer,
-)
+from flwr_privacy.clients.node.batched_task import carried_out
+from flwr_privacy.errors import DataError, InvalidParameterError, check_integer
 
 from .computing import Loss, allotted_device, one_thread
 from .descent import Descent

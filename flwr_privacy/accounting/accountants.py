@@ -20,8 +20,8 @@ replaced, charge half the noise multiplier: it was enough in every setting that 
 in the tests); we know of no proof.
 
 A total gap g makes (epsilon, delta) into (epsilon + g, exp(g) delta). The other term of
-`flwr_privacy.noise.discretisation_gap` is left out: 1e-30 exp(epsilon) per release, added to delta,
-is nothing until epsilon is about 30.
+`flwr_privacy.privacy.noise.discretisation_gap` is left out: 1e-30 exp(epsilon) per release, added
+to delta, is nothing until epsilon is about 30.
 """
 
 import math

@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.roots import root
 
 from .accountants import ACCOUNTANTS, new_accountant, spent
 from .charges import Charge
 from .gaussian import check_delta, mu_of
+from .roots import root
 
 __all__ = ["noise_multiplier"]
 

@@ -27,7 +27,7 @@ class Charge:
         Rate of a Poisson sample of what is protected, hidden from the adversary; 1: no sample.
     gap : float, default 0.0
         Epsilon by which noise on a grid may differ from the mechanism on the real line, at most
-        (`flwr_privacy.noise.discretisation_gap`).
+        (`flwr_privacy.privacy.noise.discretisation_gap`).
     count : int, default 1
         Number of equal releases, at most 2**53.
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from scipy.special import erfcx, ndtr
 
 from flwr_privacy.errors import InvalidParameterError, check_number
-from flwr_privacy.roots import root
+
+from .roots import root
 
 __all__ = ["check_delta", "delta_of", "epsilon_of", "mu_of"]
 

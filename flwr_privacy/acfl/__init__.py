@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         SetupVariances,
         Weighting,
     )
-    from .plan import Plan, Wish
+    from .plan import ACFLPlan, Wish
     from .privacy import (
         eps_feature,
         eps_feature_symmetric,
@@ -58,14 +58,6 @@ if TYPE_CHECKING:
     )
     from .steps import StepSize
     from .terms import GradientTerms, SetupTerms
-    from .theory import (
-        coded_fixed_point,
-        convergence_bound,
-        gradient_mse,
-        optimal_second_moment_bound,
-        second_moment_bound,
-        uplink_bits,
-    )
     from .weights import (
         AlphaPolicy,
         Weights,
@@ -80,6 +72,7 @@ else:
     __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
+    "ACFLPlan",
     "AlphaPolicy",
     "DataBounds",
     "Exact",
@@ -90,7 +83,6 @@ __all__ = [
     "Noise",
     "NoisedRecords",
     "NoisedSetup",
-    "Plan",
     "Projected",
     "SetupTerms",
     "SetupVariances",
@@ -105,8 +97,6 @@ __all__ = [
     "check_data",
     "clipped_gradient",
     "coded_energy",
-    "coded_fixed_point",
-    "convergence_bound",
     "device_weights",
     "encode",
     "encode_projected",
@@ -117,24 +107,20 @@ __all__ = [
     "eps_label_tight",
     "eps_projected",
     "gradient",
-    "gradient_mse",
     "mi_epsilon",
     "mirrored",
     "moments",
     "moments_gradient",
     "noise_split",
     "one_hot",
-    "optimal_second_moment_bound",
     "predict",
     "projected_gradient",
     "projected_mse",
     "record_epsilon",
     "record_mu",
-    "second_moment_bound",
     "sigma2_for_eps",
     "sigma2_for_eps_projected",
     "stable_weights",
     "symmetrise",
-    "uplink_bits",
     "upper",
 ]

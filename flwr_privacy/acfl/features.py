@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.identity import stream
+from flwr_privacy.wire.identity import stream
 
 __all__ = ["FeatureMap", "FourierFeatures", "accuracy", "predict"]
 

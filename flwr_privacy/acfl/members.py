@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from flwr_privacy import fields as records
-from flwr_privacy.averaging import WeightedMean
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.wire import fields as records
 
 from .descent import CodedData
 from .encoding import Moments

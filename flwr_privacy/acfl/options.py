@@ -62,7 +62,7 @@ class NoisedRecords(Noise):
     epsilon, delta : float, default 8.0 and 1e-5
         Budget of a record over the whole training.
     setup_share : float, default 0.5
-        Share of the budget (of mu squared, see `flwr_privacy.acfl.plan.Plan`) for the setup.
+        Share of the budget (of mu squared, see `flwr_privacy.acfl.plan.ACFLPlan`) for the setup.
     clipping_norm : float, default 1.0
         L2 bound of the gradient of a record.
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from flwr_privacy.averaging import EvenWeights, ReplyRefusedError, WeightedMean
+from flwr_privacy.privacy.averaging import EvenWeights, ReplyRefusedError, WeightedMean
 
 from .sums import GRADIENT, SIZE, Heard, heard, sums_of
 from .terms import RECORD, GradientTerms
@@ -44,7 +44,7 @@ class OwnRates:
             raise ReplyRefusedError("unknown client", f"{client} has no straggler_rate")
         sums, p = sums_of(alone, self._terms), self._rates[client]
         scaled = {GRADIENT: sums[GRADIENT] / (1 - p), SIZE: sums[SIZE] * self._size_scale(client)}
-        mean.fold(client, scaled, weight=1, metrics=alone.metrics())
+        mean.accumulate(client, scaled, weight=1, metrics=alone.metrics())
 
     def heard(self, mean: WeightedMean, clients: Collection[str]) -> Heard:
         """Return what a sum says."""

@@ -10,29 +10,16 @@ from numpy.typing import NDArray
 
 from flwr_privacy.accounting import spent
 from flwr_privacy.accounting.gaussian import mu_of
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    check_choice,
-    check_flag,
-    check_number,
-)
-from flwr_privacy.grid import Grid
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_flag, check_number
+from flwr_privacy.privacy.grid import Grid
 
 from .options import DataBounds, Noise, NoisedRecords, NoisedSetup, SetupVariances, Weighting
 from .privacy import noise_split, sigma2_for_eps
 from .scfl import sigma2_for_eps_projected
 from .sums import entry_bound
-from .terms import (
-    ENCODINGS,
-    MOMENTS,
-    PAPER,
-    RECORD,
-    SCFL,
-    GradientTerms,
-    SetupTerms,
-)
+from .terms import ENCODINGS, MOMENTS, PAPER, RECORD, SCFL, GradientTerms, SetupTerms
 
-__all__ = ["Plan", "Wish"]
+__all__ = ["ACFLPlan", "Wish"]
 
 _SMALLEST = math.ulp(0.0)
 _GRID_SHARE = 1e-3  # of epsilon that is set aside for the grid
@@ -134,7 +121,7 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ACFLPlan:
     """The terms of a training, once the shape of the model is known.
 
     Parameters
@@ -157,7 +144,7 @@ class Plan:
     >>> from flwr_privacy.acfl.options import DataBounds, NoisedRecords, Weighting
     >>> data = DataBounds(max_records=1000)
     >>> wish = Wish(privacy=NoisedRecords(epsilon=8.0), weighting=Weighting(), data=data)
-    >>> plan = Plan(wish=wish, features=10, labels=2, rounds=20)
+    >>> plan = ACFLPlan(wish=wish, features=10, labels=2, rounds=20)
     >>> setup = plan.setup_terms(parties=0).charge()
     >>> rounds = plan.gradient_terms(np.zeros((10, 2)), parties=0).charge()
     >>> from flwr_privacy.accounting import spent

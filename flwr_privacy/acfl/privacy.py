@@ -14,8 +14,8 @@ logarithm's `base` (2 for bits); the paper does not say which.
 import math
 
 from flwr_privacy.accounting.gaussian import epsilon_of
+from flwr_privacy.accounting.roots import root
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.roots import root
 
 __all__ = [
     "BOUNDS",

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
-from flwr_privacy.grid import CODE_LIMIT, Grid, saturated
-from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan
-from flwr_privacy.noise import discrete_gaussian
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.wire import METRICS, Fields
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid, saturated
+from flwr_privacy.privacy.noise import discrete_gaussian
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import METRICS, Fields
 
 from .encoding import Moments, clipped_gradient, upper
 from .sums import FEATURES, GRADIENT, LABELS, SIZE, coded_sum, gradient_sum, size_of

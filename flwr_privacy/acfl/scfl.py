@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.acfl.encoding import gradient
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+
+from .encoding import gradient
 
 __all__ = [
     "Projected",

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import EvenWeights, WeightedMean
-from flwr_privacy.grid import EvenMean, Grid
+from flwr_privacy.privacy.averaging import EvenWeights, WeightedMean
+from flwr_privacy.privacy.grid import EvenMean, Grid
+from flwr_privacy.wire.arrays import Arrays
 
 from .encoding import Moments, mirrored
 from .terms import NORM_SHARE, RECORD, DataTerms, GradientTerms, SetupTerms

@@ -5,15 +5,10 @@ from dataclasses import dataclass
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.accounting.gaussian import check_delta
-from flwr_privacy.distributed_noise import SMALLEST_SHARE, summed_gap
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    check_choice,
-    check_integer,
-    check_number,
-)
-from flwr_privacy.grid import CODE_LIMIT, Grid
-from flwr_privacy.noise import discretisation_gap
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, summed_gap
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.noise import discretisation_gap
 
 __all__ = [
     "ENCODINGS",

@@ -13,18 +13,11 @@ from typing import TYPE_CHECKING
 from flwr_privacy.lazy import lazy
 
 if TYPE_CHECKING:
-    from flwr_privacy.lagrange import max_partitions, max_stragglers, recovery_threshold
+    from flwr_privacy.coding.lagrange import max_partitions, max_stragglers, recovery_threshold
 
     from .central import Central
     from .costs import Costs, cost_model
-    from .network import (
-        embed,
-        expand,
-        expanded_width,
-        gradient_of,
-        initial_weights,
-        project,
-    )
+    from .network import embed, expand, expanded_width, gradient_of, initial_weights, project
     from .privacy import (
         SLACK_BITS,
         batch_rank,
@@ -56,20 +49,6 @@ if TYPE_CHECKING:
         weight_shares_paper,
         zero_masks,
     )
-    from .theory import (
-        batch_gradient_variance,
-        convergence_bound_corrected,
-        convergence_bound_paper,
-        embedding_error_bound,
-        embedding_error_rms,
-        lemma_b2_corrected,
-        lemma_b2_paper,
-        lemma_b2_paper_inner,
-        rounding_variance,
-        rounding_variance_bound,
-        step_size_paper,
-        whole_smoothness,
-    )
 else:
     __getattr__, __dir__ = lazy(__name__)
 
@@ -79,30 +58,22 @@ __all__ = [
     "Costs",
     "Scales",
     "Segments",
-    "batch_gradient_variance",
     "batch_of",
     "batch_rank",
     "batches",
     "check_partial_sum",
     "check_rank",
-    "convergence_bound_corrected",
-    "convergence_bound_paper",
     "cost_model",
     "data_shares",
     "decode_rows",
     "dequantise",
     "embed",
-    "embedding_error_bound",
-    "embedding_error_rms",
     "equal_share",
     "evaluate",
     "expand",
     "expanded_width",
     "gradient_of",
     "initial_weights",
-    "lemma_b2_corrected",
-    "lemma_b2_paper",
-    "lemma_b2_paper_inner",
     "max_partitions",
     "max_scale_bits",
     "max_stragglers",
@@ -116,14 +87,10 @@ __all__ = [
     "recovery_threshold",
     "round_half_up",
     "round_stochastic",
-    "rounding_variance",
-    "rounding_variance_bound",
     "server_view_is_tight",
     "server_view_warning",
     "slack",
-    "step_size_paper",
     "weight_shares",
     "weight_shares_paper",
-    "whole_smoothness",
     "zero_masks",
 ]

@@ -12,10 +12,10 @@ Models" (ICML 2023), section 5.3.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr_privacy.channel import KEY_BYTES
+from flwr_privacy.coding.lagrange import recovery_threshold
+from flwr_privacy.coding.packing import packed_bytes
 from flwr_privacy.errors import InvalidParameterError, check_flag, check_integer
-from flwr_privacy.lagrange import recovery_threshold
-from flwr_privacy.packing import packed_bytes
+from flwr_privacy.wire.channel import KEY_BYTES
 
 from .rows import Segments
 from .sharing import maskers

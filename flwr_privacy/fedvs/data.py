@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_privacy.channel import canonical
 from flwr_privacy.errors import DataError
+from flwr_privacy.wire.channel import canonical
 
 __all__ = ["TEST_PART", "TRAIN_PART", "VerticalData", "ids_digest"]
 

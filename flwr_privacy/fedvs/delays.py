@@ -16,14 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    check_choice,
-    check_integer,
-    check_number,
-)
-from flwr_privacy.identity import check_client_id, stream
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.stragglers import Stragglers
+from flwr_privacy.wire.identity import check_client_id, stream
 
 __all__ = [
     "BATCHES",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, check_flag, check_integer, check_number
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 __all__ = [
     "embed",

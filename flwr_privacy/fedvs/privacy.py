@@ -17,8 +17,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from flwr_privacy.coding.lagrange import LagrangeCode, rank_mod_p
 from flwr_privacy.errors import InvalidParameterError, check_integer
-from flwr_privacy.lagrange import LagrangeCode, rank_mod_p
 
 __all__ = [
     "SLACK_BITS",

@@ -21,14 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.errors import (
-    FieldRangeError,
-    InvalidParameterError,
-    check_integer,
-    check_number,
-)
-from flwr_privacy.field import PrimeField
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.coding.field import PrimeField
+from flwr_privacy.errors import FieldRangeError, InvalidParameterError, check_integer, check_number
+from flwr_privacy.privacy.randomness import SecureRandom
 
 __all__ = [
     "Scales",

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, check_integer
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 __all__ = ["Segments", "batch_of", "batches", "order"]
 

@@ -4,11 +4,11 @@ import hashlib
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from flwr_privacy.channel import canonical
+from flwr_privacy.coding.field import PrimeField
+from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_integer
-from flwr_privacy.field import PrimeField
-from flwr_privacy.identity import check_client_id
-from flwr_privacy.lagrange import LagrangeCode
+from flwr_privacy.wire.channel import canonical
+from flwr_privacy.wire.identity import check_client_id
 
 from .data import TRAIN_PART
 from .privacy import check_rank

@@ -24,12 +24,20 @@ from .sensitivity import (
 )
 
 if TYPE_CHECKING:
-    from .aggregation import aggregate_event
-    from .bounds import abc_terms, corollary_gap, stationarity_gap, step_size, theorem1_bound
-    from .control import AdaptiveController, Decision
-    from .counts import TierCounts
+    from flwr_privacy.m2fdp.control.bounds import (
+        abc_terms,
+        corollary_gap,
+        stationarity_gap,
+        step_size,
+        theorem1_bound,
+    )
+    from flwr_privacy.m2fdp.control.controller import AdaptiveController, Decision
+    from flwr_privacy.m2fdp.control.resources import Cost, Link, ResourceModel
+    from flwr_privacy.m2fdp.tree.counts import TierCounts
+    from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+
     from .guarantee import promise
-    from .models import Place, TreeModels, moved
+    from .models import TreeModels, ZonePlace, moved
     from .noise import noise_multiplier, one_shot_sigma, sigma, tree_noise_var, variance_by_tier
     from .options import (
         AdaptiveControl,
@@ -43,7 +51,7 @@ if TYPE_CHECKING:
         TierPrivacy,
         WorstDrift,
     )
-    from .plan import Asked, Exchange, Release, RoundPlan, boundary_tier, exchanges
+    from .plan import Asked, Exchange, RoundPlan, ZoneRelease, boundary_tier, exchanges
     from .privacy import (
         BoundaryClass,
         boundary_classes,
@@ -53,7 +61,6 @@ if TYPE_CHECKING:
         true_epsilon,
     )
     from .release import DeviceUpdate, SealedUpdate, ZoneAverage
-    from .resources import Cost, Link, ResourceModel
     from .schedule import EventSchedule, Segment
     from .sums import TierSums
     from .terms import (
@@ -68,10 +75,9 @@ if TYPE_CHECKING:
         VALUE_RANGE,
         Delivery,
         Duty,
-        Terms,
+        M2FDPTerms,
         any_batch,
     )
-    from .tree import CLOUD, TierTree
     from .zone import Upload, averaged, noised, trained
 else:
     __getattr__, __dir__ = lazy(__name__)
@@ -102,18 +108,16 @@ __all__ = [
     "Exchange",
     "LemmaDrift",
     "Link",
+    "M2FDPTerms",
     "NoNoise",
     "PaperNoise",
-    "Place",
     "Reach",
     "RecordNoise",
-    "Release",
     "ResourceModel",
     "RoundPlan",
     "SealedUpdate",
     "Segment",
     "SmoothDrift",
-    "Terms",
     "TierCounts",
     "TierNoise",
     "TierPrivacy",
@@ -123,8 +127,9 @@ __all__ = [
     "Upload",
     "WorstDrift",
     "ZoneAverage",
+    "ZonePlace",
+    "ZoneRelease",
     "abc_terms",
-    "aggregate_event",
     "any_batch",
     "averaged",
     "boundary_classes",

@@ -2,12 +2,12 @@
 
 from collections.abc import Collection
 
-from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.m2fdp.tree.tree import TierTree
+from flwr_privacy.privacy.guarantee import Guarantee
 
 from .options import PaperNoise, TierPrivacy
 from .plan import RoundPlan
 from .schedule import EventSchedule
-from .tree import TierTree
 
 __all__ = ["promise"]
 

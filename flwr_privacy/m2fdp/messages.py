@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from flwr_privacy.channel import Part
-from flwr_privacy.documents import dumps, loads
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.grid import CODE_LIMIT
-from flwr_privacy.wire import Fields
+from flwr_privacy.privacy.grid import CODE_LIMIT
+from flwr_privacy.wire.channel import Part
+from flwr_privacy.wire.documents import dumps, loads
+from flwr_privacy.wire.message import Fields
 
 from .sensitivity import Reach
-from .terms import DOWN, SCHEME, UP, Delivery, Duty, Terms
+from .terms import DOWN, SCHEME, UP, Delivery, Duty, M2FDPTerms
 from .zone import Upload
 
 __all__ = ["going_down", "going_up", "packed", "unpacked"]
@@ -20,7 +20,7 @@ __all__ = ["going_down", "going_up", "packed", "unpacked"]
 
 def going_up(
     fields: Fields,
-    terms: Terms | Duty,
+    terms: M2FDPTerms | Duty,
     *,
     sender: str,
     tier: int,
@@ -33,7 +33,7 @@ def going_up(
     ----------
     fields : dict
         The values of the question, with the experiment and the round.
-    terms : Terms or Duty
+    terms : M2FDPTerms or Duty
         What one of the two ends was asked.
     sender, tier : str, int
         Who sends it, from which tier.
@@ -69,7 +69,7 @@ def going_down(
     return (SCHEME, fields["experiment-id"], fields["round"], event, DOWN, ends, list(children))
 
 
-def packed(upload: Upload, terms: Terms | Duty | Delivery) -> bytes:
+def packed(upload: Upload, terms: M2FDPTerms | Duty | Delivery) -> bytes:
     """Return an upload as bytes, with what sender and receiver must agree on."""
     reach, codes = upload.reach, upload.codes
     if max(codes.max(initial=0), -codes.min(initial=0)) <= CODE_LIMIT:
@@ -87,7 +87,7 @@ def packed(upload: Upload, terms: Terms | Duty | Delivery) -> bytes:
     )
 
 
-def unpacked(content: bytes, terms: Terms | Duty | Delivery) -> Upload:
+def unpacked(content: bytes, terms: M2FDPTerms | Duty | Delivery) -> Upload:
     """Return the upload of a member of the zone.
 
     Raises
@@ -107,7 +107,7 @@ def unpacked(content: bytes, terms: Terms | Duty | Delivery) -> Upload:
     return Upload(np.asarray(state["codes"]).astype(np.int64), reach, state["floor"])
 
 
-def _agreed(terms: Terms | Duty | Delivery) -> list[Any]:
+def _agreed(terms: M2FDPTerms | Duty | Delivery) -> list[Any]:
     return [
         terms.unit,
         terms.noise_multiplier,

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.grid import Grid
-from flwr_privacy.layout import Layout
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.layout import Layout
 
 from .plan import Asked, Exchange, RoundPlan
 from .sensitivity import Drift, Reach
-from .tree import CLOUD, TierTree
 from .zone import Upload, averaged, trained
 
-__all__ = ["Noise", "Place", "TreeModels", "moved"]
+__all__ = ["Noise", "TreeModels", "ZonePlace", "moved"]
 
 Vector = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ It is asked once for each, so that it may forget what it gave.
 
 
 @dataclass(frozen=True)
-class Place:
+class ZonePlace:
     """Where the devices of a lowest aggregator stand.
 
     Parameters
@@ -101,7 +101,7 @@ class TreeModels:
         self._bound = bound
         self._edge_noise = edge_noise
         self.start = start
-        first = Place(start, None, Reach(anchor=tree.depth))
+        first = ZonePlace(start, None, Reach(anchor=tree.depth))
         self.places = dict.fromkeys(tree.tiers[tree.depth - 1], first)
 
     @classmethod
@@ -169,10 +169,10 @@ class TreeModels:
                 upload = work.upload(node)
                 if upload is not None:
                     reach = self._drift.broadcast(upload.reach, tier=exchange.tier)
-                    place = Place(before.start, upload.codes, reach)
+                    place = ZonePlace(before.start, upload.codes, reach)
             elif (model := work.public(node)) is not None:
                 start = {**before.start, **self._layout.arrays(model)}
-                place = Place(start, None, Reach(anchor=self._tree.depth))
+                place = ZonePlace(start, None, Reach(anchor=self._tree.depth))
             if place is not None:
                 self.places |= dict.fromkeys(leaves, place)
         return None

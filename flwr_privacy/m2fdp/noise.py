@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.m2fdp.tree.tree import TierTree
 
 from .schedule import EventSchedule
-from .tree import TierTree
 
 __all__ = ["noise_multiplier", "one_shot_sigma", "sigma", "tree_noise_var", "variance_by_tier"]
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from flwr_privacy.accounting import Charge, fitting, spent
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.grid import Grid
-from flwr_privacy.noise import discretisation_gap
+from flwr_privacy.m2fdp.tree.tree import TierTree
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.noise import discretisation_gap
 
 from .noise import sigma
 from .options import PaperNoise, RecordNoise, TierPrivacy
@@ -21,10 +22,17 @@ from .privacy import largest_weights, multiplier, record_multiplier
 from .schedule import EventSchedule, Segment
 from .sensitivity import sensitivity_worst_case
 from .terms import VALUE_RANGE, any_batch
-from .tree import TierTree
 from .zone import GAP, NOISE_REACH
 
-__all__ = ["STEP_RULES", "Asked", "Exchange", "Release", "RoundPlan", "boundary_tier", "exchanges"]
+__all__ = [
+    "STEP_RULES",
+    "Asked",
+    "Exchange",
+    "RoundPlan",
+    "ZoneRelease",
+    "boundary_tier",
+    "exchanges",
+]
 
 CONSTANT = "constant"
 STEP_RULES = (CONSTANT, "inv_sqrt")
@@ -118,7 +126,7 @@ def boundary_tier(tree: TierTree, leaf: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class ZoneRelease:
     """A noised release of a round, as it is planned.
 
     Parameters
@@ -204,11 +212,11 @@ class RoundPlan:
         """Return the largest norm of an update of so many steps; 0 where nothing is clipped."""
         return (self.privacy.clipping_norm or 0.0) * self.scale * steps
 
-    def release(self, boundary: int, end: int) -> Release:
+    def release(self, boundary: int, end: int) -> ZoneRelease:
         """Return the release of nodes at a tier that an exchange ends."""
         return self._releases[boundary, end]
 
-    def release_of(self, leaf: str, exchange: Exchange) -> Release:
+    def release_of(self, leaf: str, exchange: Exchange) -> ZoneRelease:
         """Return the release that the answers of a lowest aggregator's devices go into."""
         return self.release(boundary_tier(self.tree, leaf), exchange.leaves[leaf].end)
 
@@ -278,7 +286,7 @@ class RoundPlan:
         return true
 
     @cached_property
-    def _releases(self) -> dict[tuple[int, int], Release]:
+    def _releases(self) -> dict[tuple[int, int], ZoneRelease]:
         releases = {}
         for boundary in self.boundaries:
             periods = self.schedule.periods(boundary)
@@ -289,7 +297,7 @@ class RoundPlan:
                 releases[boundary, period[-1].index] = replace(release, grid=grid)
         return releases
 
-    def _release(self, boundary: int, period: Sequence[Segment]) -> Release:
+    def _release(self, boundary: int, period: Sequence[Segment]) -> ZoneRelease:
         steps = _steps(period)
         sensitivity = self._sensitivity(boundary, period)
         multiplier = self._multiplier(boundary, period, sensitivity)
@@ -300,7 +308,7 @@ class RoundPlan:
             worst = min(2 * self.bound(steps), sensitivity * self._thinning(boundary))
             grid = Grid.holding(self.bound(steps) + NOISE_REACH * multiplier * worst)
         record = isinstance(self.privacy, RecordNoise)
-        return Release(
+        return ZoneRelease(
             steps=steps,
             multiplier=multiplier,
             sampling=any_batch(self.privacy.rate, steps) if record else 1.0,

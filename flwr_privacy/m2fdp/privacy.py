@@ -29,6 +29,7 @@ from functools import lru_cache
 
 from flwr_privacy.accounting import Charge, new_accountant, noise_multiplier, spent
 from flwr_privacy.accounting.gaussian import check_delta, mu_of
+from flwr_privacy.accounting.roots import root
 from flwr_privacy.errors import (
     InvalidParameterError,
     check_choice,
@@ -36,13 +37,12 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.roots import root
+from flwr_privacy.m2fdp.tree.tree import TierTree
 
 from . import noise
 from .schedule import EventSchedule, Segment
 from .sensitivity import sensitivity, sensitivity_worst_case
 from .terms import any_batch
-from .tree import TierTree
 
 __all__ = [
     "CALIBRATIONS",

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import DataError, DeclinedError, ProtocolError
-from flwr_privacy.grid import Grid
-from flwr_privacy.layout import Layout
-from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.sealed import SEALED
-from flwr_privacy.updates import Update, check_start, released_names
-from flwr_privacy.wire import METRICS, Fields
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.pipeline.sealed import SEALED
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.updates import Update, check_start, released_names
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.layout import Layout
+from flwr_privacy.wire.message import METRICS, Fields
 
 from .messages import packed
 from .models import moved
 from .sensitivity import Reach
 from .sums import TierSums
-from .terms import CODES, VALUE_RANGE, Duty, Terms
+from .terms import CODES, VALUE_RANGE, Duty, M2FDPTerms
 from .zone import Codes, Upload, check_gap, noised, trained
 
 __all__ = ["DeviceUpdate", "SealedUpdate", "ZoneAverage"]
@@ -39,13 +39,13 @@ class DeviceUpdate(Mechanism):
 
     Parameters
     ----------
-    terms : Terms
+    terms : M2FDPTerms
         What was asked.
     groups : mapping of str to str
         The group of each device on the node.
     """
 
-    terms: Terms
+    terms: M2FDPTerms
     groups: Mapping[str, str]
 
     def plan(self, start: Arrays, facts: Facts) -> Plan:

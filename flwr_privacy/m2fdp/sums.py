@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
-from flwr_privacy.grid import CODE_LIMIT, EvenMean, Grid
+from flwr_privacy.privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
+from flwr_privacy.privacy.grid import CODE_LIMIT, EvenMean, Grid
+from flwr_privacy.wire.arrays import Arrays
 
 __all__ = ["TierSums"]
 
@@ -71,7 +71,7 @@ class TierSums(WeightedMean):
     >>> groups = {"0": "left", "1": "left", "2": "right"}
     >>> sums = TierSums({"w": np.zeros(2)}, ["w"], groups)
     >>> for client, code in (("0", 1), ("1", 2), ("2", 4)):
-    ...     sums.fold(client, {"w": np.full(2, code, np.int32)}, weight=1)
+    ...     sums.accumulate(client, {"w": np.full(2, code, np.int32)}, weight=1)
     >>> sums.of("left")["w"], sums.answered("left")
     (array([3, 3], dtype=int32), ['0', '1'])
     """
@@ -115,7 +115,7 @@ class TierSums(WeightedMean):
         self.weight += 1
         self.clients.add(client_id)
 
-    def fold(
+    def accumulate(
         self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
     ) -> None:
         """Add one client's codes to the sum of its group.
@@ -123,11 +123,11 @@ class TierSums(WeightedMean):
         Raises
         ------
         ReplyRefusedError
-            As `EvenMean.fold`, and if the client has no group.
+            As `EvenMean.accumulate`, and if the client has no group.
         """
         if client_id in self.clients:
             raise ReplyRefusedError("duplicate", f"client {client_id} is already in a sum")
-        self._mean_of(self._group_of(client_id)).fold(client_id, arrays, weight=weight)
+        self._mean_of(self._group_of(client_id)).accumulate(client_id, arrays, weight=weight)
         self.weight += weight
         self.clients.add(client_id)
         for key, value in (metrics or {}).items():

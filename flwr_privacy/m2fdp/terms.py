@@ -3,16 +3,11 @@
 from dataclasses import dataclass, field
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    check_choice,
-    check_integer,
-    check_number,
-)
-from flwr_privacy.grid import CODE_LIMIT, Grid
-from flwr_privacy.identity import check_client_id
-from flwr_privacy.mechanism import Plan
-from flwr_privacy.policy import UNITS
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.pipeline.mechanism import Plan
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.policy import UNITS
+from flwr_privacy.wire.identity import check_client_id
 
 from .sensitivity import DRIFTS, Drift
 from .zone import GAP
@@ -29,7 +24,7 @@ __all__ = [
     "VALUE_RANGE",
     "Delivery",
     "Duty",
-    "Terms",
+    "M2FDPTerms",
     "any_batch",
 ]
 
@@ -155,7 +150,7 @@ class _Released:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms(_Released):
+class M2FDPTerms(_Released):
     """What the server asks of a device's training.
 
     Parameters

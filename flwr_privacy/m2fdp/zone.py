@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.grid import Grid, saturated
-from flwr_privacy.noise import discrete_gaussian, discretisation_gap
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.grid import Grid, saturated
+from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.privacy.randomness import SecureRandom
 
 from .sensitivity import Drift, Reach
 

@@ -6,12 +6,13 @@ makes up for it, and mixes for K more steps with the server's averages, in which
 cancels. MSPDQ sends codes of B bits in these steps, on intervals that follow the values and shrink.
 
 **Guarantee.** Splitting alone protects nothing against the server, nor against whoever reads a
-client's messages: two of them give the model away (`flwr_privacy.attacks.consensus`). The paper's
-Theorem 1 needs couplings and consensus weights that no party uses. Rounding to B bits leaves the
-server an estimate of the model whose error is a few percent of the update, and with intervals as
-narrow as the default ones a fraction of one. Run under a secure sum, MSPDQ opens the sums of the
-codes and nothing else: then a client's model is protected as the secure sum says, and what the
-averages W[0], ..., W[K] tell is not.
+client's messages: two of them give the model away
+(`flwr_privacy.simulations.research.mspdq.consensus`). The paper's Theorem 1 needs couplings and
+consensus weights that no party uses. Rounding to B bits leaves the server an estimate of the model
+whose error is a few percent of the update, and with intervals as narrow as the default ones a
+fraction of one. Run under a secure sum, MSPDQ opens the sums of the codes and nothing else: then a
+client's model is protected as the secure sum says, and what the averages W[0], ..., W[K] tell is
+not.
 """
 
 from typing import TYPE_CHECKING
@@ -19,17 +20,6 @@ from typing import TYPE_CHECKING
 from flwr_privacy.lazy import lazy
 
 if TYPE_CHECKING:
-    from .bounds import (
-        D1,
-        D2,
-        D3,
-        bound_msp,
-        bound_mspdq,
-        comm_complexity_bound,
-        comm_count,
-        nu2,
-        round_complexity,
-    )
     from .codec import Codec, DecodedSum, centred, decode_start, encode_start, uncentred
     from .hub import Hub, SumHub, code_sum, outweighs
     from .intervals import (
@@ -45,7 +35,7 @@ if TYPE_CHECKING:
     from .member import Member, Said
     from .mixing import Mixing, SubStates
     from .splitting import NoiseSplit, Split, UniformSplit, noised
-    from .terms import CODES, MIX, SYNC, Terms
+    from .terms import CODES, MIX, SYNC, MSPTerms
     from .theory import (
         k_rounds,
         lambda2_P,
@@ -66,15 +56,13 @@ else:
 
 __all__ = [
     "CODES",
-    "D1",
-    "D2",
-    "D3",
     "MIX",
     "SYNC",
     "Codec",
     "DecodedSum",
     "Hub",
     "Intervals",
+    "MSPTerms",
     "Member",
     "Mixing",
     "NoiseSplit",
@@ -82,15 +70,10 @@ __all__ = [
     "Split",
     "SubStates",
     "SumHub",
-    "Terms",
     "UniformSplit",
     "Widths",
-    "bound_msp",
-    "bound_mspdq",
     "centred",
     "code_sum",
-    "comm_complexity_bound",
-    "comm_count",
     "decode_start",
     "encode_start",
     "k_rounds",
@@ -102,13 +85,11 @@ __all__ = [
     "min_bits",
     "min_levels_linf",
     "noised",
-    "nu2",
     "outweighs",
     "own_width",
     "pi_paper",
     "quantizer_delta",
     "residual",
-    "round_complexity",
     "rounds_needed",
     "spread_gain",
     "stable",

@@ -1,6 +1,6 @@
 """What MSP and MSPDQ are compared with: the noise of NbAFL, the codec of JoPEQ, the sampling.
 
-Their two halves are `flwr_privacy.strategies.mspdq_baselines` and its like among the clients.
+Their two halves are `flwr_privacy.strategies.mspdq.baselines` and its like among the clients.
 FedAvg needs no mathematics of its own. An update that is quantized once and sent once, the honest
 rival in bits, is `flwr_privacy.mspdq.codec.encode_start`; MSP with Laplace noise is
 `flwr_privacy.mspdq.splitting.NoiseSplit`; FedAvg with the server step that the global start amounts
@@ -14,17 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    check_choice,
-    check_integer,
-    check_number,
-)
-from flwr_privacy.layout import Layout
-from flwr_privacy.quantize import LARGEST_WIDTH, Codes
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.updates import SMALLEST_NORM
-from flwr_privacy.updates import clip as clip_to_norm
+from flwr_privacy.coding.quantize import LARGEST_WIDTH, Codes
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.updates import SMALLEST_NORM
+from flwr_privacy.privacy.updates import clip as clip_to_norm
+from flwr_privacy.wire.layout import Layout
 
 from .splitting import check_scale, noised
 

@@ -8,9 +8,9 @@ the same bits for ever.
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.coding.quantize import LARGEST_WIDTH, SMALLEST_WIDTH, Codes, Knobs, span
 from flwr_privacy.errors import DataError, InvalidParameterError, check_integer
-from flwr_privacy.quantize import LARGEST_WIDTH, SMALLEST_WIDTH, Codes, Knobs, span
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 __all__ = ["Codec", "DecodedSum", "centred", "decode_start", "encode_start", "uncentred"]
 
@@ -61,7 +61,7 @@ class Codec:
         Returns
         -------
         codes, saturated
-            See `flwr_privacy.quantize.Knobs.encode`.
+            See `flwr_privacy.coding.quantize.Knobs.encode`.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class DecodedSum:
         ----------
         code_sum : ndarray of unsigned integers, shape (d,)
             Sum of the codes, each times how often its client was drawn
-            (`flwr_privacy.quantize.CodeSum`, or what a secure sum opened).
+            (`flwr_privacy.coding.quantize.CodeSum`, or what a secure sum opened).
         knobs : Knobs
             Width and number of knobs that they share.
         draws : int
@@ -216,7 +216,7 @@ def encode_start(
     InvalidParameterError
         If a value is not finite.
     DataError
-        If they lie further apart than `flwr_privacy.quantize.LARGEST_WIDTH`.
+        If they lie further apart than `flwr_privacy.coding.quantize.LARGEST_WIDTH`.
 
     Examples
     --------

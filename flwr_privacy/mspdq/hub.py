@@ -5,15 +5,15 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.averaging import ReplyRefusedError
+from flwr_privacy.coding.packing import packed_bytes, unpack
+from flwr_privacy.coding.quantize import Codes, Knobs
 from flwr_privacy.errors import InvalidParameterError, check_number
-from flwr_privacy.grid import Grid, GridMean
-from flwr_privacy.packing import packed_bytes, unpack
-from flwr_privacy.quantize import Codes, Knobs
+from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.privacy.grid import Grid, GridMean
 
 from .codec import Codec, DecodedSum, decode_start, uncentred
 from .intervals import Intervals, Widths
-from .terms import CODES, Terms
+from .terms import CODES, MSPTerms
 
 __all__ = ["Hub", "SumHub", "code_sum", "outweighs"]
 
@@ -28,7 +28,7 @@ class Hub:
 
     Parameters
     ----------
-    terms : Terms
+    terms : MSPTerms
         The parameters.
     intervals : Intervals
         The rule of the widths, with its constants.
@@ -53,7 +53,7 @@ class Hub:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: MSPTerms,
         intervals: Intervals,
         draws: Mapping[str, int],
         start: NDArray[np.floating],
@@ -175,7 +175,7 @@ class SumHub:
 
     Parameters
     ----------
-    terms : Terms
+    terms : MSPTerms
         The parameters; the start is common.
     intervals : Intervals
         The rule of the widths, one by which no client says anything.
@@ -190,7 +190,7 @@ class SumHub:
         Largest width so far.
     """
 
-    def __init__(self, terms: Terms, intervals: Intervals, start: NDArray[np.floating]) -> None:
+    def __init__(self, terms: MSPTerms, intervals: Intervals, start: NDArray[np.floating]) -> None:
         self._terms = terms
         self._start = start
         self._widths = Widths(intervals, terms.mixing, terms.levels)

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.coding.quantize import SMALLEST_WIDTH, float32_above
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
-from flwr_privacy.quantize import SMALLEST_WIDTH, float32_above
 
 from .mixing import COUPLINGS, Mixing
 from .theory import check_kappa, lambda_min_U
@@ -381,7 +381,8 @@ class Widths:
 def own_width(visible: Vectors, centre: Vectors) -> float:
     """Return the width that a client's values need, rounded up such that its half is a float32.
 
-    0 where there is no value to round; otherwise at least `flwr_privacy.quantize.SMALLEST_WIDTH`.
+    0 where there is no value to round; otherwise at least
+    `flwr_privacy.coding.quantize.SMALLEST_WIDTH`.
 
     Parameters
     ----------

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.quantize import Codes
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.coding.quantize import Codes
+from flwr_privacy.privacy.randomness import SecureRandom
 
 from .codec import Codec
 from .intervals import own_width
 from .mixing import SubStates
-from .terms import Terms
+from .terms import MSPTerms
 
 __all__ = ["Member", "Said"]
 
@@ -43,7 +43,7 @@ class Member:
 
     Parameters
     ----------
-    terms : Terms
+    terms : MSPTerms
         The parameters.
     states : SubStates
         The sub-states.
@@ -55,7 +55,7 @@ class Member:
 
     Examples
     --------
-    >>> terms = Terms(levels=255, start="global", gamma=0.5, rounds=1)
+    >>> terms = MSPTerms(levels=255, start="global", gamma=0.5, rounds=1)
     >>> member = Member.begin(terms, model=np.array([1.0, 3.0]), heard=np.array([1.0, 1.0]))
     >>> member.step(np.array([1.0, 1.0]), SecureRandom())
     >>> said = member.say(None, SecureRandom())
@@ -63,20 +63,20 @@ class Member:
     (array([127, 254], dtype=uint8), 4.0, array([1., 3.]))
     """
 
-    terms: Terms
+    terms: MSPTerms
     states: SubStates
     heard: Vectors
     sent: int = 0
 
     @classmethod
     def begin(
-        cls, terms: Terms, model: Vectors, heard: Vectors, visible: Vectors | None = None
+        cls, terms: MSPTerms, model: Vectors, heard: Vectors, visible: Vectors | None = None
     ) -> "Member":
         """Split a trained model.
 
         Parameters
         ----------
-        terms : Terms
+        terms : MSPTerms
             The parameters.
         model : ndarray of float64, shape (d,)
             The trained model.

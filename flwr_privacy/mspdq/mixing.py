@@ -19,13 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    check_choice,
-    check_integer,
-    check_number,
-)
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.privacy.randomness import SecureRandom
 
 from .theory import check_kappa, largest_stable, max_coupling, residual, rounds_needed
 
@@ -75,9 +70,9 @@ class Mixing:
 
     **Guarantee.** Splitting and mixing protect a model from nobody who sees a client's messages,
     which the server does: it can solve for the model from the first two
-    (`flwr_privacy.attacks.consensus`), by the same equations by which it is mixed. Where the
-    coupling is random the conservation law still gives it away as the average converges. What
-    protects is a secure sum, under which no message can be told from random bits
+    (`flwr_privacy.simulations.research.mspdq.consensus`), by the same equations by which it is
+    mixed. Where the coupling is random the conservation law still gives it away as the average
+    converges. What protects is a secure sum, under which no message can be told from random bits
     (`flwr_privacy.secure_sum`); the server then learns the averages W[k], and what they tell.
 
     Examples

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.noise import discrete_gaussian, discrete_laplace
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.noise import discrete_gaussian, discrete_laplace
+from flwr_privacy.privacy.randomness import SecureRandom
 
 __all__ = ["NoiseSplit", "Split", "UniformSplit", "noised"]
 
@@ -57,7 +57,7 @@ class UniformSplit:
     -----
     **Guarantee.** None. Signs and zeros of the weights are as they were; a weight w lies between
     v / (1 + m - eps_s) and v / eps_s; and from the second message on the server can solve for the
-    whole model (`flwr_privacy.attacks.consensus`), whatever the law.
+    whole model (`flwr_privacy.simulations.research.mspdq.consensus`), whatever the law.
 
     Examples
     --------
@@ -104,8 +104,8 @@ class NoiseSplit:
     -----
     **Guarantee.** *Covered*: the first message alone, as `noised` says. *Not covered*: all that
     follows. The later messages take the noise away again, by construction, and the server can solve
-    for the whole model from the first two (`flwr_privacy.attacks.consensus`). So a training is not
-    differentially private with this split.
+    for the whole model from the first two (`flwr_privacy.simulations.research.mspdq.consensus`). So
+    a training is not differentially private with this split.
     """
 
     law: str

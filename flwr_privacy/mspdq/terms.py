@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from flwr_privacy.coding.quantize import MOST_LEVELS
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
-from flwr_privacy.quantize import MOST_LEVELS
 
 from .intervals import RULES, Intervals
 from .mixing import Mixing
 from .splitting import NoiseSplit, Split, UniformSplit
 
-__all__ = ["CODES", "MIX", "SPLITS", "STARTS", "SYNC", "Terms"]
+__all__ = ["CODES", "MIX", "SPLITS", "STARTS", "SYNC", "MSPTerms"]
 
 MIX, SYNC = "mix", "sync"
 """Phases: a mixing step; taking up the common start that one client's split gave."""
@@ -25,7 +25,7 @@ STARTS = ("independent", "reference", "global")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class MSPTerms:
     """Parameters of a learning round.
 
     Parameters

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr_privacy.arrays import Arrays
 from flwr_privacy.errors import ProtocolError, check_number
-from flwr_privacy.grid import Grid
-from flwr_privacy.updates import released_names
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.wire.arrays import Arrays
 
-__all__ = ["Terms"]
+__all__ = ["FedAvgSumTerms"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class FedAvgSumTerms:
     """What a client is told of the vectors that federated averaging sums.
 
     Parameters
@@ -53,7 +53,7 @@ class Terms:
         }
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> "Terms":
+    def read(cls, fields: Mapping[str, Any]) -> "FedAvgSumTerms":
         """Read the fields of a message.
 
         Raises

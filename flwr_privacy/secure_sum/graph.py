@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.identity import stream
+from flwr_privacy.wire.identity import stream
 
 from .settings import COMPLETE_UP_TO, SecureSum
 

@@ -8,10 +8,10 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
+from flwr_privacy.coding.packing import pack, packed_bytes, unpack
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.packing import pack, packed_bytes, unpack
+from flwr_privacy.privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
+from flwr_privacy.wire.arrays import Arrays
 
 from .settings import Bounds
 
@@ -157,9 +157,9 @@ class MaskedSum(WeightedMean):
 
     def take(self, client_id: str, arrays: Arrays, metrics: Metrics, weighted_by: str) -> None:
         """Add one reply; what it tells beside its vector weighs the same for all."""
-        self.fold(client_id, arrays, weight=1, metrics=metrics)
+        self.accumulate(client_id, arrays, weight=1, metrics=metrics)
 
-    def fold(
+    def accumulate(
         self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
     ) -> None:
         """Add one masked vector.

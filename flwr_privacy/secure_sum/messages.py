@@ -1,6 +1,6 @@
 """What the two sides of a secure sum tell each other, as records of a message.
 
-As records they are what `flwr_privacy.fields` makes of them.
+As records they are what `flwr_privacy.wire.fields` makes of them.
 """
 
 from dataclasses import dataclass

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.channel import Channel, KeyPair, canonical, derive
+from flwr_privacy.coding.shamir import deal
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.shamir import deal
+from flwr_privacy.wire.channel import Channel, KeyPair, canonical, derive
 
 from .masked import add_masks
 

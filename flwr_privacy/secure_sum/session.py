@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.averaging import ReplyRefusedError
-from flwr_privacy.channel import KeyPair, check_usable
+from flwr_privacy.coding.shamir import recover
 from flwr_privacy.errors import FlwrPrivacyError
-from flwr_privacy.shamir import recover
+from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.wire.channel import KeyPair, check_usable
 
 from .graph import local_threshold
 from .masked import add_masks, values_of

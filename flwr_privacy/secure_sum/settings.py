@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.grid import CODE_LIMIT, MOST_WEIGHT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, MOST_WEIGHT, Grid
 
 __all__ = ["COMPLETE_UP_TO", "LARGEST_COHORT", "Bounds", "SecureSum"]
 

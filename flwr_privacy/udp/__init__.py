@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         sigma_zcdp,
     )
     from .loss import LossTerms, MeanLoss
-    from .moments import eps_moments, eps_server, ln_moment, ln_moment_paper
     from .options import (
         ClientLosses,
         Discounting,
@@ -39,33 +38,11 @@ if TYPE_CHECKING:
         RecordLevel,
         UserLevel,
     )
-    from .pace import (
-        Discounted,
-        LinearDecay,
-        Pace,
-        PlateauDecay,
-        Uniform,
-        discount_T,
-        m_t,
-    )
-    from .plan import Plan
-    from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, Schedule
+    from .pace import Discounted, LinearDecay, Pace, PlateauDecay, Uniform, discount_T, m_t
+    from .plan import UDPPlan
+    from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, NoisePlan
     from .shared import RECORDS_NAME, SharedMean
-    from .terms import Steps, Terms
-    from .theory import (
-        SEARCH_GRID,
-        PLProblem,
-        SearchCost,
-        b_corrected,
-        b_paper,
-        bound_corrected,
-        bound_paper,
-        c_corrected,
-        c_paper,
-        optimal_rounds,
-        search_cost,
-        stationary_rounds,
-    )
+    from .terms import Steps, UDPTerms
 else:
     __getattr__, __dir__ = lazy(__name__)
 
@@ -77,7 +54,6 @@ __all__ = [
     "PLD_SECRET",
     "RECORDS_NAME",
     "RECORD_UNIT",
-    "SEARCH_GRID",
     "USER_UNIT",
     "ClientLosses",
     "Discounted",
@@ -86,46 +62,31 @@ __all__ = [
     "LinearNoise",
     "LossTerms",
     "MeanLoss",
+    "NoisePlan",
     "NoiseSchedule",
-    "PLProblem",
     "Pace",
-    "Plan",
     "PlateauDecay",
     "PlateauNoise",
     "PrivacyLevel",
     "RecordLevel",
-    "Schedule",
-    "SearchCost",
     "SharedMean",
     "Steps",
-    "Terms",
+    "UDPPlan",
+    "UDPTerms",
     "Uniform",
     "UserLevel",
-    "b_corrected",
-    "b_paper",
-    "bound_corrected",
-    "bound_paper",
     "budget",
-    "c_corrected",
-    "c_paper",
     "discount_T",
-    "eps_moments",
     "eps_paper",
-    "eps_server",
     "eps_spent",
     "eps_zcdp",
-    "ln_moment",
-    "ln_moment_paper",
     "m_t",
     "mu_star",
-    "optimal_rounds",
     "participations",
     "rounds_paper",
-    "search_cost",
     "sensitivity",
     "sigma_crd",
     "sigma_gdp",
     "sigma_paper",
     "sigma_zcdp",
-    "stationary_rounds",
 ]

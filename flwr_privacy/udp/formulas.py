@@ -12,12 +12,7 @@ from scipy.special import bdtr
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import epsilon_of, mu_of
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    check_choice,
-    check_integer,
-    check_number,
-)
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
 __all__ = [
     "budget",

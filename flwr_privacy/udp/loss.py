@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice, check_number
-from flwr_privacy.grid import Grid
-from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan
-from flwr_privacy.noise import discrete_gaussian, discretisation_gap
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.wire import METRICS
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import METRICS
 
 from .formulas import check_budget
 from .sensitivity import RECORD_UNIT, USER_UNIT

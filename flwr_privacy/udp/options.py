@@ -14,11 +14,11 @@ from flwr_privacy.errors import (
     check_number,
 )
 from flwr_privacy.keywords import checked_keywords
-from flwr_privacy.updates import SMALLEST_NORM
+from flwr_privacy.privacy.updates import SMALLEST_NORM
 
 from .loss import LARGEST_CAP, SMALLEST_CAP
 from .pace import Discounted, LinearDecay, Pace, PlateauDecay
-from .schedule import NONE, Schedule
+from .schedule import NONE, NoisePlan
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT
 
 __all__ = [
@@ -80,9 +80,9 @@ class PrivacyLevel(_Training):
 
     def schedule(
         self, epsilon: float, delta: float, *, rounds: int, q: float, validation_share: float = 0.0
-    ) -> Schedule:
+    ) -> NoisePlan:
         """Return how the noise follows from a budget."""
-        return Schedule(
+        return NoisePlan(
             noise=self.noise,
             epsilon=epsilon,
             delta=delta,
@@ -148,7 +148,7 @@ class UserLevel(PrivacyLevel):
     clipping_norm : float, default 1.0
         L2 bound of the whole update.
     noise : str, default "gdp_fixed"
-        How the noise follows from the budget: `flwr_privacy.udp.Schedule`.
+        How the noise follows from the budget: `flwr_privacy.udp.NoisePlan`.
     shared_noise : bool, default False
         Whether the clients of a secure sum share the noise: the sum has as much of it as it needs,
         instead of each answer.

@@ -17,12 +17,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from flwr_privacy.errors import (
-    CheckpointError,
-    InvalidParameterError,
-    check_integer,
-    check_number,
-)
+from flwr_privacy.errors import CheckpointError, InvalidParameterError, check_integer, check_number
 
 __all__ = [
     "Discounted",

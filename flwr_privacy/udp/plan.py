@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
-from flwr_privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
 
 from .formulas import mu_star
 from .loss import LossTerms
 from .options import ClientLosses, NoiseSchedule, PrivacyLevel
 from .pace import Pace, Uniform
-from .schedule import NONE, Schedule
+from .schedule import NONE, NoisePlan
 from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
-from .terms import Terms
+from .terms import UDPTerms
 
-__all__ = ["Plan"]
+__all__ = ["UDPPlan"]
 
 _GRID_BITS = {RECORD_UNIT: 27, USER_UNIT: 18}
 """Steps of the grid up to the bound of what is noised, as a power of two, if noise leaves room."""
@@ -29,7 +29,7 @@ _SHARE_REACH = 12  # the same, of a share of noise
 _TOO_MUCH = 1.01  # times a budget's mu
 
 
-class Plan:
+class UDPPlan:
     """The rounds of one training.
 
     Parameters
@@ -71,7 +71,7 @@ class Plan:
         self.q = q
         self.pace: Pace = Uniform(rounds) if schedule is None else schedule.pace(rounds)
         self.T_history = [self.pace.planned]
-        self._schedules: dict[tuple[float, float], Schedule] = {}
+        self._schedules: dict[tuple[float, float], NoisePlan] = {}
 
     @property
     def losses(self) -> ClientLosses | None:
@@ -108,18 +108,18 @@ class Plan:
         self.pace.after(loss)
         self.T_history.append(self.pace.planned)
 
-    def schedule(self, client: str) -> Schedule:
+    def schedule(self, client: str) -> NoisePlan:
         """Return a client's schedule; clients with one budget share it."""
         return self._schedule(*self.privacy.budget(client))
 
-    def weakest(self) -> Schedule:
+    def weakest(self) -> NoisePlan:
         """Return the schedule of a budget that covers every client's."""
         schedules = [self.schedule(client) for client in self.privacy.named() or [""]]
         return self._schedule(max(s.epsilon for s in schedules), max(s.delta for s in schedules))
 
     def terms(
         self, clients: Collection[str], spent: Mapping[str, float], *, honest: int
-    ) -> tuple[Terms, dict[str, Terms]]:
+    ) -> tuple[UDPTerms, dict[str, UDPTerms]]:
         """Return what all clients are asked, and what those who have terms of their own are.
 
         Parameters
@@ -127,7 +127,7 @@ class Plan:
         clients : collection of str
             The clients, where they have terms of their own.
         spent : Mapping of str to float
-            What each of them has spent so far; see `Schedule.multiplier`.
+            What each of them has spent so far; see `NoisePlan.multiplier`.
         honest : int
             How many honest clients are at least in a secure sum, where there is one.
         """
@@ -140,7 +140,7 @@ class Plan:
         )
         return shared, {c: self.own_terms(shared, c, spent.get(c, 0.0)) for c in own}
 
-    def own_terms(self, shared: Terms, client: str, spent: float) -> Terms:
+    def own_terms(self, shared: UDPTerms, client: str, spent: float) -> UDPTerms:
         """Return the terms of a client that has its own, from those that all share."""
         schedule = self.schedule(client)
         return replace(
@@ -151,11 +151,11 @@ class Plan:
             gap=float(schedule.gap),
         )
 
-    def plain_terms(self, parties: int, *, noise_multiplier: float, client: str = "") -> Terms:
+    def plain_terms(self, parties: int, *, noise_multiplier: float, client: str = "") -> UDPTerms:
         """Return the terms of one budget and noise, with a grid that leaves room for them."""
         privacy = self.privacy
         schedule = self.schedule(client or next(iter(privacy.named()), ""))
-        terms = Terms(
+        terms = UDPTerms(
             unit=privacy.unit,
             noise_multiplier=0.0 if privacy.noise == NONE else noise_multiplier,
             epsilon=float(schedule.cap),
@@ -227,7 +227,7 @@ class Plan:
         values |= {"keep_back": self.keep_back, "rounds": self.pace.rounds}
         return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
-    def _schedule(self, epsilon: float, delta: float) -> Schedule:
+    def _schedule(self, epsilon: float, delta: float) -> NoisePlan:
         if (epsilon, delta) not in self._schedules:
             self._schedules[epsilon, delta] = self.privacy.schedule(
                 epsilon,
@@ -250,7 +250,7 @@ class Plan:
                 z = 1 / (_TOO_MUCH * mu_star(schedule.epsilon, schedule.delta))
         return schedule.noise_multiplier if z is None else z
 
-    def _grid(self, terms: Terms) -> Grid:
+    def _grid(self, terms: UDPTerms) -> Grid:
         if terms.parties:
             reach = terms.reach(terms.max_records)
             sigma = terms.noise_multiplier * terms.shared_sensitivity() / math.sqrt(terms.parties)
@@ -263,7 +263,7 @@ class Plan:
         return Grid.below(reach, bits=self.privacy.grid_bits or max(1, min(most, room)))
 
 
-def _largest_sensitivity(terms: Terms) -> float:
+def _largest_sensitivity(terms: UDPTerms) -> float:
     """Return the sensitivity of the clients for whose noise the grid leaves room."""
     if terms.unit == USER_UNIT:
         return sensitivity(USER_UNIT, clipping_norm=terms.clipping_norm)

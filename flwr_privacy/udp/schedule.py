@@ -9,12 +9,12 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_numbe
 
 from .formulas import budget, check_budget, participations, sigma_paper
 
-__all__ = ["GRID_SHARE", "NOISES", "NONE", "PLD_SECRET", "Schedule"]
+__all__ = ["GRID_SHARE", "NOISES", "NONE", "PLD_SECRET", "NoisePlan"]
 
 NONE, PLD_SECRET = "none", "pld_secret"
 
 NOISES = ("gdp_fixed", "gdp", "gdp_worst", "zcdp", "paper", PLD_SECRET, NONE)
-"""How the noise follows from the budget; see `Schedule`."""
+"""How the noise follows from the budget; see `NoisePlan`."""
 
 _SPENDING = ("gdp", "gdp_worst", "zcdp")
 
@@ -27,7 +27,7 @@ _LEAST_LEFT = 1e-6  # of a budget; with less, a client's noise would say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class NoisePlan:
     """The noise of a training, from its budget.
 
     Parameters
@@ -69,7 +69,7 @@ class Schedule:
 
     Examples
     --------
-    >>> schedule = Schedule(noise="paper", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
+    >>> schedule = NoisePlan(noise="paper", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
     >>> round(schedule.noise_multiplier, 6), round(schedule.cap, 2)
     (6.570652, 8.37)
     """
@@ -152,7 +152,7 @@ class Schedule:
 
         Examples
         --------
-        >>> schedule = Schedule(noise="gdp", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
+        >>> schedule = NoisePlan(noise="gdp", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
         >>> round(schedule.multiplier(200, 0.0), 2), schedule.multiplier(1, 4.34)
         (6.8, None)
         """

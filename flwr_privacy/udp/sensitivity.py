@@ -11,7 +11,7 @@ the function that is trained, which is what `BOUNDS` is about.
 import math
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.updates import SMALLEST_NORM
+from flwr_privacy.privacy.updates import SMALLEST_NORM
 
 __all__ = [
     "BOUNDS",

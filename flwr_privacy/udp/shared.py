@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.grid import EvenMean, Grid
+from flwr_privacy.privacy.grid import EvenMean, Grid
+from flwr_privacy.wire.arrays import Arrays
 
 __all__ = ["RECORDS_NAME", "SharedMean"]
 
@@ -33,14 +33,14 @@ class SharedMean(EvenMean):
 
     Notes
     -----
-    **Guarantee.** See `flwr_privacy.distributed_noise.share_sigma`. The number of records in the
-    sum has no noise: at record level it is public.
+    **Guarantee.** See `flwr_privacy.privacy.distributed_noise.share_sigma`. The number of records
+    in the sum has no noise: at record level it is public.
 
     Examples
     --------
     >>> mean = SharedMean({"w": np.zeros(1)}, Grid(-1), ["w"], counts=True)
-    >>> mean.fold("a", {"w": np.array([12]), RECORDS_NAME: np.array([3])}, weight=1)
-    >>> mean.fold("b", {"w": np.array([0]), RECORDS_NAME: np.array([1])}, weight=1)
+    >>> mean.accumulate("a", {"w": np.array([12]), RECORDS_NAME: np.array([3])}, weight=1)
+    >>> mean.accumulate("b", {"w": np.array([0]), RECORDS_NAME: np.array([1])}, weight=1)
     >>> mean.finish()
     {'w': array([1.5])}
     """

@@ -8,27 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    check_choice,
-    check_integer,
-    check_number,
-)
-from flwr_privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
-from flwr_privacy.mechanism import Answer, Facts, Mechanism, Plan
-from flwr_privacy.noise import discrete_gaussian, discretisation_gap
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.updates import SMALLEST_NORM, Update, check_start, released_names
-from flwr_privacy.wire import METRICS, Fields
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
+from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
+from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.updates import SMALLEST_NORM, Update, check_start, released_names
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import METRICS, Fields
 
 from .formulas import check_budget
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, sensitivity
 from .shared import RECORDS_NAME, SharedMean
 
-__all__ = ["NUM_EXAMPLES", "Steps", "Terms"]
+__all__ = ["NUM_EXAMPLES", "Steps", "UDPTerms"]
 
 NUM_EXAMPLES = "num-examples"
 """Name of the metric that is a reply's weight."""
@@ -61,7 +56,7 @@ class _Measured(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms(Mechanism):
+class UDPTerms(Mechanism):
     """What the server asks of a client's training, and the mechanism that answers it.
 
     Parameters
@@ -93,8 +88,8 @@ class Terms(Mechanism):
     parties : int, default 0
         Honest clients of a sum who share its noise; 0 if each adds the whole noise by itself.
     count_failed : bool, default False
-        Whether it is counted how many trainings fail (`flwr_privacy.failures`); at user level, with
-        noise.
+        Whether it is counted how many trainings fail (`flwr_privacy.privacy.failures`); at user
+        level, with noise.
     keep_back : list of str
         Arrays of which nothing is released, beyond those that a client keeps back anyway.
 
@@ -169,7 +164,7 @@ class Terms(Mechanism):
 
         Examples
         --------
-        >>> terms = Terms(
+        >>> terms = UDPTerms(
         ...     unit="record", noise_multiplier=1.0, epsilon=8.0, delta=1e-5, gap=1e-3,
         ...     clipping_norm=0.5, learning_rate=4.0, grid=-20, max_records=4096, parties=5,
         ... )

@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flwr_privacy.acfl.weights import (
-    AlphaPolicy,
-    Weights,
-    stable_weights,
-)
+from flwr_privacy.acfl.weights import AlphaPolicy, Weights, stable_weights
 from flwr_privacy.errors import InvalidParameterError
 
 

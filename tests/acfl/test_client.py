@@ -33,8 +33,8 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
-from flwr_privacy.fields import write
-from flwr_privacy.ledger import Book, Entry
+from flwr_privacy.privacy.ledger import Entry, LockedLedger
+from flwr_privacy.wire.fields import write
 
 X, Y = data_of(0)
 W = np.linspace(-0.5, 0.5, FEATURES * LABELS).reshape(FEATURES, LABELS)
@@ -190,11 +190,11 @@ def test_nothing_is_kept_of_a_setup_that_cannot_be_charged(
     terms = setup_terms(**MODES["record"], **together)
     summed = SUMMED if together else {}
 
-    def full(book: Book, entry: Entry) -> None:
+    def full(request_log: LockedLedger, entry: Entry) -> None:
         raise LedgerError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Book, "charge", full)
+        patch.setattr(LockedLedger, "charge", full)
         with pytest.raises(LedgerError, match="no space left"):
             node.set_up(terms, **summed)
     assert kept_files(node) == []

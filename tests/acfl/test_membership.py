@@ -23,8 +23,8 @@ from conformance import Killed
 
 from flwr_privacy.clients import DataLimits, acfl_client_app
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import ACFL, Exact, LoopOptions, Weighting
 
 LOST = [Fault(kind="drop", client="1", phase="setup", server_round=0)]

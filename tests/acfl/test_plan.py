@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flwr_privacy.acfl.descent import effective_rate
-from flwr_privacy.acfl.promise import promise, setup_privacy
+from flwr_privacy.acfl.guarantee import guarantee_of, setup_privacy
 from flwr_privacy.acfl.sums import GRADIENT, SIZE, heard
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.grid import Grid
-from flwr_privacy.noise import discrete_gaussian
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.noise import discrete_gaussian
+from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import ACFL
 
@@ -112,7 +112,7 @@ def test_one_nat_of_an_entry_is_much_more_for_a_record(bound: str, epsilon: floa
     assert told["record_epsilon"] == pytest.approx(epsilon, abs=0.01)
     wanted = {"noise": "paper", "epsilon": 8.0, "delta": 1e-5, "setup": terms, "bound": bound}
     usual = {"exact_rounds": 2, "summed": False, "quorum": None, "coded_only": False}
-    text = promise(**wanted, **usual, insecure=False).text()
+    text = guarantee_of(**wanted, **usual, insecure=False).text()
     assert f"({told['record_epsilon']:.4g}, 1e-05)-differential privacy" in text
     assert "a weak guarantee" in text
 

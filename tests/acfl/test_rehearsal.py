@@ -10,13 +10,23 @@ from numpy.typing import NDArray
 
 from flwr_privacy.acfl.encoding import gradient, moments_gradient
 from flwr_privacy.acfl.privacy import sigma2_for_eps
-from flwr_privacy.acfl.rehearsal import Course, Setting, coded_set, rehearse, stragglers
-from flwr_privacy.acfl.scenes import Scene, heterogeneous_scene, paper_scene
 from flwr_privacy.acfl.scfl import projected_mse, sigma2_for_eps_projected
 from flwr_privacy.acfl.steps import StepSize
-from flwr_privacy.acfl.theory import coded_fixed_point
 from flwr_privacy.acfl.weights import coded_energy
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.acfl.numpy_simulation import (
+    ACFLSettings,
+    TrainingCurve,
+    coded_set,
+    simulate,
+    stragglers,
+)
+from flwr_privacy.simulations.research.acfl.synthetic_data import (
+    SyntheticData,
+    heterogeneous_scene,
+    paper_scene,
+)
+from flwr_privacy.simulations.research.acfl.theory import coded_fixed_point
 
 Array = NDArray[np.float64]
 
@@ -27,12 +37,12 @@ def noise(s: float) -> dict[str, float]:
     return {"sigma1_sq": s, "sigma2_sq": s}
 
 
-def falling(scene: Scene) -> StepSize:
+def falling(scene: SyntheticData) -> StepSize:
     """Return 1 / (lambda (t + 3))."""
     return StepSize(1 / (3 * scene.convexity), "shifted", 3)
 
 
-def small(kind: str = "heterogeneous") -> Scene:
+def small(kind: str = "heterogeneous") -> SyntheticData:
     make = heterogeneous_scene if kind == "heterogeneous" else paper_scene
     return make(3, N=6, m=12, d=4, o=3)
 
@@ -41,7 +51,13 @@ def small(kind: str = "heterogeneous") -> Scene:
 
 
 def plainly(
-    scene: Scene, setting: Setting, *, rounds: int, steps: StepSize, seed: int, ridge: float
+    scene: SyntheticData,
+    setting: ACFLSettings,
+    *,
+    rounds: int,
+    steps: StepSize,
+    seed: int,
+    ridge: float,
 ) -> tuple[list[float], list[tuple[float, float]], Array]:
     """Train one setting device by device and round by round, as section 3.2 has it."""
     answered = stragglers(scene, setting, rounds=rounds, seed=seed)
@@ -72,7 +88,7 @@ def plainly(
     return losses, weights, W
 
 
-def loss(scene: Scene, W: Array) -> float:
+def loss(scene: SyntheticData, W: Array) -> float:
     return sum(
         float(np.sum((X @ W - Y) ** 2)) / 2
         for X, Y in zip(scene.features, scene.labels, strict=True)
@@ -81,37 +97,39 @@ def loss(scene: Scene, W: Array) -> float:
 
 BOUNDS = {"alpha": "bounds", "gradient_bound": 2.0, "model_bound": 0.5}
 SETTINGS = {
-    "estimated": Setting(),
-    "estimated, other noise": Setting(sigma1_sq=0.3, sigma2_sq=0.02, straggler_rate=0.4),
-    "estimated, without noise": Setting(**noise(0)),
-    "predictable": Setting(predictable=True, straggler_rate=0.4),
-    "bounds": Setting(**BOUNDS),
-    "horizon": Setting(alpha="horizon", straggler_rate=0.4, **noise(0.1)),
-    "horizon, predictable": Setting(alpha="horizon", predictable=True),
-    "often nobody": Setting(straggler_rate=0.9),
-    "often nobody, predictable": Setting(straggler_rate=0.9, predictable=True),
-    "often nobody, horizon": Setting(straggler_rate=0.9, alpha="horizon"),
-    "often nobody, bounds": Setting(straggler_rate=0.9, **BOUNDS),
-    "non-adaptive": Setting(alpha=0.5),
-    "uncoded": Setting(alpha=0, straggler_rate=0.4),
-    "coded only": Setting(alpha=1.0),
-    "stragglers ignored": Setting(alpha=0, assumed_rate=0),
-    "ideal": Setting(alpha=0, straggler_rate=0),
-    "another rate assumed": Setting(assumed_rate=0.5),
-    "silent devices": Setting(silent=2, straggler_rate=0, assumed_rate=0.3),
-    "silent and straggling": Setting(silent=2),
-    "SCFL": Setting(alpha=0.5, encoding="scfl", sigma1_sq=0.1, sigma2_sq=0),
-    "SCFL with noise on labels": Setting(alpha=0.5, encoding="scfl", sigma1_sq=0.1, sigma2_sq=0.1),
+    "estimated": ACFLSettings(),
+    "estimated, other noise": ACFLSettings(sigma1_sq=0.3, sigma2_sq=0.02, straggler_rate=0.4),
+    "estimated, without noise": ACFLSettings(**noise(0)),
+    "predictable": ACFLSettings(predictable=True, straggler_rate=0.4),
+    "bounds": ACFLSettings(**BOUNDS),
+    "horizon": ACFLSettings(alpha="horizon", straggler_rate=0.4, **noise(0.1)),
+    "horizon, predictable": ACFLSettings(alpha="horizon", predictable=True),
+    "often nobody": ACFLSettings(straggler_rate=0.9),
+    "often nobody, predictable": ACFLSettings(straggler_rate=0.9, predictable=True),
+    "often nobody, horizon": ACFLSettings(straggler_rate=0.9, alpha="horizon"),
+    "often nobody, bounds": ACFLSettings(straggler_rate=0.9, **BOUNDS),
+    "non-adaptive": ACFLSettings(alpha=0.5),
+    "uncoded": ACFLSettings(alpha=0, straggler_rate=0.4),
+    "coded only": ACFLSettings(alpha=1.0),
+    "stragglers ignored": ACFLSettings(alpha=0, assumed_rate=0),
+    "ideal": ACFLSettings(alpha=0, straggler_rate=0),
+    "another rate assumed": ACFLSettings(assumed_rate=0.5),
+    "silent devices": ACFLSettings(silent=2, straggler_rate=0, assumed_rate=0.3),
+    "silent and straggling": ACFLSettings(silent=2),
+    "SCFL": ACFLSettings(alpha=0.5, encoding="scfl", sigma1_sq=0.1, sigma2_sq=0),
+    "SCFL with noise on labels": ACFLSettings(
+        alpha=0.5, encoding="scfl", sigma1_sq=0.1, sigma2_sq=0.1
+    ),
 }
 ROUNDS, RIDGE = 40, 0.5
 SEED = 2  # at a rate of 0.9 nobody answers in its first three rounds
 
 
 @cache
-def together(kind: str) -> Course:
+def together(kind: str) -> TrainingCurve:
     scene = small(kind)
     settings = list(SETTINGS.values())
-    return rehearse(scene, settings, rounds=ROUNDS, steps=falling(scene), seed=SEED, ridge=RIDGE)
+    return simulate(scene, settings, rounds=ROUNDS, steps=falling(scene), seed=SEED, ridge=RIDGE)
 
 
 @pytest.mark.parametrize("kind", ["heterogeneous", "paper"])
@@ -129,12 +147,14 @@ def test_all_settings_at_once_train_as_each_does_plainly(name: str, kind: str) -
 
 
 def test_blocks_of_rounds_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, settings = small(), [Setting(), Setting(straggler_rate=0.4, alpha=0)]
-    whole = rehearse(scene, settings, rounds=25, steps=falling(scene), seed=1)
+    scene, settings = small(), [ACFLSettings(), ACFLSettings(straggler_rate=0.4, alpha=0)]
+    whole = simulate(scene, settings, rounds=25, steps=falling(scene), seed=1)
     # Of a round and stream: A, R, A^2, A R, |R|^2, and the number.
     values = 2 * (4 * 4 + 4 * 3) + 2
-    monkeypatch.setattr("flwr_privacy.acfl.rehearsal._BLOCK", 7 * values * 2)
-    parts = rehearse(scene, settings, rounds=25, steps=falling(scene), seed=1)
+    monkeypatch.setattr(
+        "flwr_privacy.simulations.research.acfl.numpy_simulation._BLOCK", 7 * values * 2
+    )
+    parts = simulate(scene, settings, rounds=25, steps=falling(scene), seed=1)
     np.testing.assert_allclose(parts.excess, whole.excess, rtol=1e-12)
 
 
@@ -144,21 +164,24 @@ def test_blocks_of_rounds_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -
 def test_settings_meet_the_same_stragglers_and_the_same_noise() -> None:
     scene = small()
     few, many = (
-        stragglers(scene, Setting(straggler_rate=rate), rounds=500, seed=0) for rate in (0.2, 0.4)
+        stragglers(scene, ACFLSettings(straggler_rate=rate), rounds=500, seed=0)
+        for rate in (0.2, 0.4)
     )
     assert not (many & ~few).any()
     # Standard error of the share that answered, of 3000: 0.009.
     assert abs(many.mean() - 0.6) < 4 * 0.009
-    assert not stragglers(scene, Setting(silent=2), rounds=9, seed=0)[:, :2].any()
-    one, four = (coded_set(scene, Setting(**noise(s)), seed=0) for s in (1.0, 4.0))
-    exact = coded_set(scene, Setting(**noise(0)), seed=0)
+    assert not stragglers(scene, ACFLSettings(silent=2), rounds=9, seed=0)[:, :2].any()
+    one, four = (coded_set(scene, ACFLSettings(**noise(s)), seed=0) for s in (1.0, 4.0))
+    exact = coded_set(scene, ACFLSettings(**noise(0)), seed=0)
     for part in range(2):
         np.testing.assert_allclose(four[part] - exact[part], 2 * (one[part] - exact[part]))
 
 
 def test_the_summed_noise_has_the_variance_of_all_devices() -> None:
     scene = small()
-    sets = [coded_set(scene, Setting(sigma1_sq=2.0, sigma2_sq=0.5), seed=n) for n in range(500)]
+    sets = [
+        coded_set(scene, ACFLSettings(sigma1_sq=2.0, sigma2_sq=0.5), seed=n) for n in range(500)
+    ]
     for part, exact, s in (
         ("features", scene.curvature, 2.0),
         ("labels", scene.cross.sum(axis=0), 0.5),
@@ -171,7 +194,7 @@ def test_the_summed_noise_has_the_variance_of_all_devices() -> None:
 
 def test_the_projected_set_is_without_bias_and_has_the_error_of_its_formula() -> None:
     scene, s = small(), 0.2
-    setting = Setting(alpha=0.5, encoding="scfl", sigma1_sq=s, sigma2_sq=0)
+    setting = ACFLSettings(alpha=0.5, encoding="scfl", sigma1_sq=s, sigma2_sq=0)
     data = list(zip(scene.features, scene.labels, strict=True))
     true = sum(gradient(X, Y, scene.start) for X, Y in data)
     found = np.array(
@@ -203,8 +226,8 @@ def test_the_scenes_are_what_they_are_said_to_be() -> None:
     assert (paper_scene(1).features != scene.features).all()
 
 
-def rehearsed_start(scene: Scene) -> float:
-    course = rehearse(scene, [Setting()], rounds=1, steps=PAPER_STEPS, seed=0)
+def rehearsed_start(scene: SyntheticData) -> float:
+    course = simulate(scene, [ACFLSettings()], rounds=1, steps=PAPER_STEPS, seed=0)
     return float(course.losses[0, 0])
 
 
@@ -213,16 +236,16 @@ def rehearsed_start(scene: Scene) -> float:
 
 def test_F9_without_noise_the_coded_data_are_all_that_is_needed() -> None:
     scene = heterogeneous_scene(0)
-    exact = coded_set(scene, Setting(**noise(0)), seed=0)
+    exact = coded_set(scene, ACFLSettings(**noise(0)), seed=0)
     for W in (scene.start, scene.best, np.ones(scene.start.shape)):
         true = sum(gradient(X, Y, W) for X, Y in zip(scene.features, scene.labels, strict=True))
         np.testing.assert_allclose(moments_gradient(exact, W), true, rtol=1e-10, atol=1e-11)
     settings = [
-        Setting(alpha=0, straggler_rate=0),
-        *(Setting(straggler_rate=p, **noise(0)) for p in (0.2, 0.4, 0.95)),
-        Setting(silent=19, straggler_rate=0, assumed_rate=0.95, **noise(0)),
+        ACFLSettings(alpha=0, straggler_rate=0),
+        *(ACFLSettings(straggler_rate=p, **noise(0)) for p in (0.2, 0.4, 0.95)),
+        ACFLSettings(silent=19, straggler_rate=0, assumed_rate=0.95, **noise(0)),
     ]
-    course = rehearse(scene, settings, rounds=100, steps=falling(scene), seed=0)
+    course = simulate(scene, settings, rounds=100, steps=falling(scene), seed=0)
     assert (course.coded[1:] == 1).all()
     assert (course.received[1:] == 0).all()
     for model in course.models[1:]:
@@ -232,8 +255,8 @@ def test_F9_without_noise_the_coded_data_are_all_that_is_needed() -> None:
 def test_F10_without_stragglers_it_is_gradient_descent_whatever_the_noise() -> None:
     scene = heterogeneous_scene(0)
     steps = falling(scene)
-    settings = [Setting(straggler_rate=0, **noise(s)) for s in (0.01, 1.0, 1e6)]
-    course = rehearse(scene, settings, rounds=100, steps=steps, seed=0)
+    settings = [ACFLSettings(straggler_rate=0, **noise(s)) for s in (0.01, 1.0, 1e6)]
+    course = simulate(scene, settings, rounds=100, steps=steps, seed=0)
     assert (course.coded == 0).all()
     assert (course.received == 1).all()
     W = scene.start
@@ -245,20 +268,24 @@ def test_F10_without_stragglers_it_is_gradient_descent_whatever_the_noise() -> N
 
 def test_F11_rounds_without_an_answer() -> None:
     scene = small()
-    setting = Setting(straggler_rate=0.9)
+    setting = ACFLSettings(straggler_rate=0.9)
     came = stragglers(scene, setting, rounds=ROUNDS, seed=SEED).sum(axis=1)
     first = int(np.flatnonzero(came)[0])
     assert first == 3
     later = np.flatnonzero((came == 0) & (np.arange(ROUNDS) > first))
-    course = rehearse(scene, [setting], rounds=ROUNDS, steps=falling(scene), seed=SEED)
+    course = simulate(scene, [setting], rounds=ROUNDS, steps=falling(scene), seed=SEED)
     assert (course.excess[0, : first + 1] == course.excess[0, 0]).all()
     assert np.isnan(course.coded[0, :first]).all()
     assert np.isfinite(course.coded[0, first:]).all()
     assert (course.coded[0, later] > 0).all()
     # Nobody at all: only weights that need no estimate do anything.
     nobody = {"silent": scene.devices, "straggler_rate": 0, "assumed_rate": 0.999999}
-    settings = [Setting(**nobody), Setting(alpha=1.0, **nobody), Setting(**BOUNDS, **nobody)]
-    course = rehearse(scene, settings, rounds=ROUNDS, steps=falling(scene), seed=SEED)
+    settings = [
+        ACFLSettings(**nobody),
+        ACFLSettings(alpha=1.0, **nobody),
+        ACFLSettings(**BOUNDS, **nobody),
+    ]
+    course = simulate(scene, settings, rounds=ROUNDS, steps=falling(scene), seed=SEED)
     assert (course.models[0] == scene.start).all()
     assert np.isfinite(course.excess).all()
     assert (course.models[1:] != scene.start).all()
@@ -266,7 +293,7 @@ def test_F11_rounds_without_an_answer() -> None:
 
 def test_F13_a_constant_weight_settles_where_the_frozen_noise_puts_it() -> None:
     scene, alpha = heterogeneous_scene(0), 0.5
-    setting = Setting(alpha=alpha, straggler_rate=0.4, **noise(0.1))
+    setting = ACFLSettings(alpha=alpha, straggler_rate=0.4, **noise(0.1))
     coded = coded_set(scene, setting, seed=0)
     cross = scene.cross.sum(axis=0)
     settles = coded_fixed_point(
@@ -277,7 +304,7 @@ def test_F13_a_constant_weight_settles_where_the_frozen_noise_puts_it() -> None:
         alpha,
     )
     steps = StepSize(1 / (3 * scene.convexity), "shifted", 3)
-    course = rehearse(scene, [setting], rounds=20_000, steps=steps, seed=0)
+    course = simulate(scene, [setting], rounds=20_000, steps=steps, seed=0)
     model = course.models[0]
     assert np.linalg.norm(model - settles) < 0.02 * np.linalg.norm(settles)
     assert np.linalg.norm(model - scene.best) > 5 * np.linalg.norm(model - settles)
@@ -289,17 +316,17 @@ def test_F13_a_constant_weight_settles_where_the_frozen_noise_puts_it() -> None:
 @cache
 def on_the_papers_data() -> tuple[dict[tuple[float, str], Array], dict[float, Array]]:
     """Return the last losses by seed, and ACFL's weights, for p of 0.2 and 0.4."""
-    settings: dict[tuple[float, str], Setting] = {}
+    settings: dict[tuple[float, str], ACFLSettings] = {}
     for p in (0.2, 0.4):
         rate = {"straggler_rate": p}
-        settings[p, "ideal"] = Setting(alpha=0, straggler_rate=0)
-        settings[p, "uncoded"] = Setting(alpha=0, **rate)
-        settings[p, "coded"] = Setting(alpha=1.0, **rate)
+        settings[p, "ideal"] = ACFLSettings(alpha=0, straggler_rate=0)
+        settings[p, "uncoded"] = ACFLSettings(alpha=0, **rate)
+        settings[p, "coded"] = ACFLSettings(alpha=1.0, **rate)
         for s in (0.01, 1.0, 10.0):
-            settings[p, f"ACFL {s:g}"] = Setting(**rate, **noise(s))
-            settings[p, f"NA {s:g}"] = Setting(alpha=0.5, **rate, **noise(s))
+            settings[p, f"ACFL {s:g}"] = ACFLSettings(**rate, **noise(s))
+            settings[p, f"NA {s:g}"] = ACFLSettings(alpha=0.5, **rate, **noise(s))
     courses = [
-        rehearse(
+        simulate(
             paper_scene(seed), list(settings.values()), rounds=1000, steps=PAPER_STEPS, seed=seed
         )
         for seed in range(20)
@@ -337,17 +364,17 @@ def test_F14_the_order_on_the_papers_data(p: float) -> None:
 
 def test_F15_the_order_at_equal_epsilon() -> None:
     levels = (0.1, 1.0, 5.0, 10.0)
-    settings = {(0.0, "uncoded"): Setting(alpha=0)}
+    settings = {(0.0, "uncoded"): ACFLSettings(alpha=0)}
     for eps in levels:
         own = noise(sigma2_for_eps(eps, 10, 10))
-        settings[eps, "ACFL"] = Setting(**own)
-        settings[eps, "NA"] = Setting(alpha=0.5, **own)
-        settings[eps, "SCFL"] = Setting(
+        settings[eps, "ACFL"] = ACFLSettings(**own)
+        settings[eps, "NA"] = ACFLSettings(alpha=0.5, **own)
+        settings[eps, "SCFL"] = ACFLSettings(
             alpha=0.5, encoding="scfl", sigma1_sq=sigma2_for_eps_projected(eps, 10), sigma2_sq=0
         )
     rows = np.array(
         [
-            rehearse(
+            simulate(
                 paper_scene(seed),
                 list(settings.values()),
                 rounds=1000,
@@ -368,15 +395,15 @@ def test_F15_the_order_at_equal_epsilon() -> None:
 
 def test_F18_on_devices_that_differ_the_adaptive_weight_has_a_floor() -> None:
     settings = [
-        Setting(straggler_rate=0.4, **noise(0.1)),
-        Setting(straggler_rate=0.4, alpha=0),
-        Setting(straggler_rate=0.4, alpha="horizon", **noise(0.1)),
-        Setting(straggler_rate=0.4, alpha=0.5, **noise(0.1)),
+        ACFLSettings(straggler_rate=0.4, **noise(0.1)),
+        ACFLSettings(straggler_rate=0.4, alpha=0),
+        ACFLSettings(straggler_rate=0.4, alpha="horizon", **noise(0.1)),
+        ACFLSettings(straggler_rate=0.4, alpha=0.5, **noise(0.1)),
     ]
     rows = []
     for seed in range(3):
         scene = heterogeneous_scene(seed)
-        course = rehearse(scene, settings, rounds=5000, steps=falling(scene), seed=seed)
+        course = simulate(scene, settings, rounds=5000, steps=falling(scene), seed=seed)
         rows.append(course.excess[:, [10, 1000, 5000]])
     acfl, uncoded, horizon, half = np.mean(rows, axis=0)
     assert abs(acfl[2] / acfl[1] - 1) < 0.05
@@ -388,12 +415,12 @@ def test_F18_on_devices_that_differ_the_adaptive_weight_has_a_floor() -> None:
 
 def test_silent_devices_are_what_the_coded_data_are_for() -> None:
     settings = [
-        Setting(silent=4, straggler_rate=0, assumed_rate=0.2, alpha=alpha, **noise(0.1))
+        ACFLSettings(silent=4, straggler_rate=0, assumed_rate=0.2, alpha=alpha, **noise(0.1))
         for alpha in ("estimated", 1.0, 0.5, "horizon", 0)
     ]
     rows = np.array(
         [
-            rehearse(scene, settings, rounds=1000, steps=falling(scene), seed=seed).excess[:, -1]
+            simulate(scene, settings, rounds=1000, steps=falling(scene), seed=seed).excess[:, -1]
             for seed in range(6)
             for scene in [heterogeneous_scene(seed)]
         ]
@@ -404,11 +431,11 @@ def test_silent_devices_are_what_the_coded_data_are_for() -> None:
 
 def test_a_setting_that_diverges_leaves_the_others_alone() -> None:
     scene = paper_scene(0)
-    fine = Setting()
-    wild = Setting(alpha=1.0, **noise(1e9))
+    fine = ACFLSettings()
+    wild = ACFLSettings(alpha=1.0, **noise(1e9))
     steps = StepSize(1e-4)
-    both = rehearse(scene, [fine, wild], rounds=2000, steps=steps, seed=0)
-    alone = rehearse(scene, [fine], rounds=2000, steps=steps, seed=0)
+    both = simulate(scene, [fine, wild], rounds=2000, steps=steps, seed=0)
+    alone = simulate(scene, [fine], rounds=2000, steps=steps, seed=0)
     assert not np.isfinite(both.excess[1, -1])
     np.testing.assert_allclose(both.excess[0], alone.excess[0], rtol=1e-12)
 
@@ -433,7 +460,7 @@ def test_a_setting_that_diverges_leaves_the_others_alone() -> None:
 )
 def test_a_bad_setting_is_refused_by_name(values: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        replace(Setting(), **values)
+        replace(ACFLSettings(), **values)
 
 
 @pytest.mark.parametrize(
@@ -442,13 +469,13 @@ def test_a_bad_setting_is_refused_by_name(values: dict[str, object], text: str) 
         ({"settings": []}, "settings = "),
         ({"rounds": 0}, "rounds = 0"),
         ({"ridge": -1.0}, "ridge = -1.0"),
-        ({"settings": [Setting(silent=7)]}, "silent = 7: expected an integer from 0 to 6"),
+        ({"settings": [ACFLSettings(silent=7)]}, "silent = 7: expected an integer from 0 to 6"),
     ],
 )
 def test_a_bad_rehearsal_is_refused_by_name(values: dict[str, object], text: str) -> None:
-    usual: dict[str, object] = {"settings": [Setting()], "rounds": 1, "steps": StepSize(1.0)}
+    usual: dict[str, object] = {"settings": [ACFLSettings()], "rounds": 1, "steps": StepSize(1.0)}
     with pytest.raises(InvalidParameterError, match=text):
-        rehearse(small(), seed=0, **{**usual, **values})
+        simulate(small(), seed=0, **{**usual, **values})
 
 
 @pytest.mark.parametrize(

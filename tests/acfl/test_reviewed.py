@@ -31,11 +31,11 @@ from flwr.serverapp.strategy import FedAdam
 from flwr_privacy.acfl.features import FourierFeatures
 from flwr_privacy.clients import acfl_client_app
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.ledger import Ledger
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import ACFL, DataBounds, Exact, LoopOptions, Weighting
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.message import RECORD
 
 NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
 NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
@@ -114,7 +114,7 @@ def test_a_resumed_training_goes_on_where_the_nodes_have_lost_their_files(
     with pytest.raises(Killed):
         run(make(ACFL, **options, on_round=kill_after(2)), **engine, state=tmp_path / "before")
     resumed = run(make(ACFL, **options, resume=True), **engine, state=tmp_path / "after")
-    assert [line["folded"] for line in resumed.history[1:]] == [3, 4, 2, 4]
+    assert [line["accumulated"] for line in resumed.history[1:]] == [3, 4, 2, 4]
     assert [line["refused"] for line in resumed.history[1:]] == [{}] * 4
     assert same(unbroken.arrays, resumed.arrays)
 

@@ -25,13 +25,13 @@ from acfl_app import (
 from apps import make
 from flwr.serverapp.strategy import FedAdam
 
-from flwr_privacy.acfl.promise import setup_privacy
+from flwr_privacy.acfl.guarantee import setup_privacy
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.clients import DataLimits, acfl_client_app
-from flwr_privacy.clients.custody import Custody
-from flwr_privacy.clients.prepared import PreparedData
+from flwr_privacy.clients.node.context_store import ContextStore
+from flwr_privacy.clients.node.data_cache import PreparedData
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.grid import Grid
+from flwr_privacy.privacy.grid import Grid
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import ACFL, DataBounds
 
@@ -103,7 +103,7 @@ def test_a_record_moves_the_answer_of_a_batch_by_no_more_than_the_sensitivity(
     for kept in (np.full(RECORDS, True), others):
         mine = Coins(coins[kept])
         monkeypatch.setattr(
-            Custody,
+            ContextStore,
             "random",
             lambda self, _, purpose, mine=mine: mine if purpose == "sample" else self.client_id,
         )

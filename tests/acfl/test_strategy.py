@@ -27,19 +27,17 @@ from apps import make
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvgM
 
-from flwr_privacy.acfl.rehearsal import Setting, coded_set, rehearse, stragglers
-from flwr_privacy.acfl.scenes import heterogeneous_scene
 from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.clients import acfl_client_app
-from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import (
-    ACFL,
-    DataBounds,
-    Exact,
-    LoopOptions,
-    SetupVariances,
-    Weighting,
+from flwr_privacy.simulations.engines.inline import Fault
+from flwr_privacy.simulations.research.acfl.numpy_simulation import (
+    ACFLSettings,
+    coded_set,
+    simulate,
+    stragglers,
 )
+from flwr_privacy.simulations.research.acfl.synthetic_data import heterogeneous_scene
+from flwr_privacy.strategies import ACFL, DataBounds, Exact, LoopOptions, SetupVariances, Weighting
 
 DEVICES = [data_of(i) for i in range(4)]
 A = sum(X.T @ X for X, _ in DEVICES)
@@ -227,20 +225,20 @@ def test_F12_weights_of_this_rounds_answers_are_biased_those_of_the_last_are_not
 @pytest.mark.parametrize(
     "setting",
     [
-        Setting(straggler_rate=0.4, sigma1_sq=0.3, sigma2_sq=0.02),
-        Setting(straggler_rate=0.4, predictable=True),
-        Setting(straggler_rate=0.6, alpha="horizon"),
-        Setting(alpha="bounds", gradient_bound=2.0, model_bound=0.5, straggler_rate=0.3),
-        Setting(alpha=0.5, assumed_rate=0.1),
+        ACFLSettings(straggler_rate=0.4, sigma1_sq=0.3, sigma2_sq=0.02),
+        ACFLSettings(straggler_rate=0.4, predictable=True),
+        ACFLSettings(straggler_rate=0.6, alpha="horizon"),
+        ACFLSettings(alpha="bounds", gradient_bound=2.0, model_bound=0.5, straggler_rate=0.3),
+        ACFLSettings(alpha=0.5, assumed_rate=0.1),
     ],
     ids=["estimated", "predictable", "horizon", "bounds", "not adaptive"],
 )
 def test_a_rehearsal_says_how_the_strategy_trains(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
+    setting: ACFLSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene, rounds = heterogeneous_scene(3, N=6, m=12, d=4, o=3), 12
     steps = StepSize(0.02, "shifted", 5)
-    course = rehearse(scene, [setting], rounds=rounds, steps=steps, seed=2, ridge=0.3)
+    course = simulate(scene, [setting], rounds=rounds, steps=steps, seed=2, ridge=0.3)
     coded = coded_set(scene, setting, seed=2)
     noise = coded.features - scene.curvature, coded.labels - scene.cross.sum(axis=0)
     set_noise(monkeypatch, {"0": noise}, (setting.sigma1_sq, setting.sigma2_sq))

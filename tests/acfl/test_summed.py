@@ -26,15 +26,15 @@ from apps import make, same
 from flwr.app import Context, Message, RecordDict
 from pinned import pinned_nodes
 
-from flwr_privacy.acfl.plan import Plan
+from flwr_privacy.acfl.plan import ACFLPlan
 from flwr_privacy.clients import acfl_client_app
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.ledger import Ledger
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import ACFL, Weighting
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.message import RECORD
 
 SHAPE = (FEATURES, LABELS)
 NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
@@ -85,7 +85,7 @@ def test_but_for_the_noise_it_is_the_same_training(
     for line, twin in zip(seen.history[1:], summed.history[1:], strict=True):
         for key in ("alpha", "received_weight", "C2", "straggler_rate"):
             assert line["scheme"][key] == pytest.approx(twin["scheme"][key], abs=1e-5)
-        assert line["folded"] == twin["folded"]
+        assert line["accumulated"] == twin["accumulated"]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
@@ -143,7 +143,7 @@ def test_the_noise_of_the_sum_is_what_is_promised_or_more(mode: str, colluders: 
     contexts = (Context(1, 1, {"partition-id": i}, RecordDict(), {}) for i in range(5))
     exact = sum(X.T @ X for X, _ in map(data_fn, contexts))
     off = strategy.coded.features - exact
-    plan = Plan(
+    plan = ACFLPlan(
         wish=wish_of(**options, alpha=1.0), features=WIDE, labels=LABELS, rounds=1
     ).setup_terms(parties=0)
     honest = 3 - colluders

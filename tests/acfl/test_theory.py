@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from flwr_privacy.acfl.encoding import Moments, encode, gradient, moments, moments_gradient
 from flwr_privacy.acfl.privacy import eps_feature, sigma2_for_eps
-from flwr_privacy.acfl.theory import (
+from flwr_privacy.acfl.weights import AlphaPolicy, alpha_bounds, alpha_estimated, coded_energy
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.acfl.theory import (
     coded_fixed_point,
     convergence_bound,
     gradient_mse,
@@ -19,8 +21,6 @@ from flwr_privacy.acfl.theory import (
     second_moment_bound,
     uplink_bits,
 )
-from flwr_privacy.acfl.weights import AlphaPolicy, alpha_bounds, alpha_estimated, coded_energy
-from flwr_privacy.errors import InvalidParameterError
 
 Array = NDArray[np.float64]
 

@@ -30,19 +30,14 @@ from conformance import Killed
 from flwr.app import Context, Message
 
 from flwr_privacy.acfl.features import FourierFeatures
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.clients import acfl_client_app
-from flwr_privacy.errors import (
-    CheckpointError,
-    DataError,
-    InvalidParameterError,
-    ProtocolError,
-)
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.errors import CheckpointError, DataError, InvalidParameterError, ProtocolError
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import ACFL, Exact, Weighting
-from flwr_privacy.wire import payload_bytes
+from flwr_privacy.wire.message import payload_bytes
 
 NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
 NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
@@ -71,7 +66,7 @@ def test_who_was_not_set_up_takes_no_part(kind: str, caplog: Any) -> None:
     np.testing.assert_allclose(strategy.coded.labels, B, rtol=1e-12)
     assert len(of_phase(asked, "setup")) == 4
     for line in result.history[1:]:
-        assert (line["asked"], line["folded"], line["scheme"]["members"]) == (3, 3, 3)
+        assert (line["asked"], line["accumulated"], line["scheme"]["members"]) == (3, 3, 3)
     others = [data_of(i) for i in (0, 2, 3)]
     ideal = descend(np.zeros(SHAPE), others, [range(3)] * 3, p=0.0, step=lambda t: 0.02, alpha=0.0)
     np.testing.assert_allclose(model_after(result), ideal[3], rtol=1e-12)
@@ -87,7 +82,7 @@ def test_a_setup_waits_for_everybody_whatever_the_deadline() -> None:
     slow = StragglerModel(kind="constant", seconds=2.0)
     options = {"noise": "none", "straggler_rate": 0.5, "seed": 1}
     result = run(make(ACFL, **options, stragglers=slow, deadline=1.0))
-    assert [line["folded"] for line in result.history[1:]] == [0, 0, 0]
+    assert [line["accumulated"] for line in result.history[1:]] == [0, 0, 0]
     assert [line["late"] for line in result.history[1:]] == [4, 4, 4]
     assert result.history[1]["scheme"]["members"] == 4
     assert [line["virtual_seconds"] for line in result.history] == [2.0, 3.0, 4.0, 5.0]

@@ -19,27 +19,23 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, Strategy
 
 from flwr_privacy.accounting import spent
-from flwr_privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code
-from flwr_privacy.averaging import ReplyRefusedError
-from flwr_privacy.card import PrivacyCard
-from flwr_privacy.central_dp import Terms
-from flwr_privacy.central_mean import CentralMean, add_noise
+from flwr_privacy.central_dp.mean import CentralMean, add_noise
+from flwr_privacy.central_dp.mechanism import CentralDPTerms
 from flwr_privacy.clients import CentralDPClient, as_mod, numpy_client_app
-from flwr_privacy.errors import (
-    CheckpointError,
-    InvalidParameterError,
-    ProtocolError,
-)
-from flwr_privacy.failures import FAILED_NAME
-from flwr_privacy.grid import Grid
-from flwr_privacy.ledger import Entry, Ledger
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError
+from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code
+from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.failures import FAILED_NAME
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.ledger import Entry, Ledger
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.updates import Update, clip, released_names
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import CentralDP, LoopOptions, central_dp
-from flwr_privacy.strategies.conversation import only
-from flwr_privacy.updates import Update, clip, released_names
+from flwr_privacy.strategies.requests.messenger import only
 
 SEED = 7
 POISSON = {"noise": "server", "sampling": "poisson"}
@@ -90,7 +86,7 @@ def charges(state: Path, name: str) -> list[Entry]:
 # -- The sum and its noise -----------------------------------------------------------------------
 
 
-def clipped(client: int, terms: Terms) -> dict[str, Any]:
+def clipped(client: int, terms: CentralDPTerms) -> dict[str, Any]:
     """Return a client's codes before its share, as the client computes them."""
     names = released_names(MODEL)
     trained = {name: step(MODEL[name], client) for name in names}
@@ -106,7 +102,7 @@ class Looking(CentralDP):
     """Keeps the sums of the first round as they were opened."""
 
     opened: dict[str, Any]
-    first: Terms
+    first: CentralDPTerms
 
     def instruct(self, server_round: int) -> Any:
         strategy, told = self, super().instruct(server_round)
@@ -197,7 +193,7 @@ def still() -> ClientApp:
     return app
 
 
-def noise_of(strategy: CentralDP, **options: Any) -> tuple[np.ndarray, Terms]:
+def noise_of(strategy: CentralDP, **options: Any) -> tuple[np.ndarray, CentralDPTerms]:
     result = run_strategy(
         strategy, still(), arrays=record(BIG), nodes=5, num_rounds=1, insecure_seed=SEED, **options
     )
@@ -488,7 +484,7 @@ def test_secret_samples_are_not_what_a_client_could_work_out() -> None:
         class Watched(CentralDP):
             def configure_train(self, server_round: int, *arguments: Any) -> Any:
                 messages = super().configure_train(server_round, *arguments)
-                rounds.append(set(self.conversation.book("train").released()))
+                rounds.append(set(self.messenger.request_log("train").released()))
                 return messages
 
         strategy = make(
@@ -794,7 +790,7 @@ def test_a_second_start_is_another_training() -> None:
 
 
 def test_a_reply_that_weighs_more_is_refused() -> None:
-    terms = Terms(
+    terms = CentralDPTerms(
         noise="distributed",
         sampling="fixed",
         noise_multiplier=2.0,
@@ -808,7 +804,7 @@ def test_a_reply_that_weighs_more_is_refused() -> None:
     codes = {name: np.zeros(MODEL[name].shape, np.int32) for name in released_names(MODEL)}
     codes[FAILED_NAME] = np.zeros(1, np.int32)
     with pytest.raises(ReplyRefusedError, match="2: every client weighs 1"):
-        mean.fold("a", codes, weight=2)
-    mean.fold("a", codes, weight=1)
+        mean.accumulate("a", codes, weight=2)
+    mean.accumulate("a", codes, weight=1)
     with pytest.raises(InvalidParameterError, match="noise = 'distributed': expected server"):
         mean.add_noise(SecureRandom.insecure(0))

@@ -11,19 +11,14 @@ from flwr.app import Context, RecordDict
 from pinned import pinned_nodes
 
 from flwr_privacy.accounting import spent
-from flwr_privacy.adaptive_clipping import COUNT_NAME
-from flwr_privacy.central_dp import Terms
+from flwr_privacy.central_dp.mechanism import CentralDPTerms
 from flwr_privacy.clients import CentralDPClient, Trained
-from flwr_privacy.errors import (
-    DataError,
-    DeclinedError,
-    InvalidParameterError,
-    ProtocolError,
-)
-from flwr_privacy.failures import FAILED_NAME
-from flwr_privacy.ledger import Entry, Ledger
+from flwr_privacy.errors import DataError, DeclinedError, InvalidParameterError, ProtocolError
+from flwr_privacy.privacy.adaptive_clipping import COUNT_NAME
+from flwr_privacy.privacy.failures import FAILED_NAME
+from flwr_privacy.privacy.ledger import Entry, Ledger
 
-TERMS = Terms(
+TERMS = CentralDPTerms(
     noise="distributed",
     sampling="fixed",
     noise_multiplier=2.0,
@@ -39,8 +34,10 @@ QUESTION = {"experiment-id": "e", "round": 1, "request": 0, "code-limit": 2**31 
 QUESTION |= {"summed": 3, "honest": 3, "certain": 3}  # what the client believes of the secure sum
 
 
-def changed(**values: Any) -> Terms:
-    return Terms(**{**{n: getattr(TERMS, n) for n in Terms.__dataclass_fields__}, **values})
+def changed(**values: Any) -> CentralDPTerms:
+    return CentralDPTerms(
+        **{**{n: getattr(TERMS, n) for n in CentralDPTerms.__dataclass_fields__}, **values}
+    )
 
 
 TRUSTED = changed(noise="server", parties=1)
@@ -59,7 +56,7 @@ class Node:
         self.trained = 0
 
     def ask(
-        self, terms: Terms = TERMS, arrays: Any = MODEL, far: float = 1.0, **fields: Any
+        self, terms: CentralDPTerms = TERMS, arrays: Any = MODEL, far: float = 1.0, **fields: Any
     ) -> Any:
         def train(start: Any) -> Trained:
             self.trained += 1

@@ -18,7 +18,14 @@ from dp_accounting.rdp import RdpAccountant
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.curves import ORDERS
-from flwr_privacy.adaptive_clipping import (
+from flwr_privacy.central_dp.mechanism import (
+    SHARE_REACH,
+    CentralDPPlan,
+    CentralDPTerms,
+    sensitivity,
+)
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.privacy.adaptive_clipping import (
     COUNT_GRID,
     COUNT_NAME,
     count_code,
@@ -26,14 +33,12 @@ from flwr_privacy.adaptive_clipping import (
     next_clipping_norm,
     split,
 )
-from flwr_privacy.central_dp import SHARE_REACH, Schedule, Terms, sensitivity
-from flwr_privacy.distributed_noise import summed_gap
-from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.grid import Grid
-from flwr_privacy.noise import discrete_gaussian, discretisation_gap
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.distributed_noise import summed_gap
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.updates import clip
 from flwr_privacy.udp import GRID_SHARE, participations
-from flwr_privacy.updates import clip
 
 MODES = list(itertools.product(("distributed", "server"), ("fixed", "poisson")))
 PLAIN = [mode for mode in MODES if mode != ("server", "poisson")]
@@ -53,7 +58,7 @@ def epsilon_by(accountant: PLDAccountant | RdpAccountant, event: DpEvent, delta:
 def test_without_amplification_the_budget_is_spent_and_not_more(
     noise: str, sampling: str, q: float
 ) -> None:
-    schedule = Schedule(noise=noise, sampling=sampling, **{**BUDGET, "q": q})
+    schedule = CentralDPPlan(noise=noise, sampling=sampling, **{**BUDGET, "q": q})
     assert schedule.releases == participations(60, q)
     assert schedule.charge().sampling == 1
     single = GaussianDpEvent(schedule.noise_multiplier)
@@ -66,7 +71,7 @@ def test_without_amplification_the_budget_is_spent_and_not_more(
 
 @pytest.mark.parametrize("q", [0.05, 0.2])
 def test_secret_poisson_samples_amplify_and_every_round_is_charged(q: float) -> None:
-    schedule = Schedule(**SECRET, **{**BUDGET, "q": q})
+    schedule = CentralDPPlan(**SECRET, **{**BUDGET, "q": q})
     assert schedule.releases == 60
     assert schedule.charge().sampling == q
     single = PoissonSampledDpEvent(q, GaussianDpEvent(schedule.noise_multiplier))
@@ -79,8 +84,8 @@ def test_secret_poisson_samples_amplify_and_every_round_is_charged(q: float) -> 
 
 
 def test_secret_poisson_samples_of_everybody_are_plain_rounds_with_half_the_sensitivity() -> None:
-    schedule = Schedule(**SECRET, **{**BUDGET, "q": 1.0})
-    plain = Schedule(noise="server", sampling="fixed", **{**BUDGET, "q": 1.0})
+    schedule = CentralDPPlan(**SECRET, **{**BUDGET, "q": 1.0})
+    plain = CentralDPPlan(noise="server", sampling="fixed", **{**BUDGET, "q": 1.0})
     assert schedule.noise_multiplier == plain.noise_multiplier
     options = {"noise": "server"}
     assert 2 * sensitivity(3.0, sampling="poisson", **options) == sensitivity(
@@ -90,7 +95,7 @@ def test_secret_poisson_samples_of_everybody_are_plain_rounds_with_half_the_sens
 
 @pytest.mark.parametrize(("epsilon", "rounds", "q"), [(2.0, 100, 0.1), (8.0, 500, 0.01)])
 def test_pld_would_do_with_5_to_8_percent_less_noise(epsilon: float, rounds: int, q: float) -> None:
-    schedule = Schedule(**SECRET, epsilon=epsilon, delta=1e-6, rounds=rounds, q=q)
+    schedule = CentralDPPlan(**SECRET, epsilon=epsilon, delta=1e-6, rounds=rounds, q=q)
     low, high = (
         Charge(noise_multiplier=share * schedule.noise_multiplier, sampling=q, count=rounds)
         for share in (0.92, 0.95)
@@ -101,26 +106,26 @@ def test_pld_would_do_with_5_to_8_percent_less_noise(epsilon: float, rounds: int
 
 @pytest.mark.parametrize(("noise", "sampling"), MODES)
 def test_a_client_is_charged_as_often_as_its_budget_is_meant_for(noise: str, sampling: str) -> None:
-    schedule = Schedule(noise=noise, sampling=sampling, **BUDGET)
+    schedule = CentralDPPlan(noise=noise, sampling=sampling, **BUDGET)
     assert [n for n in range(100) if schedule.affordable(n)] == list(range(schedule.releases))
     assert schedule.gap * schedule.releases == pytest.approx(GRID_SHARE * 4.0)
 
 
 def test_at_most_a_tenth_of_epsilon_is_set_aside_for_the_grid() -> None:
-    schedule = Schedule(noise="server", sampling="fixed", **{**BUDGET, "epsilon": 1000.0})
+    schedule = CentralDPPlan(noise="server", sampling="fixed", **{**BUDGET, "epsilon": 1000.0})
     assert schedule.gap * schedule.releases == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3])
 def test_the_joint_release_costs_what_dp_accounting_says_of_the_two(share: float) -> None:
-    schedule = Schedule(noise="distributed", sampling="fixed", **BUDGET, count_share=share)
+    schedule = CentralDPPlan(noise="distributed", sampling="fixed", **BUDGET, count_share=share)
     update, count = schedule.update_noise_multiplier, schedule.count_noise_multiplier
     assert count is not None
     pair = ComposedDpEvent([GaussianDpEvent(update), GaussianDpEvent(count)])
     theirs = epsilon_by(PLDAccountant(), SelfComposedDpEvent(pair, schedule.releases), LEFT_DELTA)
     assert theirs == pytest.approx(LEFT, rel=1e-3)
 
-    secret = Schedule(**SECRET, **BUDGET, count_share=share)
+    secret = CentralDPPlan(**SECRET, **BUDGET, count_share=share)
     update, count = secret.update_noise_multiplier, secret.count_noise_multiplier
     assert count is not None
     pair = ComposedDpEvent([GaussianDpEvent(update), GaussianDpEvent(count)])
@@ -130,7 +135,7 @@ def test_the_joint_release_costs_what_dp_accounting_says_of_the_two(share: float
 
 
 def test_fixed_clipping_has_no_count() -> None:
-    schedule = Schedule(noise="server", sampling="fixed", **BUDGET)
+    schedule = CentralDPPlan(noise="server", sampling="fixed", **BUDGET)
     assert schedule.count_noise_multiplier is None
     assert schedule.update_noise_multiplier == schedule.noise_multiplier
 
@@ -185,7 +190,7 @@ def test_the_clipping_norm_finds_the_quantile_of_the_norms_through_noise(
     noise: str, sampling: str, quantile: float
 ) -> None:
     clients, parties, rounds = 200, 150, 250
-    terms = Terms(
+    terms = CentralDPTerms(
         noise=noise,
         sampling=sampling,
         noise_multiplier=1.0,
@@ -217,7 +222,7 @@ def test_the_clipping_norm_finds_the_quantile_of_the_norms_through_noise(
     assert np.std(np.log(late)) < 0.2
 
 
-TERMS = Terms(
+TERMS = CentralDPTerms(
     noise="distributed",
     sampling="fixed",
     noise_multiplier=2.0,
@@ -232,8 +237,10 @@ TERMS = Terms(
 )
 
 
-def changed(**values: Any) -> Terms:
-    return Terms(**{**{n: getattr(TERMS, n) for n in Terms.__dataclass_fields__}, **values})
+def changed(**values: Any) -> CentralDPTerms:
+    return CentralDPTerms(
+        **{**{n: getattr(TERMS, n) for n in CentralDPTerms.__dataclass_fields__}, **values}
+    )
 
 
 def test_shares_together_are_the_noise_of_the_charge() -> None:
@@ -272,15 +279,15 @@ def test_shares_of_few_steps_are_refused() -> None:
 
 
 @pytest.mark.parametrize("terms", [TERMS, changed(keep_back=()), changed(count_share=0.0)])
-def test_terms_survive_the_wire(terms: Terms) -> None:
-    assert Terms.read(terms.write()) == terms
+def test_terms_survive_the_wire(terms: CentralDPTerms) -> None:
+    assert CentralDPTerms.read(terms.write()) == terms
     assert all("_" not in key for key in terms.write())
 
 
 def test_an_empty_list_may_get_lost_on_the_wire() -> None:
     fields = changed(keep_back=()).write()
     del fields["keep-back"]
-    assert Terms.read(fields) == changed(keep_back=())
+    assert CentralDPTerms.read(fields) == changed(keep_back=())
 
 
 @pytest.mark.parametrize(
@@ -317,7 +324,7 @@ def test_an_empty_list_may_get_lost_on_the_wire() -> None:
 def test_terms_that_are_refused(change: dict[str, object], error: type, text: str) -> None:
     fields = {k: v for k, v in {**TERMS.write(), **change}.items() if v is not None}
     with pytest.raises(error, match=text):
-        Terms.read(fields)
+        CentralDPTerms.read(fields)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +342,7 @@ def test_terms_that_are_refused(change: dict[str, object], error: type, text: st
 )
 def test_a_schedule_of_no_budget_is_refused(change: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        Schedule(**{"noise": "server", "sampling": "fixed", **BUDGET, **change})
+        CentralDPPlan(**{"noise": "server", "sampling": "fixed", **BUDGET, **change})
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from apps import make, message_app, model_of, run_strategy
 from conformance import Killed
 from flwr.app import ArrayRecord
 
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.clients import CentralDPClient, as_mod
+from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.strategies import CentralDP
-from flwr_privacy.strategies.experiment import CARD, CHECKPOINT, Experiment
+from flwr_privacy.strategies.state.experiment import CARD, CHECKPOINT, Experiment
 
 APP = message_app([as_mod(CentralDPClient)])
 ROUNDS = 3

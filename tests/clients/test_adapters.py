@@ -28,14 +28,14 @@ from flwr_privacy.clients import (
     numpy_client_app,
 )
 from flwr_privacy.errors import DeclinedError, ProtocolError
-from flwr_privacy.fields import write
-from flwr_privacy.ledger import Ledger
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import InlineGrid
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.engines.inline import InlineGrid
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import FedAvg, LoopOptions
-from flwr_privacy.udp import Terms
-from flwr_privacy.wire import METRICS, RECORD, Header
+from flwr_privacy.udp import UDPTerms
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import METRICS, RECORD, Header
 
 
 class StrictClient(FedAvgClient):
@@ -189,7 +189,7 @@ def test_a_users_round_error_is_that_clients_alone() -> None:
         )
         result = run_strategy(strategy, numpy_client_app(client_fn), nodes=nodes)
         line = result.history[1]
-        assert (line["folded"], line["refused"]) == (3, {"error": 1})
+        assert (line["accumulated"], line["refused"]) == (3, {"error": 1})
 
 
 def test_evaluation_passes_through() -> None:
@@ -240,7 +240,7 @@ def test_a_client_that_cannot_be_built_says_nothing_of_its_data_to_any_message()
 def test_all_that_the_users_code_is_told_is_part_of_the_question(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    terms = Terms(
+    terms = UDPTerms(
         **{"unit": "user", "noise_multiplier": 5.0, "epsilon": 8.0, "delta": 1e-5, "gap": 1e-3},
         **{"clipping_norm": 1.0, "grid": -16},
     )

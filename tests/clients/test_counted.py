@@ -6,9 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_privacy.clients.per_record import PerRecordPlan, asked, asked_loss
-from flwr_privacy.clients.poisson import PoissonPlan, asked_steps
-from flwr_privacy.clients.rehearsal import RehearsedError, counted
+from flwr_privacy.clients.node.rehearsal import RehearsedError, counted
 from flwr_privacy.clients.torch import (
     evaluate_per_record,
     get_arrays,
@@ -17,6 +15,8 @@ from flwr_privacy.clients.torch import (
     train_per_record,
     train_poisson,
 )
+from flwr_privacy.clients.training.per_record import PerRecordPlan, asked, asked_loss
+from flwr_privacy.clients.training.poisson import PoissonPlan, asked_steps
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 
 PLAN = PerRecordPlan(clipping_norm=1.0, learning_rate=0.5, epochs=2, batch_size=8)

@@ -16,18 +16,18 @@ from flwr.app import Context, RecordDict
 from pinned import pinned_nodes
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.clients.custody import (
+from flwr_privacy.clients.node.context_store import (
     POLICY_VARIABLE,
     SIMULATED,
     STATE_VARIABLE,
-    Custody,
+    ContextStore,
     refuse_node_keys,
 )
-from flwr_privacy.clients.secure_sum import _own_key
+from flwr_privacy.clients.node.secure_sum import _own_key
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, LedgerError
-from flwr_privacy.experiment_keys import own_pair
-from flwr_privacy.ledger import Entry, Question
-from flwr_privacy.policy import Policy
+from flwr_privacy.pipeline.experiment_keys import own_pair
+from flwr_privacy.privacy.ledger import Entry, Question
+from flwr_privacy.privacy.policy import Policy
 
 QUESTION = Question(experiment_id="e", phase="train", server_round=1)
 
@@ -40,10 +40,10 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ray", raising=False)
 
 
-def custody(
+def store(
     config: dict[str, Any], *, run_config: dict[str, Any] | None = None, run_id: int = 5
-) -> Custody:
-    return Custody.of(
+) -> ContextStore:
+    return ContextStore.of(
         Context(
             run_id=run_id,
             node_id=1,
@@ -54,11 +54,11 @@ def custody(
     )
 
 
-def enter(kept: Custody, server_round: int = 1) -> None:
+def enter(kept: ContextStore, server_round: int = 1) -> None:
     question = Question(experiment_id="e", phase="train", server_round=server_round)
-    with kept.ledger.locked() as book:
+    with kept.ledger.locked() as locked:
         charge = Charge(noise_multiplier=1.25)
-        book.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
+        locked.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
     kept.replies.keep(question, b"noised")
 
 
@@ -69,27 +69,27 @@ def enter(kept: Custody, server_round: int = 1) -> None:
 def test_a_node_counts_itself_among_those_that_it_pins(tmp_path: Path, others: list[str]) -> None:
     config = pinned_nodes(tmp_path, others)[0]
     pins = {"privacy-state": str(tmp_path), "privacy-pins": config["privacy-pins"]}
-    assert custody(pins).pinned == 3
-    assert custody({"privacy-state": str(tmp_path)}).pinned is None
+    assert store(pins).pinned == 3
+    assert store({"privacy-state": str(tmp_path)}).pinned is None
 
 
 # -- Where ---------------------------------------------------------------------------------------
 
 
 def test_ledger_and_replies_lie_in_the_folder_that_the_node_names(tmp_path: Path) -> None:
-    kept = custody({"privacy-state": str(tmp_path)})
+    kept = store({"privacy-state": str(tmp_path)})
     assert list(tmp_path.iterdir()) == []  # to look is not to write
     enter(kept)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"ward-7.ledger", "ward-7.ledger.lock", "ward-7.replies"}
-    again = custody({"privacy-state": str(tmp_path)}, run_id=6)  # another run, the same node
+    again = store({"privacy-state": str(tmp_path)}, run_id=6)  # another run, the same node
     assert len(again.ledger.entries()) == 1
     assert again.replies.find(QUESTION) == b"noised"
 
 
 def test_simulated_clients_keep_their_replies_together(tmp_path: Path) -> None:
     clients = [
-        custody({"privacy-state": str(tmp_path), SIMULATED: True, "client-id": name})
+        store({"privacy-state": str(tmp_path), SIMULATED: True, "client-id": name})
         for name in ("a", "b")
     ]
     for kept in clients:
@@ -109,8 +109,8 @@ def test_the_environment_counts_where_the_configuration_says_nothing(
     for folder in folders.values():
         folder.mkdir()
     monkeypatch.setenv(STATE_VARIABLE, str(folders["environment"]))
-    assert custody({}).ledger.path.parent == folders["environment"]
-    named = custody({"privacy-state": str(folders["configuration"])})
+    assert store({}).ledger.path.parent == folders["environment"]
+    named = store({"privacy-state": str(folders["configuration"])})
     assert named.ledger.path.parent == folders["configuration"]
     assert named.replies.folder.parent == folders["configuration"]
 
@@ -118,7 +118,7 @@ def test_the_environment_counts_where_the_configuration_says_nothing(
 def test_a_deployed_node_without_a_folder_is_told_what_to_do() -> None:
     text = r"name an existing folder as privacy-state in .*or as FLWR_PRIVACY_STATE in"
     with pytest.raises(LedgerError, match=text):
-        custody({})
+        store({})
 
 
 @pytest.mark.parametrize("source", ["configuration", "environment"])
@@ -131,7 +131,7 @@ def test_a_folder_that_is_missing_or_a_file_is_refused_and_not_made(
         config = {"privacy-state": str(path)} if source == "configuration" else {}
         monkeypatch.setenv(STATE_VARIABLE, str(path))
         with pytest.raises(LedgerError, match=f"there is no folder {path}"):
-            custody(config)
+            store(config)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -142,14 +142,14 @@ def test_an_empty_name_names_no_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(STATE_VARIABLE, "")
     with pytest.raises(LedgerError):
-        custody({"privacy-state": ""} if source == "configuration" else {})
+        store({"privacy-state": ""} if source == "configuration" else {})
 
 
 @pytest.mark.parametrize("config", [{}, {"privacy-simulated": False}])
 def test_a_deployed_node_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
-    kept = custody({"privacy-state": str(tmp_path), **config})
+    kept = store({"privacy-state": str(tmp_path), **config})
     assert kept.durable
     assert flushed(kept, monkeypatch) == (4, 2)  # a file and its folder, each
 
@@ -157,10 +157,10 @@ def test_a_deployed_node_waits_for_the_disk(
 def test_a_simulated_client_does_not_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = custody({"privacy-state": str(tmp_path), "privacy-simulated": True})
+    kept = store({"privacy-state": str(tmp_path), "privacy-simulated": True})
     assert not kept.durable
     assert flushed(kept, monkeypatch) == (0, 0)
-    again = custody({"privacy-state": str(tmp_path)})
+    again = store({"privacy-state": str(tmp_path)})
     assert len(again.ledger.entries()) == 1
     assert again.setups.find(QUESTION) == b"set up"
 
@@ -168,10 +168,10 @@ def test_a_simulated_client_does_not_wait_for_the_disk(
 def test_a_client_on_flowers_engine_does_not_wait_for_the_disk(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert flushed(custody({}), monkeypatch) == (0, 0)
+    assert flushed(store({}), monkeypatch) == (0, 0)
 
 
-def flushed(kept: Custody, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+def flushed(kept: ContextStore, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Charge and keep an answer and a setup; return how often the disk was waited for in each."""
     calls: list[int] = []
     monkeypatch.setattr(os, "fsync", calls.append)
@@ -192,13 +192,13 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_simulated_clients_share_a_folder_of_their_run(engine: Path) -> None:
-    one, other = custody({}), custody({"client-id": "8"})
+    one, other = store({}), store({"client-id": "8"})
     assert one.ledger.path.parent == other.ledger.path.parent
     assert one.ledger.path.parent.parent == engine
     assert one.ledger.path != other.ledger.path
     mode = stat.S_IMODE(os.stat(one.ledger.path.parent).st_mode)
     assert mode == 0o700
-    assert custody({}, run_id=6).ledger.path.parent != one.ledger.path.parent
+    assert store({}, run_id=6).ledger.path.parent != one.ledger.path.parent
 
 
 @pytest.mark.parametrize(("initialised", "actor"), [(False, "an actor"), (True, None)])
@@ -209,7 +209,7 @@ def test_a_process_that_only_uses_ray_plays_no_simulated_clients(
     ray = SimpleNamespace(is_initialized=lambda: initialised, get_runtime_context=lambda: driver)
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(LedgerError, match="no place to lie"):
-        custody({})
+        store({})
     assert list(engine.iterdir()) == []
 
 
@@ -218,18 +218,18 @@ def test_in_a_simulation_too_a_named_folder_is_the_one(
 ) -> None:
     own = tmp_path / "own"
     own.mkdir()
-    assert custody({"privacy-state": str(own)}).ledger.path.parent == own
+    assert store({"privacy-state": str(own)}).ledger.path.parent == own
     monkeypatch.setenv(STATE_VARIABLE, str(own))
-    assert custody({}).ledger.path.parent == own
+    assert store({}).ledger.path.parent == own
     assert [path.name for path in engine.iterdir()] == ["own"]
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "typo"))
     with pytest.raises(LedgerError, match="there is no folder"):
-        custody({})
+        store({})
 
 
 LOOK = """
 from flwr.app import Context, RecordDict
-from flwr_privacy.clients.custody import Custody
+from flwr_privacy.clients.node.context_store import Custody
 from flwr_privacy.errors import LedgerError
 
 context = Context(
@@ -267,20 +267,20 @@ def test_what_an_app_imports_does_not_make_a_deployed_node_a_simulated_one(tmp_p
 
 def test_the_ledger_is_of_the_data_set_and_the_replies_are_of_the_client(tmp_path: Path) -> None:
     shared = {"privacy-state": str(tmp_path), "privacy-data-set": "hospital"}
-    one, other = custody({**shared}), custody({**shared, "client-id": "ward-8"})
+    one, other = store({**shared}), store({**shared, "client-id": "ward-8"})
     assert one.ledger.path == other.ledger.path == tmp_path / "hospital.ledger"
     enter(one)
     assert len(other.ledger.entries()) == 1
     assert other.replies.find(QUESTION) is None
     # By default the data are the client's own.
-    assert custody({"privacy-state": str(tmp_path)}).ledger.data_set == "ward-7"
+    assert store({"privacy-state": str(tmp_path)}).ledger.data_set == "ward-7"
 
 
 def test_a_client_is_known_by_its_partition_where_it_has_no_other_name(tmp_path: Path) -> None:
     config = {"privacy-state": str(tmp_path), "partition-id": 3}
     context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
-    assert Custody.of(context).client_id == "3"
-    assert Custody.of(context).ledger.path.name == "3.ledger"
+    assert ContextStore.of(context).client_id == "3"
+    assert ContextStore.of(context).ledger.path.name == "3.ledger"
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "..", "with space", "x" * 65])
@@ -288,20 +288,20 @@ def test_a_data_set_whose_name_leads_elsewhere_is_refused(tmp_path: Path, name: 
     folder = tmp_path / "state"
     folder.mkdir()
     with pytest.raises(InvalidParameterError, match="1 to 64 letters, digits"):
-        custody({"privacy-state": str(folder), "privacy-data-set": name})
+        store({"privacy-state": str(folder), "privacy-data-set": name})
     assert [path.name for path in tmp_path.rglob("*")] == ["state"]
 
 
 def test_a_malformed_name_of_a_data_set_is_named_as_such(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match="privacy-data-set = 'my data'"):
-        custody({"privacy-state": str(tmp_path), "privacy-data-set": "my data"})
+        store({"privacy-state": str(tmp_path), "privacy-data-set": "my data"})
 
 
 # -- What the operator allows ----------------------------------------------------------------------
 
 
 def test_without_a_policy_all_is_allowed(tmp_path: Path) -> None:
-    assert custody({"privacy-state": str(tmp_path)}).policy == Policy()
+    assert store({"privacy-state": str(tmp_path)}).policy == Policy()
 
 
 def test_the_policy_is_read_from_the_configuration_else_the_environment(
@@ -311,9 +311,9 @@ def test_the_policy_is_read_from_the_configuration_else_the_environment(
         (tmp_path / f"{name}.toml").write_text(f"max_epsilon = {bound}\n")
     monkeypatch.setenv(POLICY_VARIABLE, str(tmp_path / "two.toml"))
     config = {"privacy-state": str(tmp_path)}
-    assert custody(config).policy == Policy(max_epsilon=2.0)
+    assert store(config).policy == Policy(max_epsilon=2.0)
     config["privacy-policy"] = str(tmp_path / "one.toml")
-    assert custody(config).policy == Policy(max_epsilon=1.0)
+    assert store(config).policy == Policy(max_epsilon=1.0)
 
 
 @pytest.mark.parametrize("source", ["configuration", "environment"])
@@ -330,7 +330,7 @@ def test_a_policy_that_cannot_be_read_is_not_taken_for_none(
     else:
         monkeypatch.setenv(POLICY_VARIABLE, str(path))
     with pytest.raises(LedgerError, match=str(path)):
-        custody(config)
+        store(config)
 
 
 def test_an_empty_name_of_a_policy_is_not_taken_for_none(
@@ -338,7 +338,7 @@ def test_an_empty_name_of_a_policy_is_not_taken_for_none(
 ) -> None:
     monkeypatch.setenv(POLICY_VARIABLE, "")
     with pytest.raises(LedgerError, match="policy"):
-        custody({"privacy-state": str(tmp_path)})
+        store({"privacy-state": str(tmp_path)})
 
 
 # -- What a server may not say ---------------------------------------------------------------------
@@ -350,14 +350,14 @@ KEYS = ["privacy-state", "privacy-policy", "privacy-data-set", "insecure-seed"]
 def test_a_run_may_not_set_what_is_the_nodes(tmp_path: Path, key: str) -> None:
     config = {"privacy-state": str(tmp_path)}
     with pytest.raises(InvalidParameterError, match=f"run-config = .'{key}'.: expected no keys"):
-        custody(config, run_config={"rounds": 3, key: "0"})
+        store(config, run_config={"rounds": 3, key: "0"})
     with pytest.raises(InvalidParameterError, match=f"message = .'{key}'."):
         refuse_node_keys("message", {"epsilon": 1.0, key: 3})
 
 
 def test_other_settings_of_a_run_change_nothing(tmp_path: Path) -> None:
     settings = {"client-id": "other", "state": "/elsewhere", "seed": 3, "policy": "none"}
-    kept = custody({"privacy-state": str(tmp_path)}, run_config=settings)
+    kept = store({"privacy-state": str(tmp_path)}, run_config=settings)
     assert kept.client_id == "ward-7"
     assert kept.ledger.path.parent == tmp_path
     assert kept.insecure_seed is None
@@ -368,7 +368,7 @@ def test_other_settings_of_a_run_change_nothing(tmp_path: Path) -> None:
 
 
 def test_without_a_seed_no_two_streams_are_alike(tmp_path: Path) -> None:
-    kept = custody({"privacy-state": str(tmp_path)})
+    kept = store({"privacy-state": str(tmp_path)})
     streams = [kept.random(QUESTION, "noise") for _ in range(20)]
     assert all(stream.secure for stream in streams)
     assert len({stream.bits(128) for stream in streams}) == 20
@@ -380,7 +380,7 @@ def test_a_seed_gives_each_question_and_purpose_of_a_client_a_stream_of_its_own(
     def draw(purpose: str = "noise", seed: int = 7, client: str = "a", **changes: Any) -> bytes:
         entries = {"experiment_id": "e", "phase": "train", "server_round": 1, "request": 0}
         config = {"privacy-state": str(tmp_path), "insecure-seed": seed, "client-id": client}
-        stream = custody(config).random(Question(**{**entries, **changes}), purpose)
+        stream = store(config).random(Question(**{**entries, **changes}), purpose)
         assert not stream.secure
         return stream.uint64(4).tobytes()
 
@@ -405,7 +405,7 @@ def test_a_seed_does_not_depend_on_the_run_or_the_folder(tmp_path: Path) -> None
     for run_id in (1, 2):
         folder = tmp_path / str(run_id)
         folder.mkdir()
-        kept = custody({"privacy-state": str(folder), "insecure-seed": 3}, run_id=run_id)
+        kept = store({"privacy-state": str(folder), "insecure-seed": 3}, run_id=run_id)
         draws.append(kept.random(QUESTION, "noise").uint64(3))
     np.testing.assert_array_equal(*draws)
 
@@ -415,24 +415,24 @@ def test_a_seed_is_warned_of_whenever_it_is_used(
 ) -> None:
     config: dict[str, Any] = {"privacy-state": str(tmp_path)}
     with caplog.at_level(logging.WARNING):
-        custody(config).random(QUESTION, "noise")
+        store(config).random(QUESTION, "noise")
         assert caplog.text == ""
         for count in (1, 2):
-            custody({**config, "insecure-seed": 0}).random(QUESTION, "noise")
+            store({**config, "insecure-seed": 0}).random(QUESTION, "noise")
             assert caplog.text.count("client ward-7 draws its noise from a seed") == count
 
 
 @pytest.mark.parametrize("seed", [-1, 1.0, "7", True, ""])
 def test_a_seed_is_a_whole_number(tmp_path: Path, seed: Any) -> None:
     with pytest.raises(InvalidParameterError, match="insecure-seed = "):
-        custody({"privacy-state": str(tmp_path), "insecure-seed": seed})
+        store({"privacy-state": str(tmp_path), "insecure-seed": seed})
 
 
 # -- What is shown -------------------------------------------------------------------------------
 
 
 def test_nothing_of_ledger_and_replies_is_in_a_repr(tmp_path: Path) -> None:
-    kept = custody({"privacy-state": str(tmp_path)})
+    kept = store({"privacy-state": str(tmp_path)})
     enter(kept, server_round=918273)
     stream = kept.random(QUESTION, "noise")
     drawn = stream.bits(64)
@@ -448,7 +448,7 @@ def test_a_node_is_simulated_only_if_its_configuration_says_true(
     tmp_path: Path, value: str | int
 ) -> None:
     with pytest.raises(InvalidParameterError, match="privacy-simulated"):
-        custody({"privacy-state": str(tmp_path), "privacy-simulated": value})
+        store({"privacy-state": str(tmp_path), "privacy-simulated": value})
 
 
 @pytest.mark.parametrize("way", ["secure sum", "key"])
@@ -457,7 +457,7 @@ def test_keys_of_ever_more_experiments_fill_no_more_than_the_disk_that_is_allowe
 ) -> None:
     (tmp_path / "policy.toml").write_text("max_disk = 2000")
     config = {"client-id": "a", "privacy-policy": str(tmp_path / "policy.toml")}
-    kept = custody({"privacy-state": str(tmp_path), **config})
+    kept = store({"privacy-state": str(tmp_path), **config})
 
     def introduced(experiment: str) -> None:
         if way == "key":

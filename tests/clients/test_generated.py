@@ -15,11 +15,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.clients import RecordLayout, UDPClient, as_mod, own_data
-from flwr_privacy.clients.generated import trial
-from flwr_privacy.clients.rehearsal import rehearsing, trying
+from flwr_privacy.clients.node.generated import trial
+from flwr_privacy.clients.node.rehearsal import rehearsing, trying
 from flwr_privacy.clients.torch import train, train_poisson
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.wire import DECLINED_CODE, ERROR_CODE
+from flwr_privacy.wire.message import DECLINED_CODE, ERROR_CODE
 
 LAYOUT = RecordLayout(features=(4,), label_type="float32", count=5)
 SECRET = "J. Smith, 4711"

@@ -4,10 +4,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_privacy.attacks.gradient_matching import infer_label, match_gradient, observed_gradient
 from flwr_privacy.clients.torch import get_arrays, initialise, train
-from flwr_privacy.clients.torch.gradient_matching import matching_loss, sigmoid_lenet
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.attacks.gradient_matching import (
+    infer_label,
+    match_gradient,
+    observed_gradient,
+)
+from flwr_privacy.simulations.research.attacks.torch_gradients import matching_loss, sigmoid_lenet
 
 
 def gradient_of(model, records, labels):

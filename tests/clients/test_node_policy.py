@@ -35,20 +35,20 @@ from flwr_privacy.clients import (
     numpy_client_app,
     own_client_app,
 )
-from flwr_privacy.clients.custody import ALLOW_VARIABLE
+from flwr_privacy.clients.node.context_store import ALLOW_VARIABLE
 from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, InvalidParameterError, LedgerError
-from flwr_privacy.fields import write
-from flwr_privacy.release import warn_once
+from flwr_privacy.pipeline.release import warn_once
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import InlineGrid
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.engines.inline import InlineGrid
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP, FedAvg, LoopOptions, UserLevel
-from flwr_privacy.udp import LossTerms, Terms
-from flwr_privacy.wire import DECLINED_CODE, ERROR_CODE, RECORD, Header
+from flwr_privacy.udp import LossTerms, UDPTerms
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import DECLINED_CODE, ERROR_CODE, RECORD, Header
 
 MODEL = {"w": np.zeros(3, np.float32)}
 QUESTION = {"experiment-id": "e", "round": 1, "request": 0, "summed": 0, "code-limit": 0}
-BARE = Terms(
+BARE = UDPTerms(
     unit="user",
     noise_multiplier=0.0,
     epsilon=8.0,
@@ -127,7 +127,7 @@ def test_the_client_halves_say_what_they_promise() -> None:
         for name in clients.__all__
         if isinstance(half := getattr(clients, name), type) and issubclass(half, SchemeClient)
     ]
-    promising = {half.__name__ for half in halves if half.promises_dp}
+    promising = {half.__name__ for half in halves if half.guarantees_dp}
     assert promising == {"UDPClient", "CentralDPClient", "M2FDPClient", "ACFLClient"}
     assert len(halves) > len(promising)
 
@@ -162,7 +162,7 @@ def test_its_operator_or_a_simulation_may_allow_it(
     elif way == "simulated":
         config["privacy-simulated"] = True
     else:
-        monkeypatch.setattr("flwr_privacy.clients.custody.is_simulated", lambda: True)
+        monkeypatch.setattr("flwr_privacy.clients.node.context_store.is_simulated", lambda: True)
     assert getattr(Node(tmp_path, **config), what)()
 
 
@@ -209,7 +209,7 @@ def test_a_client_of_a_cohort_is_simulated() -> None:
         fraction_evaluate=0,
     )
     result = run_strategy(strategy, app, nodes=[node], num_rounds=1)
-    assert result.history[1]["folded"] == 4
+    assert result.history[1]["accumulated"] == 4
 
 
 # -- Schemes that promise nothing ------------------------------------------------------------

@@ -8,16 +8,6 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from flwr_privacy.clients.per_record import (
-    ROUNDING,
-    PerRecordPlan,
-    PerRecordStep,
-    asked,
-    certify,
-    current_plan,
-    digests,
-    in_step,
-)
 from flwr_privacy.clients.torch import (
     cnn,
     get_arrays,
@@ -29,8 +19,18 @@ from flwr_privacy.clients.torch import (
     train_per_record,
 )
 from flwr_privacy.clients.torch.gradients import RecordGradients
+from flwr_privacy.clients.training.per_record import (
+    ROUNDING,
+    PerRecordPlan,
+    PerRecordStep,
+    asked,
+    certify,
+    current_plan,
+    digests,
+    in_step,
+)
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 PLAN = PerRecordPlan(clipping_norm=1.0, learning_rate=0.5)
 

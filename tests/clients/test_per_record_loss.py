@@ -9,7 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_privacy.clients.per_record import (
+from flwr_privacy.clients.torch import (
+    evaluate,
+    evaluate_per_record,
+    get_arrays,
+    initialise,
+    mlp,
+    train_per_record,
+)
+from flwr_privacy.clients.training.per_record import (
     ROUNDING,
     PerRecordLoss,
     PerRecordPlan,
@@ -19,14 +27,6 @@ from flwr_privacy.clients.per_record import (
     current_cap,
     current_plan,
     digests,
-)
-from flwr_privacy.clients.torch import (
-    evaluate,
-    evaluate_per_record,
-    get_arrays,
-    initialise,
-    mlp,
-    train_per_record,
 )
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 

@@ -8,15 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_privacy.clients.per_record import ROUNDING, PerRecordPlan, PerRecordStep, asked
-from flwr_privacy.clients.torch import (
-    get_arrays,
-    initialise,
-    linear,
-    mlp,
-    train_per_record,
-)
+from flwr_privacy.clients.torch import get_arrays, initialise, linear, mlp, train_per_record
 from flwr_privacy.clients.torch.gradients import RecordGradients
+from flwr_privacy.clients.training.per_record import ROUNDING, PerRecordPlan, PerRecordStep, asked
 from flwr_privacy.errors import InvalidParameterError
 
 N = 10

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from flwr_privacy.clients.per_record import PerRecordPlan, asked, asked_loss
-from flwr_privacy.clients.side_by_side import side_by_side
+from flwr_privacy.clients.node.side_by_side import side_by_side
 from flwr_privacy.clients.torch import (
     evaluate_per_record,
     get_arrays,
@@ -21,8 +20,9 @@ from flwr_privacy.clients.torch import (
     train_per_record,
 )
 from flwr_privacy.clients.torch.gradients import RecordGradients
+from flwr_privacy.clients.training.per_record import PerRecordPlan, asked, asked_loss
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 from .test_per_record import CASES, difference, records, trained
 from .test_per_record_steps import logistic
@@ -346,7 +346,7 @@ def test_stacked_a_client_s_bad_record_counts_as_zero_and_hurts_nobody(kind):
 
 
 def test_stacked_a_gradient_that_is_not_finite_does_not_end_training_together(monkeypatch, caplog):
-    from flwr_privacy.clients import side_by_side as module
+    from flwr_privacy.clients.node import side_by_side as module
 
     monkeypatch.setattr(module, "_trials", type(module._trials)(module._Trial))
 
@@ -451,7 +451,12 @@ def test_bad_declarations():
 
 
 def test_a_certificate_for_another_number_than_declared_is_refused():
-    from flwr_privacy.clients.per_record import PerRecordLoss, PerRecordStep, certify, certify_loss
+    from flwr_privacy.clients.training.per_record import (
+        PerRecordLoss,
+        PerRecordStep,
+        certify,
+        certify_loss,
+    )
 
     plan = PerRecordPlan(**STEP, records=11)
     with asked(plan), pytest.raises(ProtocolError, match=r"11 records are declared.* is for 12"):

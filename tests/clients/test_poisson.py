@@ -10,16 +10,7 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from flwr_privacy.clients.poisson import (
-    PoissonPlan,
-    PoissonSteps,
-    asked_steps,
-    certify_steps,
-    current_steps,
-    digests,
-    poisson_batches,
-)
-from flwr_privacy.clients.side_by_side import side_by_side
+from flwr_privacy.clients.node.side_by_side import side_by_side
 from flwr_privacy.clients.torch import (
     get_arrays,
     initialise,
@@ -29,8 +20,17 @@ from flwr_privacy.clients.torch import (
     train,
     train_poisson,
 )
+from flwr_privacy.clients.training.poisson import (
+    PoissonPlan,
+    PoissonSteps,
+    asked_steps,
+    certify_steps,
+    current_steps,
+    digests,
+    poisson_batches,
+)
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 PLAN = PoissonPlan(sampling_rate=0.2, steps=7)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from flwr_privacy.arrays import array_digest, digest_of
-from flwr_privacy.clients import records
-from flwr_privacy.clients.records import LocalArray, RecordArrays, copied, decoded, to_record
-from flwr_privacy.wire import payload_bytes
+from flwr_privacy.clients.node import records
+from flwr_privacy.clients.node.records import LocalArray, RecordArrays, copied, decoded, to_record
+from flwr_privacy.wire.arrays import array_digest, digest_of
+from flwr_privacy.wire.message import payload_bytes
 
 ARRAYS = [
     np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flwr_privacy.clients.torch import get_arrays, statistics_of
-from flwr_privacy.running_statistics import is_statistic, suspected
+from flwr_privacy.privacy.running_statistics import is_statistic, suspected
 
 
 def listed(model: nn.Module) -> dict[str, Any]:

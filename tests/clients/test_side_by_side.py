@@ -11,10 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_privacy.clients import side_by_side as module
-from flwr_privacy.clients.per_record import PerRecordPlan, asked
-from flwr_privacy.clients.poisson import PoissonPlan, asked_steps
-from flwr_privacy.clients.side_by_side import side_by_side
+from flwr_privacy.clients.node import side_by_side as module
+from flwr_privacy.clients.node.side_by_side import side_by_side
 from flwr_privacy.clients.torch import (
     get_arrays,
     initialise,
@@ -24,7 +22,9 @@ from flwr_privacy.clients.torch import (
     train_per_record,
     train_poisson,
 )
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.clients.training.per_record import PerRecordPlan, asked
+from flwr_privacy.clients.training.poisson import PoissonPlan, asked_steps
+from flwr_privacy.privacy.randomness import SecureRandom
 
 SIZES = (8, 6, 3)
 
@@ -79,7 +79,7 @@ def stacked(monkeypatch):
             return done
 
         monkeypatch.setattr(kind, "together", counted)
-    monkeypatch.setattr("flwr_privacy.clients.side_by_side._trials", _fresh_trials())
+    monkeypatch.setattr("flwr_privacy.clients.node.side_by_side._trials", _fresh_trials())
     return counts
 
 
@@ -351,7 +351,7 @@ def test_measured_the_faster_way_is_taken(stacked, monkeypatch):
 
     stacked.clear()
     monkeypatch.setattr(Descent, "together", slower)
-    monkeypatch.setattr("flwr_privacy.clients.side_by_side._trials", _fresh_trials())
+    monkeypatch.setattr("flwr_privacy.clients.node.side_by_side._trials", _fresh_trials())
     rounds(8)
     assert stacked == [5, 5, 5]
 

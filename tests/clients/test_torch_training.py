@@ -18,7 +18,7 @@ from flwr_privacy.clients.torch import (
     train,
 )
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.identity import derive_seed
+from flwr_privacy.wire.identity import derive_seed
 
 
 def records(n=100, features=6, classes=3):

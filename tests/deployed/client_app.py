@@ -22,8 +22,8 @@ from flwr_privacy.clients import (
     UDPClient,
     as_mod,
 )
-from flwr_privacy.clients.adapters import OwnClient
-from flwr_privacy.identity import client_id_from
+from flwr_privacy.clients.node.adapters import OwnClient
+from flwr_privacy.wire.identity import client_id_from
 
 CLIENTS: dict[str, type[SchemeClient]] = {
     "fedavg": FedAvgClient,

@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from flwr_privacy.clients import VerticalData
-from flwr_privacy.identity import derive_seed
+from flwr_privacy.wire.identity import derive_seed
 
 ROWS = 12
 LABELS = np.arange(ROWS) % 2

@@ -10,7 +10,7 @@ from clock import set_clock
 from flwr.app import Context, Message
 from plan import Plan, digest_of
 
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 
 CLOCKS = {"clock ahead": timedelta(days=365), "clock behind": timedelta(days=-365)}
 DAMAGES = ("corrupt", "nan", "infinity", "reshape")

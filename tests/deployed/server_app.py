@@ -87,7 +87,7 @@ def main(grid: Grid, context: Context) -> None:
             unreliable.end_round(line)
             # However busy the machine is, only what never comes is waited for in vain.
             silent = unreliable.is_silent(line["round"] + 1)
-            strategy.conversation.timeout = float(config["deadline"]) if silent else TIMEOUT
+            strategy.messenger.timeout = float(config["deadline"]) if silent else TIMEOUT
 
         more |= {"run_dir": config["run-dir"], "resume": resume, "on_round": end_round}
         more |= {"experiment_id": "faults", "seed": 1}

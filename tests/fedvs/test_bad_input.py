@@ -14,11 +14,11 @@ from vertical import ROWS, Wire, digits
 
 from flwr_privacy.clients import VerticalData, fedvs_client_app
 from flwr_privacy.errors import DataError, FlwrPrivacyError, InvalidParameterError, ProtocolError
-from flwr_privacy.pins import Identity
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import FedVS
-from flwr_privacy.strategies.fedvs import CODE, DEAL
-from flwr_privacy.wire import RECORD
+from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL
+from flwr_privacy.wire.message import RECORD
+from flwr_privacy.wire.pins import Identity
 
 
 def refused(clients: int = 4, *, kind: Any = InvalidParameterError, **changes: Any) -> str:

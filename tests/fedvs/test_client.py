@@ -10,8 +10,7 @@ import pytest
 import vertical
 from vertical import EMBEDDING, ROWS, TEST_ROWS, Circle, coding_fields
 
-from flwr_privacy import fields as records
-from flwr_privacy.clients.vertical import common_order
+from flwr_privacy.clients.vertical.client import common_order
 from flwr_privacy.errors import (
     DeclinedError,
     FlwrPrivacyError,
@@ -19,8 +18,9 @@ from flwr_privacy.errors import (
     ProtocolError,
 )
 from flwr_privacy.fedvs.terms import Chunk, Evaluation
-from flwr_privacy.strategies.fedvs import CODE, DEAL, DEAL_EVALUATION, EMBED_EVALUATION
-from flwr_privacy.wire import TRAIN
+from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL, DEAL_EVALUATION, EMBED_EVALUATION
+from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.message import TRAIN
 
 ENROL, ORACLE = "enrol", "oracle"
 

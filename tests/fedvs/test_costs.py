@@ -3,18 +3,11 @@
 import numpy as np
 import pytest
 
+from flwr_privacy.coding.field import PrimeField, largest_prime_below
+from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.fedvs import (
-    Costs,
-    cost_model,
-    data_shares,
-    evaluate,
-    weight_shares,
-    zero_masks,
-)
-from flwr_privacy.field import PrimeField, largest_prime_below
-from flwr_privacy.lagrange import LagrangeCode
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.fedvs import Costs, cost_model, data_shares, evaluate, weight_shares, zero_masks
+from flwr_privacy.privacy.randomness import SecureRandom
 
 SEAL = 28  # bytes
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flwr_privacy.coding.lagrange import recovery_threshold
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs.delays import (
     HalfSlow,
@@ -22,7 +23,6 @@ from flwr_privacy.fedvs.delays import (
     sharing_factor,
     transfer_seconds,
 )
-from flwr_privacy.lagrange import recovery_threshold
 from flwr_privacy.stragglers import StragglerModel
 
 NAMES = tuple("abcde")

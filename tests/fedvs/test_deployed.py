@@ -10,8 +10,8 @@ from apps import run_strategy
 from deployment import Deployment
 
 from flwr_privacy.clients import fedvs_client_app
-from flwr_privacy.identity import client_id_from
 from flwr_privacy.strategies import FedVS, LoopOptions
+from flwr_privacy.wire.identity import client_id_from
 
 APP = Path(__file__).parents[1] / "deployed"
 SEED, ROUNDS = 7, 2
@@ -54,7 +54,7 @@ def test_deployed_the_model_is_that_of_the_simulation_and_no_share_is_readable(
     (tmp_path / "inline").mkdir()
     expected = simulated(tmp_path / "inline")
     assert deployed["arrays"] == [a.tolist() for a in expected.arrays.to_numpy_ndarrays()]
-    lines = [(line["folded"], line["refused"]) for line in deployed["history"][1:]]
+    lines = [(line["accumulated"], line["refused"]) for line in deployed["history"][1:]]
     assert lines == [(3, {})] * ROUNDS
     # What the clients hold of each other is the same files, and none of it passed the server.
     overheard = Path(f"{out}.seen").read_bytes()

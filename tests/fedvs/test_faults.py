@@ -9,10 +9,10 @@ from apps import model_of, same
 from vertical import EMBEDDING, Wire, arrays_in, replace_array
 
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.simulations.inline.faults import KINDS
-from flwr_privacy.strategies.fedvs import CODE, DEAL, DEAL_EVALUATION, EMBED_EVALUATION
-from flwr_privacy.wire import TRAIN
+from flwr_privacy.simulations.engines.inline import Fault
+from flwr_privacy.simulations.engines.inline.faults import KINDS
+from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL, DEAL_EVALUATION, EMBED_EVALUATION
+from flwr_privacy.wire.message import TRAIN
 
 ENROL = "enrol"
 HARMLESS = {"delay", "reorder", "duplicate"}
@@ -79,7 +79,7 @@ def test_an_answer_that_does_not_come_changes_no_bit(spare: int, kind: str, clea
     result = hit(kind, TRAIN, 2, spare=spare)
     assert same(clean.arrays, result.arrays)
     line = result.history[2]
-    assert line["folded"] == (4 if kind in HARMLESS and spare else 3)
+    assert line["accumulated"] == (4 if kind in HARMLESS and spare else 3)
     if kind in DAMAGE and spare:
         assert sum(line["refused"].values()) == 1
 

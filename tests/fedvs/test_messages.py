@@ -19,19 +19,19 @@ from vertical import (
     digits,
 )
 
-from flwr_privacy import fields as records
-from flwr_privacy.channel import Channel, KeyPair
-from flwr_privacy.clients import coded_data, coded_round, sealed_shares
-from flwr_privacy.clients.vertical import Owned, common_order
-from flwr_privacy.documents import loads
+from flwr_privacy.clients.vertical import coded_data, coded_round, sealed_shares
+from flwr_privacy.clients.vertical.client import Owned, common_order
+from flwr_privacy.coding.packing import packed_bytes
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.fedvs.costs import cost_model
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms
-from flwr_privacy.packing import packed_bytes
-from flwr_privacy.step_store import StepStore
-from flwr_privacy.strategies.fedvs import CODE, DEAL
-from flwr_privacy.wire import RECORD, TRAIN
+from flwr_privacy.pipeline.step_store import StepStore
+from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL
+from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.channel import Channel, KeyPair
+from flwr_privacy.wire.documents import loads
+from flwr_privacy.wire.message import RECORD, TRAIN
 
 Array = np.ndarray
 PIECE = 24  # bytes: six elements of which no others are likely to consist
@@ -337,7 +337,7 @@ def test_F22_a_share_is_not_opened_by_another_key(
 ) -> None:
     dealt = circle.deal(circle.dealing())
     monkeypatch.setattr(StepStore, "pair", lambda *_: KeyPair())
-    monkeypatch.setattr(sealed_shares, "_peers", sealed_shares.Prepared())
+    monkeypatch.setattr(sealed_shares, "_peers", sealed_shares.DataCache())
     with pytest.raises(ProtocolError, match="the share of client 1 cannot be used"):
         circle.evaluate("0", dealt)
 

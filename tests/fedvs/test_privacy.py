@@ -6,6 +6,8 @@ import galois
 import numpy as np
 import pytest
 
+from flwr_privacy.coding.field import PrimeField
+from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs import (
     batch_rank,
@@ -18,9 +20,7 @@ from flwr_privacy.fedvs import (
     slack,
 )
 from flwr_privacy.fedvs.rows import Segments
-from flwr_privacy.field import PrimeField
-from flwr_privacy.lagrange import LagrangeCode
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 P = 2**31 - 1
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.errors import FieldRangeError, InvalidParameterError
 from flwr_privacy.fedvs import (
     Scales,
@@ -21,8 +22,7 @@ from flwr_privacy.fedvs import (
     round_half_up,
     round_stochastic,
 )
-from flwr_privacy.field import PrimeField
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 FIELD = PrimeField()
 WIDTHS = {  # of all clients' expanded data

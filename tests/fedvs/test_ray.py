@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flwr_privacy.simulations.jobs import Engine, carry_out
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.runner.jobs import Engine, carry_out
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
 
 
 @pytest.mark.ray

@@ -11,14 +11,18 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
+from flwr_privacy.coding.lagrange import recovery_threshold
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.fedvs.costs import cost_model
 from flwr_privacy.fedvs.delays import HalfSlow, transfer_seconds
-from flwr_privacy.fedvs.parties import Clients, aggregate, gradients
-from flwr_privacy.fedvs.rehearsal import Course, rehearse
-from flwr_privacy.fedvs.scenes import METHODS, Scene, Setting
-from flwr_privacy.fedvs.vafl import Queue
-from flwr_privacy.lagrange import recovery_threshold
+from flwr_privacy.simulations.research.fedvs.numpy_simulation import TrainingCurve, simulate
+from flwr_privacy.simulations.research.fedvs.parties import Clients, aggregate, gradients
+from flwr_privacy.simulations.research.fedvs.synthetic_data import (
+    METHODS,
+    FedVSSettings,
+    SyntheticData,
+)
+from flwr_privacy.simulations.research.fedvs.vafl import Queue
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -82,13 +86,13 @@ class Perceptron:
         return layers
 
 
-def small(clients: int = 6, rows: int = 41, seed: int = 0) -> Scene:
+def small(clients: int = 6, rows: int = 41, seed: int = 0) -> SyntheticData:
     """Return a scene whose clients have 1 to 3 columns, and whose rows are no multiple of K."""
     rng = np.random.default_rng(seed)
     columns = [1 + n % 3 for n in range(clients)]
     blocks = [rng.uniform(-1, 1, (rows, d)) for d in columns]
     tests = [rng.uniform(-1, 1, (15, d)) for d in columns]
-    return Scene(
+    return SyntheticData(
         blocks=blocks,
         labels=(sum(block[:, 0] for block in blocks) > 0).astype(np.int64),
         test_blocks=tests,
@@ -96,8 +100,8 @@ def small(clients: int = 6, rows: int = 41, seed: int = 0) -> Scene:
     )
 
 
-def setting(**values: Any) -> Setting:
-    return Setting(
+def setting(**values: Any) -> FedVSSettings:
+    return FedVSSettings(
         **{
             "embedding": 5,
             "order": 2,
@@ -110,17 +114,19 @@ def setting(**values: Any) -> Setting:
     )
 
 
-def course(scene: Scene, own: Setting, *, rounds: int = 12, seed: int = 1, **values: Any) -> Course:
+def course(
+    scene: SyntheticData, own: FedVSSettings, *, rounds: int = 12, seed: int = 1, **values: Any
+) -> TrainingCurve:
     wide = scene.clients if own.aggregation == "concatenate" else 1
     central = values.pop("central", None) or Perceptron((wide * own.embedding, 8, 2))
     watch = values.pop("watch", [rounds])
-    return rehearse(
+    return simulate(
         scene, own, central, watch=watch, by=values.pop("by", "rounds"), rounds=rounds, seed=seed,
         **values,
     )  # fmt: skip
 
 
-def same(one: Course, other: Course) -> bool:
+def same(one: TrainingCurve, other: TrainingCurve) -> bool:
     """Tell whether two trainings came to the same models, bit for bit."""
     return all(np.array_equal(one.arrays[name], other.arrays[name]) for name in one.arrays) and all(
         np.array_equal(*pair) for pair in zip(one.weights, other.weights, strict=True)
@@ -208,7 +214,7 @@ def test_the_most_segments_are_those_that_half_of_the_clients_can_decode() -> No
 
 
 def plainly(
-    scene: Scene, weights: list[Array], batches: Sequence[NDArray[np.int64]]
+    scene: SyntheticData, weights: list[Array], batches: Sequence[NDArray[np.int64]]
 ) -> list[Array]:
     """Train by waiting for all on given batches, by autograd of one matrix of all columns."""
     central = Perceptron((5, 8, 2))
@@ -247,7 +253,7 @@ def test_who_is_ignored_never_learns_and_is_not_in_the_mean() -> None:
     start = Clients(scene, own, seed=1).weights
     assert all(np.array_equal(found.weights[n], start[n]) for n in (3, 4, 5))
     assert not any(np.array_equal(found.weights[n], start[n]) for n in (0, 1, 2))
-    fast = Scene(
+    fast = SyntheticData(
         blocks=scene.blocks[:3],
         labels=scene.labels,
         test_blocks=scene.test_blocks[:3],
@@ -338,7 +344,7 @@ class Steady:
         return self.times[int(client_id)]
 
 
-def queue(scene: Scene, times: tuple[float, ...], **values: Any) -> Queue:
+def queue(scene: SyntheticData, times: tuple[float, ...], **values: Any) -> Queue:
     own = setting(method="vafl", **values)
     return Queue(scene, own, Perceptron((5, 8, 2)), lambda n, cycle: times[n], 0.0, seed=1)
 
@@ -513,12 +519,12 @@ def test_all_methods_start_from_the_same_weights() -> None:
 
 
 @cache
-def digits() -> Scene:
+def digits() -> SyntheticData:
     features, labels = load_digits(return_X_y=True)
     places = np.random.default_rng(0).permutation(len(labels))
     train, test = places[360:], places[:360]
     blocks = np.array_split(features / 16, 16, axis=1)
-    return Scene(
+    return SyntheticData(
         blocks=[block[train] for block in blocks],
         labels=labels[train],
         test_blocks=[block[test] for block in blocks],
@@ -527,9 +533,9 @@ def digits() -> Scene:
 
 
 def accuracy(method: str, **values: Any) -> float:
-    own = Setting(method=method, embedding=32, learning_rate=0.1, slow="last", **values)
+    own = FedVSSettings(method=method, embedding=32, learning_rate=0.1, slow="last", **values)
     central = Perceptron((32, 64, 32, 10))
-    found = rehearse(
+    found = simulate(
         digits(), own, central, watch=range(400, 601, 50), by="rounds", rounds=600, seed=0
     )
     return float(found.accuracy.mean())

@@ -15,9 +15,9 @@ from conformance import Killed
 from vertical import Wire
 
 from flwr_privacy.errors import CheckpointError
-from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies.fedvs import CODE, DEAL, DEAL_EVALUATION
-from flwr_privacy.wire import RECORD, TRAIN
+from flwr_privacy.simulations.engines.inline import Fault
+from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL, DEAL_EVALUATION
+from flwr_privacy.wire.message import RECORD, TRAIN
 
 ROUNDS = 4
 RUN = {"num_rounds": ROUNDS, "experiment_id": "e", "evaluate_every": 2}

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flwr_privacy.coding.field import PrimeField
+from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs import (
     Segments,
@@ -19,9 +21,7 @@ from flwr_privacy.fedvs import (
     quantise,
     weight_shares,
 )
-from flwr_privacy.field import PrimeField
-from flwr_privacy.lagrange import LagrangeCode
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 
 def test_F24_an_odd_number_of_rows_in_two_segments_has_one_pad() -> None:

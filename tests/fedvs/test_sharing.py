@@ -10,6 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
+from flwr_privacy.coding.field import PrimeField
+from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError, NotEnoughSharesError
 from flwr_privacy.fedvs import (
     Scales,
@@ -20,8 +22,6 @@ from flwr_privacy.fedvs import (
     data_shares,
     decode_rows,
     dequantise,
-    embedding_error_bound,
-    embedding_error_rms,
     evaluate,
     expand,
     gradient_of,
@@ -35,9 +35,11 @@ from flwr_privacy.fedvs import (
     weight_shares_paper,
     zero_masks,
 )
-from flwr_privacy.field import PrimeField
-from flwr_privacy.lagrange import LagrangeCode
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.theory import (
+    embedding_error_bound,
+    embedding_error_rms,
+)
 
 Elements = NDArray[np.int64]
 

@@ -16,11 +16,11 @@ from flwr_privacy.clients import split_vfl_client_app
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.fedvs import expand, initial_weights
 from flwr_privacy.fedvs.rows import batch_of, order
-from flwr_privacy.identity import derive_seed
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import SplitVFL
+from flwr_privacy.wire.identity import derive_seed
 
 CLIENTS = 4
 NAMES = [str(index) for index in range(CLIENTS)]

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.fedvs import (
+from flwr_privacy.fedvs import round_stochastic
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.theory import (
     batch_gradient_variance,
     convergence_bound_corrected,
     convergence_bound_paper,
@@ -16,13 +18,11 @@ from flwr_privacy.fedvs import (
     lemma_b2_corrected,
     lemma_b2_paper,
     lemma_b2_paper_inner,
-    round_stochastic,
     rounding_variance,
     rounding_variance_bound,
     step_size_paper,
     whole_smoothness,
 )
-from flwr_privacy.randomness import SecureRandom
 
 small = st.floats(-3, 3)
 

@@ -21,11 +21,11 @@ from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.network import initial_weights, project
 from flwr_privacy.fedvs.quantisation import round_stochastic
 from flwr_privacy.fedvs.rows import batch_of, order
-from flwr_privacy.identity import derive_seed
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import FedVS
-from flwr_privacy.strategies import fedvs as server
+from flwr_privacy.strategies.vertical import fedvs as server
+from flwr_privacy.wire.identity import derive_seed
 
 Array = np.ndarray
 SEED, INSECURE = 3, 5

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flwr_privacy import files
 from flwr_privacy.accounting import Charge
-from flwr_privacy.ledger import Entry, Ledger, Question
+from flwr_privacy.privacy.ledger import Entry, Ledger, Question
+from flwr_privacy.wire import files
 
 KILLED = 9
 
@@ -130,10 +130,10 @@ def release(ledger: Ledger, *, server_round: int, request: int = 0, cap: int = 1
     question = Question(
         experiment_id="e", phase="train", server_round=server_round, request=request
     )
-    with ledger.locked(timeout=60) as book:
-        if len(book.entries) < cap:
+    with ledger.locked(timeout=60) as locked:
+        if len(locked.entries) < cap:
             charge = Charge(noise_multiplier=1.0)
-            book.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
+            locked.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
 
 
 def start(child: Callable[[int], None]) -> tuple[int, int]:

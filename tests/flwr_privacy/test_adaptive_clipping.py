@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import delta_of, epsilon_of
-from flwr_privacy.adaptive_clipping import (
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.privacy.adaptive_clipping import (
     COUNT_GRID,
     count_code,
     fraction_below,
     next_clipping_norm,
     split,
 )
-from flwr_privacy.errors import InvalidParameterError
 
 
 @given(z=st.floats(0.1, 1e3), share=st.floats(1e-6, 0.99))

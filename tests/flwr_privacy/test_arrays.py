@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis.extra.numpy import array_shapes, arrays, floating_dtypes, integer_dtypes
 
-from flwr_privacy.arrays import decode_npy, encode_npy, is_finite
+from flwr_privacy.wire.arrays import decode_npy, encode_npy, is_finite
 
 
 @given(arrays(floating_dtypes(sizes=(32, 64)) | integer_dtypes(), array_shapes(min_dims=0)))

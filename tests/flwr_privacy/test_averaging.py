@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 
 TEMPLATE = {"w": np.zeros((2, 3), np.float32), "count": np.array(0), "flag": np.array([True])}
 
@@ -34,7 +34,7 @@ def test_mean_is_the_exact_mean_in_any_order_and_grouping(replies, random):
     parts = [WeightedMean(template), WeightedMean(template)]
     for part, group in zip(parts, (named[:cut], named[cut:]), strict=True):
         for client, array, weight in group:
-            part.fold(client, {"w": array}, weight=weight)
+            part.accumulate(client, {"w": array}, weight=weight)
     parts[0].merge(parts[1])
     total = sum(weight for _, _, weight in named)
     exact = np.array(
@@ -50,8 +50,8 @@ def test_mean_is_the_exact_mean_in_any_order_and_grouping(replies, random):
 
 def test_dtypes_and_shapes_are_those_of_the_template():
     mean = WeightedMean(TEMPLATE)
-    mean.fold("a", reply(1), weight=1)
-    mean.fold("b", reply(2), weight=2)
+    mean.accumulate("a", reply(1), weight=1)
+    mean.accumulate("b", reply(2), weight=2)
     result = mean.finish()
     for name, like in TEMPLATE.items():
         assert result[name].dtype == like.dtype
@@ -75,9 +75,9 @@ def test_dtypes_and_shapes_are_those_of_the_template():
 def test_an_unfit_reply_is_refused_and_leaves_no_trace(change, weight, reason):
     mean, untouched = WeightedMean(TEMPLATE), WeightedMean(TEMPLATE)
     for target in (mean, untouched):
-        target.fold("a", reply(1), weight=3, metrics={"loss": 1.0})
+        target.accumulate("a", reply(1), weight=3, metrics={"loss": 1.0})
     with pytest.raises(ReplyRefusedError) as refusal:
-        mean.fold("b", {**reply(2), **change}, weight=weight, metrics={"loss": 9.0})
+        mean.accumulate("b", {**reply(2), **change}, weight=weight, metrics={"loss": 9.0})
     assert refusal.value.reason == reason
     assert mean.clients == {"a"}
     assert mean.metrics() == untouched.metrics()
@@ -87,17 +87,17 @@ def test_an_unfit_reply_is_refused_and_leaves_no_trace(change, weight, reason):
 
 def test_a_client_counts_once():
     mean = WeightedMean(TEMPLATE)
-    mean.fold("a", reply(1), weight=1)
+    mean.accumulate("a", reply(1), weight=1)
     with pytest.raises(ReplyRefusedError, match="duplicate"):
-        mean.fold("a", reply(2), weight=1)
+        mean.accumulate("a", reply(2), weight=1)
     with pytest.raises(ReplyRefusedError, match=r"clients \['a'\] are in both"):
         mean.merge(mean)
 
 
 def test_state_round_trip_and_metrics():
     mean = WeightedMean(TEMPLATE)
-    mean.fold("a", reply(1), weight=1, metrics={"loss": 2.0, "each": [1, 2]})
-    mean.fold("b", reply(2), weight=3, metrics={"loss": math.nan, "each": [3, 6]})
+    mean.accumulate("a", reply(1), weight=1, metrics={"loss": 2.0, "each": [1, 2]})
+    mean.accumulate("b", reply(2), weight=3, metrics={"loss": math.nan, "each": [3, 6]})
     arrays_, fields = mean.state()
     copy = WeightedMean(TEMPLATE).from_state(arrays_, fields)
     assert copy.clients == {"a", "b"}
@@ -109,7 +109,7 @@ def test_state_round_trip_and_metrics():
 
 def test_state_that_does_not_fit_is_refused():
     mean = WeightedMean(TEMPLATE)
-    mean.fold("a", reply(1), weight=1)
+    mean.accumulate("a", reply(1), weight=1)
     arrays_, fields = mean.state()
     with pytest.raises(ReplyRefusedError, match="not finite"):
         WeightedMean(TEMPLATE).from_state({**arrays_, "w": arrays_["w"] * np.nan}, fields)
@@ -119,6 +119,6 @@ def test_state_that_does_not_fit_is_refused():
 
 def test_zero_weight_has_no_mean():
     mean = WeightedMean(TEMPLATE)
-    mean.fold("a", reply(1), weight=0)
+    mean.accumulate("a", reply(1), weight=0)
     with pytest.raises(ZeroDivisionError, match="weights of all replies are zero"):
         mean.finish()

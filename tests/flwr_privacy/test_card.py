@@ -9,9 +9,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.card import Answers, PrivacyCard, Release
 from flwr_privacy.errors import DataError
-from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.privacy.card import Answers, CardRelease, PrivacyCard
+from flwr_privacy.privacy.guarantee import Guarantee
 
 DELTA = 1e-5
 PROMISE = Guarantee(
@@ -38,8 +38,8 @@ def gaussian_epsilon(*noise_multipliers: float, delta: float = DELTA) -> float:
 
 def release(
     server_round: int, clients: str, charge: Charge = ONE, *, unanswered: str | None = ""
-) -> Release:
-    return Release(
+) -> CardRelease:
+    return CardRelease(
         phase="train",
         server_round=server_round,
         request=0,
@@ -49,7 +49,7 @@ def release(
     )
 
 
-def card(*releases: Release) -> PrivacyCard:
+def card(*releases: CardRelease) -> PrivacyCard:
     return PrivacyCard(experiment_id="e", guarantee=PROMISE, releases=list(releases))
 
 
@@ -517,7 +517,7 @@ def test_the_page_says_what_the_card_says_and_refers_to_nothing():
 def test_names_of_hostile_clients_stay_text():
     hostile = "</pre><script>alert(1)</script>"
     made = card(
-        Release(
+        CardRelease(
             phase=hostile,
             server_round=1,
             request=0,

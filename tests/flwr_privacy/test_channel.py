@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_privacy.channel import Channel, KeyPair, canonical, check_usable, derive
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.wire.channel import Channel, KeyPair, canonical, check_usable, derive
 
 # RFC 7748, section 6.1
 ALICE = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")

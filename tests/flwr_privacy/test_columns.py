@@ -1,4 +1,4 @@
-"""The steps of the proof in `flwr_privacy.columns`, each against arithmetic with many digits."""
+"""Each step of the proof in `rejection_sampler`, against arithmetic with many digits."""
 
 import math
 from decimal import Decimal, localcontext
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flwr_privacy import columns
-from flwr_privacy.columns import Columns
-from flwr_privacy.noise import _Gaussian, _Laplace
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy import rejection_sampler as columns
+from flwr_privacy.privacy.noise import _Gaussian, _Laplace
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.rejection_sampler import Columns
 
 SCALES = [2.0**-20, 0.1, 0.3, 1.0, 7.3, 100.0, 1e5, 2.0**23, 2.0**30, 2.0**40]
 LAWS = [kind(scale) for kind in (_Gaussian, _Laplace) for scale in SCALES]

@@ -10,10 +10,10 @@ from typing import IO
 
 import pytest
 
-from flwr_privacy import common_replies
-from flwr_privacy.common_replies import CommonReplies
 from flwr_privacy.errors import LedgerError
-from flwr_privacy.ledger import Question
+from flwr_privacy.pipeline import shared_reply_cache as common_replies
+from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
+from flwr_privacy.privacy.ledger import Question
 
 
 def question(experiment_id="e", phase="train", server_round=1, request=0) -> Question:
@@ -27,8 +27,8 @@ def folder(tmp_path) -> Path:
     return tmp_path / "replies"
 
 
-def of(folder: Path, client: str = "7") -> CommonReplies:
-    return CommonReplies(folder, client)
+def of(folder: Path, client: str = "7") -> SharedReplyCache:
+    return SharedReplyCache(folder, client)
 
 
 def test_a_question_that_comes_again_gets_the_same_bytes(folder):

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flwr_privacy.distributed_noise import (
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.privacy.distributed_noise import (
     MOST_PARTIES,
     SMALLEST_SHARE,
     log_ratio_bound,
     share_sigma,
     summed_gap,
 )
-from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.noise import discrete_gaussian, discretisation_gap
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.privacy.randomness import SecureRandom
 
 # Seeds are fixed; a right sampler would fail a chi-square test with one seed in 10,000.
 LEAST_P = 1e-4

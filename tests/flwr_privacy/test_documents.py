@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from flwr_privacy.documents import dumps, loads
+from flwr_privacy.wire.documents import dumps, loads
 
 DTYPES = [np.float16, np.float32, np.float64, np.int8, np.uint16, np.int64, np.bool_, ">f4"]
 

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flwr_privacy import central_mean
 from flwr_privacy.accounting import spent
-from flwr_privacy.adaptive_clipping import COUNT_NAME
-from flwr_privacy.central_mean import ClippedUpdate
-from flwr_privacy.distributed_noise import summed_gap
+from flwr_privacy.central_dp import mean as central_mean
+from flwr_privacy.central_dp.mean import ClippedUpdate
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
-from flwr_privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.mechanism import Facts
-from flwr_privacy.noise import discretisation_gap
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.pipeline.mechanism import Facts
+from flwr_privacy.privacy.adaptive_clipping import COUNT_NAME
+from flwr_privacy.privacy.distributed_noise import summed_gap
+from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
+from flwr_privacy.privacy.noise import discretisation_gap
+from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.udp import terms as udp_terms
 
 START = {"w": np.zeros((2, 3)), "b": np.zeros(())}

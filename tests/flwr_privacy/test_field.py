@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_privacy import field as module
+from flwr_privacy.coding import field as module
+from flwr_privacy.coding.field import MERSENNE_31, PrimeField, is_prime, largest_prime_below
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.field import MERSENNE_31, PrimeField, is_prime, largest_prime_below
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 FIELD = PrimeField()
 # The smallest; one product; the last below 2**23.5 and the next, of one and of two limbs; two.

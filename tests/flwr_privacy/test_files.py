@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
-from flwr_privacy import files
-from flwr_privacy.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.wire import files
+from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 
 MAGIC = b"example 1\n"
 

@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from flwr_privacy.averaging import ReplyRefusedError
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.failures import FAILED_NAME
-from flwr_privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
+from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.privacy.failures import FAILED_NAME
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
 
 MOST_WEIGHT = 2**62 // CODE_LIMIT  # of all replies together
 
@@ -140,7 +140,7 @@ def test_the_sums_are_exact_and_the_mean_is_the_same_bits_in_any_order_and_group
     named = [(str(i), seed, weight) for i, (seed, weight) in enumerate(entries)]
     whole = empty()
     for client, seed, weight in named:
-        whole.fold(client, reply(seed), weight=weight)
+        whole.accumulate(client, reply(seed), weight=weight)
     for name in NAMES:
         expected = np.zeros(START[name].size, object)
         for _, seed, weight in named:
@@ -154,7 +154,7 @@ def test_the_sums_are_exact_and_the_mean_is_the_same_bits_in_any_order_and_group
     for group in (named[:cut], named[cut:]):
         part = empty()
         for client, seed, weight in group:
-            part.fold(client, reply(seed), weight=weight)
+            part.accumulate(client, reply(seed), weight=weight)
         parts.append(empty().from_state(*part.state()) if by_state else part)
     parts[0].merge(parts[1])
     assert parts[0].weight == whole.weight
@@ -167,7 +167,7 @@ def test_the_sums_are_exact_and_the_mean_is_the_same_bits_in_any_order_and_group
 def test_the_mean_is_the_start_plus_the_exact_mean_rounded_once_to_float64(entries):
     mean = empty()
     for client, (seed, weight) in enumerate(entries):
-        mean.fold(str(client), reply(seed, limit=2**20), weight=weight)
+        mean.accumulate(str(client), reply(seed, limit=2**20), weight=weight)
     result, total = mean.finish(), sum(weight for _, weight in entries)
     for name in NAMES:
         for i, start in enumerate(START[name].reshape(-1)):
@@ -181,7 +181,7 @@ def test_the_mean_is_the_start_plus_the_exact_mean_rounded_once_to_float64(entri
 def test_weights_keep_their_dtype_and_shape(dtype, shape):
     start = {"w": np.ones(shape, dtype)}
     mean = GridMean(start, Grid(-1), ["w"])
-    mean.fold("a", {"w": np.ones(shape, np.int32)}, weight=2)
+    mean.accumulate("a", {"w": np.ones(shape, np.int32)}, weight=2)
     result = np.asarray(mean.finish()["w"])
     assert result.dtype == start["w"].dtype
     assert result.shape == shape
@@ -192,7 +192,7 @@ def test_small_updates_of_small_floats_are_not_lost_in_their_precision():
     """The sum is made in float64, so float16 rounds once and not per reply."""
     mean = GridMean({"w": np.zeros(1, np.float16)}, Grid(-20), ["w"])
     for client in range(3):
-        mean.fold(str(client), {"w": np.array([client], np.int32)}, weight=1)
+        mean.accumulate(str(client), {"w": np.array([client], np.int32)}, weight=1)
     assert mean.finish()["w"] == np.float16(2.0**-20)
 
 
@@ -212,7 +212,7 @@ def test_small_updates_of_small_floats_are_not_lost_in_their_precision():
 def test_what_is_kept_back_comes_back_as_it_was_and_as_a_copy(kept):
     start = {"before": kept, "w": np.zeros(2, np.float32), "after": kept}
     mean = GridMean(start, Grid(0), ["w"])
-    mean.fold("a", {"w": np.array([1, 2], np.int32)}, weight=1)
+    mean.accumulate("a", {"w": np.array([1, 2], np.int32)}, weight=1)
     result = mean.finish()
     assert list(result) == list(start)
     for name in ("before", "after"):
@@ -225,7 +225,7 @@ def test_what_is_kept_back_comes_back_as_it_was_and_as_a_copy(kept):
 def test_the_model_it_starts_from_is_not_changed():
     start = {"w": np.zeros(2, np.float32)}
     mean = GridMean(start, Grid(0), ["w"])
-    mean.fold("a", {"w": np.array([1, 2], np.int32)}, weight=1)
+    mean.accumulate("a", {"w": np.array([1, 2], np.int32)}, weight=1)
     for _ in range(2):
         assert mean.finish()["w"].tolist() == [1, 2]
     assert start["w"].tolist() == [0, 0]
@@ -235,16 +235,16 @@ def test_the_largest_codes_with_the_largest_weights_do_not_overflow():
     mean = empty()
     codes = {name: np.full(START[name].shape, CODE_LIMIT, np.int32) for name in NAMES}
     half = MOST_WEIGHT // 2
-    mean.fold("a", codes, weight=half)
-    mean.fold("b", {name: -array for name, array in codes.items()}, weight=half)
+    mean.accumulate("a", codes, weight=half)
+    mean.accumulate("b", {name: -array for name, array in codes.items()}, weight=half)
     assert sums(mean) == {"s": [0], "w": [0] * 4}
     mean = empty()
     for client in "ab":
-        mean.fold(client, codes, weight=half)
+        mean.accumulate(client, codes, weight=half)
     assert sums(mean)["s"] == [2 * half * CODE_LIMIT]
     assert 2 * half * CODE_LIMIT < 2**63
     with pytest.raises(ReplyRefusedError, match="the sum could leave 64 bits") as refusal:
-        mean.fold("c", codes, weight=MOST_WEIGHT)
+        mean.accumulate("c", codes, weight=MOST_WEIGHT)
     assert refusal.value.reason == "range"
     assert sums(mean)["s"] == [2 * half * CODE_LIMIT]
     assert mean.clients == {"a", "b"}
@@ -256,7 +256,7 @@ def test_the_largest_codes_with_the_largest_weights_do_not_overflow():
 def test_a_weight_that_is_no_whole_number_or_too_large_is_refused(weight):
     mean = empty()
     with pytest.raises(ReplyRefusedError) as refusal:
-        mean.fold("a", reply(1), weight=weight)
+        mean.accumulate("a", reply(1), weight=weight)
     assert refusal.value.reason in ("weight", "range")
     assert mean.clients == set()
     assert mean.weight == 0
@@ -277,10 +277,10 @@ def test_a_weight_that_is_no_whole_number_or_too_large_is_refused(weight):
 )
 def test_codes_that_are_none_are_refused_and_leave_no_trace(change, reason):
     mean = empty()
-    mean.fold("a", reply(1), weight=3)
+    mean.accumulate("a", reply(1), weight=3)
     before = sums(mean)
     with pytest.raises(ReplyRefusedError) as refusal:
-        mean.fold("b", {**reply(2), **change}, weight=1)
+        mean.accumulate("b", {**reply(2), **change}, weight=1)
     assert refusal.value.reason == reason
     assert sums(mean) == before
     assert (mean.weight, mean.clients) == (3, {"a"})
@@ -288,8 +288,8 @@ def test_codes_that_are_none_are_refused_and_leave_no_trace(change, reason):
 
 def test_narrow_integers_are_codes_too():
     mean = GridMean({"w": np.zeros(2)}, Grid(0), ["w"])
-    mean.fold("a", {"w": np.array([1, -3], np.int8)}, weight=1)
-    mean.fold("b", {"w": np.array([3, 5], np.int64)}, weight=1)
+    mean.accumulate("a", {"w": np.array([1, -3], np.int8)}, weight=1)
+    mean.accumulate("b", {"w": np.array([3, 5], np.int64)}, weight=1)
     assert mean.finish()["w"].tolist() == [2, 1]
 
 
@@ -298,17 +298,17 @@ def test_a_reply_that_is_a_view_is_not_written_into():
     for array in codes.values():
         array.setflags(write=False)
     mean = empty()
-    mean.fold("a", codes, weight=5)
-    mean.fold("b", codes, weight=5)
+    mean.accumulate("a", codes, weight=5)
+    mean.accumulate("b", codes, weight=5)
     assert sums(mean)["s"] == [10 * int(codes["s"])]
 
 
 def test_a_client_counts_once_in_folds_and_in_merges():
     mean, other = empty(), empty()
-    mean.fold("a", reply(1), weight=1)
+    mean.accumulate("a", reply(1), weight=1)
     with pytest.raises(ReplyRefusedError, match="duplicate"):
-        mean.fold("a", reply(2), weight=1)
-    other.fold("a", reply(2), weight=1)
+        mean.accumulate("a", reply(2), weight=1)
+    other.accumulate("a", reply(2), weight=1)
     before = sums(mean)
     with pytest.raises(ReplyRefusedError, match=r"clients \['a'\] are in both"):
         mean.merge(other)
@@ -317,12 +317,12 @@ def test_a_client_counts_once_in_folds_and_in_merges():
 
 def test_without_weight_there_is_no_mean():
     mean = empty()
-    mean.fold("a", reply(1), weight=0)
+    mean.accumulate("a", reply(1), weight=0)
     with pytest.raises(ZeroDivisionError, match="weights of all replies are zero"):
         mean.finish()
-    mean.fold("b", reply(2), weight=2)
+    mean.accumulate("b", reply(2), weight=2)
     alone = empty()
-    alone.fold("b", reply(2), weight=7)
+    alone.accumulate("b", reply(2), weight=7)
     for name, array in alone.finish().items():
         assert mean.finish()[name].tobytes() == array.tobytes()
 
@@ -332,8 +332,8 @@ def test_without_weight_there_is_no_mean():
 
 def state(weight: float = 3) -> tuple[dict[str, np.ndarray], dict]:
     mean = empty()
-    mean.fold("a", reply(1), weight=weight, metrics={"sigma": 2.0})
-    mean.fold("b", reply(2), weight=weight)
+    mean.accumulate("a", reply(1), weight=weight, metrics={"sigma": 2.0})
+    mean.accumulate("b", reply(2), weight=weight)
     return mean.state()
 
 
@@ -342,10 +342,10 @@ def test_a_state_survives_with_its_metrics_and_can_go_on():
     assert mean.clients == {"a", "b"}
     assert mean.weight == 6
     assert mean.metrics() == {"sigma": 2.0}
-    mean.fold("c", reply(3), weight=1)
+    mean.accumulate("c", reply(3), weight=1)
     whole = empty()
     for client, seed, weight in (("a", 1, 3), ("b", 2, 3), ("c", 3, 1)):
-        whole.fold(client, reply(seed), weight=weight)
+        whole.accumulate(client, reply(seed), weight=weight)
     assert sums(mean) == sums(whole)
     assert mean.finish()["n"] == START["n"]
 
@@ -413,7 +413,7 @@ def test_sums_that_fit_their_weights_one_by_one_are_refused_where_they_would_ove
     nodes = []
     for client in "ab":
         node = empty()
-        node.fold(client, codes, weight=MOST_WEIGHT)
+        node.accumulate(client, codes, weight=MOST_WEIGHT)
         nodes.append(empty().from_state(*node.state()))
     mean = empty()
     mean.merge(nodes[0])
@@ -439,7 +439,7 @@ def test_the_largest_sum_a_state_may_claim_stays_within_64_bits():
 
 def test_a_sum_over_another_model_is_not_merged():
     other = GridMean({"w": np.zeros(3)}, GRID, ["w"])
-    other.fold("z", {"w": np.zeros(3, np.int32)}, weight=1)
+    other.accumulate("z", {"w": np.zeros(3, np.int32)}, weight=1)
     with pytest.raises(ReplyRefusedError, match="different templates"):
         empty().merge(other)
 
@@ -449,10 +449,10 @@ def test_failures_are_counted_beside_the_model_and_are_no_part_of_it() -> None:
     assert mean.failed == 0
     for client, code in enumerate((8, 0, -4)):
         codes = {"w": np.zeros(1, np.int32), FAILED_NAME: np.array([code], np.int32)}
-        mean.fold(str(client), codes, weight=1)
+        mean.accumulate(str(client), codes, weight=1)
     assert mean.failed == 0.5
     assert list(mean.finish()) == ["w"]
     plain = GridMean({FAILED_NAME: np.zeros(1)}, Grid(0), [FAILED_NAME])  # a model's own name
-    plain.fold("a", {FAILED_NAME: np.array([3], np.int32)}, weight=1)
+    plain.accumulate("a", {FAILED_NAME: np.array([3], np.int32)}, weight=1)
     assert plain.finish()[FAILED_NAME] == 3
     assert plain.failed == 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.privacy.guarantee import Guarantee
 
 FULL = Guarantee(
     scheme="udp",

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.identity import (
+from flwr_privacy.wire.identity import (
     check_client_id,
     client_id_from,
     derive_seed,

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_privacy.errors import InvalidParameterError, NotEnoughSharesError, ProtocolError
-from flwr_privacy.field import MERSENNE_31, PrimeField
-from flwr_privacy.lagrange import (
+from flwr_privacy.coding.field import MERSENNE_31, PrimeField
+from flwr_privacy.coding.lagrange import (
     LagrangeCode,
     lagrange_basis,
     max_partitions,
@@ -20,7 +19,8 @@ from flwr_privacy.lagrange import (
     rank_mod_p,
     recovery_threshold,
 )
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.errors import InvalidParameterError, NotEnoughSharesError, ProtocolError
+from flwr_privacy.privacy.randomness import SecureRandom
 
 LARGE, NARROW = PrimeField(MERSENNE_31), PrimeField(4194301)
 

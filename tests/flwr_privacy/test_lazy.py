@@ -59,7 +59,7 @@ def test_what_a_client_half_loads_can_be_read(client: str, most: int) -> None:
     assert sum(map(code_lines, modules.values())) <= most
     research = ("theory", "rehearsal", "scenes", "attacks", "strategies", "simulations")
     found = [name for name in modules if not set(research).isdisjoint(name.split("."))]
-    assert set(found) <= {"flwr_privacy.clients.rehearsal"}  # the one before a charge
+    assert set(found) <= {"flwr_privacy.clients.node.rehearsal"}  # the one before a charge
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flwr_privacy import files
 from flwr_privacy.accounting import LAPLACE, Charge
 from flwr_privacy.errors import InvalidParameterError, LedgerError
-from flwr_privacy.files import write_sealed
-from flwr_privacy.ledger import Entry, Ledger, Question
+from flwr_privacy.privacy.ledger import Entry, Ledger, Question
+from flwr_privacy.wire import files
+from flwr_privacy.wire.files import write_sealed
 
 CRASH = Path(__file__).with_name("ledger_crash.py")
 MAGIC = b"flwr-privacy ledger\n"
@@ -28,9 +28,9 @@ def entry(server_round: int = 1, **values) -> Entry:
 
 
 def charge(ledger: Ledger, *entries: Entry) -> None:
-    with ledger.locked() as book:
+    with ledger.locked() as locked:
         for one in entries:
-            book.charge(one)
+            locked.charge(one)
 
 
 @pytest.fixture
@@ -47,27 +47,27 @@ def test_what_was_charged_is_read_again_in_order(ledger):
 
 
 def test_nothing_is_written_before_the_first_charge(ledger):
-    with ledger.locked() as book:
-        assert book.entries == ()
+    with ledger.locked() as locked:
+        assert locked.entries == ()
     assert ledger.entries() == ()
     assert not ledger.path.exists()
 
 
 def test_a_charge_is_on_the_disk_when_it_returns_and_seen_in_the_book(ledger):
-    with ledger.locked() as book:
+    with ledger.locked() as locked:
         for count in range(1, 4):
-            book.charge(entry(count))
-            assert len(book.entries) == len(ledger.entries()) == count
+            locked.charge(entry(count))
+            assert len(locked.entries) == len(ledger.entries()) == count
 
 
 def test_what_was_never_answered_is_told_for_ever(ledger):
     charge(ledger, *map(entry, range(4)))
-    with ledger.locked() as book:
-        book.answer(2)
-        book.answer(2)  # sent again
-        assert book.answered == {2}
-        assert book.charge(entry(4)) == 4
-        book.answer(4)
+    with ledger.locked() as locked:
+        locked.answer(2)
+        locked.answer(2)  # sent again
+        assert locked.answered == {2}
+        assert locked.charge(entry(4)) == 4
+        locked.answer(4)
     ledger.answer(0)
     content = ledger.path.read_bytes()
     ledger.answer(0)
@@ -157,25 +157,25 @@ def test_a_platform_without_locks_is_named(ledger, monkeypatch):
 
 
 def test_a_book_cannot_be_charged_after_its_transaction(ledger):
-    with ledger.locked() as book:
-        book.charge(entry())
+    with ledger.locked() as locked:
+        locked.charge(entry())
     with pytest.raises(RuntimeError, match="not held"):
-        book.charge(entry())
+        locked.charge(entry())
     with pytest.raises(RuntimeError, match="not held"):
-        book.answer(0)
+        locked.answer(0)
     assert len(ledger.entries()) == 1
 
 
 def test_an_error_inside_a_transaction_frees_the_ledger_and_keeps_its_charges(ledger):
     def fails_after_a_charge():
-        with ledger.locked() as book:
-            book.charge(entry())
+        with ledger.locked() as locked:
+            locked.charge(entry())
             raise TimeoutError("of the user")
 
     with pytest.raises(TimeoutError, match="of the user"):
         fails_after_a_charge()
-    with ledger.locked(timeout=0) as book:
-        assert len(book.entries) == 1
+    with ledger.locked(timeout=0) as locked:
+        assert len(locked.entries) == 1
 
 
 def test_a_charge_that_cannot_be_written_is_refused_and_leaves_the_rest(ledger, monkeypatch):
@@ -184,13 +184,13 @@ def test_a_charge_that_cannot_be_written_is_refused_and_leaves_the_rest(ledger, 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with ledger.locked() as book:
+    with ledger.locked() as locked:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             with pytest.raises(LedgerError, match=r"ward\.ledger cannot be written: No space"):
-                book.charge(entry(2))
-        assert len(book.entries) == len(ledger.entries()) == 1
-        book.charge(entry(3))
+                locked.charge(entry(2))
+        assert len(locked.entries) == len(ledger.entries()) == 1
+        locked.charge(entry(3))
     assert [one.question.server_round for one in ledger.entries()] == [1, 3]
 
 

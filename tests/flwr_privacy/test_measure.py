@@ -15,13 +15,13 @@ from hypothesis.extra import numpy as hnp
 from flwr_privacy.acfl.encoding import check_data
 from flwr_privacy.acfl.release import CodedData, CodedGradient
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
-from flwr_privacy.central_mean import ClippedUpdate
-from flwr_privacy.clients.prepared import PreparedData
+from flwr_privacy.central_dp.mean import ClippedUpdate
+from flwr_privacy.clients.node.data_cache import PreparedData
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
-from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.m2fdp.release import DeviceUpdate
-from flwr_privacy.mechanism import Facts
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.pipeline.mechanism import Facts
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.randomness import SecureRandom
 
 MECHANISMS: dict[str, Any] = {
     "udp": UPDATE,

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flwr_privacy import columns, noise
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.noise import discrete_gaussian, discrete_laplace, discretisation_gap
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy import noise
+from flwr_privacy.privacy import rejection_sampler as columns
+from flwr_privacy.privacy.noise import discrete_gaussian, discrete_laplace, discretisation_gap
+from flwr_privacy.privacy.randomness import SecureRandom
 
 # Seeds are fixed; a right sampler would fail a chi-square test with one seed in 10,000.
 LEAST_P = 1e-4

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_privacy import packing
+from flwr_privacy.coding import packing
+from flwr_privacy.coding.packing import pack, packed_bytes, unpack, unpack_into
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.packing import pack, packed_bytes, unpack, unpack_into
 
 SIZES = (0, 1, 7, 63, 64, 65, 1000, 4096, 70001)
 

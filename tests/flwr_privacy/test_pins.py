@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from flwr_privacy.channel import canonical
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.pins import Identity, Pins
+from flwr_privacy.wire.channel import canonical
+from flwr_privacy.wire.pins import Identity, Pins
 
 # RFC 8032, section 7.1: secret key, public key
 VECTORS = [

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flwr_privacy import pipeline
 from flwr_privacy.accounting import Charge
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.errors import (
     ChargedFailureError,
     DataError,
@@ -23,22 +21,24 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
-from flwr_privacy.ledger import Entry, Ledger, Question
-from flwr_privacy.mechanism import (
+from flwr_privacy.pipeline import answer as pipeline
+from flwr_privacy.pipeline.mechanism import (
     Answer,
     Facts,
     Mechanism,
     Plan,
     ProtocolStep,
     Release,
-    Unpromised,
+    Unprotected,
 )
-from flwr_privacy.node_store import NodeRules, NodeStore
-from flwr_privacy.pins import Identity, Pins
-from flwr_privacy.policy import Policy
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.replies import KeptReplies
-from flwr_privacy.step_store import StepStore
+from flwr_privacy.pipeline.node_store import NodeRules, NodeStore
+from flwr_privacy.pipeline.reply_cache import ReplyCache
+from flwr_privacy.pipeline.step_store import StepStore
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.ledger import Entry, Ledger, Question
+from flwr_privacy.privacy.policy import Policy
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.wire.pins import Identity, Pins
 
 QUESTION = Question(experiment_id="e", phase="train", server_round=1)
 MODEL = {"w": np.zeros(2)}
@@ -90,8 +90,8 @@ PINS = Pins(clients={name: Identity.generate().public for name in "bcd"})
 def store_in(folder: Path, policy: Policy | None = None, *, durable: bool = True) -> NodeStore:
     return NodeStore(
         ledger=Ledger(folder / "a.ledger", data_set="a", durable=durable),
-        replies=KeptReplies(folder / "a.replies", durable=durable, experiments=4),
-        setups=KeptReplies(folder / "a.setups", durable=durable),
+        replies=ReplyCache(folder / "a.replies", durable=durable, experiments=4),
+        setups=ReplyCache(folder / "a.setups", durable=durable),
         policy=policy or Policy(allow_unprotected=["toy"]),
         client_id="a",
         simulated=not durable,
@@ -335,13 +335,13 @@ def test_a_kill_after_the_reply_was_kept_sends_that_reply(
 ) -> None:
     store, kept = store_in(tmp_path), []
 
-    def keep(self: KeptReplies, question: Question, reply: bytes, key: str) -> bytes:
+    def keep(self: ReplyCache, question: Question, reply: bytes, key: str) -> bytes:
         kept.append(original(self, question, reply, key))
         raise KeyboardInterrupt
 
-    original = KeptReplies.keep
+    original = ReplyCache.keep
     with monkeypatch.context() as patch:
-        patch.setattr(KeptReplies, "keep", keep)
+        patch.setattr(ReplyCache, "keep", keep)
         with pytest.raises(KeyboardInterrupt):
             ask(store)
     answer = ask(store, fail(AssertionError("it trained again")))
@@ -611,9 +611,9 @@ def test_cheap_releases_are_bounded_too(
 def test_a_day_later_a_node_answers_again(tmp_path: Path) -> None:
     store = store_in(tmp_path, Policy(max_releases_per_day=1))
     old = datetime.now(UTC) - timedelta(hours=25)
-    with store.ledger.locked() as book:
+    with store.ledger.locked() as locked:
         charge, time = Charge(noise_multiplier=2.0), old.strftime("%Y-%m-%dT%H:%M:%SZ")
-        book.charge(Entry(question=QUESTION, scheme="toy", unit="user", charge=charge, time=time))
+        locked.charge(Entry(question=QUESTION, scheme="toy", unit="user", charge=charge, time=time))
     ask(store, question=replace(QUESTION, server_round=2))
     with pytest.raises(DeclinedError, match="max_releases_per_day = 1"):
         ask(store, question=replace(QUESTION, server_round=3))
@@ -701,8 +701,10 @@ def test_what_promises_nothing_is_worked_on_only_if_the_policy_allows_it(
     def answered(policy: dict[str, Any], **fields: Any) -> int:
         rules = NodeRules(policy=Policy(**policy), client_id="a", simulated=False, insecure_seed=3)
         given = {"experiment-id": "e", "round": 1, "request": 0, **fields}
-        release = Unpromised(work, sigma=1.0)
-        drawn = pipeline.answer_unpromised(rules, release, "toy", "train", given, False)[1]["drawn"]
+        release = Unprotected(work, sigma=1.0)
+        drawn = pipeline.answer_unprotected(rules, release, "toy", "train", given, False)[1][
+            "drawn"
+        ]
         return int(drawn)
 
     with pytest.raises(DeclinedError):

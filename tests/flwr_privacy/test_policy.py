@@ -5,7 +5,7 @@ import re
 import pytest
 
 from flwr_privacy.errors import DeclinedError, InvalidParameterError
-from flwr_privacy.policy import Policy
+from flwr_privacy.privacy.policy import Policy
 
 ASKED = {"scheme": "udp", "unit": "user", "noise_multiplier": 1.0, "sigma": 0.01}
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_privacy import quantize
+from flwr_privacy.coding import quantize
+from flwr_privacy.coding.packing import pack, packed_bytes
+from flwr_privacy.coding.quantize import CodeSum, Knobs, float32_above, span
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.packing import pack, packed_bytes
-from flwr_privacy.quantize import CodeSum, Knobs, float32_above, span
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 
 class Chosen:

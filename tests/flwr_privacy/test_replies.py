@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from flwr_privacy import replies as module
 from flwr_privacy.errors import LedgerError
-from flwr_privacy.files import exclusive_lock
-from flwr_privacy.ledger import Question
-from flwr_privacy.replies import REPLIES, KeptReplies
+from flwr_privacy.pipeline import reply_cache as module
+from flwr_privacy.pipeline.reply_cache import REPLIES, ReplyCache
+from flwr_privacy.privacy.ledger import Question
+from flwr_privacy.wire.files import exclusive_lock
 
 
 def question(experiment_id="e", phase="train", server_round=1, request=0) -> Question:
@@ -19,10 +19,10 @@ def question(experiment_id="e", phase="train", server_round=1, request=0) -> Que
 
 @pytest.fixture
 def replies(tmp_path):
-    return KeptReplies(tmp_path / "replies")
+    return ReplyCache(tmp_path / "replies")
 
 
-def files(replies: KeptReplies) -> list[Path]:
+def files(replies: ReplyCache) -> list[Path]:
     return [path for path in replies.folder.rglob("*") if path.is_file() and path.name != "lock"]
 
 
@@ -49,8 +49,8 @@ def test_a_server_that_asks_on_in_a_round_does_not_fill_the_disk(replies):
 
 
 def test_replies_to_old_experiments_are_forgotten(tmp_path):
-    few = KeptReplies(tmp_path / "few", experiments=3)
-    every = KeptReplies(tmp_path / "all")
+    few = ReplyCache(tmp_path / "few", experiments=3)
+    every = ReplyCache(tmp_path / "all")
     for number in range(6):
         for replies in (few, every):
             replies.keep(question(f"e{number}"), b"noised")
@@ -66,7 +66,7 @@ def test_a_question_that_comes_again_gets_the_same_bytes(replies):
     assert replies.find(question()) is None
     replies.keep(question(), noised)
     assert replies.find(question()) == noised
-    assert KeptReplies(str(replies.folder)).find(question()) == noised
+    assert ReplyCache(str(replies.folder)).find(question()) == noised
 
 
 @pytest.mark.parametrize("reply", [b"", b"\n", b'["e", "train", 1, 0]\n'])
@@ -173,8 +173,8 @@ def test_a_reply_that_is_there_but_cannot_be_read_is_an_error(replies):
 
 def test_a_reply_that_cannot_be_kept_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(LedgerError, match=r"tpyo/replies cannot be written: No such file"):
-        KeptReplies(tmp_path / "tpyo" / "replies").keep(question(), b"noised")
-    replies = KeptReplies(tmp_path)
+        ReplyCache(tmp_path / "tpyo" / "replies").keep(question(), b"noised")
+    replies = ReplyCache(tmp_path)
     monkeypatch.setattr(module, "_LOCK_TIMEOUT", 0.01)
     with (
         exclusive_lock(tmp_path / "lock", timeout=0),

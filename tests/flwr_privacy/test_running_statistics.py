@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.running_statistics import SETTLED, check_question, is_statistic, suspected
+from flwr_privacy.privacy.running_statistics import SETTLED, check_question, is_statistic, suspected
 
 COUNTER = np.array(0)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flwr_privacy.coding.shamir import MOST_HOLDERS, _evaluate, deal, recover
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.shamir import MOST_HOLDERS, _evaluate, deal, recover
 
 SECRET = bytes(range(256))
 

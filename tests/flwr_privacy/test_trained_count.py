@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from flwr_privacy import trained_count
-from flwr_privacy.trained_count import FALSE_ALARM, TrainedCount, forecast, margin
+from flwr_privacy.privacy import trained_count
+from flwr_privacy.privacy.trained_count import FALSE_ALARM, TrainedCount, forecast, margin
 
 
 def test_a_training_in_which_enough_train_is_seldom_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
-from flwr_privacy.updates import SMALLEST_NORM, Update, clip, released_names
+from flwr_privacy.privacy.updates import SMALLEST_NORM, Update, clip, released_names
 
 MODEL = {
     "conv.weight": np.zeros((2, 3), np.float32),

@@ -6,7 +6,7 @@ from apps import record
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.wire import Header, payload_bytes, question_digest
+from flwr_privacy.wire.message import Header, payload_bytes, question_digest
 
 HEADER = Header(scheme="fedavg", experiment_id="e1", phase="train", server_round=2)
 

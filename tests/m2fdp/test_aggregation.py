@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.aggregation import aggregate_event
 from flwr_privacy.m2fdp.schedule import EventSchedule
-from flwr_privacy.m2fdp.tree import CLOUD, TierTree
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+from flwr_privacy.simulations.research.m2fdp.aggregation import aggregate_event
 
 Vector = NDArray[np.float64]
 

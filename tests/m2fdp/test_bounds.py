@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.bounds import (
+from flwr_privacy.m2fdp.control.bounds import (
     abc_terms,
     corollary_gap,
     stationarity_gap,

@@ -11,9 +11,8 @@ from flwr.app import Context, RecordDict
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.clients import M2FDPClient
-from flwr_privacy.clients.base import Trained
-from flwr_privacy.clients.rehearsal import rehearse
-from flwr_privacy.documents import loads
+from flwr_privacy.clients.node.base import Trained
+from flwr_privacy.clients.node.rehearsal import rehearse
 from flwr_privacy.errors import (
     ChargedFailureError,
     DataError,
@@ -23,13 +22,14 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
-from flwr_privacy.fields import write
-from flwr_privacy.grid import CODE_LIMIT, Grid
-from flwr_privacy.ledger import Entry, Ledger
-from flwr_privacy.m2fdp import SCHEME, Duty, Terms, TierSums
+from flwr_privacy.m2fdp import SCHEME, Duty, M2FDPTerms, TierSums
 from flwr_privacy.m2fdp.zone import GAP
-from flwr_privacy.pins import Identity
-from flwr_privacy.wire import METRICS
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.ledger import Entry, Ledger
+from flwr_privacy.wire.documents import loads
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import METRICS
+from flwr_privacy.wire.pins import Identity
 
 Fields = dict[str, Any]
 
@@ -67,8 +67,8 @@ DUTY: Fields = {
 }
 
 
-def terms(**changes: Any) -> Terms:
-    return Terms(**{**TERMS, **changes})
+def terms(**changes: Any) -> M2FDPTerms:
+    return M2FDPTerms(**{**TERMS, **changes})
 
 
 def duty(**changes: Any) -> Duty:
@@ -98,7 +98,12 @@ class Node:
         return Trained(moved, {"num-examples": 5, "loss": 0.25})
 
     def ask(
-        self, asked: Terms | None = None, *, train: Any = None, phase: str = "train", **changes: Any
+        self,
+        asked: M2FDPTerms | None = None,
+        *,
+        train: Any = None,
+        phase: str = "train",
+        **changes: Any,
     ) -> tuple[Fields, Fields]:
         place = {"experiment-id": "e", "round": 1, "request": 0, "summed": 0, "code-limit": 0}
         fields = {**place, **write(asked or terms())}
@@ -446,7 +451,7 @@ def keys_of(node: Node, prefix: str = "parent") -> Fields:
     return {f"{prefix}_key": told["key"], f"{prefix}_signature": told["signature"]}
 
 
-def sealing(**changes: Any) -> Terms:
+def sealing(**changes: Any) -> M2FDPTerms:
     return terms(**{"noised": False, "sealed": True, "siblings": ["a", "b"], **changes})
 
 
@@ -463,15 +468,15 @@ def test_a_sealed_answer_has_nothing_in_the_open(tmp_path: Path) -> None:
 
 
 def test_a_sealed_answer_has_the_same_codes_as_one_in_the_open(tmp_path: Path) -> None:
-    from flwr_privacy.clients.custody import Custody
-    from flwr_privacy.experiment_keys import channel_to
+    from flwr_privacy.clients.node.context_store import ContextStore
     from flwr_privacy.m2fdp.messages import going_up, unpacked
+    from flwr_privacy.pipeline.experiment_keys import channel_to
 
     device, ward = zone(tmp_path)
     _, own = device.ask(sealing(), **keys_of(ward))
-    custody = Custody.of(Context(1, 1, ward.config, RecordDict(), {}))
+    store = ContextStore.of(Context(1, 1, ward.config, RecordDict(), {}))
     told = keys_of(device, "own")
-    channel = channel_to(custody, "m2fdp", "e", "a", told["own_key"], told["own_signature"])
+    channel = channel_to(store, "m2fdp", "e", "a", told["own_key"], told["own_signature"])
     place = {"experiment-id": "e", "round": 1}
     parts = going_up(place, sealing(), sender="a", tier=2, receiver="ward", children=["a", "b"])
     upload = unpacked(channel.open(own["sealed"], *parts), sealing())

@@ -11,7 +11,7 @@ from flwr_privacy.strategies import M2FDP, DeviceNoise, NoNoise
 
 @pytest.fixture(autouse=True)
 def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
+    monkeypatch.setattr("flwr_privacy.strategies.requests.federation._SETTLE", 0.0)
 
 
 class TestM2FDP(WrapsConformance):

@@ -13,8 +13,8 @@ from flwr.clientapp import ClientApp
 from zones import zone_nodes
 
 from flwr_privacy.clients import M2FDPClient, as_mod
-from flwr_privacy.ledger import Ledger
 from flwr_privacy.m2fdp import EventSchedule, TierTree
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.strategies import M2FDP, DeviceNoise, LoopOptions, WorstDrift
 
 APP = Path(__file__).parents[1] / "deployed"
@@ -97,7 +97,7 @@ def test_relayed_by_a_superlink_the_model_is_that_of_the_simulation_and_nothing_
     # A clean event inside the trusted zone, and a noised one: 2 exchanges with devices and as many
     # with the aggregator, and the hello.
     (line,) = deployed["history"][1:]
-    assert (line["folded"], line["refused"], line["exchanges"]) == (4, {}, 4)
+    assert (line["accumulated"], line["refused"], line["exchanges"]) == (4, {}, 4)
     # What the trusted devices sent in the open there is nowhere to be read here.
     overheard = Path(f"{out}.seen").read_bytes()
     assert len(codes) == 2 * 2 * len(INITIAL)

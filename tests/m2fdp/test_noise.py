@@ -18,7 +18,7 @@ from flwr_privacy.m2fdp.noise import (
 )
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.sensitivity import sensitivity
-from flwr_privacy.m2fdp.tree import CLOUD, TierTree
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
 
 Array = NDArray[np.float64]
 

@@ -10,7 +10,6 @@ import pytest
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.m2fdp import (
     Drift,
     EventSchedule,
@@ -25,8 +24,9 @@ from flwr_privacy.m2fdp import (
     true_epsilon,
 )
 from flwr_privacy.m2fdp.zone import GAP, NOISE_REACH
-from flwr_privacy.noise import discretisation_gap
-from flwr_privacy.simulations.flat_options import keywords_of
+from flwr_privacy.privacy.grid import CODE_LIMIT
+from flwr_privacy.privacy.noise import discretisation_gap
+from flwr_privacy.simulations.settings.flat_options import keywords_of
 from flwr_privacy.strategies import M2FDP
 
 EDGES = TierTree.of_fanouts((10, 5), p=0.5)

@@ -23,7 +23,7 @@ from flwr_privacy.m2fdp.privacy import (
 )
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.sensitivity import sensitivity, smooth_factor
-from flwr_privacy.m2fdp.tree import CLOUD, TierTree
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
 
 DELTA = 1e-5
 ROUNDS = 200

@@ -11,21 +11,25 @@ from numpy.typing import NDArray
 
 from flwr_privacy.accounting.gaussian import epsilon_of, mu_of
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.identity import stream
 from flwr_privacy.m2fdp.noise import noise_multiplier, variance_by_tier
-from flwr_privacy.m2fdp.rehearsal import Course, Setting, rehearse
-from flwr_privacy.m2fdp.rounds import Rounds
-from flwr_privacy.m2fdp.scenes import (
-    Scene,
+from flwr_privacy.m2fdp.schedule import EventSchedule
+from flwr_privacy.m2fdp.sensitivity import Drift
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+from flwr_privacy.simulations.research.m2fdp.numpy_simulation import (
+    M2FDPSettings,
+    TrainingCurve,
+    simulate,
+)
+from flwr_privacy.simulations.research.m2fdp.rounds import Rounds
+from flwr_privacy.simulations.research.m2fdp.synthetic_data import (
+    SyntheticData,
     labelled_scene,
     random_patches,
     split,
     synthetic_scene,
 )
-from flwr_privacy.m2fdp.schedule import EventSchedule
-from flwr_privacy.m2fdp.sensitivity import Drift
-from flwr_privacy.m2fdp.tree import CLOUD, TierTree
-from flwr_privacy.simulations.data import load
+from flwr_privacy.simulations.tasks.data import load
+from flwr_privacy.wire.identity import stream
 
 Array = NDArray[np.float64]
 
@@ -37,9 +41,9 @@ BELOW = {"0": "aa", "1": "aa", "2": "aa", "3": "ab", "4": "ba", "5": "ba"}
 UNEVEN = TierTree(parents=ABOVE | BELOW, devices=tuple(BELOW), trusted={"aa", "b", "ba"})
 
 
-def quiet(N: int = 50, d: int = 2000) -> Scene:
+def quiet(N: int = 50, d: int = 2000) -> SyntheticData:
     """Return records without features: all gradients are zero, and models are noise alone."""
-    return Scene(
+    return SyntheticData(
         features=np.zeros((N, 3, d), np.float32),
         labels=np.zeros((N, 3), np.int64),
         test_features=np.zeros((1, d), np.float32),
@@ -51,7 +55,7 @@ def quiet(N: int = 50, d: int = 2000) -> Scene:
 # -- It is the plain algorithm ------------------------------------------------------------------
 
 
-def plainly(scene: Scene, setting: Setting, *, rounds: int, seed: int) -> Array:
+def plainly(scene: SyntheticData, setting: M2FDPSettings, *, rounds: int, seed: int) -> Array:
     """Train device by device and node by node, without noise, in float64."""
     tree = setting.tree
     W = np.zeros((scene.features.shape[2], scene.classes))
@@ -78,7 +82,7 @@ def plainly(scene: Scene, setting: Setting, *, rounds: int, seed: int) -> Array:
     return W
 
 
-def participants(tree: TierTree, setting: Setting, t: int, seed: int) -> set[str]:
+def participants(tree: TierTree, setting: M2FDPSettings, t: int, seed: int) -> set[str]:
     if setting.path is None:
         return set(tree.devices)
     keys = stream(seed, "m2fdp participants", t).random(len(tree.devices))
@@ -131,8 +135,8 @@ def gradient(X: NDArray[Any], labels: NDArray[Any], W: Array) -> Array:
 def test_A1_noise_off_equals_nested_loops(tree: TierTree, more: dict[str, Any]) -> None:
     scene = synthetic_scene(3, N=6, m=12, d=5, classes=3, each=2)
     given = {"schedule": EventSchedule(steps=4, events={1: 2}), "learning_rate": 0.5, "clip": 0.5}
-    setting = Setting(tree=tree, calibration="none", rate=0.3, **{**given, **more})
-    course = rehearse(scene, [setting], rounds=3, seed=4)
+    setting = M2FDPSettings(tree=tree, calibration="none", rate=0.3, **{**given, **more})
+    course = simulate(scene, [setting], rounds=3, seed=4)
     expected = plainly(scene, setting, rounds=3, seed=4)
     assert np.linalg.norm(course.models[0] - expected) < 1e-5 * np.linalg.norm(expected)
     assert not course.noise.any()
@@ -143,16 +147,18 @@ def test_settings_together_train_as_each_does_alone() -> None:
     schedule = EventSchedule(steps=4, events={1: 2})
     paper = {"calibration": "paper", "alpha": 0.05, "schedule": schedule}
     settings = [
-        Setting(tree=TierTree.of_fanouts("2,3", p=0.5), **paper),
-        Setting(tree=TierTree.of_fanouts("2,3"), **{**paper, "rate": 0.2}),
-        Setting(tree=TierTree.of_fanouts("6"), schedule=EventSchedule(steps=4), epsilon=50),
-        Setting(tree=TierTree.of_fanouts("3,2", p=1), schedule=schedule, epsilon=50),
-        Setting(tree=TierTree.of_fanouts("3,2", p=1), path=[(5, 1, 1), (2, 2, 2)], epsilon=50),
-        Setting(tree=TierTree.of_fanouts("2,3"), perturb=0.5, **paper),
+        M2FDPSettings(tree=TierTree.of_fanouts("2,3", p=0.5), **paper),
+        M2FDPSettings(tree=TierTree.of_fanouts("2,3"), **{**paper, "rate": 0.2}),
+        M2FDPSettings(tree=TierTree.of_fanouts("6"), schedule=EventSchedule(steps=4), epsilon=50),
+        M2FDPSettings(tree=TierTree.of_fanouts("3,2", p=1), schedule=schedule, epsilon=50),
+        M2FDPSettings(
+            tree=TierTree.of_fanouts("3,2", p=1), path=[(5, 1, 1), (2, 2, 2)], epsilon=50
+        ),
+        M2FDPSettings(tree=TierTree.of_fanouts("2,3"), perturb=0.5, **paper),
     ]
-    together = rehearse(scene, settings, rounds=5, seed=1)
+    together = simulate(scene, settings, rounds=5, seed=1)
     for row, setting in enumerate(settings):
-        alone = rehearse(scene, [setting], rounds=5, seed=1)
+        alone = simulate(scene, [setting], rounds=5, seed=1)
         np.testing.assert_allclose(together.models[row], alone.models[0], rtol=2e-3, atol=2e-3)
         np.testing.assert_array_equal(together.noise[row], alone.noise[0])
         np.testing.assert_array_equal(together.energy[row], alone.energy[0])
@@ -161,8 +167,11 @@ def test_settings_together_train_as_each_does_alone() -> None:
 def test_a_perturbation_without_noise_is_a_longer_step() -> None:
     scene = synthetic_scene(0, N=6, m=30, d=8)
     one = {"tree": TierTree.of_fanouts("2,3"), "calibration": "none", "clip": None}
-    settings = [Setting(**one, perturb=1.0, learning_rate=0.1), Setting(**one, learning_rate=0.2)]
-    course = rehearse(scene, settings, rounds=4, seed=1)
+    settings = [
+        M2FDPSettings(**one, perturb=1.0, learning_rate=0.1),
+        M2FDPSettings(**one, learning_rate=0.2),
+    ]
+    course = simulate(scene, settings, rounds=4, seed=1)
     np.testing.assert_allclose(course.models[0], course.models[1], rtol=1e-4, atol=1e-5)
 
 
@@ -187,7 +196,7 @@ def test_the_noise_of_a_round_is_that_of_variance_by_tier(
 ) -> None:
     tree = TierTree.of_fanouts(fanouts, p=p)
     schedule = EventSchedule(steps=20, events=events)
-    setting = Setting(tree=tree, schedule=schedule, calibration=calibration, alpha=0.3)
+    setting = M2FDPSettings(tree=tree, schedule=schedule, calibration=calibration, alpha=0.3)
     rounds = Rounds(setting, 60)
     below = tree.smallest_fanouts()
     sigmas: dict[int, float | list[float]] = {}
@@ -207,8 +216,8 @@ def test_the_noise_of_a_round_is_that_of_variance_by_tier(
 @pytest.mark.parametrize("tree", [DEFAULT, TierTree.of_fanouts("10,5"), STAR], ids=["p", "0", "L1"])
 def test_what_the_models_get_has_the_variance_that_is_said(tree: TierTree) -> None:
     schedule = EVERY_5 if tree.depth > 1 else EventSchedule(steps=20)
-    setting = Setting(tree=tree, schedule=schedule, calibration="paper", learning_rate=0.5)
-    course = rehearse(quiet(), [setting], rounds=2, seed=0)
+    setting = M2FDPSettings(tree=tree, schedule=schedule, calibration="paper", learning_rate=0.5)
+    course = simulate(quiet(), [setting], rounds=2, seed=0)
     said = np.sum(course.noise[0] ** 2)
     # 20,000 values: the standard error of a variance is 1 %.
     assert course.models[0].var() == pytest.approx(said, rel=0.04)
@@ -217,8 +226,8 @@ def test_what_the_models_get_has_the_variance_that_is_said(tree: TierTree) -> No
 
 def test_the_variance_holds_on_an_uneven_tree_with_two_tiers_of_events() -> None:
     schedule = EventSchedule(steps=6, events={1: [4], 2: [1, 3]})
-    setting = Setting(tree=UNEVEN, schedule=schedule, calibration="paper")
-    course = rehearse(quiet(N=6), [setting], rounds=1, seed=0)
+    setting = M2FDPSettings(tree=UNEVEN, schedule=schedule, calibration="paper")
+    course = simulate(quiet(N=6), [setting], rounds=1, seed=0)
     z = noise_multiplier(q=0.05, n_comp=6, eps=1, delta=1e-5)
     # aa is under a, which b's like is not: 3 devices, released at steps 4 and 6; 3 alone under ab,
     # released at 1, 3, 4, 6; b with 2 devices once.
@@ -231,12 +240,12 @@ def test_the_variance_holds_on_an_uneven_tree_with_two_tiers_of_events() -> None
 def test_A13_a_star_is_local_noise_and_so_is_a_tree_that_nobody_trusts() -> None:
     once = {"schedule": EventSchedule(steps=20), "calibration": "paper", "learning_rate": 0.01}
     settings = [
-        Setting(tree=STAR, **once),
-        Setting(tree=TierTree.of_fanouts("10,5", p=0), **once),
-        Setting(tree=TierTree.of_fanouts("10,5", p=1), **once),
+        M2FDPSettings(tree=STAR, **once),
+        M2FDPSettings(tree=TierTree.of_fanouts("10,5", p=0), **once),
+        M2FDPSettings(tree=TierTree.of_fanouts("10,5", p=1), **once),
     ]
     scene = synthetic_scene(0)
-    course = rehearse(scene, settings, rounds=3, seed=0)
+    course = simulate(scene, settings, rounds=3, seed=0)
     z = noise_multiplier(q=0.05, n_comp=60, eps=1, delta=1e-5)
     device = z * 2 * 0.01 * 20
     assert course.noise[0, 0] == pytest.approx(device / math.sqrt(50), rel=1e-6)
@@ -248,7 +257,7 @@ def test_A13_a_star_is_local_noise_and_so_is_a_tree_that_nobody_trusts() -> None
 def test_a_device_pays_its_budget_whatever_path_the_controller_takes() -> None:
     tree = TierTree.of_fanouts("1")
     path = [(5, 1, 1), (20, 1, 1), (1, 1, 1), (14, 1, 1)]
-    rounds = Rounds(Setting(tree=tree, epsilon=3.0, path=path), 9)
+    rounds = Rounds(M2FDPSettings(tree=tree, epsilon=3.0, path=path), 9)
     # A release of k steps moves by at most 2 k; its noise is `std`.
     squares = sum((2 * choice[0] / rounds.of(choice).std) ** 2 for choice in rounds.plan)
     assert epsilon_of(math.sqrt(squares), 1e-5) == pytest.approx(3.0, rel=1e-6)
@@ -259,7 +268,7 @@ def test_A22_clean_events_cost_four_times_lemma_1() -> None:
     tree = TierTree.of_fanouts("10,5", p=1)
 
     def std(**more: Any) -> float:
-        rounds = Rounds(Setting(tree=tree, schedule=EVERY_5, **more), 60)
+        rounds = Rounds(M2FDPSettings(tree=tree, schedule=EVERY_5, **more), 60)
         return rounds.of(rounds.plan[0]).std
 
     assert std(clean_events=True) == pytest.approx(4 * std(), rel=1e-9)
@@ -270,7 +279,9 @@ def test_A22_clean_events_cost_four_times_lemma_1() -> None:
 def test_noise_at_the_edges_comes_on_top() -> None:
     tree = TierTree.of_fanouts("10,5")
     paper = {"tree": tree, "schedule": EVERY_5, "calibration": "paper"}
-    with_it, without = (Rounds(Setting(**paper, edge_noise=more), 60) for more in (True, False))
+    with_it, without = (
+        Rounds(M2FDPSettings(**paper, edge_noise=more), 60) for more in (True, False)
+    )
     z = noise_multiplier(q=0.05, n_comp=1200, eps=1, delta=1e-5)
     extra = 10 * (z * 2 * 20 / 5 / 10) ** 2
     found = [one.of(one.plan[0]).std ** 2 for one in (with_it, without)]
@@ -278,7 +289,9 @@ def test_noise_at_the_edges_comes_on_top() -> None:
 
 
 def test_fewer_participants_are_drawn_evenly_and_cost_noise() -> None:
-    setting = Setting(tree=DEFAULT, schedule=EVERY_5, calibration="paper", path=[(20, 2, 3)] * 40)
+    setting = M2FDPSettings(
+        tree=DEFAULT, schedule=EVERY_5, calibration="paper", path=[(20, 2, 3)] * 40
+    )
     rounds = Rounds(setting, 40)
     scales = np.array(
         [rounds.participants((20, 2, 3), stream(0, "keys", t).random(50)) for t in range(2000)]
@@ -293,7 +306,7 @@ def test_fewer_participants_are_drawn_evenly_and_cost_noise() -> None:
     expected = 5 * (edge / 10) ** 2 + 4 * 15 * (device / 30) ** 2
     assert rounds.of((20, 2, 3)).std ** 2 == pytest.approx(expected, rel=1e-9)
     assert rounds.counts((20, 2, 3)) == [2] * 5 + [3] * 5
-    course = rehearse(quiet(), [setting], rounds=1, seed=0)
+    course = simulate(quiet(), [setting], rounds=1, seed=0)
     # Composed over the one round that was asked for.
     assert course.models[0].var() == pytest.approx(expected / 40, rel=0.04)
 
@@ -301,10 +314,10 @@ def test_fewer_participants_are_drawn_evenly_and_cost_noise() -> None:
 def test_A18_energy_and_delay_of_a_course() -> None:
     scene = synthetic_scene(0, d=784)
     settings = [
-        Setting(tree=DEFAULT, schedule=EVERY_5, calibration="none"),
-        Setting(tree=DEFAULT, schedule=EVERY_5, calibration="none", path=[(5, 5, 5)]),
+        M2FDPSettings(tree=DEFAULT, schedule=EVERY_5, calibration="none"),
+        M2FDPSettings(tree=DEFAULT, schedule=EVERY_5, calibration="none", path=[(5, 5, 5)]),
     ]
-    course = rehearse(scene, settings, rounds=2, seed=0)
+    course = simulate(scene, settings, rounds=2, seed=0)
     assert course.energy[0].tolist() == pytest.approx([0, 1.5183986, 3.0367972], rel=1e-6)
     assert course.seconds[0].tolist() == pytest.approx([0, 5.458688, 10.917376], rel=1e-6)
     assert course.energy[1].tolist() == pytest.approx([0, 0.4983206, 0.4983206], rel=1e-6)
@@ -315,7 +328,7 @@ def test_A18_energy_and_delay_of_a_course() -> None:
 
 
 @cache
-def digits(devices: int, seed: int) -> Scene:
+def digits(devices: int, seed: int) -> SyntheticData:
     data = load("digits")
     size = float(np.sqrt(np.mean(data.features.astype(np.float64) ** 2) * 64))
     return labelled_scene(
@@ -333,28 +346,28 @@ PAPER = {"calibration": "paper", "alpha": 0.02}
 SHARES = {p: TierTree.of_fanouts("10,5", p=p) for p in (1, 0.5, 0)}
 
 
-def last(settings: Mapping[Any, Setting], *, rounds: int) -> dict[Any, float]:
+def last(settings: Mapping[Any, M2FDPSettings], *, rounds: int) -> dict[Any, float]:
     """Return the mean accuracy after the last round, over three seeds."""
     devices = len(next(iter(settings.values())).tree.devices)
     found = []
     for seed in range(3):
         scene = digits(devices, seed)
-        course: Course = rehearse(scene, list(settings.values()), rounds=rounds, seed=seed)
+        course: TrainingCurve = simulate(scene, list(settings.values()), rounds=rounds, seed=seed)
         found.append(course.accuracy[:, -1])
     return dict(zip(settings, np.mean(found, axis=0).tolist(), strict=True))
 
 
 @cache
 def by_share() -> dict[Any, float]:
-    settings = {p: Setting(tree=tree, **LEARNS, **PAPER) for p, tree in SHARES.items()}
-    settings["plain"] = Setting(tree=SHARES[1], **LEARNS, calibration="none")
+    settings = {p: M2FDPSettings(tree=tree, **LEARNS, **PAPER) for p, tree in SHARES.items()}
+    settings["plain"] = M2FDPSettings(tree=SHARES[1], **LEARNS, calibration="none")
     for epsilon in (0.25, 4.0):
-        settings[f"epsilon {epsilon}"] = Setting(
+        settings[f"epsilon {epsilon}"] = M2FDPSettings(
             tree=SHARES[0.5], **LEARNS, **PAPER, epsilon=epsilon
         )
     for p, tree in SHARES.items():
-        settings[f"equal {p}"] = Setting(tree=tree, **LEARNS, epsilon=100.0)
-    settings["clean"] = Setting(tree=SHARES[1], **LEARNS, epsilon=100.0, clean_events=True)
+        settings[f"equal {p}"] = M2FDPSettings(tree=tree, **LEARNS, epsilon=100.0)
+    settings["clean"] = M2FDPSettings(tree=SHARES[1], **LEARNS, epsilon=100.0, clean_events=True)
     return last(settings, rounds=40)
 
 
@@ -381,7 +394,7 @@ def test_A23_secure_lower_tiers_are_better() -> None:
     shares = {"D.1": (0.5, 0, 0), "D.2": (0.5, 0, 1), "D.3": (0.5, 1, 1), "D.4": (1, 1, 1)}
     found = last(
         {
-            name: Setting(
+            name: M2FDPSettings(
                 tree=TierTree.of_fanouts("2,3,3,3", p=p),
                 **LEARNS,
                 calibration="paper",
@@ -398,7 +411,7 @@ def test_A23_more_secure_tiers_are_better() -> None:
     found = []
     for fanouts in ("2,3", "2,3,3", "2,3,3,3"):
         tree = TierTree.of_fanouts(fanouts, p=1)
-        setting = Setting(tree=tree, **LEARNS, calibration="paper", alpha=0.3)
+        setting = M2FDPSettings(tree=tree, **LEARNS, calibration="paper", alpha=0.3)
         found.append(last({"all secure": setting}, rounds=20)["all secure"])
     assert found[2] > found[1] + 0.05
     assert found[1] > found[0] + 0.1
@@ -464,15 +477,15 @@ def test_random_patches_are_convolutions() -> None:
 )
 def test_a_bad_setting_is_refused_by_name(more: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        Setting(tree=DEFAULT, **more)
+        M2FDPSettings(tree=DEFAULT, **more)
 
 
 def test_a_rehearsal_that_does_not_fit_is_refused() -> None:
     scene = synthetic_scene(0, N=10)
     with pytest.raises(InvalidParameterError, match="tree = '50 devices': expected 10 devices"):
-        rehearse(scene, [Setting(tree=DEFAULT)], rounds=1, seed=0)
+        simulate(scene, [M2FDPSettings(tree=DEFAULT)], rounds=1, seed=0)
     with pytest.raises(InvalidParameterError, match="settings"):
-        rehearse(scene, [], rounds=1, seed=0)
+        simulate(scene, [], rounds=1, seed=0)
 
 
 def test_records_that_do_not_suffice_are_refused() -> None:
@@ -483,7 +496,7 @@ def test_records_that_do_not_suffice_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match="images = "):
         random_patches(np.zeros((2, 3, 8, 9), np.float32), filters=2, seed=0)
     with pytest.raises(InvalidParameterError, match="test_labels = "):
-        Scene(
+        SyntheticData(
             features=np.zeros((2, 3, 4), np.float32),
             labels=np.zeros((2, 3), np.int64),
             test_features=np.zeros((2, 4), np.float32),

@@ -15,7 +15,7 @@ from zones import zone_nodes
 
 from flwr_privacy.accounting import spent
 from flwr_privacy.clients import M2FDPClient, as_mod
-from flwr_privacy.clients.poisson import (
+from flwr_privacy.clients.training.poisson import (
     PoissonSteps,
     certify_steps,
     current_steps,
@@ -23,13 +23,13 @@ from flwr_privacy.clients.poisson import (
     poisson_batches,
 )
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.identity import client_id_from
-from flwr_privacy.ledger import Ledger
 from flwr_privacy.m2fdp import TierTree
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import M2FDP
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.identity import client_id_from
+from flwr_privacy.wire.message import RECORD
 
 SEED = 11
 HALF = TierTree.of_fanouts((2, 2), p=0.5)
@@ -43,7 +43,7 @@ SCHEDULES = {
 
 @pytest.fixture(autouse=True)
 def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
+    monkeypatch.setattr("flwr_privacy.strategies.requests.federation._SETTLE", 0.0)
 
 
 def app() -> Any:
@@ -74,8 +74,8 @@ def test_the_relayed_model_is_that_of_the_simulation(
         options |= {"steps": 6, "events": {1: [4], 2: [2]}}
     one, other = simulated(tree, **options), relayed(tree, tmp_path, **options)
     assert same(one.arrays, other.arrays)
-    assert [line["folded"] for line in other.history[1:]] == [
-        line["folded"] for line in one.history[1:]
+    assert [line["accumulated"] for line in other.history[1:]] == [
+        line["accumulated"] for line in one.history[1:]
     ]
 
 
@@ -227,7 +227,7 @@ def test_records_are_protected_in_a_zone_too(tmp_path: Path) -> None:
     strategy = make(M2FDP, tree=HALF, relay=True, experiment_id="e", delta=1e-3, **options)
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1, "state": state}
     result = run_strategy(strategy, app, nodes=zone_nodes(HALF, tmp_path), **start)
-    assert (result.history[1]["folded"], result.history[1]["refused"]) == (4, {})
+    assert (result.history[1]["accumulated"], result.history[1]["refused"]) == (4, {})
     assert result.arrays["w"].numpy().any()
     for name in ("0", "1", "2", "3", "t1-0"):
         (entry,) = Ledger(state / f"{name}.ledger", data_set=name).entries()
@@ -279,7 +279,7 @@ def test_devices_that_drop_out_leave_the_model_of_the_simulation(
     expected = run_strategy(other, Seen().app(gone), nodes=len(tree.devices), **start)
     assert same(result.arrays, expected.arrays)
     for line, twin in zip(result.history[1:], expected.history[1:], strict=True):
-        for key in ("skipped", "folded", "asked", "refused"):
+        for key in ("skipped", "accumulated", "asked", "refused"):
             assert line[key] == twin[key], key
         assert line["scheme"] == pytest.approx(twin["scheme"])
     assert _by_device(relay) == _by_device(other)
@@ -348,7 +348,7 @@ def test_devices_of_insecure_aggregators_need_none(tmp_path: Path) -> None:
             del node["privacy-identity"], node["privacy-pins"]
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
     result = run_strategy(make(M2FDP, tree=WARDS, relay=True), Seen().app(), nodes=nodes, **start)
-    assert (result.history[1]["folded"], result.history[1]["refused"]) == (6, {})
+    assert (result.history[1]["accumulated"], result.history[1]["refused"]) == (6, {})
 
 
 PINS: dict[str, tuple[str, str, dict[str, int], str]] = {
@@ -450,7 +450,7 @@ def test_late_devices_pay_and_are_done_without(tmp_path: Path) -> None:
     strategy = make(M2FDP, tree=WARDS, relay=True, experiment_id="e", stragglers=Late())
     start = {"arrays": record({"w": np.zeros(5)}), "num_rounds": 1}
     result = run_strategy(strategy, Seen().app(), nodes=zone_nodes(WARDS, tmp_path), **start)
-    assert (result.history[1]["late"], result.history[1]["folded"]) == (1, 5)
+    assert (result.history[1]["late"], result.history[1]["accumulated"]) == (1, 5)
     assert len(_by_device(strategy)["0"]) == 1
     sigmas = result.history[1]["scheme"]
     assert sigmas["noise_sigma_t1"] == pytest.approx(sigmas["noise_sigma_t2"] / 2, rel=1e-5)

@@ -17,15 +17,15 @@ from apps import make, message_app, model_of, run_strategy
 from flwr.app import ConfigRecord, Message, RecordDict
 from zones import zone_nodes
 
-from flwr_privacy.channel import Channel, KeyPair
 from flwr_privacy.clients import M2FDPClient, as_mod
-from flwr_privacy.documents import dumps
-from flwr_privacy.identity import client_id_from
-from flwr_privacy.ledger import Ledger
 from flwr_privacy.m2fdp import TierTree
-from flwr_privacy.pins import Identity
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.strategies import M2FDP
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.channel import Channel, KeyPair
+from flwr_privacy.wire.documents import dumps
+from flwr_privacy.wire.identity import client_id_from
+from flwr_privacy.wire.message import RECORD
+from flwr_privacy.wire.pins import Identity
 
 Fields = dict[str, Any]
 
@@ -43,7 +43,7 @@ _RICH = 1e6
 
 @pytest.fixture(autouse=True)
 def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
+    monkeypatch.setattr("flwr_privacy.strategies.requests.federation._SETTLE", 0.0)
 
 
 @pytest.fixture(autouse=True)

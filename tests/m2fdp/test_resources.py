@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.counts import TierCounts
-from flwr_privacy.m2fdp.resources import Cost, Link, ResourceModel
-from flwr_privacy.m2fdp.tree import TierTree
+from flwr_privacy.m2fdp.control.resources import Cost, Link, ResourceModel
+from flwr_privacy.m2fdp.tree.counts import TierCounts
+from flwr_privacy.m2fdp.tree.tree import TierTree
 
 MODEL = 7840  # parameters of the paper's model
 DEFAULT = TierCounts.of_fanouts((10, 5))

@@ -23,8 +23,8 @@ from flwr_privacy.m2fdp.sensitivity import (
     sensitivity_worst_case,
     smooth_factor,
 )
-from flwr_privacy.m2fdp.tree import CLOUD, TierTree
-from flwr_privacy.updates import clip
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+from flwr_privacy.privacy.updates import clip
 
 Array = NDArray[np.float64]
 State = TypeVar("State")

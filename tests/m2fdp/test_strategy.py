@@ -19,12 +19,9 @@ from numpy.typing import NDArray
 from flwr_privacy.accounting import Charge, fitting, spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.clients import M2FDPClient, as_mod
-from flwr_privacy.clients.custody import Custody
+from flwr_privacy.clients.node.context_store import ContextStore
 from flwr_privacy.clients.torch import get_arrays, set_arrays, train_poisson
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.grid import Grid
-from flwr_privacy.identity import client_id_from
-from flwr_privacy.ledger import Ledger
 from flwr_privacy.m2fdp import (
     EventSchedule,
     TierTree,
@@ -33,11 +30,14 @@ from flwr_privacy.m2fdp import (
     true_epsilon,
     variance_by_tier,
 )
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import M2FDP, AdaptiveControl
-from flwr_privacy.strategies.played_aggregators import PlayedAggregators
-from flwr_privacy.wire import RECORD
+from flwr_privacy.strategies.m2fdp.played_aggregators import PlayedAggregators
+from flwr_privacy.wire.identity import client_id_from
+from flwr_privacy.wire.message import RECORD
 
 Array = NDArray[np.float64]
 Model = dict[str, Any]
@@ -53,7 +53,7 @@ DEEP_EVENTS = {"steps": 7, "events": {1: [5], 2: [2]}}
 
 @pytest.fixture(autouse=True)
 def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
+    monkeypatch.setattr("flwr_privacy.strategies.requests.federation._SETTLE", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ class Noise:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, values: Mapping[str, float]) -> None:
         self.values, self.drawn = values, list[str]()
-        monkeypatch.setattr(Custody, "random", lambda own, question, purpose: own.client_id)
+        monkeypatch.setattr(ContextStore, "random", lambda own, question, purpose: own.client_id)
         monkeypatch.setattr(PlayedAggregators, "_random", lambda own, purpose, node, *where: node)
         for module in ("m2fdp.release", "strategies.played_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", self.noised)
@@ -684,7 +684,7 @@ def test_every_device_spends_the_budget_wherever_its_noise_enters(
     check_ledgers(strategy, tmp_path)
     strategy.card().verify()
     for line in result.history[1:]:
-        assert (line["folded"], line["refused"]) == (line["asked"], {})
+        assert (line["accumulated"], line["refused"]) == (line["asked"], {})
     assert result.guarantee.epsilon == options["epsilon"]
 
 
@@ -705,7 +705,7 @@ def test_devices_decline_a_round_too_many() -> None:
     result = run_strategy(
         strategy, app_of(train), nodes=nodes_of(HALF), arrays=record({"w": np.zeros(2)})
     )
-    assert [line["folded"] for line in result.history[1:]] == [4, 4, 0]
+    assert [line["accumulated"] for line in result.history[1:]] == [4, 4, 0]
     assert result.history[3]["refused"] == {"declined": 4}
     assert result.history[3]["skipped"]
     assert sorted(set(asked)) == [1, 2]
@@ -742,7 +742,7 @@ def test_late_devices_pay(tmp_path: Path) -> None:
     options = {"steps": 2, "stragglers": Late(), "min_children": 1}
     result, strategy = run(HALF, stay, num_rounds=2, engine={"state": tmp_path}, **options)
     assert [line["late"] for line in result.history[1:]] == [1, 1]
-    assert [line["folded"] for line in result.history[1:]] == [3, 3]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 3]
     assert set(map(len, charges_of(strategy).values())) == {2}
     check_ledgers(strategy, tmp_path)
     assert list(spent_of(strategy).values()) == pytest.approx([8.0] * 4, rel=1e-6)
@@ -1098,7 +1098,7 @@ def test_smooth_losses_need_less_noise_than_the_worst(monkeypatch: pytest.Monkey
         run(tree, stay, steps=10, events=5, clean_events=drift, **options)
         (found[drift],) = spy.sigmas
         monkeypatch.undo()
-        monkeypatch.setattr("flwr_privacy.strategies.federation._SETTLE", 0.0)
+        monkeypatch.setattr("flwr_privacy.strategies.requests.federation._SETTLE", 0.0)
     z = 1 / mu_of(8.0, 1e-5)
     assert found["worst"] == pytest.approx(z * (2 * 5 / 2 + 2 * 5), rel=1e-6)
     assert found["lemma"] == pytest.approx(z * (2 * 5 / 2 + 2 * 5 / 2), rel=1e-6)
@@ -1412,6 +1412,6 @@ def test_a_device_that_owes_an_answer_is_not_asked_again_in_the_round() -> None:
     late = Fault(kind="delay", client="0", server_round=1, seconds=5.0)
     options = {"steps": 4, "events": 2, "quorum": 3, "deadline": 60.0}
     result, strategy = run(tree, stay, engine={"faults": [late]}, **options)
-    assert (result.history[1]["asked"], result.history[1]["folded"]) == (3, 3)
+    assert (result.history[1]["asked"], result.history[1]["accumulated"]) == (3, 3)
     paid = {name: len(charges) for name, charges in charges_of(strategy).items()}
     assert paid == {"0": 1, "1": 2, "2": 2, "3": 2}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
-from flwr_privacy.grid import CODE_LIMIT
 from flwr_privacy.m2fdp import TierSums
+from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.privacy.grid import CODE_LIMIT
 
 START = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(2), "n": np.array(3)}
 NAMES = ["w", "b"]
@@ -35,7 +35,7 @@ def codes_of(client: str, seed: int = 0) -> Codes:
 def of(clients: str, groups: dict[str, str] | None = None) -> TierSums:
     sums = empty(groups)
     for client in clients:
-        sums.fold(client, codes_of(client), weight=1, metrics={"loss": float(client)})
+        sums.accumulate(client, codes_of(client), weight=1, metrics={"loss": float(client)})
     return sums
 
 
@@ -93,7 +93,7 @@ def test_the_largest_codes_of_many_clients_are_summed_exactly() -> None:
     groups = {str(client): "all" for client in range(300)}
     sums = TierSums({"w": np.zeros(2)}, ["w"], groups)
     for client in groups:
-        sums.fold(client, {"w": np.array([CODE_LIMIT, -CODE_LIMIT], np.int32)}, weight=1)
+        sums.accumulate(client, {"w": np.array([CODE_LIMIT, -CODE_LIMIT], np.int32)}, weight=1)
     assert sums.of("all")["w"].tolist() == [300 * CODE_LIMIT, -300 * CODE_LIMIT]
 
 
@@ -113,8 +113,8 @@ def test_what_is_summed_later_does_not_change_a_reply() -> None:
     first = codes_of("0")
     kept = {name: array.copy() for name, array in first.items()}
     sums = empty()
-    sums.fold("0", first, weight=1)
-    sums.fold("1", codes_of("1"), weight=1)
+    sums.accumulate("0", first, weight=1)
+    sums.accumulate("1", codes_of("1"), weight=1)
     for name, array in first.items():
         np.testing.assert_array_equal(array, kept[name])
 
@@ -151,7 +151,7 @@ def test_a_bad_reply_is_refused_and_changes_nothing(what: str) -> None:
     refused(
         reason,
         detail,
-        lambda: sums.fold(given["client"], given["codes"], weight=given["weight"]),
+        lambda: sums.accumulate(given["client"], given["codes"], weight=given["weight"]),
     )
     assert equal(sums, before)
 
@@ -159,11 +159,11 @@ def test_a_bad_reply_is_refused_and_changes_nothing(what: str) -> None:
 def test_a_sealed_answer_counts_once_and_is_in_no_sum() -> None:
     sums = empty()
     sums.count("0")
-    sums.fold("2", codes_of("2"), weight=1)
+    sums.accumulate("2", codes_of("2"), weight=1)
     assert (sums.weight, sums.clients) == (2, {"0", "2"})
     assert (sums.of("left"), sums.answered("left")) == ({}, [])
     refused("duplicate", "client 0 has answered already", lambda: sums.count("0"))
-    refused("duplicate", "client 0", lambda: sums.fold("0", codes_of("0"), weight=1))
+    refused("duplicate", "client 0", lambda: sums.accumulate("0", codes_of("0"), weight=1))
     assert sums.weight == 2
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.tree import CLOUD, TierTree
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
 
 TINY = {"A": CLOUD, "B": CLOUD, "1": "A", "3": "A", "5": "B", "7": "B"}
 TINY_DEVICES = ("1", "3", "5", "7")

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.m2fdp import Drift, Reach, TierTree, Upload, averaged, noised, trained
 from flwr_privacy.m2fdp.zone import GAP
-from flwr_privacy.noise import discretisation_gap
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.noise import discretisation_gap
+from flwr_privacy.privacy.randomness import SecureRandom
 
 GRID = Grid(-10)
 OWN = Reach(anchor=2, own=2.0)

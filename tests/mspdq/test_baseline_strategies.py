@@ -13,7 +13,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 from scipy import stats
 
-from flwr_privacy.arrays import decode_npy
 from flwr_privacy.clients import (
     DrawnFedAvgClient,
     JoPEQFedAvgClient,
@@ -24,6 +23,7 @@ from flwr_privacy.clients import (
     Trained,
     as_mod,
 )
+from flwr_privacy.coding.packing import packed_bytes
 from flwr_privacy.errors import (
     DataError,
     DeclinedError,
@@ -31,11 +31,9 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
 )
-from flwr_privacy.identity import derive_seed, stream
 from flwr_privacy.mspdq import decode_start, encode_start
 from flwr_privacy.mspdq.baselines import JoPEQ, nbafl_downlink_sigma, nbafl_uplink_sigma
-from flwr_privacy.packing import packed_bytes
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.strategies import (
     MSP,
     DrawnFedAvg,
@@ -44,7 +42,9 @@ from flwr_privacy.strategies import (
     NbAFL,
     QuantizedFedAvg,
 )
-from flwr_privacy.wire import RECORD, Header
+from flwr_privacy.wire.arrays import decode_npy
+from flwr_privacy.wire.identity import derive_seed, stream
+from flwr_privacy.wire.message import RECORD, Header
 
 SEED = 7
 NBAFL: dict[str, Any] = {"clipping_norm": 5.0, "smallest_data": 600}
@@ -297,7 +297,7 @@ def test_a_client_that_is_drawn_twice_weighs_twice(
     assert sum(draws.values()) == 4
     assert max(draws.values()) > 1
     line = result.history[1]
-    assert (line["asked"], line["folded"]) == (len(draws), len(draws))
+    assert (line["asked"], line["accumulated"]) == (len(draws), len(draws))
     assert (line["scheme"]["draws"], line["scheme"]["distinct"]) == (4, len(draws))
     models = {int(c): trained_by(int(c)) for c in draws}
     for name in ("layer.weight", "0"):
@@ -516,7 +516,7 @@ def test_a_malformed_answer_is_refused_counted_and_left_out(
     options = {"bits": 5, "experiment_id": "e", "seed": 1}
     result = run(make(strategy, **options), client, before=listening(damage))
     assert result.history[1]["refused"] == {reason: 1}
-    assert result.history[1]["folded"] == 3
+    assert result.history[1]["accumulated"] == 3
 
     def disown(reply: Message) -> None:
         if reply.content[RECORD]["client-id"] == "2":

@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 from parties import deal, join, new_parties, new_session, reveal
 
+from flwr_privacy.coding.packing import pack, packed_bytes, unpack
+from flwr_privacy.coding.quantize import CodeSum, Knobs
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import (
     Codec,
@@ -16,12 +18,10 @@ from flwr_privacy.mspdq import (
     sum_bits,
     uncentred,
 )
-from flwr_privacy.mspdq.rehearsal import rehearse_mspdq
-from flwr_privacy.packing import pack, packed_bytes, unpack
-from flwr_privacy.quantize import CodeSum, Knobs
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import Bounds, MaskedSum
 from flwr_privacy.secure_sum.masked import MASKED, residues
+from flwr_privacy.simulations.research.mspdq.numpy_simulation import simulate_mspdq
 
 
 class Uniforms:
@@ -97,7 +97,7 @@ def test_F13_only_the_last_rounding_error_is_in_the_model():
     mixing = Mixing(gamma=0.25, coupling="harmonic", rounds=12)
     results, means = [], []
     for seed in range(400):
-        seen = rehearse_mspdq(
+        seen = simulate_mspdq(
             models,
             start,
             mixing,
@@ -166,7 +166,7 @@ def test_a_step_under_the_secure_sum_of_this_project():
         decoded.append(codec.value)
         vector = residues({"codes": centred(codes, levels)}, weight, bounds)
         masked = parties[client].mask(session.name, vector, bounds.modulus_bits)
-        total.fold(client, {MASKED: pack(masked, bounds.modulus_bits)}, weight=1)
+        total.accumulate(client, {MASKED: pack(masked, bounds.modulus_bits)}, weight=1)
     reveal(session, parties, list(parties), parties)
     opened = session.open(total.total, list(parties))
     assert opened[-1] == 8  # the draws

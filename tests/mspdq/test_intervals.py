@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from flwr_privacy.coding.quantize import SMALLEST_WIDTH, Knobs
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import (
     Intervals,
@@ -19,9 +20,8 @@ from flwr_privacy.mspdq import (
     width_linf,
     widths_for_bound,
 )
-from flwr_privacy.mspdq.rehearsal import rehearse_mspdq
-from flwr_privacy.quantize import SMALLEST_WIDTH, Knobs
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.mspdq.numpy_simulation import simulate_mspdq
 
 HARMONIC = Mixing(gamma=0.25, coupling="harmonic", rounds=12)
 
@@ -69,7 +69,7 @@ def test_F15_nothing_saturates_from_a_common_start(kappa, m, coupling):
     for scale in (1e-3, 1.0, 1e3):
         models = scale * draws.standard_t(3, size=(8, 300))
         start = np.tile(scale * draws.normal(size=300), (8, 1))
-        seen = rehearse_mspdq(models, start, mixing, Intervals(rule="linf"), levels, random)
+        seen = simulate_mspdq(models, start, mixing, Intervals(rule="linf"), levels, random)
         assert seen.saturated == 0
         # The proof's second half: a rounding error is at most c s a[k].
         steps = seen.widths[:, 0] / (levels - 1)
@@ -84,11 +84,11 @@ def test_F15_in_practice_fewer_bits_are_enough(bits):
     models = np.random.default_rng(1).normal(size=(20, 2000))
     random = SecureRandom.insecure(16)
     start = np.tile(models[0] * 1.2, (20, 1))
-    seen = rehearse_mspdq(models, start, HARMONIC, Intervals(rule="linf"), 2**bits, random)
+    seen = simulate_mspdq(models, start, HARMONIC, Intervals(rule="linf"), 2**bits, random)
     assert seen.saturated == 0
     if bits > 3:
         start = independent(models, 2**bits, random)
-        seen = rehearse_mspdq(models, start, HARMONIC, Intervals(rule="linf"), 2**bits, random)
+        seen = simulate_mspdq(models, start, HARMONIC, Intervals(rule="linf"), 2**bits, random)
         assert seen.saturated == 0
 
 
@@ -96,7 +96,7 @@ def test_narrower_intervals_do_saturate():
     models = np.random.default_rng(1).normal(size=(20, 200))
     start = np.tile(models[0] * 1.2, (20, 1))
     narrow = Intervals(rule="fixed", pi=0.1)
-    seen = rehearse_mspdq(models, start, HARMONIC, narrow, 64, SecureRandom.insecure(1))
+    seen = simulate_mspdq(models, start, HARMONIC, narrow, 64, SecureRandom.insecure(1))
     assert seen.saturated > 1000
     # The clipped values are in the last error alone.
     mean = models.mean(axis=0)
@@ -112,7 +112,7 @@ def test_F26_own_widths_with_a_constant_coupling():
     for bits, error in ((4, 1e-3), (6, 2e-4), (8, 6e-5)):
         start = independent(models, 2**bits, random)
         mixing = Mixing(gamma=0.3, rounds=10)
-        seen = rehearse_mspdq(models, start, mixing, Intervals(rule="self"), 2**bits, random)
+        seen = simulate_mspdq(models, start, mixing, Intervals(rule="self"), 2**bits, random)
         assert seen.saturated == 0
         assert relative(seen.averages[-1], models.mean(axis=0)) < error
         assert seen.widths[-1].max() < 0.02 * seen.widths[0].min()
@@ -124,7 +124,7 @@ def test_the_papers_widths_run_away_with_few_bits_and_many_weights():
     mixing, random = Mixing(gamma=0.3, coupling="harmonic", rounds=10), SecureRandom.insecure(9)
     errors = {}
     for rule in ("paper", "linf"):
-        seen = rehearse_mspdq(models, start, mixing, Intervals(rule=rule), 16, random)
+        seen = simulate_mspdq(models, start, mixing, Intervals(rule=rule), 16, random)
         assert seen.saturated == 0
         errors[rule] = np.abs(seen.averages[-1] - seen.states.visible.mean(axis=0)).max()
     assert errors["linf"] < 0.05 < 10 < errors["paper"]
@@ -149,7 +149,7 @@ def test_starts_that_are_apart_make_the_intervals_wider():
         assert more == pytest.approx(2 * 0.5 * 0.5**k * 2.0)
     models = np.array([[1.0, 0.0], [3.0, 0.0]])
     start = np.array([[0.0, 0.0], [4.0, 0.0]])
-    seen = rehearse_mspdq(
+    seen = simulate_mspdq(
         models, start, HARMONIC, Intervals(rule="linf"), 64, SecureRandom.insecure(0)
     )
     widths = Widths(Intervals(rule="linf"), HARMONIC, 64, apart=2.0)
@@ -177,7 +177,7 @@ def test_no_value_leaves_the_widths_for_a_bound(mixing, levels):
         models = start + (bound * np.sign(updates) if extreme else updates)
         intervals = Intervals(rule="bound", bound=bound * (1 + 1e-12))
         random = SecureRandom.insecure(levels)
-        seen = rehearse_mspdq(models, start, mixing, intervals, levels, random)
+        seen = simulate_mspdq(models, start, mixing, intervals, levels, random)
         assert seen.saturated == 0
         assert (seen.widths[:, 0] == widths_for_bound(mixing, intervals.bound, levels)).all()
 
@@ -189,7 +189,7 @@ def test_the_first_width_for_a_bound_is_the_least_that_holds_all():
     for bound, saturated in ((1.0, 0), (0.99, 2)):
         intervals = Intervals(rule="bound", bound=bound)
         random = SecureRandom.insecure(1)
-        seen = rehearse_mspdq(models, start, Mixing(rounds=1), intervals, 255, random)
+        seen = simulate_mspdq(models, start, Mixing(rounds=1), intervals, 255, random)
         assert seen.saturated == saturated
 
 

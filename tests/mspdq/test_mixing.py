@@ -3,8 +3,8 @@ import pytest
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import Codec, Mixing, SubStates, UniformSplit, lambda2_P
-from flwr_privacy.mspdq.rehearsal import rehearse_msp
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.mspdq.numpy_simulation import simulate_msp
 
 W, FIRST = np.array([[1.0], [3.0]]), np.array([[0.5], [4.0]])
 
@@ -17,7 +17,7 @@ def problem(clients: int = 20, size: int = 500) -> tuple[np.ndarray, np.ndarray]
 
 
 def mixed(models, visible, mixing):
-    return rehearse_msp(models, visible, mixing, SecureRandom.insecure(2))
+    return simulate_msp(models, visible, mixing, SecureRandom.insecure(2))
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:

@@ -11,13 +11,13 @@ from apps import make, message_app, record, run_strategy
 from flwr.app import Context, Message, RecordDict
 
 from flwr_privacy.clients import MSPClient, MSPDQClient, SecureSumClient, Trained, as_mod
+from flwr_privacy.coding.packing import unpack
 from flwr_privacy.errors import DataError, DeclinedError, InvalidParameterError, ProtocolError
-from flwr_privacy.fields import write
-from flwr_privacy.mspdq import Codec, Terms, decode_start
-from flwr_privacy.packing import unpack
+from flwr_privacy.mspdq import Codec, MSPTerms, decode_start
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import MSP, MSPDQ, FedAvg
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import RECORD
 
 MODEL = {
     "w": np.arange(1, 7, dtype=np.float64).reshape(2, 3) / 7,
@@ -68,7 +68,7 @@ class Node:
         arrays, own = self.kind(None, context).handle(phase, arrays, question, train)
         return dict(arrays), own
 
-    def train(self, terms: Terms, **changes: Any) -> tuple[Any, Any]:
+    def train(self, terms: MSPTerms, **changes: Any) -> tuple[Any, Any]:
         return self.ask("train", **{**_fields(write(terms)), **changes})
 
     def kept(self) -> dict[str, Any]:
@@ -94,13 +94,13 @@ def plain(tmp_path: Path) -> Node:
     return Node(tmp_path, MSPClient)
 
 
-PLAIN = Terms(rounds=3)
-OWN = Terms(rounds=3, levels=16)
-WIDTHS = Terms(rounds=3, levels=16, interval="linf")
-REFERENCE = Terms(rounds=3, levels=16, start="reference", interval="linf")
-FUSED = Terms(rounds=3, levels=16, start="reference")
+PLAIN = MSPTerms(rounds=3)
+OWN = MSPTerms(rounds=3, levels=16)
+WIDTHS = MSPTerms(rounds=3, levels=16, interval="linf")
+REFERENCE = MSPTerms(rounds=3, levels=16, start="reference", interval="linf")
+FUSED = MSPTerms(rounds=3, levels=16, start="reference")
 TABLE = {"drawn": ["ward-6", "ward-7"], "draws": [2, 2]}
-GLOBAL = Terms(rounds=3, levels=16, start="global", interval="bound")
+GLOBAL = MSPTerms(rounds=3, levels=16, start="global", interval="bound")
 
 
 # -- What does not follow ------------------------------------------------------------------------
@@ -108,7 +108,7 @@ GLOBAL = Terms(rounds=3, levels=16, start="global", interval="bound")
 
 @pytest.mark.parametrize(("kind", "terms"), [(MSPClient, PLAIN), (MSPDQClient, OWN)])
 def test_a_mixing_step_is_taken_once_and_in_its_turn(
-    kind: type, terms: Terms, tmp_path: Path
+    kind: type, terms: MSPTerms, tmp_path: Path
 ) -> None:
     node = Node(tmp_path, kind)
     node.train(terms)
@@ -182,7 +182,7 @@ def test_the_common_start_comes_once_and_before_the_steps(node: Node) -> None:
 )
 @pytest.mark.parametrize(("phase", "terms"), [("mix", OWN), ("sync", REFERENCE)])
 def test_an_average_of_another_length_is_refused(
-    node: Node, phase: str, terms: Terms, arrays: Any, text: str
+    node: Node, phase: str, terms: MSPTerms, arrays: Any, text: str
 ) -> None:
     node.train(terms)
     before = node.kept()
@@ -298,14 +298,16 @@ def test_each_half_follows_its_own_scheme(node: Node, plain: Node) -> None:
     [
         OWN,
         REFERENCE,
-        Terms(levels=15, interval="fixed"),
-        Terms(levels=15, start="reference", interval="fixed"),
-        Terms(levels=15, start="global", interval="self"),
-        Terms(levels=15, start="global", interval="linf"),
-        Terms(levels=15, start="global", interval="paper"),
+        MSPTerms(levels=15, interval="fixed"),
+        MSPTerms(levels=15, start="reference", interval="fixed"),
+        MSPTerms(levels=15, start="global", interval="self"),
+        MSPTerms(levels=15, start="global", interval="linf"),
+        MSPTerms(levels=15, start="global", interval="paper"),
     ],
 )
-def test_under_a_secure_sum_nothing_of_a_single_client_is_asked(node: Node, terms: Terms) -> None:
+def test_under_a_secure_sum_nothing_of_a_single_client_is_asked(
+    node: Node, terms: MSPTerms
+) -> None:
     text = f"start '{terms.start}' and interval '{terms.interval}' under a secure sum: they would"
     with pytest.raises(ProtocolError, match=text):
         node.train(terms, summed=3, width=2.0)
@@ -344,7 +346,7 @@ def test_under_a_secure_sum_it_gives_centred_codes_and_its_weight_and_nothing_el
     node: Node,
 ) -> None:
     arrays, own = node.train(
-        Terms(levels=15, start="global", interval="bound"), summed=3, width=8.0, **TABLE
+        MSPTerms(levels=15, start="global", interval="bound"), summed=3, width=8.0, **TABLE
     )
     assert own == {"metrics": {"num-examples": 2}}
     assert set(arrays) == {"codes"}
@@ -369,7 +371,7 @@ def test_a_policy_that_wants_sums_declines_what_is_none(kind: type, tmp_path: Pa
         options = {"secure_sum": SecureSum(threshold=3), "bound": 4.0}
         result = run_strategy(make(MSPDQ, **options), app, nodes=nodes, num_rounds=1)
         assert result.history[1]["refused"] == {}
-        assert result.history[1]["folded"] == 4
+        assert result.history[1]["accumulated"] == 4
 
 
 @pytest.mark.parametrize(
@@ -389,7 +391,7 @@ def test_a_policy_with_a_budget_declines_sums_too(rule: str, tmp_path: Path) -> 
     ):
         app = message_app([as_mod(client)])
         line = run_strategy(strategy, app, nodes=nodes, num_rounds=1).history[1]
-        assert (line["refused"], line["folded"]) == ({"declined": 1}, 3)
+        assert (line["refused"], line["accumulated"]) == ({"declined": 1}, 3)
 
 
 def test_the_policy_is_asked_before_every_message(tmp_path: Path) -> None:
@@ -408,7 +410,7 @@ def test_the_policy_is_asked_before_every_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("terms", [PLAIN, OWN, REFERENCE, GLOBAL])
 def test_a_model_that_is_not_finite_is_refused_and_nothing_is_kept(
-    tmp_path: Path, terms: Terms, bad: float
+    tmp_path: Path, terms: MSPTerms, bad: float
 ) -> None:
     node = Node(tmp_path, MSPDQClient if terms.levels else MSPClient)
 
@@ -432,9 +434,9 @@ def test_a_training_of_another_form_is_refused_and_nothing_is_kept(node: Node) -
 
 
 @pytest.mark.parametrize(
-    "terms", [PLAIN, OWN, WIDTHS, REFERENCE, FUSED, GLOBAL, Terms(levels=16, rounds=0)]
+    "terms", [PLAIN, OWN, WIDTHS, REFERENCE, FUSED, GLOBAL, MSPTerms(levels=16, rounds=0)]
 )
-def test_the_state_is_gone_after_the_last_message(tmp_path: Path, terms: Terms) -> None:
+def test_the_state_is_gone_after_the_last_message(tmp_path: Path, terms: MSPTerms) -> None:
     node = Node(tmp_path, MSPDQClient if terms.levels else MSPClient)
     asked = ["train", *["sync"] * (terms.start == "reference")]
     asked += ["mix"] * (terms.rounds - terms.leaps)
@@ -495,13 +497,13 @@ def test_F4_the_steps_of_msp_are_the_equations(plain: Node) -> None:
         (FUSED, [set(), *[{"saturated", "half-width"}] * 3]),
         (GLOBAL, [{"saturated"}] * 3),
         (
-            Terms(rounds=2, levels=16, start="global", interval="paper"),
+            MSPTerms(rounds=2, levels=16, start="global", interval="paper"),
             [{"scalar"}, *[{"saturated", "scalar"}] * 2],
         ),
     ],
 )
 def test_nothing_is_said_but_codes_and_what_the_rule_asks(
-    node: Node, terms: Terms, entries: list[set[str]]
+    node: Node, terms: MSPTerms, entries: list[set[str]]
 ) -> None:
     """Neither sub-states nor the model nor metrics of the training."""
     asked = ["train", *["sync"] * (terms.start == "reference")]
@@ -535,7 +537,7 @@ def test_only_the_client_that_is_asked_for_it_gives_the_reference(node: Node) ->
 def test_the_scalar_is_the_gap_of_the_sub_states_rounded_up(node: Node) -> None:
     """From the global start the gap is twice the update, which is 1 in each of 7 entries."""
     for rule, expected in (("linf", 2.0), ("paper", 2 * math.sqrt(7))):
-        _, own = node.train(Terms(levels=16, start="global", interval=rule))
+        _, own = node.train(MSPTerms(levels=16, start="global", interval=rule))
         assert own["scalar"] == pytest.approx(expected, rel=2e-7)
         assert own["scalar"] >= expected * (1 - 1e-15)
         assert float(np.float32(own["scalar"])) == own["scalar"]
@@ -544,7 +546,7 @@ def test_the_scalar_is_the_gap_of_the_sub_states_rounded_up(node: Node) -> None:
 def test_a_client_that_is_asked_for_message_1_at_once_starts_from_the_model_it_got(
     node: Node,
 ) -> None:
-    arrays, own = node.train(Terms(levels=2**16, start="global", gamma=0.5, rounds=2))
+    arrays, own = node.train(MSPTerms(levels=2**16, start="global", gamma=0.5, rounds=2))
     codec = Codec(model_plus(0), 2**16)
     codec.decode(unpack(arrays["codes"], 16, 7), 2 * own["half-width"])
     np.testing.assert_allclose(codec.value, model_plus(1), atol=1e-4)
@@ -587,8 +589,8 @@ def test_no_reply_of_a_training_carries_what_the_client_keeps() -> None:
 
 
 def test_a_bare_message_reaches_no_training() -> None:
-    from flwr_privacy.simulations.inline import InlineGrid
-    from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+    from flwr_privacy.simulations.engines.inline import InlineGrid
+    from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 
     for kind in (MSPClient, MSPDQClient):
         grid = InlineGrid(message_app([as_mod(kind)]), 1)

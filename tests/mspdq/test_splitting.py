@@ -6,7 +6,7 @@ from scipy import stats
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import NoiseSplit, SubStates, UniformSplit, noised
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
 
 SIZE = 200_000
 

@@ -12,13 +12,13 @@ from flwr.serverapp.strategy import FedAdam
 
 from flwr_privacy.clients import FedAvgClient, MSPClient, MSPDQClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.identity import client_id_from, derive_seed
 from flwr_privacy.mspdq import k_rounds
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import MSP, MSPDQ, FedAvg, LoopOptions
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.identity import client_id_from, derive_seed
+from flwr_privacy.wire.message import RECORD
 
 MODEL = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3) / 7 + 0.1,
@@ -458,7 +458,7 @@ def test_a_client_that_is_lost_between_two_exchanges_ends_the_round(
     assert result.history[1]["skipped"]
     assert scheme_of(result) == (1, 1, 0)
     assert not result.history[2]["skipped"]
-    assert result.history[2]["folded"] == 4
+    assert result.history[2]["accumulated"] == 4
     assert scheme_of(result, 2) == (0, 0, 2)
     mean = np.mean([trained(client) for client in range(4)], axis=0)
     np.testing.assert_allclose(vector(models[2]), mean, atol=0.05)
@@ -610,7 +610,7 @@ def test_who_is_missing_in_the_first_exchange_takes_no_part(start: str, lost: st
     )
     wire = Wire()
     result = run(strategy, faults=[fault], before=wire)
-    assert result.history[1]["folded"] == 3
+    assert result.history[1]["accumulated"] == 3
     assert scheme_of(result) == (0, 0, 2)
     assert {len(nodes) for _, nodes in wire.exchanges(1)[1:]} == {3}
     left = [trained(client) for client in range(4) if str(client) != lost]

@@ -13,10 +13,10 @@ from flwr_privacy.clients import MSPDQClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import DEAL, OPEN
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import MSPDQ, LoopOptions
-from flwr_privacy.strategies.instruction import to_each
-from flwr_privacy.wire import RECORD
+from flwr_privacy.strategies.requests.instruction import to_each
+from flwr_privacy.wire.message import RECORD
 
 MODEL = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3) / 7 + 0.1,

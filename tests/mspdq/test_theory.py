@@ -9,13 +9,6 @@ from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import (
-    D1,
-    D2,
-    D3,
-    bound_msp,
-    bound_mspdq,
-    comm_complexity_bound,
-    comm_count,
     k_rounds,
     lambda2_P,
     lambda_min_U,
@@ -23,15 +16,24 @@ from flwr_privacy.mspdq import (
     largest_stable,
     max_coupling,
     min_bits,
-    nu2,
     pi_paper,
     quantizer_delta,
     residual,
-    round_complexity,
     rounds_needed,
     stable,
     sum_bits,
     uplink_bits,
+)
+from flwr_privacy.simulations.research.mspdq.bounds import (
+    D1,
+    D2,
+    D3,
+    bound_msp,
+    bound_mspdq,
+    comm_complexity_bound,
+    comm_count,
+    nu2,
+    round_complexity,
 )
 
 CONVEX = {"mu": 1.0, "L": 4.0, "E": 5}

@@ -7,8 +7,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from flwr_privacy.mspdq import Intervals, Mixing, UniformSplit, decode_start, encode_start
-from flwr_privacy.mspdq.rehearsal import rehearse_msp, rehearse_mspdq
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.mspdq.numpy_simulation import simulate_msp, simulate_mspdq
 
 CLIENTS, SAMPLES, CLASSES, FEATURES = 20, 60, 5, 21
 LOCAL_STEPS, ROUNDS, PENALTY = 5, 60, 0.02
@@ -78,7 +78,7 @@ def msp(coupling: str, gamma: float, rounds: int, eps_s: float = 0.3) -> float:
         _: np.ndarray, models: np.ndarray, splits: SecureRandom, random: SecureRandom
     ) -> np.ndarray:
         visible = np.stack([split.visible(model, splits) for model in models])
-        return rehearse_msp(models, visible, mixing, random).averages[-1]
+        return simulate_msp(models, visible, mixing, random).averages[-1]
 
     return distance(average)
 
@@ -99,7 +99,7 @@ def mspdq(start: str, bits: int) -> float:
             "global": np.tile(before, (CLIENTS, 1)),
         }[start]
         intervals = Intervals(rule="linf")
-        seen = rehearse_mspdq(models, first, mixing, intervals, levels, random)
+        seen = simulate_mspdq(models, first, mixing, intervals, levels, random)
         return seen.averages[-1]
 
     return distance(average)

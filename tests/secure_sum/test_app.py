@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.identity import derive_seed
 from flwr_privacy.secure_sum import SecureSum, Session
-from flwr_privacy.simulations import tasks
-from flwr_privacy.simulations.jobs import Engine, carry_out
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings, TrainingSettings
+from flwr_privacy.simulations.runner.jobs import Engine, carry_out
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings, TrainingSettings
+from flwr_privacy.simulations.tasks import tasks
 from flwr_privacy.stragglers import StragglerModel
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.identity import derive_seed
 
 SETTINGS = Settings(
     clients=12,

@@ -19,11 +19,11 @@ from flwr_privacy.clients import (
     as_mod,
 )
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.ledger import Ledger
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import JOIN
 from flwr_privacy.strategies import ACFL, UDP, CentralDP, DataBounds, FedAvg, LoopOptions
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.message import RECORD
 
 CLIENTS = [f"ward-{i}" for i in range(5)]
 POLICY = "max_epsilon = 1\nmin_noise_multiplier = 3\nmin_sigma = 0.1\nmin_summed = 3\n"
@@ -193,7 +193,7 @@ def test_the_policys_noise_is_in_the_sum_even_if_a_sparse_graph_is_made_up(
 ) -> None:
     """Noise multiplier 3.7: were one client of the two the only one, it would be 2.6."""
     monkeypatch.setattr(
-        "flwr_privacy.clients.secure_sum.believed_sum",
+        "flwr_privacy.clients.node.secure_sum.believed_sum",
         lambda **said: type("Believed", (), {"clients": 3, "honest": 2, "certain": certain}),
     )
     for certain, answers in ((2, True), (1, False)):

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAdam
 from flwr_privacy.clients import FedAvgClient, SecureSumClient, as_mod, numpy_client_app
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.secure_sum import SecureSum, masked
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import FedAvg, LoopOptions
 
@@ -282,7 +282,7 @@ def test_a_wrong_vector_spoils_its_round_and_no_other(
         return vector
 
     spoilt: list[int] = []
-    monkeypatch.setattr("flwr_privacy.clients.secure_sum.residues", residues)
+    monkeypatch.setattr("flwr_privacy.clients.node.secure_sum.residues", residues)
     with caplog.at_level("WARNING", "flwr.privacy"):
         result = secured(SecureSum(value_range=100.0))
     assert [line.get("skipped") for line in result.history] == [None, True, False, False]

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from parties import EXPERIMENT, deal, join, new_parties, new_session, summed
 from scipy.stats import chi2
 
-from flwr_privacy.averaging import ReplyRefusedError
-from flwr_privacy.channel import KeyPair
-from flwr_privacy.packing import pack
+from flwr_privacy.coding.packing import pack
+from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.secure_sum import Bounds, MaskedSum, add_masks
 from flwr_privacy.secure_sum.masked import MASKED, values_of
 from flwr_privacy.secure_sum.participant import pair_seed, self_seed
+from flwr_privacy.wire.channel import KeyPair
 
 MODULI = [2, 5, 8, 13, 16, 17, 31, 33, 47, 64]
 FALSE_ALARM = 1e-8  # of one chi-square test
@@ -107,18 +107,18 @@ def test_what_a_client_sends_of_a_constant_is_uniform(bits):
     assert_uniform((sent[0] + sent[1]) & np.uint64(2**bits - 1), bits)  # the third mask is left
 
 
-def fold(seed: bytes) -> int:
+def accumulate(seed: bytes) -> int:
     return int(np.bitwise_xor.reduce(np.frombuffer(seed, "<u4")))
 
 
 def test_regression_seeds_that_agree_in_32_bits_give_different_masks():
     # Flower folds a seed of 32 bytes by XOR into the 32 bits that its generator takes.
-    seed = np.frombuffer(hashlib.sha256(b"folded").digest(), "<u4")
+    seed = np.frombuffer(hashlib.sha256(b"accumulated").digest(), "<u4")
     original = mask(seed.tobytes(), 32, 10_000)
     for one, other in ((0, 1), (0, 7), (3, 4)):
         changed = seed.copy()
         changed[[one, other]] ^= np.uint32(0x5A5A0001)
-        assert fold(changed.tobytes()) == fold(seed.tobytes())
+        assert accumulate(changed.tobytes()) == accumulate(seed.tobytes())
         assert (mask(changed.tobytes(), 32, 10_000) != original).all()
     for byte in range(32):  # every bit of the seed counts; here one in each byte
         changed = bytearray(seed.tobytes())
@@ -188,7 +188,7 @@ def test_a_sum_of_masked_vectors_is_the_same_in_any_grouping_and_after_a_restart
     vectors = [np.array([first % 2**bits, 1, 2**bits - 1], np.uint64) for first in firsts]
     parts = [MaskedSum(3, bits), MaskedSum(3, bits)]
     for i, vector in enumerate(vectors):
-        parts[i % 2].fold(f"c{i}", {MASKED: pack(vector, bits)}, weight=1)
+        parts[i % 2].accumulate(f"c{i}", {MASKED: pack(vector, bits)}, weight=1)
     parts[0] = MaskedSum(3, bits).from_state(*parts[0].state())
     parts[0].merge(parts[1])
     expected = [sum(int(v[k]) for v in vectors) % 2**bits for k in range(3)]
@@ -209,7 +209,7 @@ def test_a_vector_that_is_twice_there_or_of_another_kind_is_refused_and_leaves_n
         ("c01", {"other": fit[MASKED]}, "names"),
     ):
         with pytest.raises(ReplyRefusedError, match=reason):
-            total.fold(client, arrays, weight=1)
+            total.accumulate(client, arrays, weight=1)
     with pytest.raises(ReplyRefusedError, match=r"duplicate: clients \['c00'\] are in both sums"):
         total.merge(summed({"c00": vector}))
     for other in (MaskedSum(5, 14), MaskedSum(4, 13)):

@@ -19,14 +19,14 @@ from parties import (
     summed,
 )
 
-from flwr_privacy.averaging import ReplyRefusedError
-from flwr_privacy.channel import Channel, KeyPair
-from flwr_privacy.documents import dumps, loads
+from flwr_privacy.coding.shamir import recover
 from flwr_privacy.errors import ProtocolError
+from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, Participant
 from flwr_privacy.secure_sum import participant as participant_module
 from flwr_privacy.secure_sum.participant import KEY, SEED, Dealt, commitment, halves, share_digest
-from flwr_privacy.shamir import recover
+from flwr_privacy.wire.channel import Channel, KeyPair
+from flwr_privacy.wire.documents import dumps, loads
 
 CLIENTS = [f"c{i:02}" for i in range(5)]
 SURVIVORS = CLIENTS[:4]  # the last one deals and sends nothing

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import FedAvg
-from flwr_privacy.wire import TRAIN
+from flwr_privacy.wire.message import TRAIN
 
 VICTIM = "3"
 OTHER = {name: np.asarray(array + 1, array.dtype) for name, array in MODEL.items()}

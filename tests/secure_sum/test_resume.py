@@ -12,8 +12,8 @@ from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import OPEN
 from flwr_privacy.strategies import FedAvg, LoopOptions
-from flwr_privacy.strategies.experiment import Experiment
-from flwr_privacy.wire import RECORD
+from flwr_privacy.strategies.state.experiment import Experiment
+from flwr_privacy.wire.message import RECORD
 
 
 def trained(folder: Path | None, *, resume: bool = False, state: Path | None = None, **start: Any):

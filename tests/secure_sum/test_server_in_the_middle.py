@@ -8,12 +8,12 @@ from apps import message_app, record, run_strategy, same
 from flwr.app import ConfigRecord, Message
 from pinned import pinned_nodes
 
-from flwr_privacy.channel import KeyPair
 from flwr_privacy.clients import SecureSumClient, as_mod
-from flwr_privacy.pins import Identity
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import DEAL
 from flwr_privacy.strategies import FedAvg, LoopOptions
+from flwr_privacy.wire.channel import KeyPair
+from flwr_privacy.wire.pins import Identity
 
 CLIENTS = ["ward-0", "ward-1", "ward-2"]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flwr_privacy.coding.packing import pack
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.grid import CODE_LIMIT
-from flwr_privacy.packing import pack
+from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.secure_sum import Bounds, MaskedSum, SecureSum
 from flwr_privacy.secure_sum.masked import MASKED, residues, values_of
 
@@ -28,7 +28,7 @@ def summed(codes: list[int], weights: list[int], bounds: Bounds) -> list[int]:
     total = MaskedSum(2, bounds.modulus_bits)
     for i, (code, weight) in enumerate(zip(codes, weights, strict=True)):
         vector = residues({"w": np.array([code])}, weight, bounds)
-        total.fold(str(i), {MASKED: pack(vector, bounds.modulus_bits)}, weight=1)
+        total.accumulate(str(i), {MASKED: pack(vector, bounds.modulus_bits)}, weight=1)
     return values_of(total.total, bounds.modulus_bits).tolist()
 
 

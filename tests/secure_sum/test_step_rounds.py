@@ -9,17 +9,17 @@ import pytest
 from apps import make, message_app, record, run_strategy, same
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import SecureSumClient, as_mod
-from flwr_privacy.clients.secure_sum import step_of
+from flwr_privacy.clients.node.secure_sum import step_of
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.grid import Grid, GridMean
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.grid import Grid, GridMean
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.messages import DEAL, OPEN
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import FedAvg, LoopOptions
-from flwr_privacy.strategies.secure_sum import opened_mean
-from flwr_privacy.wire import TRAIN, Header
+from flwr_privacy.strategies.transport.summed import opened_mean
+from flwr_privacy.wire.message import TRAIN, Header
 
 logger = logging.getLogger("flwr.privacy")
 

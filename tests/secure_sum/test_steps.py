@@ -22,9 +22,9 @@ from parties import (
     vector_of,
 )
 
-from flwr_privacy.documents import dumps, loads
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, Participant, SecureSum, Session, graph
+from flwr_privacy.wire.documents import dumps, loads
 
 CLIENTS = [f"c{i:02}" for i in range(5)]
 FOUR = CLIENTS[:4]  # those in the first sum

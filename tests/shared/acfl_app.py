@@ -14,18 +14,18 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 from pinned import pinned_nodes
 
-from flwr_privacy.acfl.plan import Plan, Wish
+from flwr_privacy.acfl.plan import ACFLPlan, Wish
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.clients import acfl_client_app
 from flwr_privacy.clients.acfl import ACFLClient
-from flwr_privacy.clients.custody import Custody
-from flwr_privacy.fields import write
-from flwr_privacy.grid import CODE_LIMIT
-from flwr_privacy.ledger import Entry, Ledger
-from flwr_privacy.simulations.flat_options import keywords_of
+from flwr_privacy.clients.node.context_store import ContextStore
+from flwr_privacy.privacy.grid import CODE_LIMIT
+from flwr_privacy.privacy.ledger import Entry, Ledger
+from flwr_privacy.simulations.settings.flat_options import keywords_of
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import ACFL
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import RECORD
 
 Array = NDArray[np.float64]
 
@@ -182,7 +182,7 @@ def set_noise(
                 return codes.astype(np.int64)
         return np.zeros(size, np.int64)
 
-    monkeypatch.setattr(Custody, "random", lambda self, question, purpose: self.client_id)
+    monkeypatch.setattr(ContextStore, "random", lambda self, question, purpose: self.client_id)
     monkeypatch.setattr("flwr_privacy.acfl.release.discrete_gaussian", given)
 
 
@@ -224,7 +224,7 @@ def setup_terms(*, features: int = FEATURES, labels: int = LABELS, **wish: Any) 
     """Return the terms of a setup; `parties` as those of a plan."""
     parties, rounds = wish.pop("parties", 0), wish.pop("rounds", 5)
     asked = wish_of(**{"max_records": 20, **wish})
-    plan = Plan(wish=asked, features=features, labels=labels, rounds=rounds)
+    plan = ACFLPlan(wish=asked, features=features, labels=labels, rounds=rounds)
     return plan.setup_terms(parties=parties)
 
 
@@ -234,7 +234,7 @@ def gradient_terms(*, model: Any = None, **wish: Any) -> GradientTerms:
     model = np.zeros((FEATURES, LABELS)) if model is None else model
     features, labels = model.shape
     asked = wish_of(**{"max_records": 20, **wish})
-    plan = Plan(wish=asked, features=features, labels=labels, rounds=rounds)
+    plan = ACFLPlan(wish=asked, features=features, labels=labels, rounds=rounds)
     return plan.gradient_terms(model, parties=parties)
 
 

@@ -11,8 +11,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.errors import NothingTrainedError
-from flwr_privacy.simulations.flat_options import keywords_of
-from flwr_privacy.simulations.inline import run_inline
+from flwr_privacy.simulations.engines.inline import run_inline
+from flwr_privacy.simulations.settings.flat_options import keywords_of
 from flwr_privacy.strategies import M2FDP, UDP
 
 MODEL = {

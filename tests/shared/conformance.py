@@ -23,15 +23,15 @@ from flwr.serverapp.strategy import Strategy
 from flwr_privacy.clients import SchemeClient, as_mod, numpy_client_app
 from flwr_privacy.errors import FlwrPrivacyError, ProtocolError
 from flwr_privacy.secure_sum.messages import KEYS, SHARES
-from flwr_privacy.simulations.inline import Fault, InlineGrid
-from flwr_privacy.simulations.inline.faults import KINDS
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.simulations.jobs import Engine, carry_out
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.engines.inline import Fault, InlineGrid
+from flwr_privacy.simulations.engines.inline.faults import KINDS
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.runner.jobs import Engine, carry_out
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.strategies import SchemeStrategy
-from flwr_privacy.strategies.experiment import Experiment
-from flwr_privacy.wire import DECLINED_CODE, HELLO, RECORD, Header, payload_bytes
+from flwr_privacy.strategies.state.experiment import Experiment
+from flwr_privacy.wire.message import DECLINED_CODE, HELLO, RECORD, Header, payload_bytes
 
 HARMLESS = {"delay", "reorder", "duplicate"}  # with a deadline that is longer than the delay
 
@@ -50,7 +50,8 @@ class SchemeConformance:
     options : dict
         Parameters beyond the defaults.
     registered : bool
-        Whether the scheme is one of `flwr_privacy.simulations.schemes` and trains the app's tasks.
+        Whether the scheme is one of `flwr_privacy.simulations.settings.schemes` and trains the
+        app's tasks.
     on_ray : bool
         Whether the app's training is tried on Ray, where it is registered: two nodes play its four
         clients.
@@ -150,7 +151,7 @@ class SchemeConformance:
         cohort = self.run(nodes=nodes, clients=4, min_available_nodes=nodes)
         assert same(plain.arrays, cohort.arrays, exact=self.exact_cohorts)
         for line, twin in zip(plain.history[1:], cohort.history[1:], strict=True):
-            for key in ("asked", "answered", "folded", "bytes_down", "bytes_up"):
+            for key in ("asked", "answered", "accumulated", "bytes_down", "bytes_up"):
                 assert line[key] == twin[key], key
 
     @pytest.mark.parametrize("cohort", [{}, {"nodes": 2, "clients": 4}])
@@ -222,9 +223,9 @@ class SchemeConformance:
         assert not line["skipped"]
         if kind in HARMLESS:
             assert same(self.plain().arrays, result.arrays, exact=False)
-            assert line["folded"] == 4
+            assert line["accumulated"] == 4
         else:
-            assert line["folded"] == 3
+            assert line["accumulated"] == 3
         expected = {
             "duplicate": "duplicate",
             "stranger": "unknown node",
@@ -286,7 +287,7 @@ class SchemeConformance:
         for run in (inline, stacked, *on_ray):
             with np.load(run.model_path) as archive:
                 models.append(dict(archive))
-            assert [line["folded"] for line in run.rounds()[1:]] == [3, 3, 3]
+            assert [line["accumulated"] for line in run.rounds()[1:]] == [3, 3, 3]
         for name, array in models[0].items():
             near = {"rtol": 1e-5, "atol": 1e-6 + self.noise}
             for other in models[1:]:

@@ -2,7 +2,7 @@
 
 import time
 
-from flwr_privacy.simulations.deployment import HOST, Deployment, DeploymentError
+from flwr_privacy.simulations.deployment.processes import HOST, Deployment, DeploymentError
 
 __all__ = ["HOST", "PATIENCE", "Deployment", "DeploymentError", "wait_until_online"]
 

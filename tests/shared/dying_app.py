@@ -11,7 +11,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from flwr_privacy.clients import MSPDQClient, UDPClient, as_mod
 from flwr_privacy.mspdq import MIX
-from flwr_privacy.wire import RECORD, Header
+from flwr_privacy.wire.message import RECORD, Header
 
 # environment: a folder; "once" or "always" in it name a client, "mix" is there for one death
 VICTIM = "VICTIM"

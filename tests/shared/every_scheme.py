@@ -1,7 +1,7 @@
 """One deployed node under any scheme: a server's messages go in, and all that leaves comes out.
 
 `CASES` has a question of every kind that a scheme puts to a client. A `Node` answers it through the
-faces that an app has (`flwr_privacy.clients.adapters`), with whatever code of the user's it is
+faces that an app has (`flwr_privacy.clients.node.adapters`), with whatever code of the user's it is
 given.
 """
 
@@ -22,8 +22,8 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from zones import zone_nodes
 
-from flwr_privacy import central_dp, m2fdp, mspdq, udp
-from flwr_privacy.channel import KeyPair
+from flwr_privacy import m2fdp, mspdq, udp
+from flwr_privacy.central_dp import mechanism as central_dp
 from flwr_privacy.clients import (
     ACFLClient,
     CentralDPClient,
@@ -41,30 +41,31 @@ from flwr_privacy.clients import (
     as_mod,
     numpy_client_app,
     own_client_app,
-    secure_sum,
 )
-from flwr_privacy.clients import vertical as client_columns
-from flwr_privacy.clients.custody import Custody, policy_of
-from flwr_privacy.clients.mspdq_baselines import (
+from flwr_privacy.clients.mspdq.baselines import (
     DrawnFedAvgClient,
     JoPEQFedAvgClient,
     NbAFLClient,
     QuantizedFedAvgClient,
 )
-from flwr_privacy.clients.prepared import Prepared
+from flwr_privacy.clients.node import secure_sum
+from flwr_privacy.clients.node.context_store import ContextStore, policy_of
+from flwr_privacy.clients.node.data_cache import DataCache
 from flwr_privacy.clients.torch import evaluate_per_record, train_per_record, train_poisson
-from flwr_privacy.experiment_keys import channel_to
+from flwr_privacy.clients.vertical import client as client_columns
+from flwr_privacy.fedvs.rivals import Step
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
-from flwr_privacy.fields import write
-from flwr_privacy.grid import CODE_LIMIT, Grid
-from flwr_privacy.ledger import Ledger
 from flwr_privacy.m2fdp.messages import going_down, packed
-from flwr_privacy.pins import Identity
+from flwr_privacy.pipeline.experiment_keys import channel_to
+from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import federated
 from flwr_privacy.secure_sum.messages import JOIN
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.split_vfl import Step
-from flwr_privacy.wire import RECORD, Header
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.wire.channel import KeyPair
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import RECORD, Header
+from flwr_privacy.wire.pins import Identity
 
 Fields = dict[str, Any]
 Said = tuple[Any, ...]
@@ -208,7 +209,7 @@ def with_(terms: Any, **changes: Any) -> Any:
 
 
 BUDGET = {"epsilon": 100.0, "delta": 1e-5}
-UPDATE = udp.Terms(
+UPDATE = udp.UDPTerms(
     unit="user",
     noise_multiplier=5.0,
     **BUDGET,
@@ -219,7 +220,7 @@ UPDATE = udp.Terms(
 )
 STEPS = with_(UPDATE, unit="record", learning_rate=0.5, grid=-24, count_failed=False)
 LOSS = udp.LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, **BUDGET, gap=1e-2)
-SHARES = central_dp.Terms(
+SHARES = central_dp.CentralDPTerms(
     noise="distributed",
     sampling="fixed",
     noise_multiplier=5.0,
@@ -230,7 +231,7 @@ SHARES = central_dp.Terms(
     grid=-20,
     parties=SUMMED,
 )
-DEVICE = m2fdp.Terms(
+DEVICE = m2fdp.M2FDPTerms(
     unit="user",
     noise_multiplier=0.5,
     epsilon=1e3,
@@ -265,7 +266,9 @@ EMBED = Step(
     epsilon=0.0,
     clip=0.0,
 )
-SUM_TERMS = federated.Terms(grid=Grid(-16), value_range=64.0, weighted_by="num-examples").write()
+SUM_TERMS = federated.FedAvgSumTerms(
+    grid=Grid(-16), value_range=64.0, weighted_by="num-examples"
+).write()
 CODING = CodeTerms(
     generation="g",
     members=["0", "1", "2"],
@@ -349,7 +352,7 @@ def coded(node: "Node") -> None:
     dealt = {n: directly(node, n, "code", {}, {**common, **chunk})[0]["sealed"] for n in CIRCLE}
     for name in CIRCLE:
         directly(node, name, "code", passed_on(dealt, name), {**common, **end})
-    client_columns._prepared = Prepared()  # deployed, every message has a process of its own
+    client_columns._prepared = DataCache()  # deployed, every message has a process of its own
 
 
 def dealt(node: "Node") -> None:
@@ -368,7 +371,7 @@ def shares(node: "Node") -> Fields:
 
 def mixing(half: type[SchemeClient], *, summed: int = 0, **terms: Any) -> Fields:
     """Return the case of the message that follows a training of MSP or MSPDQ."""
-    agreed = mspdq.Terms(rounds=3, **terms)
+    agreed = mspdq.MSPTerms(rounds=3, **terms)
     place = {"experiment-id": "e", "round": 1, "request": 0, "summed": summed, "width": 0.5}
 
     def train(node: "Node") -> None:
@@ -444,7 +447,7 @@ def delivery(node: "Node") -> Fields:
         children=children,
     )
     key, signature = node.keys_of(me, "key", "signature").values()
-    store = Custody.of(Context(1, 1, node.config_of(parent), RecordDict(), {}))
+    store = ContextStore.of(Context(1, 1, node.config_of(parent), RecordDict(), {}))
     about = going_down(
         {"experiment-id": "e", "round": 1},
         asked.event,
@@ -562,12 +565,12 @@ CASES: dict[str, Case] = {
         fields=with_(SHARES, noise="server", parties=1).write(),
         unprotected=True,
     ),
-    "msp": Case(half=MSPClient, fields=write(mspdq.Terms(rounds=3))),
-    "mspdq": Case(half=MSPDQClient, fields=write(mspdq.Terms(rounds=3, levels=16))),
+    "msp": Case(half=MSPClient, fields=write(mspdq.MSPTerms(rounds=3))),
+    "mspdq": Case(half=MSPDQClient, fields=write(mspdq.MSPTerms(rounds=3, levels=16))),
     "mspdq in a sum": Case(
         half=MSPDQClient,
         fields={
-            **write(mspdq.Terms(rounds=3, levels=16, start="global", interval="fixed")),
+            **write(mspdq.MSPTerms(rounds=3, levels=16, start="global", interval="fixed")),
             "width": 0.5,
             "sums": True,
         },

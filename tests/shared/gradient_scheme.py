@@ -11,14 +11,14 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 
-from flwr_privacy.arrays import Arrays
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import SchemeClient, Train, own_client_app
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies import SchemeStrategy
-from flwr_privacy.strategies.instruction import Instruction
-from flwr_privacy.wire import METRICS, Fields
+from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import METRICS, Fields
 
 FEATURES = 3
 TRUTH = np.array([1.0, -2.0, 0.5], np.float32)
@@ -64,7 +64,7 @@ class GradientStrategy(SchemeStrategy):
     def setup(self, grid: Any) -> None:
         if self.largest:  # resumed
             return
-        talk = self.conversation
+        talk = self.messenger
         assigned = talk.sample(grid, 0, "setup", fraction=1.0, minimum=1)
         content = RecordDict({"config": ConfigRecord()})
         told = Instruction(accumulator=lambda: WeightedMean({}))

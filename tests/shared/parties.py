@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from flwr_privacy.packing import pack
+from flwr_privacy.coding.packing import pack
 from flwr_privacy.secure_sum import Bounds, MaskedSum, Participant, Session
 from flwr_privacy.secure_sum.masked import MASKED, residues
 
@@ -73,7 +73,7 @@ def masked(
 def summed(vectors: Mapping[str, np.ndarray], bounds: Bounds = BOUNDS) -> MaskedSum:
     total = MaskedSum(ENTRIES + 1, bounds.modulus_bits)
     for client, vector in vectors.items():
-        total.fold(client, {MASKED: pack(vector, bounds.modulus_bits)}, weight=1)
+        total.accumulate(client, {MASKED: pack(vector, bounds.modulus_bits)}, weight=1)
     return total
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.pins import Identity
+from flwr_privacy.wire.pins import Identity
 
 
 def pinned_nodes(

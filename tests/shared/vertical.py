@@ -10,18 +10,18 @@ from apps import make, record, run_strategy
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from sklearn.datasets import load_digits
 
-from flwr_privacy import fields as records
-from flwr_privacy.arrays import decode_npy
 from flwr_privacy.clients import VerticalData, fedvs_client_app, split_vfl_client_app
-from flwr_privacy.clients.fedvs import FedVSClient
-from flwr_privacy.documents import loads
+from flwr_privacy.clients.vertical.fedvs import FedVSClient
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
-from flwr_privacy.files import read_sealed
-from flwr_privacy.identity import client_id_from
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import FedVS, SplitVFL
-from flwr_privacy.strategies.fedvs import CODE, DEAL
-from flwr_privacy.wire import RECORD
+from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL
+from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.arrays import decode_npy
+from flwr_privacy.wire.documents import loads
+from flwr_privacy.wire.files import read_sealed
+from flwr_privacy.wire.identity import client_id_from
+from flwr_privacy.wire.message import RECORD
 
 Array = np.ndarray
 

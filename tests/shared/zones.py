@@ -7,7 +7,7 @@ from typing import Any
 import tomli_w
 
 from flwr_privacy.m2fdp import CLOUD, TierTree
-from flwr_privacy.pins import Identity
+from flwr_privacy.wire.pins import Identity
 
 __all__ = ["zone_nodes"]
 

@@ -8,48 +8,50 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from flwr_privacy.packing import pack
+from flwr_privacy.coding.packing import pack
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.masked import residues
-from flwr_privacy.simulations.attack import images as attack_images
-from flwr_privacy.simulations.attack.scene import Scene
-from flwr_privacy.simulations.attack.secure_sum import (
-    Finding,
+from flwr_privacy.simulations.cli import main
+from flwr_privacy.simulations.research.attacks.setup import AttackSetup
+from flwr_privacy.simulations.research.mspdq import images as attack_images
+from flwr_privacy.simulations.research.secure_sum.attack import (
+    ViewFinding,
     attack_secure_sum,
     invert,
     observe,
     read_codes,
     scene_of,
 )
-from flwr_privacy.simulations.cli import main
 
 CLIENTS = 20
 
 
 @pytest.fixture(scope="module")
-def scene() -> Scene:
+def scene() -> AttackSetup:
     return scene_of("digits-linear", clients=CLIENTS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
-def findings(scene: Scene) -> dict[str, Finding]:
+def findings(scene: AttackSetup) -> dict[str, ViewFinding]:
     return {finding.view: finding for finding in attack_secure_sum(scene)}
 
 
-def test_without_a_secure_sum_every_record_is_recovered(findings: dict[str, Finding]) -> None:
+def test_without_a_secure_sum_every_record_is_recovered(findings: dict[str, ViewFinding]) -> None:
     recovery = findings["one upload, no secure sum"].recovery
     assert recovery.similarities.shape == (CLIENTS,)
     assert recovery.similarities.min() > 0.999
     assert recovery.recovered.all()
 
 
-def test_what_is_found_is_the_record_itself(scene: Scene, findings: dict[str, Finding]) -> None:
+def test_what_is_found_is_the_record_itself(
+    scene: AttackSetup, findings: dict[str, ViewFinding]
+) -> None:
     found = findings["one upload, no secure sum"].found
     np.testing.assert_allclose(found, scene.records(0, CLIENTS), atol=1e-3)
 
 
 def test_a_masked_vector_says_as_much_as_a_random_one(
-    scene: Scene, findings: dict[str, Finding]
+    scene: AttackSetup, findings: dict[str, ViewFinding]
 ) -> None:
     recovery = findings["one masked vector"].recovery
     assert not recovery.recovered.any()
@@ -70,11 +72,13 @@ def test_a_masked_vector_says_as_much_as_a_random_one(
     assert abs(recovery.similarities.mean() - random.mean()) < 5 * error
 
 
-def uniform_codes(scene: Scene, draws: np.random.Generator) -> dict[str, np.ndarray]:
+def uniform_codes(scene: AttackSetup, draws: np.random.Generator) -> dict[str, np.ndarray]:
     return {n: draws.integers(-(2**40), 2**40, a.shape) for n, a in scene.start.items()}
 
 
-def test_read_in_the_same_way_a_vector_without_masks_gives_the_record_away(scene: Scene) -> None:
+def test_read_in_the_same_way_a_vector_without_masks_gives_the_record_away(
+    scene: AttackSetup,
+) -> None:
     upload = observe(scene, clients=2).uploads[1]
     secure_sum = SecureSum()
     bounds = secure_sum.bounds(CLIENTS)
@@ -90,7 +94,7 @@ def test_read_in_the_same_way_a_vector_without_masks_gives_the_record_away(scene
 
 
 def test_the_more_clients_a_sum_has_the_less_it_says_of_one_and_never_nothing(
-    findings: dict[str, Finding],
+    findings: dict[str, ViewFinding],
 ) -> None:
     sums = {n: findings[f"sum of {n} clients"].recovery for n in (2, 5, 10, CLIENTS)}
     assert [len(one.similarities) for one in sums.values()] == [2, 5, 10, CLIENTS]
@@ -101,7 +105,7 @@ def test_the_more_clients_a_sum_has_the_less_it_says_of_one_and_never_nothing(
     assert means[-1] > sums[CLIENTS].guessed.mean()
 
 
-def test_the_sum_that_is_opened_is_that_of_the_uploads(scene: Scene) -> None:
+def test_the_sum_that_is_opened_is_that_of_the_uploads(scene: AttackSetup) -> None:
     plain, secret = (observe(scene, clients=3, secure_sum=s) for s in (None, SecureSum()))
     for name, array in secret.mean.items():
         mean = sum(np.asarray(upload[name], np.float64) for upload in plain.uploads) / 3
@@ -112,7 +116,7 @@ def test_the_sum_that_is_opened_is_that_of_the_uploads(scene: Scene) -> None:
 
 
 def test_guesses_and_records_are_of_different_people_and_guesses_are_more_than_candidates(
-    scene: Scene,
+    scene: AttackSetup,
 ) -> None:
     assert scene.guesses.shape == (10 + 10, 64)
     assert len(np.unique(scene.records(0, CLIENTS), axis=0)) == CLIENTS

@@ -7,11 +7,12 @@ import pytest
 from matplotlib.image import imread
 
 from flwr_privacy.acfl.encoding import one_hot
-from flwr_privacy.attacks.linear_gradients import recover_moments
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.attack import ATTACKS, acfl
-from flwr_privacy.simulations.attack.regression import Devices, Heard, listen
-from flwr_privacy.simulations.attack.solving import NOISED, PLAIN, SUMMED, Attacked, attack
+from flwr_privacy.simulations.research.acfl import attack as acfl
+from flwr_privacy.simulations.research.acfl.linear_gradients import recover_moments
+from flwr_privacy.simulations.research.acfl.regression import Devices, Heard, listen
+from flwr_privacy.simulations.research.acfl.solving import NOISED, PLAIN, SUMMED, Attacked, attack
+from flwr_privacy.simulations.research.attack import ATTACKS
 
 DEVICES, RECORDS = 3, 12
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from flwr_privacy.coding.field import PrimeField
+from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs.sharing import decode_rows
-from flwr_privacy.field import PrimeField
-from flwr_privacy.lagrange import LagrangeCode
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.simulations.attack import ATTACKS, fedvs
-from flwr_privacy.simulations.attack.fedvs_views import (
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.attack import ATTACKS
+from flwr_privacy.simulations.research.fedvs import attack as fedvs
+from flwr_privacy.simulations.research.fedvs.attack_views import (
     Distance,
     coalitions,
     distances,
@@ -23,7 +24,14 @@ from flwr_privacy.simulations.attack.fedvs_views import (
     left_out,
     similar_rows,
 )
-from flwr_privacy.simulations.attack.split_learning import BITS, Dealt, Owners, Seen, answer, deal
+from flwr_privacy.simulations.research.fedvs.split_learning import (
+    BITS,
+    Dealt,
+    Owners,
+    Seen,
+    answer,
+    deal,
+)
 
 CLIENTS, ROWS, WIDTH = 16, 32, 32
 

@@ -13,29 +13,30 @@ from matplotlib.image import imread
 
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.attack import ATTACKS, m2fdp
-from flwr_privacy.simulations.attack.forgery import FORGERIES, HONEST, Forged, forge
-from flwr_privacy.simulations.attack.relay import Tapped, tap
-from flwr_privacy.simulations.attack.scene import Scene
-from flwr_privacy.simulations.attack.secure_sum import scene_of
-from flwr_privacy.simulations.attack.zone import Sight, sights
-from flwr_privacy.simulations.attack.zone_audit import audit_edges, audits, edge_audits
+from flwr_privacy.simulations.research.attack import ATTACKS
+from flwr_privacy.simulations.research.attacks.setup import AttackSetup
+from flwr_privacy.simulations.research.m2fdp import attack as m2fdp
+from flwr_privacy.simulations.research.m2fdp.forgery import FORGERIES, HONEST, Forged, forge
+from flwr_privacy.simulations.research.m2fdp.relay import Tapped, tap
+from flwr_privacy.simulations.research.m2fdp.zone import Sight, sights
+from flwr_privacy.simulations.research.m2fdp.zone_audit import audit_edges, audits, edge_audits
+from flwr_privacy.simulations.research.secure_sum.attack import scene_of
 
 MEMBERS = 5
 
 
 @pytest.fixture(scope="module")
-def scene() -> Scene:
+def scene() -> AttackSetup:
     return scene_of("digits-linear", clients=MEMBERS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
-def seen(scene: Scene) -> dict[str, Sight]:
+def seen(scene: AttackSetup) -> dict[str, Sight]:
     return {sight.name: sight for sight in sights(scene)}
 
 
 def test_of_two_members_one_has_the_record_of_the_other(
-    scene: Scene, seen: dict[str, Sight]
+    scene: AttackSetup, seen: dict[str, Sight]
 ) -> None:
     sight = seen["1 of 2"]
     assert sight.errors.max() < 1e-5  # what float32 leaves of an update of a norm of about 0.2
@@ -132,7 +133,7 @@ def test_if_sealed_messages_were_bound_to_nothing_it_would_be_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The evaluator can fail: here every message is associated with the same data."""
-    monkeypatch.setattr("flwr_privacy.channel.canonical", lambda *_: b"")
+    monkeypatch.setattr("flwr_privacy.wire.channel.canonical", lambda *_: b"")
     found = {one.name: one for one in forge(seed=4)}
     for name in (
         "an answer of an earlier round",

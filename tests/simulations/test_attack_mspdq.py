@@ -7,11 +7,11 @@ import pytest
 from apps import make
 
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.attack.images import reconstruct, reconstruct_sum
-from flwr_privacy.simulations.attack.mixing import layout_of, overhear, overhear_masked
-from flwr_privacy.simulations.attack.models import Estimate, Views, views_of
-from flwr_privacy.simulations.attack.mspdq import scene_of
-from flwr_privacy.simulations.attack.scene import Scene
+from flwr_privacy.simulations.research.attacks.setup import AttackSetup
+from flwr_privacy.simulations.research.mspdq.attack import scene_of
+from flwr_privacy.simulations.research.mspdq.images import reconstruct, reconstruct_sum
+from flwr_privacy.simulations.research.mspdq.mixing import layout_of, overhear, overhear_masked
+from flwr_privacy.simulations.research.mspdq.models import Estimate, Views, views_of
 from flwr_privacy.strategies import MSP, MSPDQ
 
 CLIENTS = 3
@@ -19,12 +19,12 @@ ALL = {"min_train_nodes": CLIENTS, "min_available_nodes": CLIENTS}
 
 
 @pytest.fixture(scope="module")
-def scene() -> Scene:
+def scene() -> AttackSetup:
     return scene_of("digits-lenet", clients=CLIENTS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
-def views(scene: Scene) -> Views:
+def views(scene: AttackSetup) -> Views:
     return views_of(scene)
 
 
@@ -46,7 +46,7 @@ def error(views: Views, name: str) -> float:
     ],
 )
 def test_what_is_overheard_are_the_messages_whose_means_the_server_sends(
-    scene: Scene, strategy: MSP
+    scene: AttackSetup, strategy: MSP
 ) -> None:
     seen = overhear(scene, strategy)
     assert seen.messages.shape == (CLIENTS, 4, layout_of(scene).size)
@@ -106,7 +106,7 @@ def test_more_steps_tell_more(views: Views) -> None:
     assert tracked[0][-1] == error(views, "MSPDQ 8: all messages")
 
 
-def test_a_masked_vector_reads_as_codes_of_chance(scene: Scene, views: Views) -> None:
+def test_a_masked_vector_reads_as_codes_of_chance(scene: AttackSetup, views: Views) -> None:
     strategy = make(MSPDQ, secure_sum=SecureSum(), bound=0.25, **ALL)
     seen = overhear_masked(scene, strategy, clients=CLIENTS)
     levels = strategy.terms.levels
@@ -127,7 +127,7 @@ def test_a_masked_vector_reads_as_codes_of_chance(scene: Scene, views: Views) ->
     )
 
 
-def test_the_mean_that_is_opened_is_that_of_the_models(scene: Scene, views: Views) -> None:
+def test_the_mean_that_is_opened_is_that_of_the_models(scene: AttackSetup, views: Views) -> None:
     assert list(views.sums) == [2, CLIENTS]
     for size, mean in views.sums.items():
         missed = mean - views.truth[:size].mean(axis=0)
@@ -138,7 +138,9 @@ def test_the_mean_that_is_opened_is_that_of_the_models(scene: Scene, views: View
     assert error(views, f"MSPDQ 8, secure: mean of {CLIENTS}") > 0.3
 
 
-def test_images_are_found_where_models_are_and_nowhere_else(scene: Scene, views: Views) -> None:
+def test_images_are_found_where_models_are_and_nowhere_else(
+    scene: AttackSetup, views: Views
+) -> None:
     images = {
         name: reconstruct(scene, name, named(views, name).models)
         for name in (
@@ -162,7 +164,7 @@ def test_images_are_found_where_models_are_and_nowhere_else(scene: Scene, views:
         assert images[name].found.max() <= 1
 
 
-def test_a_mean_of_few_images_gives_them_away(scene: Scene, views: Views) -> None:
+def test_a_mean_of_few_images_gives_them_away(scene: AttackSetup, views: Views) -> None:
     images = reconstruct_sum(scene, "mean", views.sums[2], clients=2)
     assert images.found.shape == (2, 64)
     assert images.recovery.recovered.all()

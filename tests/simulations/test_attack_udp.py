@@ -13,10 +13,16 @@ import pytest
 
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.attack import ATTACKS, udp
-from flwr_privacy.simulations.attack.canaries import BROKEN, Audited, WeakNoiseUDPClient, audit
-from flwr_privacy.simulations.attack.membership import Inferred, infer
-from flwr_privacy.udp import Schedule
+from flwr_privacy.simulations.research.attack import ATTACKS
+from flwr_privacy.simulations.research.udp import attack as udp
+from flwr_privacy.simulations.research.udp.attack_membership import Inferred, infer
+from flwr_privacy.simulations.research.udp.canaries import (
+    BROKEN,
+    Audited,
+    WeakNoiseUDPClient,
+    audit,
+)
+from flwr_privacy.udp import NoisePlan
 
 ROUNDS = 3  # the scores have the same law for any number of rounds
 
@@ -46,7 +52,7 @@ def test_the_server_reads_the_coins_in_the_noise_that_was_added(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
     found: Audited = request.getfixturevalue(kind)
-    schedule = Schedule(noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=ROUNDS, q=1.0)
+    schedule = NoisePlan(noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=ROUNDS, q=1.0)
     # The sensitivity is that of a canary turned: 2 in the unit of the scores.
     sigma = 2 * schedule.noise_multiplier / math.sqrt(ROUNDS)
     sigma /= BROKEN if kind == "broken" else 1

@@ -10,8 +10,8 @@ from commands import Command
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.simulations.calibrate import HEAD, Calibration, calibrate, legend, table
 
 DELTA = 1e-3
@@ -358,13 +358,13 @@ def test_a_folder_without_a_card_is_named(command: Command, tmp_path: Path) -> N
 
 def test_a_card_that_is_made_by_hand_verifies(command: Command, tmp_path: Path) -> None:
     from flwr_privacy.accounting import Charge
-    from flwr_privacy.card import Release
-    from flwr_privacy.guarantee import Guarantee
+    from flwr_privacy.privacy.card import CardRelease
+    from flwr_privacy.privacy.guarantee import Guarantee
 
     promise = Guarantee(scheme="s", protects="p", adversary="a", epsilon=9.0, delta=DELTA)
     noise = Charge(noise_multiplier=6.570652, count=200)
     asked = {"phase": "train", "server_round": 1, "request": 0, "clients": ("x",)}
-    release = Release(**asked, charge=noise, unanswered=("x",))
+    release = CardRelease(**asked, charge=noise, unanswered=("x",))
     card = PrivacyCard(experiment_id="e", guarantee=promise, releases=[release])
     card.state(["gdp"])
     (tmp_path / "card.json").write_text(card.to_json())

@@ -16,9 +16,9 @@ from commands import Command
 
 from flwr_privacy.simulations import cli
 from flwr_privacy.simulations.demo import demo_settings
-from flwr_privacy.simulations.placement import Machine
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.engines.placement import Machine
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
 
 COMMAND = Path(sys.executable).parent / "flwr-privacy"
 
@@ -367,7 +367,7 @@ def test_a_gpu_that_is_not_there_is_missed_before_ray_starts(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Machine, "here", lambda **_: Machine(cores=2, memory=1 << 30))
-    monkeypatch.setattr("flwr_privacy.simulations.jobs.RaySession", None)
+    monkeypatch.setattr("flwr_privacy.simulations.runner.jobs.RaySession", None)
     done = command("run", "--clients", "4", "--gpus-per-client", "0.5", "--out", "run")
     assert done.returncode == 2
     text = "gpus_per_client = 0.5: expected at most the 0 GPUs of this machine"

@@ -14,7 +14,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.simulations import data, vertical_data
+from flwr_privacy.simulations.tasks import data, vertical_data
 
 PUBLISHED = {name: dict(source.md5) for name, source in data._SOURCES.items()}
 RNG = np.random.default_rng(0)

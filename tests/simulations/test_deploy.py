@@ -22,16 +22,21 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from flwr.common.config import parse_config_args
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
-from flwr_privacy.pins import Identity, Pins
-from flwr_privacy.policy import Policy
-from flwr_privacy.simulations import deployment
-from flwr_privacy.simulations.deploy import DeployOptions, deploy, reopened, what_happened
-from flwr_privacy.simulations.deploy_nodes import Member, members_of, prepare
-from flwr_privacy.simulations.deployment import Deployment, DeploymentError
-from flwr_privacy.simulations.deployment_keys import write_certificates, write_node_key
-from flwr_privacy.simulations.keeper import Keeper, descendants
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.privacy.policy import Policy
+from flwr_privacy.simulations.deployment import processes as deployment
+from flwr_privacy.simulations.deployment.deploy import (
+    DeployOptions,
+    deploy,
+    reopened,
+    what_happened,
+)
+from flwr_privacy.simulations.deployment.keys import write_certificates, write_node_key
+from flwr_privacy.simulations.deployment.nodes import DeployedNode, members_of, prepare
+from flwr_privacy.simulations.deployment.processes import Deployment, DeploymentError
+from flwr_privacy.simulations.engines.process_supervisor import ProcessSupervisor, descendants
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.wire.pins import Identity, Pins
 
 TREE = ("--scheme", "m2fdp", "--set", "unit=device", "--set", "fanouts=2,2")
 
@@ -106,7 +111,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
 
 def test_every_client_of_a_simulation_gets_a_node_of_its_own() -> None:
     assert members_of(Settings(scheme="udp", clients=3), 3) == [
-        Member(client_id=str(i), partition=i, partitions=3) for i in range(3)
+        DeployedNode(client_id=str(i), partition=i, partitions=3) for i in range(3)
     ]
 
 
@@ -132,9 +137,9 @@ def test_a_node_has_a_folder_keys_and_a_policy_of_its_own(tmp_path: Path) -> Non
     policy = tmp_path / "policy.toml"
     policy.write_text("max_epsilon = 4.0\n")
     members = [
-        Member(client_id="0", partition=0, partitions=2, trusted_parent="t1-0"),
-        Member(client_id="1", partition=1, partitions=2),
-        Member(client_id="t1-0", partition=None, partitions=2, aggregator=True),
+        DeployedNode(client_id="0", partition=0, partitions=2, trusted_parent="t1-0"),
+        DeployedNode(client_id="1", partition=1, partitions=2),
+        DeployedNode(client_id="t1-0", partition=None, partitions=2, aggregator=True),
     ]
     configs = prepare(members, tmp_path, policy=policy, test_seed=None)
     publics = {}
@@ -178,7 +183,7 @@ def test_nodes_trust_the_server_where_the_settings_say_that_it_adds_the_noise(
 
 
 def test_a_second_start_finds_the_keys_of_the_first(tmp_path: Path) -> None:
-    members = [Member(client_id=str(i), partition=i, partitions=2) for i in range(2)]
+    members = [DeployedNode(client_id=str(i), partition=i, partitions=2) for i in range(2)]
     prepare(members, tmp_path, policy=None, test_seed=None)
     before = [(tmp_path / f"node-{i}" / "identity.pem").read_bytes() for i in range(2)]
     configs = prepare(members, tmp_path, policy=None, test_seed=7)
@@ -190,7 +195,7 @@ def test_a_second_start_finds_the_keys_of_the_first(tmp_path: Path) -> None:
 def test_a_second_start_keeps_the_policies_of_the_first(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("max_epsilon = 4.0\n")
-    members = [Member(client_id="0", partition=0, partitions=1, trusted_parent="t1-0")]
+    members = [DeployedNode(client_id="0", partition=0, partitions=1, trusted_parent="t1-0")]
     prepare(members, tmp_path, policy=policy, test_seed=None)
     (config,) = prepare(members, tmp_path, policy=None, test_seed=None)
     kept = Policy.read(str(config["privacy-policy"]))
@@ -233,12 +238,14 @@ def test_a_value_that_flowers_command_line_cannot_carry_is_refused(tmp_path: Pat
     [("kill -9 $$", "killed by signal 9"), ("exit 3", "exit status 3"), ("true", "exit status 0")],
 )
 def test_a_keeper_says_how_its_command_ended(tmp_path: Path, script: str, ending: str) -> None:
-    keeper = Keeper([["sh", "-c", script]], environment=os.environ, log=tmp_path / "log")
+    supervisor = ProcessSupervisor(
+        [["sh", "-c", script]], environment=os.environ, log=tmp_path / "log"
+    )
     end = time.monotonic() + 30
-    while keeper.alive:
+    while supervisor.alive:
         assert time.monotonic() < end
         time.sleep(0.02)
-    assert keeper.ending == ending
+    assert supervisor.ending == ending
 
 
 def test_a_flwr_that_takes_too_long_or_is_missing_is_an_error_of_the_engine(
@@ -281,9 +288,9 @@ def test_the_end_says_who_was_lost_and_what_the_rounds_came_to(tmp_path: Path) -
     lost = {"node": 1, "client_id": "1", "server_round": 2, "seconds": 34.0, "ending": "it ended"}
     lines = [
         {"round": 0, "exchanges": 4, "seconds": 9.0},
-        {"round": 1, "asked": 3, "folded": 3, "refused": {}, "skipped": False},
-        {"round": 2, "asked": 3, "folded": 2, "refused": {}, "skipped": False},
-        {"round": 3, "asked": 2, "folded": 0, "refused": {"declined": 2}, "skipped": True},
+        {"round": 1, "asked": 3, "accumulated": 3, "refused": {}, "skipped": False},
+        {"round": 2, "asked": 3, "accumulated": 2, "refused": {}, "skipped": False},
+        {"round": 3, "asked": 2, "accumulated": 0, "refused": {"declined": 2}, "skipped": True},
     ]
     for line in lines[1:]:
         line |= {"exchanges": 2, "seconds": 9.0 + 12.0 * line["round"]}
@@ -346,7 +353,7 @@ class Stage:
         Stage.course(on_lost)
 
 
-MEMBERS = [Member(client_id=str(i), partition=i, partitions=3) for i in range(3)]
+MEMBERS = [DeployedNode(client_id=str(i), partition=i, partitions=3) for i in range(3)]
 
 
 def staged(
@@ -355,10 +362,10 @@ def staged(
     course: Callable[[Callable[[int, str], None]], None],
     *,
     resume: bool = False,
-    members: list[Member] = MEMBERS,
+    members: list[DeployedNode] = MEMBERS,
 ) -> list[str]:
     monkeypatch.setattr(Stage, "course", staticmethod(course), raising=False)
-    monkeypatch.setattr("flwr_privacy.simulations.deploy.Deployment", Stage)
+    monkeypatch.setattr("flwr_privacy.simulations.deployment.deploy.Deployment", Stage)
     said: list[str] = []
     deploy(run, members, DeployOptions(nodes=3), say=said.append, resume=resume)
     return said
@@ -438,7 +445,7 @@ def test_what_can_be_gone_on_with_is_told_after_the_error(
     def fail(*_: object, **__: object) -> None:
         raise DeploymentError(error)
 
-    monkeypatch.setattr("flwr_privacy.simulations.deploy.deploy", fail)
+    monkeypatch.setattr("flwr_privacy.simulations.deployment.deploy.deploy", fail)
     done = command("deploy", "--nodes", "2", "--task", "digits-linear", "--out", "r")
     assert done.returncode == 4
     told = ["to go on: flwr-privacy deploy --resume r"] if hint else []
@@ -493,7 +500,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_says_so(tmp_path: Path)
     assert run.summary["status"] == "completed"
     assert [(n["client_id"], n["server_round"]) for n in run.summary["lost_nodes"]] == [("1", 2)]
     first, second = run.rounds()[1:]
-    assert (first["asked"], first["folded"]) == (3, 3)
+    assert (first["asked"], first["accumulated"]) == (3, 3)
     assert not second["skipped"]
     with np.load(run.model_path) as model:
         assert all(np.isfinite(model[name]).all() for name in model)

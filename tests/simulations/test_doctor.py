@@ -72,7 +72,7 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *args: object, **kwargs: object) -> object:
-        if name == "flwr_privacy.simulations.data":
+        if name == "flwr_privacy.simulations.tasks.data":
             raise ImportError("No module named 'sklearn'")
         return real(name, *args, **kwargs)  # type: ignore[arg-type]
 

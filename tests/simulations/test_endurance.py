@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.card import PrivacyCard
-from flwr_privacy.card import Release as Charged
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.guarantee import Guarantee
-from flwr_privacy.ledger import Book, Entry, Question
-from flwr_privacy.simulations import reliability_page
-from flwr_privacy.simulations.endurance import Endured, endure, kinds_of
-from flwr_privacy.simulations.endurance_checks import (
+from flwr_privacy.privacy.card import CardRelease as Charged
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.privacy.ledger import Entry, LockedLedger, Question
+from flwr_privacy.simulations.reliability import page as reliability_page
+from flwr_privacy.simulations.reliability.endurance import Endured, endure, kinds_of
+from flwr_privacy.simulations.reliability.endurance_checks import (
     Account,
     Held,
     Mark,
@@ -28,15 +28,10 @@ from flwr_privacy.simulations.endurance_checks import (
     held,
     size_of,
 )
-from flwr_privacy.simulations.endurance_faults import Course, Journal
-from flwr_privacy.simulations.reliability_grid import FAULTS
-from flwr_privacy.simulations.reliability_page import (
-    long_rows,
-    page,
-    sections,
-    write_long_runs,
-)
-from flwr_privacy.simulations.reliability_scenes import SCENES
+from flwr_privacy.simulations.reliability.endurance_faults import FaultPlan, Journal
+from flwr_privacy.simulations.reliability.federations import SCENES
+from flwr_privacy.simulations.reliability.grid import FAULTS
+from flwr_privacy.simulations.reliability.page import long_rows, page, sections, write_long_runs
 from flwr_privacy.strategies import UDP, SchemeStrategy
 
 # -- What is found in order ----------------------------------------------------------------------
@@ -138,19 +133,19 @@ def test_what_a_round_leaves_behind_is_reported(
 
 
 def test_a_charge_that_the_ledger_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    charge, answer = Book.charge, Book.answer
+    charge, answer = LockedLedger.charge, LockedLedger.answer
 
-    def forget_round_three(book: Book, entry: Entry) -> int:
+    def forget_round_three(book: LockedLedger, entry: Entry) -> int:
         if entry.question.server_round == 3:
             return len(book.entries)
         return charge(book, entry)
 
-    def answer_what_is_there(book: Book, number: int) -> None:
+    def answer_what_is_there(book: LockedLedger, number: int) -> None:
         if number < len(book.entries):
             answer(book, number)
 
-    monkeypatch.setattr(Book, "charge", forget_round_three)
-    monkeypatch.setattr(Book, "answer", answer_what_is_there)
+    monkeypatch.setattr(LockedLedger, "charge", forget_round_three)
+    monkeypatch.setattr(LockedLedger, "answer", answer_what_is_there)
     wrong = endure("udp", rounds=20, rate=0).wrong
     for client in range(4):
         told = f"client {client}, phase train, round 3: 1 answers, 0 entries in the ledger"
@@ -257,7 +252,7 @@ def test_a_journal_forgets_what_came_before_a_ledger_was_lost(tmp_path: Path) ->
 # -- Faults --------------------------------------------------------------------------------------
 
 
-def strikes(course: Course, rounds: int) -> list[tuple[int, str, str, str]]:
+def strikes(course: FaultPlan, rounds: int) -> list[tuple[int, str, str, str]]:
     found = []
     for server_round in range(1, rounds + 1):
         for phase in ("train", "evaluate"):
@@ -269,29 +264,29 @@ def strikes(course: Course, rounds: int) -> list[tuple[int, str, str, str]]:
 
 def test_faults_follow_from_the_seed_and_are_about_as_many_as_the_rate_says() -> None:
     kinds = tuple(FAULTS)
-    found = strikes(Course(kinds=kinds, seed=1), 600)
-    assert found == strikes(Course(kinds=kinds, seed=1), 600)
-    assert found != strikes(Course(kinds=kinds, seed=2), 600)
+    found = strikes(FaultPlan(kinds=kinds, seed=1), 600)
+    assert found == strikes(FaultPlan(kinds=kinds, seed=1), 600)
+    assert found != strikes(FaultPlan(kinds=kinds, seed=2), 600)
     assert abs(len(found) - 200) < 4 * (600 * 2 / 9) ** 0.5
     assert {strike[3] for strike in found} == set(FAULTS)
     assert {strike[1:3] for strike in found} == {
         (p, c) for p in ("train", "evaluate") for c in "0123"
     }
     assert len({strike[0] for strike in found}) == len(found)
-    assert strikes(Course(kinds=kinds, seed=1, rate=0), 50) == []
+    assert strikes(FaultPlan(kinds=kinds, seed=1, rate=0), 50) == []
 
 
 def test_a_round_that_is_repeated_has_its_fault_once() -> None:
-    course = Course(kinds=("drop",), seed=1, rate=1)
+    course = FaultPlan(kinds=("drop",), seed=1, rate=1)
     assert strikes(course, 2)
     assert all(course.strike("train", 2, client) is None for client in "0123")
 
 
 def test_a_course_of_faults_that_do_not_exist_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="kinds = 'fire'"):
-        Course(kinds=("fire",), seed=1)
+        FaultPlan(kinds=("fire",), seed=1)
     with pytest.raises(InvalidParameterError, match="rate = -1"):
-        Course(kinds=("drop",), seed=1, rate=-1)
+        FaultPlan(kinds=("drop",), seed=1, rate=-1)
 
 
 def test_every_fault_is_tried_that_a_scheme_can_outlive() -> None:

@@ -13,32 +13,32 @@ import pytest
 
 from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.acfl.privacy import record_epsilon, sigma2_for_eps
-from flwr_privacy.acfl.rehearsal import Setting, rehearse
-from flwr_privacy.acfl.scenes import paper_scene
 from flwr_privacy.acfl.scfl import sigma2_for_eps_projected
 from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.errors import DataError, EngineError, InvalidParameterError
-from flwr_privacy.m2fdp.control import AdaptiveController
+from flwr_privacy.m2fdp.control.controller import AdaptiveController
 from flwr_privacy.m2fdp.privacy import paper_figures
-from flwr_privacy.m2fdp.rehearsal import Setting as MultiTier
-from flwr_privacy.m2fdp.rehearsal import rehearse as rehearse_tiers
-from flwr_privacy.m2fdp.scenes import synthetic_scene
 from flwr_privacy.m2fdp.schedule import EventSchedule
-from flwr_privacy.m2fdp.tree import TierTree
+from flwr_privacy.m2fdp.tree.tree import TierTree
+from flwr_privacy.simulations.app.server_app import build_strategy
 from flwr_privacy.simulations.cli import main
-from flwr_privacy.simulations.experiment import description as experiments
-from flwr_privacy.simulations.experiment import runs as experiment_runs
-from flwr_privacy.simulations.experiment.claims import Claim, Target, judge
-from flwr_privacy.simulations.experiment.curves import Searched, Trained, diverged
-from flwr_privacy.simulations.experiment.functions import FUNCTIONS
-from flwr_privacy.simulations.experiment.picture import draw
-from flwr_privacy.simulations.experiment.report import Results, replication, save
-from flwr_privacy.simulations.experiment.runs import train
-from flwr_privacy.simulations.experiment.search import chosen
-from flwr_privacy.simulations.jobs import Engine
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.server_app import build_strategy
-from flwr_privacy.simulations.tasks import check_data
+from flwr_privacy.simulations.research.acfl.numpy_simulation import ACFLSettings, simulate
+from flwr_privacy.simulations.research.acfl.synthetic_data import paper_scene
+from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import runs as experiment_runs
+from flwr_privacy.simulations.research.experiments.claims import Claim, Target, judge
+from flwr_privacy.simulations.research.experiments.curves import Searched, TrainedRun, diverged
+from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
+from flwr_privacy.simulations.research.experiments.picture import draw
+from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.runs import train
+from flwr_privacy.simulations.research.experiments.search import chosen
+from flwr_privacy.simulations.research.m2fdp.numpy_simulation import M2FDPSettings as MultiTier
+from flwr_privacy.simulations.research.m2fdp.numpy_simulation import simulate as rehearse_tiers
+from flwr_privacy.simulations.research.m2fdp.synthetic_data import synthetic_scene
+from flwr_privacy.simulations.runner.jobs import Engine
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.tasks.tasks import check_data
 
 INLINE = Engine(name="inline")
 
@@ -294,7 +294,7 @@ def test_a_run_that_plans_fewer_rounds_keeps_its_last_model_in_the_picture(
             scores = {"loss": 1.0 / number, "accuracy": 0.5}
             own = {"T": rounds, "epsilon": 0.5 * number}
             folder.append({"round": number, "server": scores, "scheme": own, "bytes_up": 8})
-        runs.append(Trained.of(folder, curve="Large step", seed=seed))
+        runs.append(TrainedRun.of(folder, curve="Large step", seed=seed))
     assert runs[0].values["planned"] == [4, 4, 3]
     assert runs[1].values["epsilon"] == [0.0, 0.5, 1.0, 1.5]
     chosen = replace(steps, curves=steps.curves[:1], claims=[], metrics=["planned", "loss"])
@@ -325,7 +325,7 @@ def test_what_counts_as_diverged(line: Mapping[str, Any], expected: bool) -> Non
 # -- Verdicts -----------------------------------------------------------------------------------
 
 
-def trained(label: str, accuracies: Sequence[float], **more: Any) -> list[Trained]:
+def trained(label: str, accuracies: Sequence[float], **more: Any) -> list[TrainedRun]:
     """Return runs of two rounds with these last accuracies; NaN for one that diverged."""
     runs = []
     for seed, last in enumerate(accuracies):
@@ -339,11 +339,11 @@ def trained(label: str, accuracies: Sequence[float], **more: Any) -> list[Traine
         }
         values = {name: row[: 2 if broken else 3] for name, row in values.items()}
         model = more.get("models", {}).get(seed, Path())
-        runs.append(Trained(curve=label, seed=seed, values=values, diverged=broken, model=model))
+        runs.append(TrainedRun(curve=label, seed=seed, values=values, diverged=broken, model=model))
     return runs
 
 
-def verdict(runs: Sequence[Trained], **table: Any) -> str:
+def verdict(runs: Sequence[TrainedRun], **table: Any) -> str:
     return judge(Claim.of({"id": "X", "text": "x", **table}), runs).verdict
 
 
@@ -590,7 +590,7 @@ def test_a_bad_sweep_is_refused_by_name(tmp_path: Path, old: str, new: str, text
         experiments.read(path, "papers/bad")
 
 
-def swept(label: str, rows: Mapping[float, Sequence[float]], **more: Any) -> list[Trained]:
+def swept(label: str, rows: Mapping[float, Sequence[float]], **more: Any) -> list[TrainedRun]:
     """Return runs of a curve whose last losses are those, by x and seed."""
     return [
         replace(run, x=x, **more)
@@ -683,7 +683,7 @@ def test_losses_over_a_setting_that_lie_far_apart_are_on_a_log_axis(
 def test_the_cost_of_a_search_is_that_of_all_of_its_runs(
     sweep: experiments.Experiment, tmp_path: Path
 ) -> None:
-    def found(label: str) -> list[Trained]:
+    def found(label: str) -> list[TrainedRun]:
         search = Searched(value=1, rounds=(10, 25, 50, 75), epsilon=4.0, delta=1e-3)
         return swept(label, {0.001: A, 0.1: A, 1.0: A}, searched=search)
 
@@ -807,9 +807,12 @@ def test_a_function_of_a_seed_is_judged_over_seeds(
         (4, "ACFL", 0),
     ]
     for seed in (3, 4):
-        course = rehearse(
+        course = simulate(
             paper_scene(seed),
-            [Setting(sigma1_sq=10, sigma2_sq=10), Setting(alpha=0.5, sigma1_sq=10, sigma2_sq=10)],
+            [
+                ACFLSettings(sigma1_sq=10, sigma2_sq=10),
+                ACFLSettings(alpha=0.5, sigma1_sq=10, sigma2_sq=10),
+            ],
             rounds=20,
             steps=StepSize(1e-4, "inverse"),
             seed=seed,
@@ -1110,9 +1113,9 @@ def test_the_commands(
     code, _, err = command("replication")
     assert code == 3
     assert "no results below runs/experiments" in err
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "steps.toml").write_text(STEPS)
-    monkeypatch.setattr(experiments, "PAPERS", tmp_path)
+    (tmp_path / "a" / "figures").mkdir(parents=True)
+    (tmp_path / "a" / "figures" / "steps.toml").write_text(STEPS)
+    monkeypatch.setattr(experiments, "RESEARCH", tmp_path)
     code, out, err = command("experiment", "a/steps", "--jobs", "1", "--seeds", "0,1,2")
     assert code == 0, err
     assert "Two step sizes (scaled down, 3 seeds)" in out

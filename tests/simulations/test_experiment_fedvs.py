@@ -8,27 +8,28 @@ import pytest
 
 from flwr_privacy.clients.torch import TorchCentral, mlp
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.fedvs import rehearsal
-from flwr_privacy.fedvs.rehearsal import rehearse
-from flwr_privacy.fedvs.scenes import Scene, Setting
-from flwr_privacy.identity import derive_seed
-from flwr_privacy.simulations import vertical_tasks
-from flwr_privacy.simulations.data import load
-from flwr_privacy.simulations.experiment import description, vertical
-from flwr_privacy.simulations.experiment.functions import FUNCTIONS
-from flwr_privacy.simulations.experiment.runs import function_points
+from flwr_privacy.simulations.research.experiments import description
+from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
+from flwr_privacy.simulations.research.experiments.runs import function_points
+from flwr_privacy.simulations.research.fedvs import experiment as vertical
+from flwr_privacy.simulations.research.fedvs import numpy_simulation as rehearsal
+from flwr_privacy.simulations.research.fedvs.numpy_simulation import simulate
+from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSettings, SyntheticData
+from flwr_privacy.simulations.tasks import vertical_tasks
+from flwr_privacy.simulations.tasks.data import load
+from flwr_privacy.wire.identity import derive_seed
 
 POINT = {"data": "digits-rows", "rounds": 6, "embedding": 8, "learning_rate": 0.2}
 FIGURES = ("1a", "1b", "1c", "2-fashion", "2-handwritten", "2-credit", "2-parkinson", "3a", "3b")
 
 
-def digits(clients: int) -> Scene:
+def digits(clients: int) -> SyntheticData:
     images = load("digits")
     pixels = [
         np.array_split(part.reshape(len(part), -1).astype(np.float64), clients, axis=1)
         for part in (images.features, images.test_features)
     ]
-    return Scene(
+    return SyntheticData(
         blocks=pixels[0],
         labels=images.labels,
         test_blocks=pixels[1],
@@ -47,8 +48,8 @@ def central(inputs: int, seed: int) -> TorchCentral:
 def test_points_are_read_off_a_rehearsal_of_the_tasks_columns() -> None:
     points = [{**POINT, "round": x, "method": "wait", "clients": 16} for x in (0, 3, 6)]
     found = vertical.courses(points, 5, None)
-    own = Setting(method="wait", embedding=8, learning_rate=0.2)
-    course = rehearse(
+    own = FedVSSettings(method="wait", embedding=8, learning_rate=0.2)
+    course = simulate(
         digits(16), own, central(8, 5), watch=[0, 3, 6], by="rounds", rounds=6, seed=5
     )
     assert [values["loss"] for values in found] == pytest.approx(course.loss.tolist(), rel=1e-4)
@@ -58,8 +59,8 @@ def test_points_are_read_off_a_rehearsal_of_the_tasks_columns() -> None:
 def test_concatenated_embeddings_have_a_central_model_of_their_width() -> None:
     point = {**POINT, "method": "wait", "aggregation": "concatenate", "round": 2}
     (found,) = vertical.courses([point], 0, None)
-    own = Setting(method="wait", embedding=8, learning_rate=0.2, aggregation="concatenate")
-    course = rehearse(digits(8), own, central(64, 0), watch=[2], by="rounds", rounds=6, seed=0)
+    own = FedVSSettings(method="wait", embedding=8, learning_rate=0.2, aggregation="concatenate")
+    course = simulate(digits(8), own, central(64, 0), watch=[2], by="rounds", rounds=6, seed=0)
     assert found["loss"] == pytest.approx(course.loss[0], rel=1e-4)
 
 
@@ -68,11 +69,11 @@ def test_points_that_differ_in_when_they_are_read_share_a_training(
 ) -> None:
     calls: list[Any] = []
 
-    def counted(*arguments: Any, **values: Any) -> rehearsal.Course:
+    def counted(*arguments: Any, **values: Any) -> rehearsal.TrainingCurve:
         calls.append(values["watch"])
-        return rehearse(*arguments, **values)
+        return simulate(*arguments, **values)
 
-    monkeypatch.setattr(vertical, "rehearse", counted)
+    monkeypatch.setattr(vertical, "simulate", counted)
     points = [
         {**POINT, "method": method, "seconds": x} for x in (9, 2, 5) for method in ("wait", "fedvs")
     ]

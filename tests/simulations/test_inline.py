@@ -10,8 +10,8 @@ from flwr.serverapp import ServerApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.inline import Fault, InlineGrid, run_inline
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.engines.inline import Fault, InlineGrid, run_inline
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import FedAvg
 
 
@@ -110,4 +110,4 @@ def test_faults_hit_whom_they_name() -> None:
     app = message_app([as_mod(FedAvgClient)])
     options = {"deadline": 0.3, "fraction_evaluate": 0.0}
     history = run_strategy(make(FedAvg, **options), app, faults=faults, arrays=record()).history
-    assert [line["folded"] for line in history[1:]] == [3, 2, 3]
+    assert [line["accumulated"] for line in history[1:]] == [3, 2, 3]

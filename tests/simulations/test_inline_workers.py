@@ -16,11 +16,11 @@ from apps import record, run_strategy, same
 from dying_app import VICTIM
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from flwr_privacy.clients.records import LocalArray
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.inline import InlineGrid, shared_arrays
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.simulations.inline.shared_arrays import (
+from flwr_privacy.clients.node.records import LocalArray
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.inline import InlineGrid, shared_arrays
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.engines.inline.shared_arrays import (
     SharedArrays,
     files_of_state,
     place_state,
@@ -224,7 +224,7 @@ def test_a_worker_that_dies_in_a_cohort_is_replaced_and_nobody_is_charged_twice(
     result = train(tmp_path / "killed", 2)
     assert not (victim / "once").exists()
     assert same(plain.arrays, result.arrays)
-    assert [line["folded"] for line in result.history[1:]] == [6, 6, 6]
+    assert [line["accumulated"] for line in result.history[1:]] == [6, 6, 6]
     assert charges(tmp_path / "plain") == charges(tmp_path / "killed") == [3] * 6
     assert unanswered(tmp_path / "killed") == [0] * 6
 
@@ -235,7 +235,7 @@ def test_a_cohort_that_kills_its_worker_each_time_is_refused_and_the_others_go_o
     (victim / "always").write_text("4")
     result = train(tmp_path / "killed", 2)
     lines = result.history[1:]
-    assert [line["folded"] for line in lines] == [3, 3, 3]
+    assert [line["accumulated"] for line in lines] == [3, 3, 3]
     assert [line["refused"] for line in lines] == [{"error": 3}] * 3
     counts = charges(tmp_path / "killed")
     assert [counts[client] for client in (1, 3, 5)] == [3, 3, 3]
@@ -282,7 +282,7 @@ def test_a_worker_that_dies_between_two_steps_takes_no_state_with_it(victim: Pat
     result, files = mixed(2)
     assert not (victim / "mix").exists()
     assert same(plain.arrays, result.arrays)
-    assert [line["folded"] for line in result.history[1:]] == [6, 6, 6]
+    assert [line["accumulated"] for line in result.history[1:]] == [6, 6, 6]
     assert max(files) >= 6  # one for each client
     assert max(files) <= 12  # before and after a step
     assert files[-1] == 0
@@ -355,7 +355,7 @@ def test_a_folder_that_a_killed_process_left_behind_is_removed_by_the_next(
     monkeypatch.setattr(shared_arrays, "_SOON", 0.0)
     code = (
         "import os, signal\n"
-        "from flwr_privacy.simulations.inline.shared_arrays import folder_for_arrays\n"
+        "from flwr_privacy.simulations.engines.inline.shared_arrays import folder_for_arrays\n"
         "with folder_for_arrays() as folder:\n"
         "    (folder / 'arrays').write_bytes(b'x')\n"
         "    print(folder, flush=True)\n"

@@ -4,8 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.pins import Identity, Pins
 from flwr_privacy.simulations.cli import app
+from flwr_privacy.wire.pins import Identity, Pins
 
 
 def run(*arguments: str) -> str:

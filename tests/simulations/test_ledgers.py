@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, LedgerError
-from flwr_privacy.ledger import Entry, Ledger, Question
+from flwr_privacy.privacy.ledger import Entry, Ledger, Question
 from flwr_privacy.simulations.cli import app
 
 

@@ -11,19 +11,20 @@ from typer.testing import CliRunner
 
 from flwr_privacy.acfl.encoding import check_data
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations import client_app, tasks
+from flwr_privacy.simulations.app import client_app
+from flwr_privacy.simulations.app.server_app import app as server_app
+from flwr_privacy.simulations.app.server_app import build_strategy
 from flwr_privacy.simulations.cli import app
-from flwr_privacy.simulations.inline import InlineGrid, run_inline
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.simulations.linear_tasks import LinearModel, half_squared_error
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.schemes import scheme
-from flwr_privacy.simulations.server_app import app as server_app
-from flwr_privacy.simulations.server_app import build_strategy
-from flwr_privacy.simulations.settings import PartitionSettings, Settings
-from flwr_privacy.wire import RECORD, Header
+from flwr_privacy.simulations.engines.inline import InlineGrid, run_inline
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
+from flwr_privacy.simulations.settings.schemes import scheme
+from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.simulations.tasks.linear_tasks import LinearModel, half_squared_error
+from flwr_privacy.wire.message import RECORD, Header
 
-CLIENT_APP = "flwr_privacy.simulations.client_app:app"
+CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
 LINEAR = ("digits-rff", "digits-frozen", "mnist-rff", "fashion-rff")
 SMALL = ("digits-rff", "digits-frozen")
 RFF = tasks.task("digits-rff")

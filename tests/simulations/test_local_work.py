@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from flwr_privacy.clients.poisson import PoissonPlan, asked_steps
 from flwr_privacy.clients.torch import get_arrays, set_arrays, train, train_poisson
+from flwr_privacy.clients.training.poisson import PoissonPlan, asked_steps
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.identity import derive_seed
-from flwr_privacy.randomness import SecureRandom
-from flwr_privacy.simulations import tasks
-from flwr_privacy.simulations.inline import InlineGrid, run_inline
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.server_app import app as server_app
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.app.server_app import app as server_app
+from flwr_privacy.simulations.engines.inline import InlineGrid, run_inline
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.wire.identity import derive_seed
 
-CLIENT_APP = "flwr_privacy.simulations.client_app:app"
+CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
 DIGITS = tasks.task("digits-linear")
 SETTINGS = Settings(task="digits-linear", training=DIGITS.training, clients=10, seed=3)
 ARRAYS = tasks.initial_arrays(DIGITS, 0)
@@ -205,7 +205,7 @@ def test_m2fdp_by_records_trains_on_poisson_batches(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tasks, "train_poisson", noted)
     rounds = run(tmp_path / "run", unit="record", sampling_rate=0.1, events=2)
-    assert [line["folded"] for line in rounds] == [8, 8]
+    assert [line["accumulated"] for line in rounds] == [8, 8]
     assert all(line["scheme"]["noise_var"] > 0 for line in rounds)
     # The devices of the secure edge are asked once a round, those of the other after each event.
     assert {plan.sampling_rate for plan in plans} == {0.1}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.simulations.data import load
-from flwr_privacy.simulations.partition import balanced_sets, describe, partition
-from flwr_privacy.simulations.settings import PartitionSettings
+from flwr_privacy.simulations.settings.run_settings import PartitionSettings
+from flwr_privacy.simulations.tasks.data import load
+from flwr_privacy.simulations.tasks.partition import balanced_sets, describe, partition
 
 DIGITS = load("digits").labels
 KINDS = ("iid", "dirichlet", "shards", "labels", "label-sets")
@@ -67,8 +67,8 @@ def test_any_labels(labels, clients, kind, seed):
 def test_same_seed_same_parts_in_another_process():
     code = (
         "import numpy as np\n"
-        "from flwr_privacy.simulations.partition import partition\n"
-        "from flwr_privacy.simulations.settings import PartitionSettings\n"
+        "from flwr_privacy.simulations.tasks.partition import partition\n"
+        "from flwr_privacy.simulations.settings.run_settings import PartitionSettings\n"
         f"for kind in {KINDS!r}:\n"
         "    parts = partition(np.arange(300) % 7, clients=5, "
         "settings=PartitionSettings(kind=kind), seed=3)\n"

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.placement import Machine, check_gpus, crowded, suggest
-from flwr_privacy.simulations.ray_engine import RayResources
+from flwr_privacy.simulations.engines.placement import Machine, check_gpus, crowded, suggest
+from flwr_privacy.simulations.engines.ray_engine import RayResources
 
 GB, MB = 1 << 30, 1 << 20
 

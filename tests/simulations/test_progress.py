@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from flwr_privacy.simulations.progress import Progress
+from flwr_privacy.simulations.runner.progress import Progress
 
 
 def line(number, **more):

@@ -12,8 +12,8 @@ from deployment import Deployment
 from drop_in import changed
 
 import flwr_privacy.simulations
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.ray_engine import RayResources, RaySession
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 
 QUICKSTARTS = Path(flwr_privacy.simulations.__file__).parent / "quickstarts"
 KINDS = ("message", "numpy")

@@ -14,10 +14,14 @@ import pytest
 from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
-from flwr_privacy.simulations import keeper as keeper_module
-from flwr_privacy.simulations.keeper import Keeper, descendants, ray_command
-from flwr_privacy.simulations.ray_engine import RayResources, RaySession, exceptions_in
-from flwr_privacy.simulations.superlink import SuperLink, free_port, is_free
+from flwr_privacy.simulations.engines import process_supervisor as supervisor_module
+from flwr_privacy.simulations.engines.process_supervisor import (
+    ProcessSupervisor,
+    descendants,
+    ray_command,
+)
+from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession, exceptions_in
+from flwr_privacy.simulations.engines.superlink import SuperLink, free_port, is_free
 
 SETTINGS = (
     'text = """line\n\'\'\'quoted\'\'\'"""\nname = "ümlaut = \\"x\\""\n\n[t]\nwidths = [4, 8]\n'
@@ -207,52 +211,52 @@ def ended(pids: list[int]) -> bool:
     return False
 
 
-def keep_an_orphan(folder: Path) -> Keeper:
+def keep_an_orphan(folder: Path) -> ProcessSupervisor:
     # A child that has left its session, and whose parent is gone.
     shell = "setsid sh -c 'sleep 300 & echo $! > child.pid; sleep 300' & sleep 300"
     folder.mkdir()
-    keeper = Keeper(
+    supervisor = ProcessSupervisor(
         [["sh", "-c", f"cd {folder}; {shell}"]],
         environment=os.environ,
         log=folder.parent / "log",
         remove=[folder],
     )
-    while len(keeper.processes()) < 4 or not (folder / "child.pid").read_text():
+    while len(supervisor.processes()) < 4 or not (folder / "child.pid").read_text():
         time.sleep(0.05)
-    return keeper
+    return supervisor
 
 
 def test_keeper_ends_everything_and_removes_its_folders(tmp_path: Path) -> None:
-    keeper = keep_an_orphan(tmp_path / "kept")
+    supervisor = keep_an_orphan(tmp_path / "kept")
     child = int((tmp_path / "kept" / "child.pid").read_text())
-    pids = [process.pid for process in keeper.processes()]
+    pids = [process.pid for process in supervisor.processes()]
     assert child in pids
     if sys.platform == "linux":
-        parent = next(p.parent for p in keeper.processes() if p.pid == child)
+        parent = next(p.parent for p in supervisor.processes() if p.pid == child)
         os.kill(parent, signal.SIGKILL)
         time.sleep(0.2)
-        assert child in [process.pid for process in keeper.processes()]
-    keeper.stop()
+        assert child in [process.pid for process in supervisor.processes()]
+    supervisor.stop()
     assert ended(pids)
     assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is one way only")
 def test_both_ways_to_list_processes_agree(tmp_path: Path) -> None:
-    keeper = keep_an_orphan(tmp_path / "kept")
+    supervisor = keep_an_orphan(tmp_path / "kept")
     try:
-        ours = {process.pid: process.parent for process in keeper.processes()}
-        listed = {p.pid: p.parent for p in keeper_module._running_by_ps()}
+        ours = {process.pid: process.parent for process in supervisor.processes()}
+        listed = {p.pid: p.parent for p in supervisor_module._running_by_ps()}
         assert ours.items() <= listed.items()
     finally:
-        keeper.stop()
+        supervisor.stop()
 
 
 def test_keeper_ends_everything_when_its_owner_is_killed(tmp_path: Path) -> None:
     code = f"""
         import os, time
         from pathlib import Path
-        from flwr_privacy.simulations.keeper import Keeper
+        from flwr_privacy.simulations.engines.process_supervisor import Keeper
         folder = Path({str(tmp_path)!r})
         keeper = Keeper([["sleep", "300"]], environment=os.environ, log=folder / "log")
         while not keeper.processes():
@@ -265,12 +269,14 @@ def test_keeper_ends_everything_when_its_owner_is_killed(tmp_path: Path) -> None
 
 
 def test_keeper_ends_when_a_command_ends(tmp_path: Path) -> None:
-    keeper = Keeper([["true"], ["sleep", "300"]], environment=os.environ, log=tmp_path / "log")
+    supervisor = ProcessSupervisor(
+        [["true"], ["sleep", "300"]], environment=os.environ, log=tmp_path / "log"
+    )
     deadline = time.monotonic() + 10
-    while keeper.alive and time.monotonic() < deadline:
+    while supervisor.alive and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not keeper.alive
-    keeper.stop()
+    assert not supervisor.alive
+    supervisor.stop()
 
 
 RESOURCES = RayResources(total_cpus=1)  # those of the session that all tests share
@@ -362,12 +368,12 @@ def test_existing_cluster_of_two_nodes(app: Path, tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
     environment = {**os.environ, "RAY_TMPDIR": str(folder)}
     options = {"environment": environment, "log": tmp_path / "log", "remove": [folder]}
-    head = Keeper([ray_command(port=port, cpus=1, gpus=0, ready=ready)], **options)  # type: ignore[arg-type]
+    head = ProcessSupervisor([ray_command(port=port, cpus=1, gpus=0, ready=ready)], **options)  # type: ignore[arg-type]
     try:
         deadline = time.monotonic() + 60
         while not ready.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        node = Keeper([[*join, "--num-cpus=1", "--block"]], **options)  # type: ignore[arg-type]
+        node = ProcessSupervisor([[*join, "--num-cpus=1", "--block"]], **options)  # type: ignore[arg-type]
         try:
             while not any("raylet/raylet" in process.command for process in node.processes()):
                 assert time.monotonic() < deadline, (tmp_path / "log").read_text()

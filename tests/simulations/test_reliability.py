@@ -8,14 +8,21 @@ from typing import Any
 import pytest
 from commands import Command
 
-from flwr_privacy.ledger import Book
+from flwr_privacy.privacy.ledger import LockedLedger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations import reliability
-from flwr_privacy.simulations.inline.faults import KINDS
-from flwr_privacy.simulations.reliability import VERDICTS, Cell, carry_out, judge, matrix, rehearse
-from flwr_privacy.simulations.reliability_grid import FAULTS, Strike
-from flwr_privacy.simulations.reliability_page import page, sections, table
-from flwr_privacy.simulations.reliability_scenes import SCENES, Spot
+from flwr_privacy.simulations.engines.inline.faults import KINDS
+from flwr_privacy.simulations.reliability import matrix as reliability
+from flwr_privacy.simulations.reliability.federations import SCENES, Spot
+from flwr_privacy.simulations.reliability.grid import FAULTS, Strike
+from flwr_privacy.simulations.reliability.matrix import (
+    VERDICTS,
+    Cell,
+    carry_out,
+    judge,
+    matrix,
+    rehearse,
+)
+from flwr_privacy.simulations.reliability.page import page, sections, table
 from flwr_privacy.strategies import UDP
 
 PAGE = Path(__file__, "../../../docs/reliability.md").resolve()
@@ -109,7 +116,7 @@ def test_the_faults_of_the_engine_are_all_in_the_matrix() -> None:
 def test_a_fault_happens_once_and_where_it_was_meant() -> None:
     scene = SCENES["fedavg"]
     outcome = rehearse(scene, spot=Spot(phase="train", server_round=3, client="1"), fault="drop")
-    assert [line["folded"] for line in outcome.history[1:]] == [4, 4, 3]
+    assert [line["accumulated"] for line in outcome.history[1:]] == [4, 4, 3]
     never = rehearse(scene, spot=Spot(phase="train", server_round=9), fault="drop")
     verdict = judge(rehearse(scene), never, spot=Spot(phase="train"), fault="drop")
     assert verdict == ("DEFECT", "the fault did not happen")
@@ -129,13 +136,13 @@ def test_an_answer_without_a_charge_is_a_defect(
     clean: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell(clean, "udp", "train", "delay")
-    charge = Book.charge
+    charge = LockedLedger.charge
 
-    def forget_round_three(book: Book, entry: Any) -> None:
+    def forget_round_three(book: LockedLedger, entry: Any) -> None:
         if entry.question.server_round != 3:
             charge(book, entry)
 
-    monkeypatch.setattr(Book, "charge", forget_round_three)
+    monkeypatch.setattr(LockedLedger, "charge", forget_round_three)
     found = cell(clean, "udp", "train", "delay")
     assert found.verdict == "DEFECT"
     assert found.why == "round 3: client 0 gave 1 answers of phase train, its ledger has 0"
@@ -171,7 +178,7 @@ def test_another_model_of_which_nothing_is_said_is_a_defect(clean: dict[str, Any
     silent = replace(was, model=moved, struck=True)
     assert judge(was, silent, spot=TRAIN, fault="drop")[0] == "DEFECT"
     told = [dict(line) for line in was.history]
-    told[2]["folded"] -= 1
+    told[2]["accumulated"] -= 1
     assert judge(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "left out"
     told[2]["skipped"] = True
     assert judge(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "skipped"
@@ -191,13 +198,13 @@ def test_who_is_left_out_leaves_the_model_of_a_training_without_the_answer(
     dropped = rehearse(SCENES["udp"], spot=spot, fault="drop")
     assert judge(clean["udp"], dropped, spot=spot, fault="drop", silent=silent)[0] == "left out"
     moved = {name: array + 1e-9 for name, array in dropped.model.items()}
-    folded = replace(dropped, model=moved)
-    assert judge(clean["udp"], folded, spot=spot, fault="drop", silent=silent) == (
+    accumulated = replace(dropped, model=moved)
+    assert judge(clean["udp"], accumulated, spot=spot, fault="drop", silent=silent) == (
         "DEFECT",
         "the model is not that of a training in which the question is lost",
     )
-    # A reply that comes late may be folded later: its model is another one.
-    assert judge(clean["udp"], folded, spot=spot, fault="late", silent=silent)[0] == "left out"
+    # A reply that comes late may be accumulated later: its model is another one.
+    assert judge(clean["udp"], accumulated, spot=spot, fault="late", silent=silent)[0] == "left out"
 
 
 def test_a_charge_may_be_without_an_answer_but_not_the_other_way_round(

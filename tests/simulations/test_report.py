@@ -6,14 +6,15 @@ from html.parser import HTMLParser
 import pytest
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.card import PrivacyCard, Release
 from flwr_privacy.errors import DataError, FlwrPrivacyError, InvalidParameterError
-from flwr_privacy.guarantee import Guarantee
-from flwr_privacy.simulations import figures, report, report_sections
-from flwr_privacy.simulations.page import Html
-from flwr_privacy.simulations.report import write_report
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.privacy.card import CardRelease, PrivacyCard
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.simulations.reports import figures, report
+from flwr_privacy.simulations.reports import sections as report_sections
+from flwr_privacy.simulations.reports.page import Html
+from flwr_privacy.simulations.reports.report import write_report
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -76,7 +77,7 @@ def make(tmp_path):
                 "skipped": False,
                 "asked": 10,
                 "answered": 10,
-                "folded": 10 - late,
+                "accumulated": 10 - late,
                 "late": late,
                 "refused": {"<non-finite>": 1} if late else {},
                 "exchanges": 1,
@@ -115,7 +116,7 @@ def promise(run, *, spent=None, **more):
         }
     card = PrivacyCard(experiment_id="e", guarantee=Guarantee(**{**values, **more}))
     if spent is not None:
-        release = Release(
+        release = CardRelease(
             phase="train",
             server_round=1,
             request=0,
@@ -188,7 +189,7 @@ def test_json_holds_all_there_is(make, tmp_path):
         "seconds": pytest.approx(1.2),
         "asked": 60,
         "answered": 60,
-        "folded": 60,
+        "accumulated": 60,
         "late": 0,
         "refused": 0,
         "skipped": 0,
@@ -505,7 +506,7 @@ class TestColumns:
         lines = [{"bytes_down": 30_000_000, "bytes_up": 10_000_000}]
         for number in range(1, 7):
             scheme = {"epoch": number / 2, **(noted if phases else {}), **extra}
-            line = {"scheme": scheme, "folded": 5 if phases else 10}
+            line = {"scheme": scheme, "accumulated": 5 if phases else 10}
             if number % 3:
                 line |= {"server": {}}
             else:

@@ -6,9 +6,15 @@ import time
 import pytest
 
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.simulations import runs
-from flwr_privacy.simulations.runs import RunFolder, differing_settings, follow, labels, score
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.settings import run_folder as runs
+from flwr_privacy.simulations.settings.run_folder import (
+    RunFolder,
+    differing_settings,
+    follow,
+    labels,
+    score,
+)
+from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.stragglers import StragglerModel
 
 
@@ -18,7 +24,7 @@ def line(number, *, rounds=5, **more):
         "rounds": rounds,
         "asked": 4,
         "answered": 4,
-        "folded": 4,
+        "accumulated": 4,
         "late": 0,
         "refused": {},
         "bytes_down": 400,

@@ -1,7 +1,7 @@
 import pytest
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.settings import Settings, parse_assignments
+from flwr_privacy.simulations.settings.run_settings import Settings, parse_assignments
 
 
 def test_round_trip_with_everything_set() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flwr_privacy.clients.node_settings import STACK_VARIABLE, stack_mode
+from flwr_privacy.clients.node.node_settings import STACK_VARIABLE, stack_mode
 from flwr_privacy.clients.torch.descent import Descent
 from flwr_privacy.errors import InvalidParameterError, NothingTrainedError
-from flwr_privacy.simulations import tasks
-from flwr_privacy.simulations.jobs import Engine, carry_out
-from flwr_privacy.simulations.ray_engine import RayResources
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.settings import Settings
+from flwr_privacy.simulations.engines.ray_engine import RayResources
+from flwr_privacy.simulations.runner.jobs import Engine, carry_out
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.simulations.tasks import tasks
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_run_is_the_same_up_to_rounding(tmp_path: Path, stacked: list[int]) ->
     assert stacked == []
     together, history = run(tmp_path / "together", "yes")
     assert stacked == [6, 6, 6]
-    assert [line["folded"] for line in history] == [6, 6, 6]
+    assert [line["accumulated"] for line in history] == [6, 6, 6]
     for name, array in alone.items():
         np.testing.assert_allclose(together[name], array, rtol=1e-5, atol=1e-6)
 
@@ -77,7 +77,7 @@ def test_a_client_that_fails_leaves_the_others_to_train_together(
     _, history = run(tmp_path / "run", "yes")
     assert stacked == [6, 6, 6]
     assert [line["refused"] for line in history] == [{"error": 1}] * 3
-    assert [line["folded"] for line in history] == [5, 5, 5]
+    assert [line["accumulated"] for line in history] == [5, 5, 5]
 
 
 def test_an_unknown_way_is_refused() -> None:
@@ -97,7 +97,7 @@ def test_without_greenlet_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "greenlet", None)
-    monkeypatch.delitem(sys.modules, "flwr_privacy.clients.side_by_side", raising=False)
+    monkeypatch.delitem(sys.modules, "flwr_privacy.clients.node.side_by_side", raising=False)
     with pytest.raises(NothingTrainedError):
         run(tmp_path / "run", "yes")
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")

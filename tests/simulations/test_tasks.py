@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_privacy.clients.per_record import PerRecordPlan, asked
+from flwr_privacy.clients.training.per_record import PerRecordPlan, asked
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.identity import derive_seed
-from flwr_privacy.simulations import tasks
-from flwr_privacy.simulations.data import DATASETS, Dataset, load
-from flwr_privacy.simulations.settings import PartitionSettings, Settings
+from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
+from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.simulations.tasks.data import DATASETS, Dataset, load
+from flwr_privacy.wire.identity import derive_seed
 
 DIGITS = tasks.task("digits-mlp")
 SETTINGS = Settings(training=DIGITS.training)

@@ -1,4 +1,4 @@
-"""The tree of a run: read from its file, folded where it is large, drawn."""
+"""The tree of a run: read from its file, accumulated where it is large, drawn."""
 
 import json
 
@@ -6,9 +6,9 @@ import pytest
 from matplotlib.patches import FancyBboxPatch
 
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.simulations.tree_groups import folded, tiers_of
-from flwr_privacy.simulations.tree_nodes import TreeNode, read_tree, variances
-from flwr_privacy.simulations.tree_picture import tree_figure, tree_svg, write_picture
+from flwr_privacy.simulations.reports.tree_groups import accumulated, tiers_of
+from flwr_privacy.simulations.reports.tree_nodes import TreeNode, read_tree, variances
+from flwr_privacy.simulations.reports.tree_picture import tree_figure, tree_svg, write_picture
 
 DASH = "\N{EN DASH}"
 SIGMA, EPSILON, TIMES = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER EPSILON}", "\xd7"
@@ -161,7 +161,7 @@ def shape(group):
 
 
 def size(nodes):
-    return sum(map(len, tiers_of(folded(nodes))[1:]))
+    return sum(map(len, tiers_of(accumulated(nodes))[1:]))
 
 
 def test_trees_of_up_to_sixty_nodes_are_drawn_whole():
@@ -177,8 +177,8 @@ def test_larger_trees_are_folded(fanouts):
 
 def test_equal_siblings_become_one_with_their_number():
     nodes = tree((10, 20), half(5))
-    assert shape(folded(nodes)) == ("", [(f"{TIMES} 5", [(f"{TIMES} 20", [])])] * 2)
-    one, other = folded(nodes).children
+    assert shape(accumulated(nodes)) == ("", [(f"{TIMES} 5", [(f"{TIMES} 20", [])])] * 2)
+    one, other = accumulated(nodes).children
     assert (one.label, other.label) == ([f"{SIGMA} 0.2", f"{EPSILON} 8"], [])
     assert other.children[0].label == [f"{SIGMA} 4", f"{EPSILON} 8"]
     assert len(other.children[0].members) == 100
@@ -186,13 +186,13 @@ def test_equal_siblings_become_one_with_their_number():
 
 def test_siblings_with_other_subtrees_stay_apart_as_long_as_there_is_room():
     trusted = ["t1-0", "t3-20", "t3-21", "t3-24"]
-    _, insecure = folded(tree((2, 4, 4, 4), trusted)).children
+    _, insecure = accumulated(tree((2, 4, 4, 4), trusted)).children
     assert sorted(child.times for child in insecure.children) == ["", "", f"{TIMES} 2"]
 
 
 def test_siblings_that_differ_in_numbers_share_a_range():
     nodes = tree((20, 8), half(8), epsilon=lambda name: 1 + hash_of(name) % 700 / 100)
-    trusted, others = folded(nodes).children
+    trusted, others = accumulated(nodes).children
     assert (trusted.times, others.times) == (f"{TIMES} 8", f"{TIMES} 12")
     spent = [node.epsilon for node in nodes if node.tier == 1 and node.noise]
     low, high = (f"{value:.3g}" for value in (min(spent), max(spent)))
@@ -212,13 +212,13 @@ def test_siblings_of_other_sizes_share_a_range_in_the_end():
             TreeNode(name=f"{edge}-{d}", parent=edge, tier=2, secure=True, noise=True, sigma=1.0)
             for d in range(3 + index)
         ]
-    assert shape(folded(nodes)) == ("", [(f"{TIMES} 70", [(f"{TIMES} 3{DASH}72", [])])])
+    assert shape(accumulated(nodes)) == ("", [(f"{TIMES} 70", [(f"{TIMES} 3{DASH}72", [])])])
 
 
 def test_devices_in_one_entry_are_counted():
     nodes = tree((2,))
     together = [nodes[0], TreeNode(**{**vars(nodes[1]), "devices": 600})]
-    assert [group.times for group in folded(together).children] == [f"{TIMES} 600"]
+    assert [group.times for group in accumulated(together).children] == [f"{TIMES} 600"]
     assert "tier 1: 600 devices; 600 add noise" in tree_svg(together, name="t")
 
 

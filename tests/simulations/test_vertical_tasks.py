@@ -11,17 +11,17 @@ from flwr_privacy.clients.torch import mlp
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.fedvs.data import ids_digest
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations import tasks, vertical_tasks
+from flwr_privacy.simulations.app.server_app import app as server_app
+from flwr_privacy.simulations.app.server_app import build_strategy, initial_arrays
 from flwr_privacy.simulations.cli import _settings
-from flwr_privacy.simulations.data import load
-from flwr_privacy.simulations.inline import run_inline
-from flwr_privacy.simulations.records import Dataset
-from flwr_privacy.simulations.runs import RunFolder
-from flwr_privacy.simulations.schemes import SCHEMES
-from flwr_privacy.simulations.server_app import app as server_app
-from flwr_privacy.simulations.server_app import build_strategy, initial_arrays
-from flwr_privacy.simulations.settings import Settings, TrainingSettings
-from flwr_privacy.simulations.vertical_tasks import (
+from flwr_privacy.simulations.engines.inline import run_inline
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings, TrainingSettings
+from flwr_privacy.simulations.settings.schemes import SCHEMES
+from flwr_privacy.simulations.tasks import tasks, vertical_tasks
+from flwr_privacy.simulations.tasks.data import load
+from flwr_privacy.simulations.tasks.records import Dataset
+from flwr_privacy.simulations.tasks.vertical_tasks import (
     VERTICAL_TASKS,
     VerticalTask,
     central_of,
@@ -32,7 +32,7 @@ from flwr_privacy.simulations.vertical_tasks import (
     vertical_task,
 )
 
-CLIENT_APP = "flwr_privacy.simulations.client_app:app"
+CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
 DIGITS = vertical_task("digits-rows")
 BUILT_IN = ("digits-rows", "breast-cancer")
 BASELINES = ("split-wait", "split-ignore", "split-vafl", "split-wait-dp", "split-masked")

@@ -7,13 +7,13 @@ import pytest
 from apps import record
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.averaging import WeightedMean
-from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies import Instruction, LoopOptions
-from flwr_privacy.strategies.books import Books
-from flwr_privacy.strategies.experiment import Experiment
-from flwr_privacy.strategies.round import Round
-from flwr_privacy.wire import Header
+from flwr_privacy.strategies.loop.books import Books
+from flwr_privacy.strategies.requests.request_log import RequestLog
+from flwr_privacy.strategies.state.experiment import Experiment
+from flwr_privacy.wire.message import Header
 
 ONE, OTHER = Charge(noise_multiplier=2.0), Charge(noise_multiplier=3.0)
 COSTS = {"a": ONE, "b": OTHER, "c": ONE, "node-9": ONE}
@@ -25,9 +25,9 @@ def books_of(folder: Path) -> Books:
     return Books(experiment)
 
 
-def question(*clients: str, server_round: int = 1, node: int = 0) -> Round:
+def question(*clients: str, server_round: int = 1, node: int = 0) -> RequestLog:
     header = Header(scheme="udp", experiment_id="e", phase="train", server_round=server_round)
-    return Round(header, {node + i: [client] for i, client in enumerate(clients)})
+    return RequestLog(header, {node + i: [client] for i, client in enumerate(clients)})
 
 
 def told(**changes: Any) -> Instruction:

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_privacy.clients import MSPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.strategies import MSP, LoopOptions
-from flwr_privacy.strategies.federation import Federation
+from flwr_privacy.strategies.requests.federation import Federation
 
 NAMES = [f"c{i:02}" for i in range(100)]
 SHARES = {name: 1 + i / 10 for i, name in enumerate(NAMES)}

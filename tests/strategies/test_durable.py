@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_privacy.strategies import checkpoint
+from flwr_privacy.strategies.state import checkpoint
 
 
 def test_a_checkpoint_waits_for_the_disk_with_its_file_and_its_folder(

@@ -7,11 +7,11 @@ import pytest
 from apps import record
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.errors import CheckpointError
-from flwr_privacy.guarantee import Guarantee
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies import LoopOptions
-from flwr_privacy.strategies.experiment import Experiment
+from flwr_privacy.strategies.state.experiment import Experiment
 
 ONE, OTHER = Charge(noise_multiplier=1.0), Charge(noise_multiplier=2.0, sampling=0.5)
 
@@ -100,7 +100,7 @@ def test_a_note_stays_until_the_checkpoint_is_there(
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("flwr_privacy.strategies.experiment.checkpoint.save", full)
+        patch.setattr("flwr_privacy.strategies.state.experiment.checkpoint.save", full)
         with pytest.raises(OSError, match="no space"):
             end_round(resumed, 2)
     assert set(experiment(tmp_path, resume=True).asked.broken_off()) == {

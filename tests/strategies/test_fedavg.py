@@ -14,8 +14,8 @@ from flwr.serverapp.strategy import FedAdam
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.clients import FedAvgClient, as_mod
-from flwr_privacy.simulations.inline import InlineGrid
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.engines.inline import InlineGrid
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import FedAvg, LoopOptions
 
 

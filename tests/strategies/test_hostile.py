@@ -14,14 +14,14 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import message_size_mod
 from flwr.serverapp.strategy import FedAvgM, Krum
 
-from flwr_privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.clients import FedAvgClient, as_mod, numpy_client_app
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.simulations.inline import Fault, InlineGrid
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.simulations.engines.inline import Fault, InlineGrid
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import FedAvg, LoopOptions
-from flwr_privacy.strategies.federation import Federation
-from flwr_privacy.wire import COHORT, RECORD, Cohort, Header
+from flwr_privacy.strategies.requests.federation import Federation
+from flwr_privacy.wire.message import COHORT, RECORD, Cohort, Header
 
 Change = Callable[[RecordDict], None]
 
@@ -136,7 +136,7 @@ def test_a_bad_reply_is_refused_and_the_others_are_averaged(name: str) -> None:
     result = run_strategy(FedAvg(fraction_evaluate=0), tampered(change))
     for line in result.history[1:]:
         assert line["refused"] == ({} if reason is None else {reason: 1})
-        assert line["folded"] == (4 if reason is None else 3)
+        assert line["accumulated"] == (4 if reason is None else 3)
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
 
 
@@ -180,7 +180,7 @@ def test_a_bad_sum_is_refused_and_the_other_nodes_count(name: str) -> None:
     assert same(result.arrays, honest.arrays)
     for line in result.history[1:]:
         assert sum(line["refused"].values()) == 2  # the clients of the node
-        assert line["folded"] == 2
+        assert line["accumulated"] == 2
 
 
 def faulty_clients(faulty: set[int]) -> ClientApp:
@@ -209,7 +209,7 @@ def test_a_node_that_joins_with_a_bad_hello_is_kept_out(identity: str) -> None:
     )
     app = tampered(entries(RECORD, client_id=identity or None), partition=3, phase="hello")
     result = run_strategy(strategy, app, before=late, num_rounds=4)
-    assert [line["folded"] for line in result.history[1:]] == [3, 3, 3, 3]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 3, 3]
 
 
 def test_a_node_that_joins_takes_part_and_one_that_leaves_does_not_end_the_run() -> None:
@@ -222,7 +222,7 @@ def test_a_node_that_joins_takes_part_and_one_that_leaves_does_not_end_the_run()
 
     strategy = FedAvg(fraction_evaluate=0, loop=LoopOptions(on_round=lines.append))
     result = run_strategy(strategy, before=churn, num_rounds=5)
-    assert [line["folded"] for line in result.history[1:]] == [2, 4, 1, 0, 3]
+    assert [line["accumulated"] for line in result.history[1:]] == [2, 4, 1, 0, 3]
     assert result.history[4]["skipped"]
 
 
@@ -239,7 +239,7 @@ def test_a_restarted_node_may_come_back_under_its_identity() -> None:
         fraction_evaluate=0, loop=LoopOptions(on_round=lines.append), min_available_nodes=3
     )
     result = run_strategy(strategy, nodes=config, before=restart, num_rounds=6)
-    assert [line["folded"] for line in result.history[1:]][-1] == 3
+    assert [line["accumulated"] for line in result.history[1:]][-1] == 3
 
 
 @pytest.mark.usefixtures("real_time")
@@ -248,7 +248,7 @@ def test_a_silent_node_does_not_stop_the_rounds() -> None:
     silent = Fault(kind="drop", client="3", phase="hello")
     options = {"timeout": 1.0, "num_rounds": 3}
     result = run_strategy(FedAvg(fraction_evaluate=0), faults=[silent], **options)
-    assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 3]
     assert time.monotonic() - began < 4.5  # the first hello, and at most two more tries
 
 
@@ -276,7 +276,7 @@ def test_a_number_beyond_64_bits_is_that_clients_alone() -> None:
     for nodes, options in ((4, {}), (2, {"clients": 4})):
         strategy = make(FedAvg, fraction_evaluate=0, **options)
         result = run_strategy(strategy, numpy_client_app(client_fn), nodes=nodes)
-        assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
+        assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("answer", [lambda ids: ids[1:], lambda ids: [None, *ids[1:]]])
@@ -292,7 +292,7 @@ def test_a_message_that_cannot_be_sent_is_a_missing_answer(answer: Any) -> None:
         grid.push_messages = push_messages
 
     result = run_strategy(FedAvg(fraction_evaluate=0), before=lossy)
-    assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("real_time")
@@ -308,7 +308,7 @@ def test_a_deadline_holds_while_replies_trickle_in() -> None:
 
     strategy = FedAvg(loop=LoopOptions(deadline=0.5), fraction_evaluate=0)
     (_, line) = run_strategy(strategy, app, nodes=10, num_rounds=1).history
-    assert 1 <= line["folded"] <= 4
+    assert 1 <= line["accumulated"] <= 4
 
 
 def test_whoever_reads_the_first_answers_only_leaves_the_others_busy() -> None:
@@ -322,7 +322,7 @@ def test_whoever_reads_the_first_answers_only_leaves_the_others_busy() -> None:
 
     slow = [Fault(kind="delay", client=c, server_round=1, seconds=30) for c in "12"]
     result = run_strategy(First(fraction_evaluate=0), nodes=4, faults=slow)
-    assert [line["folded"] for line in result.history[1:]] == [1, 1, 1]
+    assert [line["accumulated"] for line in result.history[1:]] == [1, 1, 1]
     assert result.history[2]["asked"] == 2
 
 
@@ -561,14 +561,14 @@ def test_one_client_of_a_cohort_does_not_take_the_others_down() -> None:
 
     strategy = FedAvg(loop=LoopOptions(clients=4), min_available_nodes=1)
     result = run_strategy(strategy, numpy_client_app(client_fn), nodes=1)
-    assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 3]
 
 
 def test_flowers_mods_may_stand_before_ours() -> None:
     for nodes, options in ((4, {}), (2, {"clients": 4})):
         app = message_app([message_size_mod, as_mod(FedAvgClient)])
         result = run_strategy(make(FedAvg, **options), app, nodes=nodes)
-        assert [line["folded"] for line in result.history[1:]] == [4, 4, 4]
+        assert [line["accumulated"] for line in result.history[1:]] == [4, 4, 4]
 
 
 # -- The strategy's own side -----------------------------------------------------------------
@@ -599,7 +599,7 @@ def test_what_is_addressed_to_one_client_goes_to_that_client_alone(
     class Teller(FedAvg):
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
             super().configure_train(server_round, arrays, config, grid)
-            talk = self.conversation
+            talk = self.messenger
             assigned = talk.sample(grid, server_round, "train", fraction=1.0, minimum=1)
             own = {
                 client: RecordDict(
@@ -616,7 +616,7 @@ def test_what_is_addressed_to_one_client_goes_to_that_client_alone(
 
     strategy = make(Teller, fraction_evaluate=0, **options)
     result = run_strategy(strategy, message_app([spy]), nodes=nodes)
-    assert [line["folded"] for line in result.history[1:]] == [4, 4, 4]
+    assert [line["accumulated"] for line in result.history[1:]] == [4, 4, 4]
     for text in seen.values():
         assert sum(f"for-{client}" in text for client in range(4)) == 4 // nodes
 
@@ -691,12 +691,12 @@ def test_an_inner_strategy_must_work_on_the_aggregate() -> None:
 def test_values_that_the_models_dtype_cannot_hold() -> None:
     mean = WeightedMean({"f": np.zeros(1, np.float32), "i": np.zeros(1, np.int8)})
     good = {"f": np.ones(1), "i": np.ones(1, np.int64)}
-    mean.fold("a", good, weight=1)
+    mean.accumulate("a", good, weight=1)
     with pytest.raises(ReplyRefusedError, match="not finite"):
-        mean.fold("b", {**good, "f": np.full(1, 1e300)}, weight=1)
+        mean.accumulate("b", {**good, "f": np.full(1, 1e300)}, weight=1)
     with pytest.raises(ReplyRefusedError, match="range"):
-        mean.fold("b", {**good, "i": np.full(1, 1000)}, weight=1)
+        mean.accumulate("b", {**good, "i": np.full(1, 1000)}, weight=1)
     wide = WeightedMean({"w": np.zeros(1)})
     with pytest.raises(ReplyRefusedError, match="range"):
-        wide.fold("a", {"w": np.full(1, 1e300)}, weight=1)
+        wide.accumulate("a", {"w": np.full(1, 1e300)}, weight=1)
     assert isinstance(record(), ArrayRecord)

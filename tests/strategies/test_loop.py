@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import FedAvg, LoopOptions
 
@@ -110,7 +110,7 @@ def test_a_quorum_ends_the_wait() -> None:
         num_rounds=1,
     )
     assert time.monotonic() - began < 5
-    assert result.history[1]["folded"] == 3
+    assert result.history[1]["accumulated"] == 3
 
 
 @pytest.mark.usefixtures("real_time")
@@ -121,7 +121,7 @@ def test_a_deadline_ends_the_wait() -> None:
         FedAvg(loop=LoopOptions(deadline=0.3), fraction_evaluate=0.0), faults=[slow]
     )
     assert 0.9 < time.monotonic() - began < 5
-    assert [line["folded"] for line in result.history[1:]] == [3, 3, 3]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("real_time")
@@ -144,7 +144,11 @@ def test_stragglers_compute_and_are_counted_but_not_folded(nodes: int, clients: 
             names, seed=5, server_round=line["round"], phase="train", deadline=6.0
         )
         assert 0 < len(late) < 10
-        assert (line["late"], line["folded"], line["answered"]) == (len(late), 10 - len(late), 10)
+        assert (line["late"], line["accumulated"], line["answered"]) == (
+            len(late),
+            10 - len(late),
+            10,
+        )
         assert end == 6.0
     assert result.history[-1]["virtual_seconds"] == 18.0
 
@@ -154,7 +158,7 @@ def test_virtual_quorum() -> None:
         loop=LoopOptions(stragglers=StragglerModel(), quorum=4, seed=5), fraction_evaluate=0.0
     )
     line = run_strategy(strategy, nodes=10).history[1]
-    assert (line["folded"], line["late"]) == (4, 6)
+    assert (line["accumulated"], line["late"]) == (4, 6)
 
 
 def test_every_client_of_a_cohort_has_its_own_state_and_failures() -> None:
@@ -179,7 +183,7 @@ def test_every_client_of_a_cohort_has_its_own_state_and_failures() -> None:
     result = run_strategy(strategy, app, nodes=2)
     assert [line["train"]["visits"] for line in result.history[1:]] == [1, 2, 3]
     assert [line["refused"] for line in result.history[1:]] == [{"error": 1}] * 3
-    assert result.history[3]["folded"] == 4
+    assert result.history[3]["accumulated"] == 4
 
 
 def test_a_node_with_an_identity_plays_nobody_else() -> None:

@@ -11,7 +11,7 @@ from flwr.serverapp import ServerApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod, numpy_client_app
 from flwr_privacy.errors import NothingTrainedError
-from flwr_privacy.simulations.inline import Fault, run_inline
+from flwr_privacy.simulations.engines.inline import Fault, run_inline
 from flwr_privacy.strategies import FedAvg, LoopOptions
 
 

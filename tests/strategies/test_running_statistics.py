@@ -23,21 +23,14 @@ from flwr_privacy.clients import (
     as_mod,
     numpy_client_app,
 )
-from flwr_privacy.clients.mspdq_baselines import QuantizedFedAvgClient
+from flwr_privacy.clients.mspdq.baselines import QuantizedFedAvgClient
 from flwr_privacy.clients.torch import statistics_of
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
-from flwr_privacy.running_statistics import SETTLED
+from flwr_privacy.privacy.running_statistics import SETTLED
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import Fault
-from flwr_privacy.strategies import (
-    M2FDP,
-    MSP,
-    MSPDQ,
-    UDP,
-    CentralDP,
-    FedAvg,
-)
-from flwr_privacy.strategies.mspdq_baselines import QuantizedFedAvg
+from flwr_privacy.simulations.engines.inline import Fault
+from flwr_privacy.strategies import M2FDP, MSP, MSPDQ, UDP, CentralDP, FedAvg
+from flwr_privacy.strategies.mspdq.baselines import QuantizedFedAvg
 
 STATISTICS = ["4", "5", "6"]  # mean, variance and counter of the network below
 BUDGET = {"epsilon": 50.0, "clipping_norm": 0.5}
@@ -199,7 +192,7 @@ def test_a_client_that_comes_late_is_told(tmp_path: Path) -> None:
     away = [Fault(kind="drop", client="3", server_round=1)]
     trained: list[int] = []
     result = run("udp", trained, keep_back=STATISTICS, faults=away, state=tmp_path)
-    assert [line["folded"] for line in result.history[1:]] == [3, 4]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 4]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -210,7 +203,7 @@ def test_a_client_refuses_where_the_server_says_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A server of another make, or one that leaves the field out."""
-    from flwr_privacy.strategies.base import SchemeStrategy
+    from flwr_privacy.strategies.loop.base import SchemeStrategy
 
     monkeypatch.setattr(SchemeStrategy, "_settled_statistics", lambda self: {})
     trained: list[int] = []

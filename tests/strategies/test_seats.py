@@ -9,9 +9,9 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod
-from flwr_privacy.identity import client_id_from
 from flwr_privacy.strategies import FedAvg, LoopOptions
-from flwr_privacy.strategies.federation import Federation
+from flwr_privacy.strategies.requests.federation import Federation
+from flwr_privacy.wire.identity import client_id_from
 
 
 def federation(clients: int, *storages: str) -> Federation:

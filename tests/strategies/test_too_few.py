@@ -21,7 +21,7 @@ from pinned import pinned_nodes
 from flwr_privacy.clients import CentralDPClient, SchemeClient, UDPClient, numpy_client_app
 from flwr_privacy.errors import NothingTrainedError, TooFewTrainedError
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import run_inline
+from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies import (
     UDP,
     CentralDP,
@@ -30,7 +30,7 @@ from flwr_privacy.strategies import (
     SchemeStrategy,
     UserLevel,
 )
-from flwr_privacy.udp.plan import Plan
+from flwr_privacy.udp.plan import UDPPlan
 
 MODEL = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}
 CLIENTS = 6
@@ -260,13 +260,13 @@ def test_what_is_learned_is_bit_for_bit_what_it_was_without_the_count(
     counted = train(
         udp(loop=LoopOptions(seed=1, experiment_id="e"), rounds=3), UDPClient, tmp_path / "a", {}, 3
     )
-    terms = Plan.plain_terms
+    terms = UDPPlan.plain_terms
 
-    def plain(self: Plan, parties: int, **options: Any) -> Any:
+    def plain(self: UDPPlan, parties: int, **options: Any) -> Any:
         asked = terms(self, parties, **options)
         return type(asked)(**{**asked.__dict__, "count_failed": False})
 
-    monkeypatch.setattr(Plan, "plain_terms", plain)
+    monkeypatch.setattr(UDPPlan, "plain_terms", plain)
     without = train(
         udp(loop=LoopOptions(seed=1, experiment_id="e"), rounds=3), UDPClient, tmp_path / "b", {}, 3
     )

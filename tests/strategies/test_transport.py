@@ -8,14 +8,14 @@ import pytest
 from apps import message_app, record, run_strategy, same
 from flwr.app import ConfigRecord, RecordDict
 
-from flwr_privacy.averaging import WeightedMean
 from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.errors import ProtocolError
+from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.secure_sum import SecureSum, Session
 from flwr_privacy.strategies import FedAvg, LoopOptions
-from flwr_privacy.strategies.secure_sum import Summed
-from flwr_privacy.strategies.sum_guarantee import SumGuarantee
-from flwr_privacy.strategies.transport import Plain, Transport
+from flwr_privacy.strategies.transport.sum_guarantee import SumGuarantee
+from flwr_privacy.strategies.transport.summed import Summed
+from flwr_privacy.strategies.transport.transport import Plain, Transport
 
 APP = message_app([as_mod(SecureSumClient)])
 SUM = SecureSum(value_range=100.0)

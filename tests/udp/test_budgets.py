@@ -12,14 +12,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.accounting import Charge, spent
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError
-from flwr_privacy.ledger import Ledger
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import UDP, ClientLosses, Discounting, LoopOptions, UserLevel
-from flwr_privacy.udp import Schedule
+from flwr_privacy.udp import NoisePlan
 
 NAMES = ("a", "b", "c", "d")
 EPSILON = {"a": 1.0, "b": 4.0, "c": 8.0, "d": 2.0, "elsewhere": 50.0}
@@ -41,7 +41,7 @@ def charges(state: Path, name: str) -> list[Charge]:
 
 
 def z_of(epsilon: float, delta: float, rounds: int) -> float:
-    plan = Schedule(noise="gdp_fixed", epsilon=epsilon, delta=delta, rounds=rounds, q=1.0)
+    plan = NoisePlan(noise="gdp_fixed", epsilon=epsilon, delta=delta, rounds=rounds, q=1.0)
     return plan.noise_multiplier
 
 
@@ -64,7 +64,7 @@ def test_each_client_has_the_noise_of_its_own_budget_and_stays_within_it(tmp_pat
         loop=LoopOptions(seed=1),
     )
     result = run_strategy(strategy, app(), nodes=nodes(), state=tmp_path)
-    assert [line["folded"] for line in result.history[1:]] == [4, 4, 4]
+    assert [line["accumulated"] for line in result.history[1:]] == [4, 4, 4]
     for name in NAMES:
         own = charges(tmp_path, name)
         z = z_of(EPSILON[name], DELTAS[name], 3)
@@ -189,7 +189,7 @@ def grid_node(grid: Any, client: str) -> int:
     """Return the node of a client."""
     from flwr.app import ConfigRecord, RecordDict
 
-    from flwr_privacy.wire import RECORD, Header
+    from flwr_privacy.wire.message import RECORD, Header
 
     header = Header(scheme="udp", experiment_id="who", phase="hello", server_round=0)
     for node in grid.get_node_ids():
@@ -214,7 +214,7 @@ def test_the_card_charges_what_the_clients_charge_where_noise_follows_from_the_r
     result = run_strategy(strategy, app(), nodes=nodes(), num_rounds=7, state=tmp_path / "state")
     card = PrivacyCard.from_json((tmp_path / "run" / "privacy-card.json").read_text())
     card.verify()
-    plan = Schedule(noise=noise, epsilon=4.0, delta=1e-5, rounds=7, q=0.5)
+    plan = NoisePlan(noise=noise, epsilon=4.0, delta=1e-5, rounds=7, q=0.5)
     took_part: dict[str, list[int]] = {name: [] for name in NAMES}
     for release in card.releases:
         for client in release.clients:
@@ -247,9 +247,9 @@ def test_who_has_spent_all_declines_and_is_not_averaged(tmp_path: Path) -> None:
     )
     result = run_strategy(strategy, app(), nodes=nodes("ab"), num_rounds=8, state=tmp_path)
     declined = [line["refused"].get("declined", 0) for line in result.history[1:]]
-    folded = [line["folded"] for line in result.history[1:]]
-    assert [d + f for d, f in zip(declined, folded, strict=True)] == [1] * 8
-    assert [line["skipped"] for line in result.history[1:]] == [f == 0 for f in folded]
+    accumulated = [line["accumulated"] for line in result.history[1:]]
+    assert [d + f for d, f in zip(declined, accumulated, strict=True)] == [1] * 8
+    assert [line["skipped"] for line in result.history[1:]] == [f == 0 for f in accumulated]
     for name in "ab":
         own = charges(tmp_path, name)
         assert own == strategy.card().charges()[name]
@@ -340,7 +340,7 @@ def test_a_node_with_a_smaller_cap_of_its_own_declines_and_is_counted(tmp_path: 
     assert spent(own, delta=1e-5) <= 3.0
     assert spent([*own, own[0]], delta=1e-5) > 3.0
     lines = result.history[1:]
-    assert [line["folded"] for line in lines] == [4] * len(own) + [3] * (6 - len(own))
+    assert [line["accumulated"] for line in lines] == [4] * len(own) + [3] * (6 - len(own))
     refused = [line["refused"] for line in lines]
     assert refused == [{}] * len(own) + [{"declined": 1}] * (6 - len(own))
     assert strategy.card().charges()["b"] == own
@@ -353,11 +353,11 @@ def test_the_policy_counts_earlier_trainings_on_the_same_data(tmp_path: Path) ->
     configured = nodes()
     configured[1]["privacy-policy"] = str(tmp_path / "policy.toml")
     configured[1]["privacy-data-set"] = "icu"
-    for run, folded in ((1, [4, 4]), (2, [3, 3])):
+    for run, accumulated in ((1, [4, 4]), (2, [3, 3])):
         strategy = UDP(privacy=UserLevel(epsilon=8.0), loop=LoopOptions(seed=run))
         options = {"nodes": configured, "num_rounds": 2, "state": tmp_path}
         result = run_strategy(strategy, app(), **options)
-        assert [line["folded"] for line in result.history[1:]] == folded
+        assert [line["accumulated"] for line in result.history[1:]] == accumulated
     everything = charges(tmp_path, "icu")
     assert len(everything) == 2
     assert spent(everything, delta=1e-5) == pytest.approx(8.0, rel=1e-6)
@@ -367,7 +367,7 @@ def test_the_policy_counts_earlier_trainings_on_the_same_data(tmp_path: Path) ->
     result = run_strategy(
         UDP(privacy=UserLevel(epsilon=8.0), loop=LoopOptions(seed=3)), app(), **options
     )
-    assert [line["folded"] for line in result.history[1:]] == [3, 3]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 3]
 
 
 def test_what_is_asked_of_a_client_is_in_its_own_message_alone() -> None:

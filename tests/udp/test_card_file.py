@@ -7,11 +7,12 @@ import pytest
 from apps import make, message_app, run_strategy
 from conformance import Killed
 
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.strategies import UDP, checkpoint
-from flwr_privacy.strategies.experiment import CARD, Experiment
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies.state import checkpoint
+from flwr_privacy.strategies.state.experiment import CARD, Experiment
 
 ROUNDS = 2
 save, keep_card = checkpoint.save, Experiment.keep_card

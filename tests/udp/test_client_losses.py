@@ -14,7 +14,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.accounting import Charge, spent
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
 from flwr_privacy.clients.torch import (
     evaluate_per_record,
@@ -24,19 +23,16 @@ from flwr_privacy.clients.torch import (
     set_arrays,
     train_per_record,
 )
-from flwr_privacy.errors import (
-    ChargedFailureError,
-    DeclinedError,
-    InvalidParameterError,
-)
-from flwr_privacy.fields import write
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.simulations.inline import Fault, InlineGrid
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.errors import ChargedFailureError, DeclinedError, InvalidParameterError
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.inline import Fault, InlineGrid
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP
-from flwr_privacy.strategies.instruction import noting
+from flwr_privacy.strategies.requests.instruction import noting
 from flwr_privacy.udp import LossTerms, mu_star
-from flwr_privacy.wire import RECORD, Header
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import RECORD, Header
 
 TERMS = LossTerms(unit="user", cap=4.0, noise_multiplier=1.5, epsilon=1e4, delta=1e-5, gap=1e-3)
 FEATURES, CLASSES, RECORDS = 5, 3, (20, 30, 40, 50)
@@ -380,7 +376,7 @@ def test_the_paper_has_no_noise_on_losses_and_says_so(tmp_path: Path) -> None:
     strategy = make(UDP, **OPTIONS, noise="paper", loss_cap=0.9)
     result = run_strategy(strategy, loss_app(), nodes=nodes, num_rounds=2)
     assert "unprotected_test_loss" in result.guarantee.text()
-    assert [line["folded"] for line in result.history[1:]] == [3, 3]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 3]
     # b declines to say it without noise; a has 0.5, and c has 1.0, clipped to 0.9.
     assert result.history[1]["scheme"]["V"] == pytest.approx((0.5 + 0.9) / 2)
     assert {release.phase for release in strategy.releases} == {"train"}
@@ -401,7 +397,7 @@ def test_an_app_without_a_loss_trains_on_without_discounting() -> None:
     strategy = make(UDP, **{**OPTIONS, "patience": 1})
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=2)
     assert strategy.T_history == [2, 2, 2]
-    assert [line["folded"] for line in result.history[1:]] == [4, 4]
+    assert [line["accumulated"] for line in result.history[1:]] == [4, 4]
     assert result.history[1]["refused"] == {}
     assert {release.phase for release in strategy.releases} == {"train", "evaluate"}  # charged
 

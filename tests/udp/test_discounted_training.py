@@ -15,12 +15,12 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAdam, Strategy
 
 from flwr_privacy.accounting import new_accountant
-from flwr_privacy.card import PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
-from flwr_privacy.ledger import Ledger
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import (
     UDP,
     ClientLosses,
@@ -126,7 +126,7 @@ def test_F6_discounts_after_some_rounds_spend_the_budget_exactly() -> None:
     assert z == pytest.approx(noise_by_25(strategy.T_history, 12, z[0]), rel=1e-9)
     assert z[2] / z[1] == pytest.approx(math.sqrt((T1 - 2) / (12 - 2)), rel=1e-9)
     assert result.guarantee.spent == pytest.approx(8.0, rel=1e-3)
-    assert [line["folded"] for line in result.history[1:]] == [4] * T2
+    assert [line["accumulated"] for line in result.history[1:]] == [4] * T2
     line = result.history[-1]["scheme"]
     assert line["epsilon"] + line["epsilon_left"] == pytest.approx(8.0)
 
@@ -237,10 +237,10 @@ def test_the_cap_holds_whatever_the_losses_are(draw: int) -> None:
     assert len(result.history) == strategy.T_history[-1] + 1 or len(result.history) == len(
         strategy.T_history
     )
-    folded = sum(line["folded"] for line in result.history[1:])
+    accumulated = sum(line["accumulated"] for line in result.history[1:])
     declined = sum(line["refused"].get("declined", 0) for line in result.history[1:])
-    assert folded == sum(len(release.clients) for release in strategy.releases)
-    assert folded + declined == sum(line["asked"] for line in result.history[1:])
+    assert accumulated == sum(len(release.clients) for release in strategy.releases)
+    assert accumulated + declined == sum(line["asked"] for line in result.history[1:])
     if strategy.fraction_train == 1.0:
         assert declined == 0
 
@@ -392,7 +392,7 @@ def test_F24_leis_linear_decay(calibrated: bool, end: float, planned: int) -> No
     if calibrated:
         assert result.guarantee.spent == pytest.approx(4.0, rel=1e-6)
     assert [line["scheme"]["T"] for line in result.history[1:]] == [planned] * planned
-    assert [line["folded"] for line in result.history[1:]] == [4] * planned
+    assert [line["accumulated"] for line in result.history[1:]] == [4] * planned
 
 
 def test_lei_to_the_end_at_full_noise_is_a_training_without_decay() -> None:

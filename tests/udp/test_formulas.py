@@ -11,11 +11,10 @@ from scipy.stats import binom, norm
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import delta_of, epsilon_of, mu_of
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.fields import read, write
 from flwr_privacy.udp import (
     GRID_SHARE,
-    Schedule,
-    Terms,
+    NoisePlan,
+    UDPTerms,
     eps_paper,
     eps_spent,
     eps_zcdp,
@@ -26,6 +25,7 @@ from flwr_privacy.udp import (
     sigma_paper,
     sigma_zcdp,
 )
+from flwr_privacy.wire.fields import read, write
 
 DELTA = 1e-3
 LOG = math.log(1 / DELTA)
@@ -169,7 +169,7 @@ def test_F14_what_no_budget_can_be(change: dict[str, float], text: str) -> None:
         with pytest.raises(InvalidParameterError, match=text):
             function(**values)  # type: ignore[arg-type]
     with pytest.raises(InvalidParameterError, match=text):
-        Schedule(noise="gdp_fixed", **values)  # type: ignore[arg-type]
+        NoisePlan(noise="gdp_fixed", **values)  # type: ignore[arg-type]
 
 
 def test_F14_no_noise_for_a_budget_without_end() -> None:
@@ -208,7 +208,7 @@ def test_all_but_a_hundredth_of_the_clients_take_part_at_most_so_often(
 def test_the_default_schedule_spends_its_budget_and_not_more(
     q: float, sampling_rate: float
 ) -> None:
-    schedule = Schedule(
+    schedule = NoisePlan(
         noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=60, q=q, sampling_rate=sampling_rate
     )
     charge = Charge(
@@ -222,15 +222,15 @@ def test_the_default_schedule_spends_its_budget_and_not_more(
 
 
 def test_the_papers_schedule_is_capped_at_what_it_truly_gives() -> None:
-    schedule = Schedule(noise="paper", epsilon=8.0, delta=DELTA, rounds=200, q=1.0)
+    schedule = NoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=200, q=1.0)
     charge = Charge(noise_multiplier=schedule.noise_multiplier, gap=schedule.gap, count=200)
     assert spent([charge], delta=DELTA) == pytest.approx(schedule.cap)
     assert schedule.cap == pytest.approx(8.3527 + 8e-3, rel=1e-3)
     with pytest.raises(InvalidParameterError, match=r"sampling_rate = 0\.5"):
-        Schedule(noise="paper", epsilon=8.0, delta=DELTA, rounds=2, q=1.0, sampling_rate=0.5)
+        NoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=2, q=1.0, sampling_rate=0.5)
 
 
-TERMS = Terms(
+TERMS = UDPTerms(
     unit="record",
     noise_multiplier=2.0,
     epsilon=4.0,
@@ -245,7 +245,7 @@ TERMS = Terms(
 
 
 def test_terms_survive_the_wire() -> None:
-    assert read(Terms, write(TERMS)) == TERMS
+    assert read(UDPTerms, write(TERMS)) == TERMS
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_terms_survive_the_wire() -> None:
 def test_terms_that_are_refused(change: dict[str, object], error: type, text: str) -> None:
     fields = {k: v for k, v in {**write(TERMS), **change}.items() if v is not None}
     with pytest.raises(error, match=text):
-        read(Terms, fields)
+        read(UDPTerms, fields)
 
 
 def test_what_rounds_with_different_noise_cost_by_each_mode() -> None:

@@ -9,17 +9,17 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_privacy.clients import UDPClient
-from flwr_privacy.clients.base import Trained
+from flwr_privacy.clients.node.base import Trained
 from flwr_privacy.clients.torch import get_arrays, initialise, linear, train_per_record
 from flwr_privacy.errors import DataError, DeclinedError, InvalidParameterError, ProtocolError
-from flwr_privacy.fields import write
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.udp import LossTerms, Terms
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.udp import LossTerms, UDPTerms
+from flwr_privacy.wire.fields import write
 
 MODEL = {"w": np.zeros(4, np.float32)}
 QUESTION = {"experiment-id": "e", "round": 1, "request": 0, "summed": 0, "code-limit": 0}
 STRICT = 'max_epsilon = 1\nunits = ["record"]\nmin_noise_multiplier = 5\n'
-RECORD = Terms(
+RECORD = UDPTerms(
     unit="record",
     noise_multiplier=5.0,
     epsilon=8.0,
@@ -31,7 +31,7 @@ RECORD = Terms(
     batch_size=1,
     bound="unproven",
 )
-USER = Terms(
+USER = UDPTerms(
     unit="user",
     noise_multiplier=5.0,
     epsilon=8.0,
@@ -57,7 +57,7 @@ class Node:
         )
         self.worked = 0
 
-    def train(self, terms: Terms, **changes: Any) -> Any:
+    def train(self, terms: UDPTerms, **changes: Any) -> Any:
         def moved(start: Any) -> Trained:
             self.worked += 1
             net = initialise(lambda: linear(3, 1), 0)
@@ -103,14 +103,14 @@ def test_a_ledger_says_what_was_not_proven_and_no_policy_builds_on_it(tmp_path: 
     node = Node(tmp_path)
     node.train(RECORD)
     assert node.schemes() == ["udp-unproven"]
-    plain = Terms(**{**RECORD.__dict__, "epochs": 1, "batch_size": 0, "bound": "general"})
+    plain = UDPTerms(**{**RECORD.__dict__, "epochs": 1, "batch_size": 0, "bound": "general"})
     later = Node(tmp_path, "max_epsilon = 100")
     with pytest.raises(DeclinedError, match="whose cost is not proven"):
         later.train(plain, **{"experiment-id": "another"})
 
 
 def test_no_noise_is_declined_by_a_node_with_a_policy(tmp_path: Path) -> None:
-    bare = Terms(**{**USER.__dict__, "noise_multiplier": 0.0})
+    bare = UDPTerms(**{**USER.__dict__, "noise_multiplier": 0.0})
     silent = LossTerms(**{**LOSS.__dict__, "noise_multiplier": 0.0})
     for policy in ("max_epsilon = 1", "min_noise_multiplier = 1", "min_sigma = 0.1"):
         node = Node(tmp_path, policy)
@@ -130,9 +130,9 @@ def test_a_node_that_answers_in_sums_only_gives_no_loss(tmp_path: Path) -> None:
 
 def test_an_experiment_cannot_change_its_accountant_on_the_way(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    plain = Terms(**{**RECORD.__dict__, "epochs": 1, "batch_size": 0, "bound": "general"})
+    plain = UDPTerms(**{**RECORD.__dict__, "epochs": 1, "batch_size": 0, "bound": "general"})
     node.train(plain)
-    sampled = Terms(**{**plain.__dict__, "sampling_rate": 0.5})
+    sampled = UDPTerms(**{**plain.__dict__, "sampling_rate": 0.5})
     with pytest.raises(ProtocolError, match=r"sampling 0\.5: this experiment had none before"):
         node.train(sampled, round=2)
 

@@ -12,13 +12,13 @@ from conformance import Killed
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.accounting import Charge, spent
-from flwr_privacy.card import Answers, PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.ledger import Ledger
+from flwr_privacy.privacy.card import Answers, PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
-from flwr_privacy.strategies.draws import each_by_itself
+from flwr_privacy.strategies.loop.draws import each_by_itself
 
 SECRET: dict[str, Any] = {
     "noise": "pld_secret",
@@ -230,7 +230,7 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], text: str
 def test_with_everybody_in_every_round_a_secret_sample_gains_nothing() -> None:
     strategy = make(UDP, **SECRET, seed=1)
     result = run_strategy(strategy, app(), num_rounds=2)
-    assert [line["folded"] for line in result.history[1:]] == [4, 4]
+    assert [line["accumulated"] for line in result.history[1:]] == [4, 4]
     charge = strategy.releases[0].charge
     assert charge.sampling == 1.0
     exact = spent([Charge(noise_multiplier=charge.noise_multiplier, count=2)], delta=1e-5)

@@ -12,13 +12,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
-from flwr_privacy.clients.torch import (
-    get_arrays,
-    initialise,
-    linear,
-    set_arrays,
-    train_per_record,
-)
+from flwr_privacy.clients.torch import get_arrays, initialise, linear, set_arrays, train_per_record
 from flwr_privacy.strategies import UDP
 from flwr_privacy.udp import sensitivity
 
@@ -70,7 +64,7 @@ def test_a_round_is_the_mean_of_the_steps_weighted_by_records() -> None:
     """With an epsilon without meaning, against the step of a loop over all records (F14, F22)."""
     strategy = make(UDP, **OPTIONS, epsilon=1e5)
     result = run_strategy(strategy, app(), arrays=initial(), num_rounds=1)
-    assert result.history[1]["folded"] == 4
+    assert result.history[1]["accumulated"] == 4
     total = [torch.zeros_like(p) for p in model().parameters()]
     net = model()
     for client in range(4):

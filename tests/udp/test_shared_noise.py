@@ -16,21 +16,15 @@ from pinned import pinned_nodes
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.clients import Trained, UDPClient, as_mod
-from flwr_privacy.clients.torch import (
-    get_arrays,
-    initialise,
-    linear,
-    set_arrays,
-    train_per_record,
-)
+from flwr_privacy.clients.torch import get_arrays, initialise, linear, set_arrays, train_per_record
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
-from flwr_privacy.fields import write
-from flwr_privacy.grid import CODE_LIMIT
-from flwr_privacy.ledger import Ledger
+from flwr_privacy.privacy.grid import CODE_LIMIT
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.inline import Fault
+from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
-from flwr_privacy.udp import Terms
+from flwr_privacy.udp import UDPTerms
+from flwr_privacy.wire.fields import write
 
 BIG = {"w": np.zeros((160, 100), np.float32)}
 SIZE = 16_000
@@ -326,7 +320,7 @@ def test_more_records_than_there_is_room_for_are_left_out_and_the_log_says_so(ca
 
 # -- One client, asked directly ------------------------------------------------------------------
 
-TERMS = Terms(
+TERMS = UDPTerms(
     unit="user",
     noise_multiplier=2.0,
     epsilon=10.0,
@@ -345,7 +339,7 @@ class Node:
         self.config: dict[str, Any] = {**own, "privacy-state": str(folder)}
         self.trained = 0
 
-    def ask(self, terms: Terms = TERMS, **changes: Any) -> Any:
+    def ask(self, terms: UDPTerms = TERMS, **changes: Any) -> Any:
         def train(start: Any) -> Trained:
             self.trained += 1
             return Trained(start, {})
@@ -426,7 +420,7 @@ def test_the_nodes_policy_and_the_budget_bind_shares_as_well(node: Node) -> None
 @pytest.mark.parametrize(("grid", "text"), [(0, "finer grid"), (-35, "coarser grid|below")])
 def test_a_grid_that_does_not_fit_the_shares_is_refused(node: Node, grid: int, text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        node.ask(Terms(**{**TERMS.__dict__, "grid": grid}))
+        node.ask(UDPTerms(**{**TERMS.__dict__, "grid": grid}))
     assert node.charges() == []
 
 

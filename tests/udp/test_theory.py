@@ -18,9 +18,13 @@ from scipy.stats import binom, norm
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import delta_of, epsilon_of, mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.udp import sigma_paper
-from flwr_privacy.udp.moments import eps_moments, eps_server, ln_moment, ln_moment_paper
-from flwr_privacy.udp.theory import (
+from flwr_privacy.simulations.research.udp.moments import (
+    eps_moments,
+    eps_server,
+    ln_moment,
+    ln_moment_paper,
+)
+from flwr_privacy.simulations.research.udp.theory import (
     SEARCH_GRID,
     PLProblem,
     b_corrected,
@@ -33,6 +37,7 @@ from flwr_privacy.udp.theory import (
     search_cost,
     stationary_rounds,
 )
+from flwr_privacy.udp import sigma_paper
 
 DELTA = 1e-3
 EPSILONS = (4.0, 8.0, 12.0, 16.0, 20.0)

@@ -18,7 +18,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam
 
 from flwr_privacy.accounting import Charge, spent
-from flwr_privacy.card import Answers, PrivacyCard
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
 from flwr_privacy.errors import (
     ChargedFailureError,
@@ -28,15 +27,16 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
-from flwr_privacy.fields import write
-from flwr_privacy.ledger import Ledger
-from flwr_privacy.mechanism import NoFactsError
-from flwr_privacy.simulations.inline import Fault, InlineGrid
-from flwr_privacy.simulations.inline.flower_internals import acting_as_server
+from flwr_privacy.pipeline.mechanism import NoFactsError
+from flwr_privacy.privacy.card import Answers, PrivacyCard
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.simulations.engines.inline import Fault, InlineGrid
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
-from flwr_privacy.udp import Schedule, Terms
-from flwr_privacy.updates import released_names
-from flwr_privacy.wire import Header
+from flwr_privacy.udp import NoisePlan, UDPTerms
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import Header
 
 
 class TestUDP(WrapsConformance):
@@ -52,7 +52,7 @@ class TestUDP(WrapsConformance):
     no_noise: ClassVar[dict[str, Any]] = {"noise": "none"}
 
 
-TERMS = Terms(
+TERMS = UDPTerms(
     unit="user",
     noise_multiplier=2.0,
     epsilon=10.0,
@@ -75,7 +75,7 @@ class Node:
 
     def ask(
         self,
-        terms: Terms = TERMS,
+        terms: UDPTerms = TERMS,
         train: Callable[[Any], Any] | None = None,
         arrays: Any = MODEL,
         **changes: Any,
@@ -120,7 +120,7 @@ def test_F21_the_noise_has_the_variance_that_is_charged(node: Node) -> None:
         return Trained(start, {})
 
     sigma = TERMS.noise_multiplier * 2 * TERMS.clipping_norm
-    terms = Terms(**{**TERMS.__dict__, "epsilon": 100.0})
+    terms = UDPTerms(**{**TERMS.__dict__, "epsilon": 100.0})
     draws = []
     for server_round in range(1, 6):
         arrays, fields = node.ask(terms, still, BIG, round=server_round)
@@ -160,8 +160,8 @@ def test_F22_equal_weights_at_user_level_and_a_mean_of_all(tmp_path: Path) -> No
 
 
 def test_F23_the_cap_holds_however_often_the_server_asks(node: Node) -> None:
-    schedule = Schedule(noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=5, q=1.0)
-    terms = Terms(
+    schedule = NoisePlan(noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=5, q=1.0)
+    terms = UDPTerms(
         unit="user",
         noise_multiplier=schedule.noise_multiplier,
         epsilon=schedule.cap,
@@ -272,7 +272,7 @@ def test_integers_and_statistics_are_kept_back_and_named(tmp_path: Path) -> None
     )
     app = message_app([as_mod(UDPClient)])
     result = run_strategy(strategy, app, num_rounds=1, arrays=record(model))
-    assert result.history[1]["folded"] == 4
+    assert result.history[1]["accumulated"] == 4
     for name in ("bn.running_mean", "bn.num_batches_tracked", "0"):
         np.testing.assert_array_equal(result.arrays[name].numpy(), model[name])
     assert (result.arrays["w"].numpy() != 0).all()
@@ -289,7 +289,7 @@ def test_record_level_ends_around_a_plain_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whether a training reaches its trainer may depend on its data: that is charged."""
-    terms = Terms(**{**TERMS.__dict__, "unit": "record"})
+    terms = UDPTerms(**{**TERMS.__dict__, "unit": "record"})
     node = Node(tmp_path)
     with pytest.raises(ChargedFailureError, match="until its operator acts"):
         node.ask(terms)
@@ -384,7 +384,7 @@ def test_a_policy_that_is_looser_than_the_message_changes_nothing(node: Node) ->
     path = node.folder / "policy.toml"
     path.write_text("max_epsilon = 1000.0\nmin_noise_multiplier = 0.1\n")
     node.config["privacy-policy"] = str(path)
-    terms = Terms(**{**TERMS.__dict__, "epsilon": 3.0})
+    terms = UDPTerms(**{**TERMS.__dict__, "epsilon": 3.0})
     node.ask(terms)
     while spent([*node.charges(), node.charges()[0]], delta=1e-5) <= 3.0:
         node.ask(terms, round=len(node.charges()) + 1)
@@ -405,7 +405,7 @@ def test_a_policy_that_cannot_be_read_stops_the_node(node: Node) -> None:
 )
 def test_a_grid_that_does_not_fit_the_noise_is_refused(node: Node, grid: int, text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        node.ask(Terms(**{**TERMS.__dict__, "grid": grid}))
+        node.ask(UDPTerms(**{**TERMS.__dict__, "grid": grid}))
     assert node.charges() == []
 
 
@@ -458,7 +458,7 @@ def test_the_card_has_every_charge_also_of_replies_that_were_lost_or_late(tmp_pa
     ]
     strategy = UDP(privacy=UserLevel(), loop=LoopOptions(seed=1, run_dir=tmp_path, deadline=0.5))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), faults=faults)
-    assert [line["folded"] for line in result.history[1:]] == [3, 3, 4]
+    assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 4]
     card = PrivacyCard.from_json((tmp_path / "privacy-card.json").read_text())
     assert [release.clients for release in card.releases] == [("0", "1", "2", "3")] * 3
     # A corrupt reply is one; only nothing of it is used.
@@ -664,7 +664,7 @@ def test_nothing_of_the_users_evaluation_runs_for_a_server() -> None:
 
 def test_an_experiment_has_one_unit(node: Node) -> None:
     node.ask()
-    terms = Terms(**{**TERMS.__dict__, "unit": "record"})
+    terms = UDPTerms(**{**TERMS.__dict__, "unit": "record"})
     with pytest.raises(ProtocolError, match="this experiment had another one before"):
         node.ask(terms, round=2)
 
@@ -699,14 +699,14 @@ def test_a_seed_voids_the_guarantee_whatever_becomes_of_the_metrics() -> None:
 def test_the_weight_is_the_clients_own_whatever_key_the_server_names() -> None:
     strategy = UDP(privacy=UserLevel(), weighted_by_key="samples", loop=LoopOptions(seed=1))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
-    assert result.history[1]["folded"] == 4
+    assert result.history[1]["accumulated"] == 4
 
 
 @pytest.mark.parametrize(("epsilon", "rounds"), [(0.2, 1000), (1.0, 60), (8.0, 60), (100.0, 1)])
 def test_the_usual_grid_has_room_for_the_noise(node: Node, epsilon: float, rounds: int) -> None:
     strategy = UDP(privacy=UserLevel(epsilon=epsilon), rounds=rounds, loop=LoopOptions(seed=1))
     result = run_strategy(strategy, message_app([as_mod(UDPClient)]), num_rounds=1)
-    assert result.history[1]["folded"] == 4
+    assert result.history[1]["accumulated"] == 4
 
 
 def test_a_round_that_broke_off_is_on_the_card_whoever_is_asked_again(tmp_path: Path) -> None:

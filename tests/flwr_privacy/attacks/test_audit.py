@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import binom, norm
 
 from flwr_privacy.accounting.gaussian import epsilon_of, mu_of
-from flwr_privacy.attacks.audit import (
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.attacks.audit import (
     at_least,
     at_most,
     gaussian_audit,
@@ -19,7 +20,6 @@ from flwr_privacy.attacks.audit import (
     one_run_audit,
     p_value,
 )
-from flwr_privacy.errors import InvalidParameterError
 
 DELTA = 1e-5
 
@@ -174,7 +174,7 @@ def test_no_threshold_makes_guesses_from_a_gaussian_channel_better() -> None:
 
 @pytest.mark.parametrize("epsilon", [2.0, 4.0])
 def test_noise_three_times_too_small_is_flagged_and_correct_noise_passes(epsilon: float) -> None:
-    """In 16 runs. The one-run audit misses fewer than 1 of 1000, see simulations/attack/udp.py;
+    """In 16 runs. The one-run audit misses fewer than 1 of 1000, see `udp.attack`;
     the Gaussian one flags 1 % of the correct ones: more than 3 of 16 with a chance of 2e-5."""
     mu, options = mu_of(epsilon, DELTA), {"delta": DELTA, "confidence": 0.99}
     alarms = 0

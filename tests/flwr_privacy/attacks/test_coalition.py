@@ -6,18 +6,18 @@ import galois
 import numpy as np
 import pytest
 
-from flwr_privacy.attacks.coalition import (
+from flwr_privacy.coding.field import PrimeField
+from flwr_privacy.coding.lagrange import LagrangeCode
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.fedvs.sharing import data_shares, weight_shares
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.coalition import (
     Opened,
     data_coefficients,
     open_shares,
     small_secrets,
     weight_coefficients,
 )
-from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.fedvs.sharing import data_shares, weight_shares
-from flwr_privacy.field import PrimeField
-from flwr_privacy.lagrange import LagrangeCode
-from flwr_privacy.randomness import SecureRandom
 
 LARGE = PrimeField()
 

@@ -1,14 +1,6 @@
 import numpy as np
 import pytest
 
-from flwr_privacy.attacks.consensus import (
-    recover_w_conserved,
-    recover_w_known_c,
-    recover_w_near_model,
-    recover_w_split_law,
-    recover_w_tracked,
-    relative_error,
-)
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import (
     Intervals,
@@ -19,8 +11,20 @@ from flwr_privacy.mspdq import (
     decode_start,
     encode_start,
 )
-from flwr_privacy.mspdq.rehearsal import Transcript, rehearse_msp, rehearse_mspdq
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.mspdq.consensus import (
+    recover_w_conserved,
+    recover_w_known_c,
+    recover_w_near_model,
+    recover_w_split_law,
+    recover_w_tracked,
+    relative_error,
+)
+from flwr_privacy.simulations.research.mspdq.numpy_simulation import (
+    Transcript,
+    simulate_msp,
+    simulate_mspdq,
+)
 
 CLIENTS, SIZE, KAPPA = 20, 10_000, 0.5
 COMMON = 0.05 * np.random.default_rng(21).normal(size=SIZE)  # the model that training began with
@@ -30,7 +34,7 @@ MODELS = COMMON + 0.01 * np.random.default_rng(22).normal(size=(CLIENTS, SIZE))
 def msp(mixing: Mixing, split=None) -> Transcript:
     random, split = SecureRandom.insecure(21), split or UniformSplit()
     visible = np.stack([split.visible(model, random) for model in MODELS])
-    return rehearse_msp(MODELS, visible, mixing, random)
+    return simulate_msp(MODELS, visible, mixing, random)
 
 
 def mspdq(start: str, bits: int, mixing: Mixing) -> Transcript:
@@ -42,7 +46,7 @@ def mspdq(start: str, bits: int, mixing: Mixing) -> Transcript:
         snapped = [decode_start(*encode_start(v, levels, random), levels) for v in visible]
         first = np.tile(snapped[0], (CLIENTS, 1)) if start == "reference" else np.stack(snapped)
     rule = "self" if start == "independent" else "linf"
-    return rehearse_mspdq(MODELS, first, mixing, Intervals(rule=rule), levels, random)
+    return simulate_mspdq(MODELS, first, mixing, Intervals(rule=rule), levels, random)
 
 
 def tracked(seen: Transcript, mixing: Mixing, bits: int, i: int) -> np.ndarray:

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from flwr_privacy.attacks.gradient_matching import (
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.attacks.gradient_matching import (
     infer_label,
     match_gradient,
     observed_gradient,
 )
-from flwr_privacy.errors import InvalidParameterError
 
 
 def softmax_gradient(weight, records, labels):

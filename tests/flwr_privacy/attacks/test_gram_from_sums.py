@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from flwr_privacy.attacks.gram_from_sums import gram_correlation, neighbours_found, recover_gram
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.fedvs.gram_from_sums import (
+    gram_correlation,
+    neighbours_found,
+    recover_gram,
+)
 
 Matrix = np.ndarray
 

@@ -5,14 +5,14 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from flwr_privacy.attacks.gram_matrix import (
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.acfl.gram_matrix import (
     integer_records,
     leaked_records,
     leverage,
     span_distance,
 )
-from flwr_privacy.attacks.membership import judge
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.attacks.membership import judge
 
 Matrix = NDArray[np.float64]
 

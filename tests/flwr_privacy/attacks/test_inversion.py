@@ -3,8 +3,12 @@ import math
 import numpy as np
 import pytest
 
-from flwr_privacy.attacks.inversion import Recovery, best_matches, invert_linear
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.attacks.inversion import (
+    Recovery,
+    best_matches,
+    invert_linear,
+)
 
 
 class TwoLayers:

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from flwr_privacy.attacks.known_weights import (
-    features_from_moves,
-    features_from_sum,
-    missing_embedding,
-)
+from flwr_privacy.coding.field import PrimeField
+from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs.network import expand
 from flwr_privacy.fedvs.quantisation import quantise, quantise_stochastic
 from flwr_privacy.fedvs.sharing import data_shares, decode_rows, evaluate, weight_shares
-from flwr_privacy.field import PrimeField
-from flwr_privacy.lagrange import LagrangeCode
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.known_weights import (
+    features_from_moves,
+    features_from_sum,
+    missing_embedding,
+)
 
 Matrix = np.ndarray
 

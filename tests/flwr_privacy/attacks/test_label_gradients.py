@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from flwr_privacy.attacks.label_gradients import pairs_told_apart, similarities, spread_labels
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.fedvs.label_gradients import (
+    pairs_told_apart,
+    similarities,
+    spread_labels,
+)
 
 LABELS = np.arange(40) % 4
 

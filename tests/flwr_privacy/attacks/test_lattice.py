@@ -3,10 +3,16 @@ import math
 import numpy as np
 import pytest
 
-from flwr_privacy.attacks.lattice import FIRST, SECOND, UNDECIDED, BoxMuller, tell_apart
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.noise import discrete_gaussian
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.noise import discrete_gaussian
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.attacks.lattice import (
+    FIRST,
+    SECOND,
+    UNDECIDED,
+    BoxMuller,
+    tell_apart,
+)
 
 SIZE = 4_000_000
 GRID = 2.0**-20

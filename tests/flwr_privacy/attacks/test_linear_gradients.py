@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flwr_privacy.attacks.linear_gradients import (
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.acfl.linear_gradients import (
     estimate_moments,
     recover_from_sums,
     recover_moments,
 )
-from flwr_privacy.errors import InvalidParameterError
 
 Matrix = NDArray[np.float64]
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from flwr_privacy.attacks.membership import (
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.attacks.membership import (
     judge,
     likelihood_ratio,
     logit_confidence,
     loss_threshold,
     roc,
 )
-from flwr_privacy.errors import InvalidParameterError
 
 
 def drawn(size: int, gap: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,14 +6,14 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from flwr_privacy.attacks.share_enumeration import (
+from flwr_privacy.coding.field import PrimeField
+from flwr_privacy.coding.lagrange import LagrangeCode
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.fedvs.share_enumeration import (
     enumerate_views,
     rounds_distance,
     total_variation,
 )
-from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.field import PrimeField
-from flwr_privacy.lagrange import LagrangeCode
 
 TINY = LagrangeCode(N=3, K=1, T=1, field=PrimeField(5))
 FIRST = ([[1], [2], [3]], [1, 1, 1])

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from flwr_privacy.attacks.trust_zone import separate_members, sibling_view
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.m2fdp.trust_zone import separate_members, sibling_view
 
 
 @pytest.mark.parametrize("events", [1, 3])

@@ -7,16 +7,21 @@ import numpy as np
 import pytest
 
 from flwr_privacy.accounting.gaussian import mu_of
-from flwr_privacy.attacks import trusted_path
-from flwr_privacy.attacks.audit import largest_mu
-from flwr_privacy.attacks.trusted_path import PathAudit, ZonePath, audit_path, crafted_release
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.grid import Grid
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.sensitivity import Drift
-from flwr_privacy.m2fdp.tree import TierTree
+from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.m2fdp.zone import noised
-from flwr_privacy.randomness import SecureRandom
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.attacks.audit import largest_mu
+from flwr_privacy.simulations.research.m2fdp import trusted_path
+from flwr_privacy.simulations.research.m2fdp.trusted_path import (
+    PathAudit,
+    ZonePath,
+    audit_path,
+    crafted_release,
+)
 
 DELTA = 1e-5
 TREE = TierTree.of_fanouts("2,5", p=0.5)

@@ -17,7 +17,7 @@ from flwr_privacy.clients import (
     as_mod,
 )
 from flwr_privacy.clients.torch import train as train_by_library
-from flwr_privacy.wire import RECORD
+from flwr_privacy.wire.message import RECORD
 
 from . import work
 

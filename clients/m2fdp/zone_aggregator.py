@@ -1,0 +1,184 @@
+"""An aggregator that its children trust: what it makes of what they sealed, and for whom.
+
+What is opened, allowed, charged and sealed is settled by `flwr_privacy.pipeline.sealed`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.m2fdp import DOWN, EVENT, UP, Delivery, Duty, Upload, ZoneAverage, averaged
+from flwr_privacy.m2fdp.messages import going_down, going_up, packed, unpacked
+from flwr_privacy.pipeline.mechanism import Release
+from flwr_privacy.pipeline.sealed import Letter, Opened, Sealed, Step
+from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.ledger import Question
+from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.message import Fields
+
+__all__ = ["average", "deliver", "parents_key"]
+
+
+def average(me: str, fields: Fields) -> Sealed:
+    """Average what the children sealed, and hand it on as the event has it.
+
+    Parameters
+    ----------
+    me : str
+        The aggregator.
+    fields : dict
+        The scheme's own values of the question, and its name.
+
+    Raises
+    ------
+    InvalidParameterError, ProtocolError
+        If the question is malformed.
+    """
+    duty = records.read(Duty, fields)
+    if duty.noise_multiplier == 0:
+        raise ProtocolError("an aggregator of its own has nothing to do where there is no noise")
+    keys = _childrens_keys(fields, duty.children if duty.way == DOWN else duty.senders)
+    received = [
+        Letter(
+            peer=child,
+            **keys[child],
+            about=going_up(
+                fields,
+                duty,
+                sender=child,
+                tier=duty.own_tier + 1,
+                receiver=me,
+                children=duty.children,
+            ),
+            sealed=sealed,
+        )
+        for child, sealed in zip(duty.senders, duty.sealed, strict=True)
+    ]
+    sent: list[Letter] = []
+    if duty.way == DOWN:
+        sent = _for_children(me, fields, duty, keys)
+    elif duty.way == UP:
+        about = going_up(
+            fields,
+            duty,
+            sender=me,
+            tier=duty.own_tier,
+            receiver=duty.parent,
+            children=duty.siblings,
+        )
+        sent = [Letter(peer=duty.parent, **parents_key(fields), about=about)]
+    return Sealed(
+        release=lambda opened: _average(fields, duty, opened),
+        received=received,
+        sent=sent,
+        parent=duty.parent if duty.way == UP else "",
+        averaged=duty.children,
+        least=duty.min_children,
+    )
+
+
+def _average(fields: Fields, duty: Duty, opened: Opened) -> Release | Step:
+    uploads = [unpacked(content, duty) for content in opened.contents]
+    if len({upload.codes.size for upload in uploads}) != 1:
+        raise ProtocolError("the children's answers have different sizes")
+    mean = averaged(uploads, duty.drift, tier=duty.own_tier, grid=Grid(duty.grid))
+    if duty.way == UP:
+        return _step(fields, duty, replace(mean, floor=max(mean.floor, opened.floor)))
+    if duty.way == DOWN:
+        shared = Upload(
+            mean.codes, duty.drift.broadcast(mean.reach, tier=duty.own_tier), mean.floor
+        )
+        return _step(fields, duty, shared)
+    # A round that is resumed brings the same answers sealed anew, and perhaps not all of them:
+    # it gets what was handed out before.
+    anew = ("senders", "sealed", "siblings")
+    return Release(
+        mechanism=ZoneAverage(duty, mean),
+        work=lambda _, __: None,
+        name=_release_name(fields, duty),
+        asked={k: v for k, v in records.write(duty).items() if k not in anew},
+        single=True,
+    )
+
+
+def deliver(me: str, fields: Fields) -> Sealed:
+    """Open the model of a clean event above, and seal it for each child; as `average`."""
+    delivery = records.read(Delivery, fields)
+    about = going_down(
+        fields,
+        delivery.event,
+        sender=delivery.parent,
+        receiver=me,
+        tier=delivery.own_tier,
+        children=delivery.siblings,
+    )
+    start = Letter(
+        peer=delivery.parent,
+        **parents_key(fields),
+        about=about,
+        sealed=fields.get("start-sealed"),
+    )
+    keys = _childrens_keys(fields, delivery.children)
+    return Sealed(
+        release=lambda opened: _step(fields, delivery, unpacked(opened.contents[0], delivery)),
+        received=[start],
+        sent=_for_children(me, fields, delivery, keys),
+        parent=delivery.parent,
+    )
+
+
+def _step(fields: Fields, asked: Duty | Delivery, model: Upload) -> Step:
+    return Step(
+        name=_release_name(fields, asked),
+        plan=asked.plan(),
+        content=packed(model, asked),
+    )
+
+
+def _release_name(fields: Fields, asked: Duty | Delivery) -> Question:
+    return Question(
+        experiment_id=str(fields["experiment-id"]),
+        phase=EVENT,
+        server_round=fields["round"],
+        request=asked.period,
+    )
+
+
+def _for_children(
+    me: str, fields: Fields, asked: Duty | Delivery, keys: dict[str, dict[str, Any]]
+) -> list[Letter]:
+    """Return the letters, still to be sealed, to each child that was asked."""
+    return [
+        Letter(
+            peer=child,
+            **keys[child],
+            about=going_down(
+                fields,
+                asked.event,
+                sender=me,
+                receiver=child,
+                tier=asked.own_tier + 1,
+                children=asked.children,
+            ),
+        )
+        for child in asked.children
+    ]
+
+
+def parents_key(fields: Fields) -> dict[str, Any]:
+    """Return the key of the parent in a question, as `Letter` takes it."""
+    return {"key": fields.get("parent-key"), "signature": fields.get("parent-signature")}
+
+
+def _childrens_keys(fields: Fields, members: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the keys of children in a question, as `Letter` takes them."""
+    keys, signatures = fields.get("keys"), fields.get("signatures")
+    if not isinstance(keys, list) or not isinstance(signatures, list):
+        raise ProtocolError("the question has no keys of the children")
+    if not len(keys) == len(signatures) == len(members):
+        raise ProtocolError("not one key and one signature for each child")
+    return {
+        member: {"key": key, "signature": signature}
+        for member, key, signature in zip(members, keys, signatures, strict=True)
+    }

@@ -1,0 +1,1 @@
+"""MSP, MSPDQ and what they are compared with, on the client."""

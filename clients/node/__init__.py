@@ -1,0 +1,1 @@
+"""How a node answers: adapters for both kinds of app, its clients, and their files."""

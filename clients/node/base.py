@@ -1,0 +1,388 @@
+"""The client half that all schemes share: one class, one method per message.
+
+`SchemeClient.handle` is where a scheme does its work. The mod (for Message-API apps) and
+`numpy_client_app` (for NumPyClient apps) are two thin faces of it, see
+`flwr_privacy.clients.node.adapters`.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.pipeline.answer import answer, answer_step, answer_unprotected, request_of
+from flwr_privacy.pipeline.mechanism import Answer, ProtocolStep, Release, Unprotected
+from flwr_privacy.pipeline.node_store import NodeRules
+from flwr_privacy.pipeline.release import check_unaccounted, check_unsummed
+from flwr_privacy.privacy.averaging import Metrics, WeightedMean
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import EVALUATE, METRICS, RECORD, TRAIN, Fields
+
+from .context_store import ContextStore, is_simulated_client, refuse_node_keys, rules_of
+
+if TYPE_CHECKING:
+    from .generated import RecordLayout
+
+__all__ = ["Evaluate", "SchemeClient", "Train", "Trained"]
+
+logger = logging.getLogger("flwr.privacy")
+
+
+class Trained(NamedTuple):
+    """What the user's local training returned: the arrays and its metrics with the weight."""
+
+    arrays: Arrays
+    metrics: Metrics
+
+
+Train = Callable[[Arrays], Trained]
+"""The user's local training: from the arrays to start at to the arrays where it ended."""
+
+Evaluate = Callable[[], Metrics]
+"""The user's evaluation of a model on its own data: its metrics."""
+
+_NUM_EXAMPLES = "num-examples"
+
+_ZERO = "Where it fails, that is charged and counts as a training that changed nothing"
+
+
+class SchemeClient(NumPyClient):
+    """Base of the client halves.
+
+    Parameters
+    ----------
+    inner : NumPyClient, optional
+        The user's client, where the scheme wraps a NumPyClient app.
+    context : Context, optional
+        Flower's context of this client.
+
+    Attributes
+    ----------
+    scheme : str
+        Name of the scheme on the wire.
+    phases : frozenset of str
+        Phases of the scheme's ``train`` messages, besides ``hello``.
+    bare : bool
+        Whether messages that are not of this library reach the user's training and evaluation. A
+        scheme that protects something says no: otherwise a server could leave out the record and
+        get the bare update.
+    guarantees_dp : bool
+        Whether the scheme promises differential privacy. Then its client half gives an answer
+        without noise only where the node's operator or a simulation allows it: it asks
+        `check_unaccounted` before it does.
+    sums : {"never", "may", "only"}
+        Whether the client can send its answers, which are codes on a grid then, into a secure sum.
+    records : RecordLayout, optional
+        What the app's records look like, set in a class of the app's own. It says that the training
+        reads data through `flwr_privacy.clients.own_data` alone. Then it is rehearsed on generated
+        records before the first charge of an experiment, where all data of a client are protected.
+    keeps_statistics : bool
+        Whether the running statistics of normalisation layers stay where they are. A training
+        question is refused then if it does not say which arrays are statistics and the model looks
+        as if some were.
+    """
+
+    scheme: ClassVar[str]
+    phases: ClassVar[frozenset[str]] = frozenset({"train"})
+    bare: ClassVar[bool] = False
+    guarantees_dp: ClassVar[bool] = False
+    sums: ClassVar[str] = "never"
+    keeps_statistics: ClassVar[bool] = False
+    records: "ClassVar[RecordLayout | None]" = None
+
+    def __init__(self, inner: NumPyClient | None = None, context: Context | None = None) -> None:
+        self.inner = inner
+        self.context = context
+
+    def release(
+        self, phase: str, arrays: Arrays, fields: Fields, train: Train
+    ) -> Release | Unprotected | ProtocolStep:
+        """Return what is to be released for one message of the scheme.
+
+        The pipeline carries it out (`flwr_privacy.pipeline.answer`): a client half never sees
+        ledger, policy or keys. Parameters are those of `handle`.
+        """
+        raise NotImplementedError
+
+    def release_of_evaluation(
+        self, arrays: Arrays, fields: Fields, evaluate: Evaluate
+    ) -> Release | Unprotected:
+        """Return what is to be released of an evaluation; parameters are those of `judge`."""
+        raise NotImplementedError
+
+    def handle(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Answer:
+        """Answer one message of the scheme; by default with its `release`.
+
+        Parameters
+        ----------
+        phase : str
+            One of `phases`.
+        arrays : Mapping of str to ndarray
+            The arrays of the message.
+        fields : dict
+            The scheme's own values in the message, and ``experiment-id``, ``round`` and
+            ``request``, which together with the phase name the question; ``summed``, the least
+            number of clients in the secure sum, and ``code-limit``, the largest code that it takes:
+            both 0 outside of one.
+        train : callable
+            The user's local training; called only if the phase asks for it.
+
+        Returns
+        -------
+        arrays : Mapping of str to ndarray
+            Arrays of the reply.
+        fields : dict
+            The scheme's own values of the reply. ``metrics`` holds what goes into the reply's
+            MetricRecord (it leaves the node like everything else).
+
+        Raises
+        ------
+        DeclinedError, LedgerError, ChargedFailureError, InvalidParameterError, ProtocolError
+            See `flwr_privacy.pipeline.answer.answer`.
+        """
+        return self._released(phase, arrays, fields, self.release(phase, arrays, fields, train))
+
+    def introduce(self, experiment_id: str) -> Fields:
+        """Return what the client says of itself in the hello, e.g. public keys; by default nothing.
+
+        The names ``client-id``, ``plays`` and ``storage`` are taken.
+
+        Parameters
+        ----------
+        experiment_id : str
+            The experiment that it is asked about.
+        """
+        return {}
+
+    def judge(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
+        """Answer the question how good a model is on the client's data; by default not at all.
+
+        Parameters
+        ----------
+        arrays : Mapping of str to ndarray
+            The model.
+        fields : dict
+            As those of `handle`.
+        evaluate : callable
+            The user's evaluation of that model.
+
+        Returns
+        -------
+        Mapping of str to number
+            What leaves the node.
+
+        Raises
+        ------
+        ProtocolError
+            If the scheme releases nothing of an evaluation; otherwise as `handle`.
+        """
+        if type(self).release_of_evaluation is not SchemeClient.release_of_evaluation:
+            release = self.release_of_evaluation(arrays, fields, evaluate)
+            metrics: Metrics = self._released(EVALUATE, arrays, fields, release)[1][METRICS]
+            return metrics
+        raise ProtocolError(
+            f"a client under the scheme '{self.scheme}' releases nothing of an evaluation: "
+            "evaluate on the server (fraction_evaluate = 0)"
+        )
+
+    def rehearsal(self, start: Arrays, train: Train) -> Callable[[], None] | None:
+        """Return what tries a training on generated records, or says that it cannot be tried.
+
+        A simulated client says nothing where its app declares no records: its failures are loud.
+
+        Parameters
+        ----------
+        start : Mapping of str to ndarray
+            The model; zeros take its place.
+        train : callable
+            The user's local training.
+        """
+        layout, simulated = self.records, is_simulated_client(self._context())
+        if layout is None and simulated:
+            return None
+
+        def rehearse() -> None:
+            if layout is None:
+                logger.warning(
+                    "the training is not rehearsed: the app declares no records. %s", _ZERO
+                )
+                return
+            from .generated import trial  # late: most apps declare no records
+
+            with trial(layout) as tried:
+                try:
+                    train({name: np.zeros_like(array) for name, array in start.items()})
+                except Exception:
+                    # Without `own_data` it may have failed on data that it keeps somewhere.
+                    if tried.asked or simulated:
+                        raise
+            if not tried.asked:
+                logger.warning("the training is not rehearsed: it did not call own_data. %s", _ZERO)
+                return
+            logger.info(
+                "the training was rehearsed on %d generated records in %.3g s; peak memory of the "
+                "process %.0f MiB",
+                *(layout.count, tried.seconds, tried.peak / 2**20),
+            )
+
+        return rehearse
+
+    def place(self) -> str:
+        """Return a name that no other client has: where its node keeps what is its own."""
+        store = self._store()
+        return f"{store.folder}/{store.client_id}"
+
+    def _store(self) -> ContextStore:
+        return ContextStore.of(self._context())
+
+    def _released(
+        self,
+        phase: str,
+        arrays: Arrays,
+        fields: Fields,
+        release: Release | Unprotected | ProtocolStep,
+    ) -> Answer:
+        refuse_node_keys("message", fields)
+        given = (self.scheme, phase, fields, self.guarantees_dp)
+        if isinstance(release, Unprotected):
+            return answer_unprotected(self._rules(), release, *given)
+        if isinstance(release, ProtocolStep):
+            return answer_step(self._store(), release, *given)
+        request = request_of(arrays, *given)
+        return answer(self._store(), request, release)
+
+    def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
+        """Return an empty accumulator for the replies of several clients on one node.
+
+        Parameters
+        ----------
+        phase : str
+            Phase of the question.
+        arrays, fields
+            What of the question all clients share; ``groups`` of the fields has the group of each
+            client, in a scheme that sums by groups.
+        """
+        return WeightedMean(arrays if phase == TRAIN else {})
+
+    def local_training(self, config: Mapping[str, Any], names: list[str]) -> Train:
+        """Return the inner NumPyClient's ``fit`` as a function on named arrays."""
+        inner = self._inner()
+
+        def train(arrays: Arrays) -> Trained:
+            # Copies: a client may train in place, and the arrays may be views into a message.
+            start = [np.array(array) for array in arrays.values()]
+            parameters, examples, metrics = inner.fit(start, dict(config))
+            numbers = numbers_of(metrics)
+            trained = dict(zip(_names(names, len(parameters)), parameters, strict=True))
+            return Trained(trained, {**numbers, _NUM_EXAMPLES: examples})
+
+        return train
+
+    def fit(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
+        """Train outside of any scheme, as a server asks that is not of this library.
+
+        Raises
+        ------
+        ProtocolError
+            If the scheme does not allow it.
+        """
+        return self._bare_inner().fit(parameters, config)
+
+    def evaluate(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Evaluate, with the conditions of `fit`."""
+        return self._bare_inner().evaluate(parameters, config)
+
+    def get_parameters(self, config: dict[str, Any]) -> list[Any]:
+        """Return the inner client's parameters, with the conditions of `fit`."""
+        return self._bare_inner().get_parameters(config)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the inner client's properties, with the conditions of `fit`."""
+        return self._bare_inner().get_properties(config)
+
+    def local_evaluation(self, arrays: Arrays, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics of the inner NumPyClient's ``evaluate``."""
+        parameters = [np.array(array) for array in arrays.values()]
+        loss, examples, metrics = self._inner().evaluate(parameters, dict(config))
+        return {**numbers_of(metrics), "loss": float(loss), _NUM_EXAMPLES: int(examples)}
+
+    def check_unaccounted(self, *, sigma: float | None = 0.0, noised: bool = False) -> None:
+        """Decline what no ledger is charged for, as `pipeline.release.check_unaccounted` does."""
+        check_unaccounted(
+            self._rules(),
+            scheme=self.scheme,
+            guarantees_dp=self.guarantees_dp,
+            sigma=sigma,
+            noised=noised,
+        )
+
+    def check_unsummed(self) -> None:
+        """Decline what is in no secure sum; see `flwr_privacy.pipeline.release.check_unsummed`."""
+        check_unsummed(self._rules())
+
+    def _rules(self) -> NodeRules:
+        return rules_of(self._context())
+
+    def _context(self) -> Context:
+        if self.context is None:
+            raise TypeError(f"{type(self).__name__} needs the context: give it as second argument")
+        return self.context
+
+    def check_bare(self) -> None:
+        """Refuse to work outside of the scheme, unless the scheme and the node's policy allow it.
+
+        Raises
+        ------
+        ProtocolError
+            If the scheme does not allow it; the node's log has it too.
+        DeclinedError
+            If the policy does not.
+        LedgerError
+            If the policy cannot be read.
+        """
+        if not self.bare:
+            text = bare_refusal(self.scheme)
+            logger.warning("refused: %s", text)
+            raise ProtocolError(text)
+        self.check_unsummed()
+        self.check_unaccounted()
+
+    def _bare_inner(self) -> NumPyClient:
+        self.check_bare()
+        return self._inner()
+
+    def _inner(self) -> NumPyClient:
+        if self.inner is None:
+            raise TypeError(f"{type(self).__name__} wraps no client: give it one as `inner`")
+        return self.inner
+
+
+def bare_refusal(scheme: str) -> str:
+    """Return the text with which a node refuses to work outside its scheme."""
+    return (
+        f"this node works under the scheme '{scheme}' only: the message has no record "
+        f"'{RECORD}'; use the strategy of '{scheme}' on the server"
+    )
+
+
+def numbers_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that are numbers, NumPy's included, as Python's."""
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in metrics.items()}
+    return {
+        key: value
+        for key, value in plain.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _names(names: list[str], count: int) -> list[str]:
+    # A NumPyClient loses the names; they are those of the message where the number agrees.
+    return names if len(names) == count else [str(index) for index in range(count)]

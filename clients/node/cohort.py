@@ -1,0 +1,264 @@
+"""How a node plays several clients: each with an identity, a partition and a state of its own."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from flwr_privacy.errors import (
+    ChargedFailureError,
+    DeclinedError,
+    InvalidParameterError,
+    LedgerError,
+    ProtocolError,
+)
+from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.wire.identity import CLIENT_ID_KEY, PARTITION_ID_KEY
+from flwr_privacy.wire.message import (
+    COHORT,
+    HELLO,
+    RECORD,
+    SUM,
+    Cohort,
+    CohortAnswer,
+    Header,
+    payload_bytes,
+)
+
+from . import secure_sum
+from .base import SchemeClient
+from .context_store import SIMULATED
+from .dispatch import ARRAYS, App, built, check_round, config_record, play, reply_record, untold
+from .node_settings import COHORTS_VARIABLE, may_play_any, stack_mode
+from .records import RecordArrays, copied, decoded, first_array_record, to_record
+
+__all__ = ["play_cohort"]
+
+Outcome = tuple[RecordDict, int] | ReplyRefusedError
+"""The reply of one client of a cohort with its size in bytes, or why there is none."""
+
+
+def play_cohort(app: App, header: Header, message: Message, context: Context) -> RecordDict:
+    """Answer a question to several clients with their replies or with one accumulator.
+
+    Raises
+    ------
+    ProtocolError
+        If the node plays its own client only, the question is a hello, or its round is over.
+    InvalidParameterError
+        If the node's configuration asks for an unknown way of stacking.
+    """
+    if not may_play_any(context.node_config):
+        raise ProtocolError(
+            "this node plays its own client only; to let it play the clients that a server names, "
+            f"set {COHORTS_VARIABLE}=1 in its environment or cohorts=true in its node "
+            "configuration"
+        )
+    cohort = Cohort.read(config_record(message.content, COHORT))
+    if header.phase == HELLO:
+        raise ProtocolError("a hello is no question to a cohort")
+    check_round(header, context)  # for all of them: what a client keeps grows with their number
+    mean: list[WeightedMean] = []
+    content = decoded(message.content)
+    states = _states(context)
+
+    def outcome(client_id: str) -> tuple[str, Outcome]:
+        own_message = copy.copy(message)
+        group = cohort.group_of.get(client_id)
+        own_message.content = _content_of(client_id, content, group)
+        own_context = _context_of(cohort, client_id, context, states.get(client_id, {}))
+        try:
+            client = built(app, own_context)
+            if not mean:
+                mean.append(_accumulator(client, content, cohort.group_of))
+            reply = play(app, client, client_id, own_message, own_context, cohort=cohort)
+            size = payload_bytes(reply)
+        except DeclinedError as error:
+            return client_id, ReplyRefusedError("declined", str(error))
+        except ChargedFailureError as error:
+            return client_id, ReplyRefusedError("failed", str(error))
+        except LedgerError as error:
+            return client_id, ReplyRefusedError("error", untold(error))
+        # Flower turns whatever a client's code raises into an error reply of that client alone,
+        # and forgets the state that it leaves. A client of a cohort must fare the same, or one of
+        # them could take the others down.
+        except Exception as error:  # noqa: BLE001
+            return client_id, ReplyRefusedError("error", f"{type(error).__name__}: {error}")
+        _keep_state(client_id, own_context.state, states.get(client_id, ()), context.state)
+        return client_id, (reply, size)
+
+    tally = _Tally(cohort)
+    collect = _sum if cohort.reply == SUM else _gather
+    outcomes = _played(cohort, outcome, stack_mode(context.node_config))
+    content = collect(header, cohort, mean, tally, outcomes)
+    keepers = _states(context)
+    content[COHORT] = ConfigRecord(
+        tally.answer([c for c in cohort.clients if c in keepers]).write()
+    )
+    return content
+
+
+def _played(
+    cohort: Cohort, outcome: Callable[[str], tuple[str, Outcome]], stack: str
+) -> Iterator[tuple[str, Outcome]]:
+    """Yield what becomes of each client; nothing runs before it is taken.
+
+    Its arrays may be those of a model that the next client to go on fills.
+    """
+    if stack == "no":
+        return map(outcome, cohort.clients)
+    try:
+        from .side_by_side import side_by_side  # late: nothing else needs greenlets
+    except ModuleNotFoundError as error:
+        allowed = "no without greenlet: pip install 'flwr-privacy[simulation]'"
+        raise InvalidParameterError("stack", stack, allowed) from error
+    calls = [partial(outcome, client_id) for client_id in cohort.clients]
+    return side_by_side(calls, measure=stack == "auto")
+
+
+def _accumulator(
+    client: SchemeClient, content: RecordDict, groups: Mapping[str, str]
+) -> WeightedMean:
+    header, fields = Header.read(config_record(content, RECORD))
+    fields |= {"groups": groups}
+    shared = (r for name, r in content.items() if isinstance(r, ArrayRecord) and "@" not in name)
+    arrays = RecordArrays(next(shared, ArrayRecord()))
+    mean = client.accumulator(header.phase, dict(arrays), fields)
+    return secure_sum.summed(mean, content)
+
+
+def _sum(
+    header: Header,
+    cohort: Cohort,
+    mean: list[WeightedMean],
+    tally: "_Tally",
+    outcomes: Iterator[tuple[str, Outcome]],
+) -> RecordDict:
+    for client_id, reply in tally.usable(outcomes):
+        metrics = _metrics(reply)
+        arrays = RecordArrays(first_array_record(reply)) if mean[0].template else {}
+        try:
+            mean[0].take(client_id, dict(arrays), metrics, cohort.weighted_by)
+        except ReplyRefusedError as error:
+            tally.refuse(client_id, error)
+        except ValueError as error:
+            tally.refuse(client_id, ReplyRefusedError("malformed", str(error)))
+    sums, fields = mean[0].state() if mean else ({}, {"weight": 0.0})
+    return RecordDict(
+        {
+            ARRAYS: to_record(sums, local=True),
+            RECORD: reply_record(header, "", fields),
+        }
+    )
+
+
+def _gather(
+    header: Header,
+    cohort: Cohort,
+    mean: list[WeightedMean],
+    tally: "_Tally",
+    outcomes: Iterator[tuple[str, Outcome]],
+) -> RecordDict:
+    content = RecordDict()
+    for client_id, reply in tally.usable(outcomes):
+        for name, record in reply.items():
+            content[f"{name}@{client_id}"] = record
+    content[RECORD] = reply_record(header, "", {})
+    return content
+
+
+class _Tally:
+    """What became of the clients of a cohort."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self._cohort = cohort
+        self._refused: dict[str, ReplyRefusedError] = {}
+        self._bytes_up = 0
+
+    def usable(self, outcomes: Iterator[tuple[str, Outcome]]) -> Iterator[tuple[str, RecordDict]]:
+        """Yield the replies that are there in time."""
+        for client_id, outcome in outcomes:
+            if isinstance(outcome, ReplyRefusedError):
+                self.refuse(client_id, outcome)
+                continue
+            reply, size = outcome
+            self._bytes_up += size
+            if client_id not in self._cohort.late:
+                yield client_id, reply
+
+    def refuse(self, client_id: str, error: ReplyRefusedError) -> None:
+        self._refused[client_id] = error
+
+    def answer(self, keepers: list[str]) -> CohortAnswer:
+        late = [c for c in self._cohort.late if c not in self._refused]
+        gone = {*late, *self._refused}
+        return CohortAnswer(
+            answered=[client for client in self._cohort.clients if client not in gone],
+            late=late,
+            refused=[(client, e.reason, str(e)) for client, e in self._refused.items()],
+            bytes_up=self._bytes_up,
+            keepers=keepers,
+        )
+
+
+def _metrics(reply: RecordDict) -> dict[str, Any]:
+    records = (record for record in reply.values() if isinstance(record, MetricRecord))
+    return dict(next(records, MetricRecord()))
+
+
+def _states(context: Context) -> dict[str, dict[str, Any]]:
+    """Return what the clients' own code keeps, of each client that keeps something."""
+    states: dict[str, dict[str, Any]] = {}
+    for key, record in context.state.items():
+        client_id, slash, name = key.partition("/")
+        if slash:
+            states.setdefault(client_id, {})[name] = record
+    return states
+
+
+def _context_of(cohort: Cohort, client_id: str, context: Context, state: dict[str, Any]) -> Context:
+    node_config = {
+        **context.node_config,
+        CLIENT_ID_KEY: client_id,
+        PARTITION_ID_KEY: int(client_id),
+        "num-partitions": cohort.size,
+        SIMULATED: True,
+    }
+    return Context(
+        run_id=context.run_id,
+        node_id=context.node_id,
+        node_config=node_config,
+        state=RecordDict(state),
+        run_config=context.run_config,
+        series_id=context.series_id,
+    )
+
+
+def _keep_state(client_id: str, own: RecordDict, before: Iterable[str], state: RecordDict) -> None:
+    for name in before:
+        del state[f"{client_id}/{name}"]
+    for name, record in own.items():
+        state[f"{client_id}/{name}"] = record
+
+
+def _content_of(client_id: str, content: RecordDict, group: str | None) -> RecordDict:
+    """Return the question to one client, in records of its own that it may write into.
+
+    A record ``name@client`` goes to that client alone, and ``name@@group`` to the clients of that
+    group: its entries are put over those of the record ``name`` that all share.
+    """
+    own: dict[str, Any] = {}
+    for name, record in content.items():
+        base, at, addressee = name.rpartition("@")
+        grouped = base.endswith("@")
+        mine = addressee == (group if grouped else client_id)
+        if name == COHORT or (at and not mine):
+            continue
+        base = base.removesuffix("@") if at else name
+        if base in own:
+            own[base].update(record)
+        else:
+            own[base] = copied(record)
+    return RecordDict(own)

@@ -1,0 +1,267 @@
+"""What a node keeps for its clients: ledger, kept replies, policy, and where they lie.
+
+All of it is the operator's: it is named in the node's configuration or environment, and nothing in
+a message or in the run's configuration can change it.
+
+=============================  ================================  ==================================
+node configuration             environment                       meaning
+=============================  ================================  ==================================
+``privacy-state``              FLWR_PRIVACY_STATE                existing folder for ledgers and
+                                                                 kept replies
+``privacy-policy``             FLWR_PRIVACY_POLICY               TOML file with what the node
+                                                                 allows; by default what each
+                                                                 scheme promises
+``privacy-allow-unprotected``  FLWR_PRIVACY_ALLOW_UNPROTECTED    schemes, with commas between them,
+                                                                 that promise differential privacy
+                                                                 and may answer without noise
+``privacy-data-set``                                             name of the data set; by default
+                                                                 the client's
+``privacy-identity``           FLWR_PRIVACY_IDENTITY             PEM file with the client's
+                                                                 long-term key (Ed25519)
+``privacy-pins``               FLWR_PRIVACY_PINS                 TOML file with the other clients'
+                                                                 long-term keys
+``insecure-seed``                                                seed of the noise, for tests:
+                                                                 nothing is protected
+``privacy-simulated``                                            whether the client is made up, for
+                                                                 tests: answers without noise are
+                                                                 allowed
+=============================  ================================  ==================================
+"""
+
+import hashlib
+import logging
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flwr.app import Context
+
+from flwr_privacy.errors import InvalidParameterError, LedgerError, check_integer
+from flwr_privacy.pipeline.node_store import NodeRules, NodeStore
+from flwr_privacy.pipeline.release import ALLOW_UNPROTECTED, ALLOW_VARIABLE, PINS_VARIABLE
+from flwr_privacy.pipeline.reply_cache import EXPERIMENTS, ReplyCache
+from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.privacy.policy import Policy
+from flwr_privacy.wire.identity import (
+    CLIENT_ID_KEY,
+    PARTITION_ID_KEY,
+    check_client_id,
+    client_id_from,
+)
+from flwr_privacy.wire.pins import Identity, Pins
+
+__all__ = [
+    "ALLOW_UNPROTECTED",
+    "ALLOW_VARIABLE",
+    "POLICY_VARIABLE",
+    "SIMULATED",
+    "STATE_VARIABLE",
+    "ContextStore",
+    "has_policy_file",
+    "is_simulated",
+    "is_simulated_client",
+    "policy_of",
+    "refuse_node_keys",
+    "rules_of",
+    "storage",
+]
+
+logger = logging.getLogger("flwr.privacy")
+
+STATE_VARIABLE, POLICY_VARIABLE = "FLWR_PRIVACY_STATE", "FLWR_PRIVACY_POLICY"
+
+IDENTITY_VARIABLE = "FLWR_PRIVACY_IDENTITY"
+
+_STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
+_DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
+SIMULATED = "privacy-simulated"
+_OF_THE_NODE = (
+    *(_STATE, _POLICY, ALLOW_UNPROTECTED, _DATA_SET, _SEED, _IDENTITY, _PINS, SIMULATED),
+    "m2fdp-role",
+)
+_REFUSED = {name for key in _OF_THE_NODE for name in (key, key.replace("-", "_"))}
+_VARIABLES = {
+    _POLICY: POLICY_VARIABLE,
+    ALLOW_UNPROTECTED: ALLOW_VARIABLE,
+    _IDENTITY: IDENTITY_VARIABLE,
+    _PINS: PINS_VARIABLE,
+}
+
+_Content = TypeVar("_Content")
+
+
+class ContextStore(NodeStore):
+    """What a node keeps for the client of a context."""
+
+    @classmethod
+    def of(cls, context: Context) -> "ContextStore":
+        """Find what the node keeps for the client of a context.
+
+        Raises
+        ------
+        LedgerError
+            If no folder is named for the state of a deployed node, there is no such folder, or the
+            policy cannot be read.
+        InvalidParameterError
+            If a value is malformed, or a run's configuration tries to set what is the node's.
+        """
+        rules, config = rules_of(context), context.node_config
+        client_id = client_id_from(config)
+        data_set = check_client_id(str(config.get(_DATA_SET, client_id)), parameter=_DATA_SET)
+        folder = _folder(context)
+        # What guards against power cuts protects nobody in a simulation; without it a killed
+        # process still loses nothing.
+        durable = not rules.simulated
+        identity, pins = (_of_node(context, key) for key in (_IDENTITY, _PINS))
+        own: dict[str, Any] = {**vars(rules), "client_id": client_id}
+        return cls(
+            **own,
+            ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
+            replies=ReplyCache(
+                folder / f"{client_id}.replies", durable=True, experiments=EXPERIMENTS
+            )
+            if durable
+            else SharedReplyCache(folder / "replies", client_id),
+            setups=ReplyCache(folder / f"{client_id}.setups", durable=durable),
+            folder=folder,
+            sessions=folder / f"{client_id}.secure-sum",
+            identity=None if identity is None else _usable("identity", Identity.read, identity),
+            pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
+        )
+
+
+def policy_of(context: Context) -> Policy:
+    """Return what the operator of a context's node allows.
+
+    The schemes of ``allow_unprotected`` are those of the policy file and those that the node's
+    configuration, or else its environment, names.
+
+    Raises
+    ------
+    LedgerError
+        If the policy cannot be read, or allows what it refuses elsewhere.
+    InvalidParameterError
+        If a run's configuration tries to set what is the node's.
+    """
+    refuse_node_keys("run-config", context.run_config)
+    path, names = (_of_node(context, key) for key in (_POLICY, ALLOW_UNPROTECTED))
+    policy = Policy() if path is None else _usable("policy", Policy.read, path)
+    listed = [name.strip() for name in str(names or "").split(",") if name.strip()]
+    if not listed:
+        return policy
+
+    def also(_: str) -> Policy:
+        return replace(policy, allow_unprotected=[*(policy.allow_unprotected or ()), *listed])
+
+    return _usable("policy", also, names)
+
+
+def rules_of(context: Context) -> NodeRules:
+    """Return what the operator of a context's node says of its client; it needs no folder.
+
+    Raises
+    ------
+    LedgerError, InvalidParameterError
+        As `policy_of`.
+    """
+    config = context.node_config
+    seed = config.get(_SEED)
+    return NodeRules(
+        policy=policy_of(context),
+        client_id=str(config.get(CLIENT_ID_KEY, config.get(PARTITION_ID_KEY))),
+        simulated=is_simulated_client(context),
+        has_policy_file=has_policy_file(context),
+        insecure_seed=None if seed is None else check_integer(_SEED, seed, minimum=0),
+    )
+
+
+def has_policy_file(context: Context) -> bool:
+    """Tell whether the operator of a context's node has written a policy."""
+    return _of_node(context, _POLICY) is not None
+
+
+def refuse_node_keys(source: str, values: Collection[str]) -> None:
+    """Refuse names that only the node's own configuration may have.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there are any.
+    """
+    if taken := sorted(_REFUSED.intersection(values)):
+        raise InvalidParameterError(source, taken, "no keys of the node's own configuration")
+
+
+def _of_node(context: Context, key: str) -> Any:
+    """Return what the node's configuration has, or else its environment."""
+    return context.node_config.get(key, os.environ.get(_VARIABLES[key]))
+
+
+def _usable(name: str, read: Callable[[str], _Content], path: Any) -> _Content:
+    try:
+        return read(str(path))
+    except InvalidParameterError as error:
+        raise LedgerError(f"the node's {name} cannot be used: {error}") from error
+
+
+def is_simulated() -> bool:
+    """Tell whether this process is a worker of Ray, where Flower's simulation plays its clients."""
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    return ray.get_runtime_context().get_actor_id() is not None
+
+
+def is_simulated_client(context: Context) -> bool:
+    """Tell whether a client is made up: by Flower's simulation, our engines, or in a cohort.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the node's configuration has something else than true or false: "false" is text.
+    """
+    named = context.node_config.get(SIMULATED, False)
+    if not isinstance(named, bool):
+        raise InvalidParameterError(SIMULATED, named, "true or false, without quotes")
+    return named or is_simulated()
+
+
+def storage(context: Context) -> str:
+    """Return a name of the place where a node keeps things: the same for nodes that share it."""
+    folder = _named(context) or (_temporary(context) if is_simulated() else "")
+    if not folder:
+        return ""
+    place = f"{socket.gethostname()}:{os.path.realpath(folder)}"
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def _named(context: Context) -> Any:
+    return context.node_config.get(_STATE, os.environ.get(STATE_VARIABLE))
+
+
+def _temporary(context: Context) -> Path:
+    # Simulated clients of an app that knows nothing of us: a folder of its own for each run.
+    return Path(tempfile.gettempdir(), f"flwr-privacy-simulated-{context.run_id}")
+
+
+def _folder(context: Context) -> Path:
+    named = _named(context)
+    if named is None and is_simulated():
+        folder = _temporary(context)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+    if not named:
+        raise LedgerError(
+            "the privacy ledger has no place to lie: name an existing folder as "
+            f"{_STATE} in the node's configuration or as {STATE_VARIABLE} in its environment"
+        )
+    folder = Path(str(named))
+    if not folder.is_dir():
+        raise LedgerError(f"the privacy ledger has no place to lie: there is no folder {folder}")
+    return folder

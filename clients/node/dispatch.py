@@ -1,0 +1,369 @@
+"""How one client answers a question: through its client half, with the user's training within."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+
+from flwr_privacy.errors import (
+    DataError,
+    DeclinedError,
+    FlwrPrivacyError,
+    LedgerError,
+    ProtocolError,
+)
+from flwr_privacy.pipeline.answer import refused_alike
+from flwr_privacy.privacy.averaging import Metrics
+from flwr_privacy.privacy.running_statistics import check_question
+from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import (
+    EVALUATE,
+    HELLO,
+    METRICS,
+    RECORD,
+    SUM,
+    TRAIN,
+    Cohort,
+    Fields,
+    Header,
+    values_digest,
+)
+
+from .base import SchemeClient, Train, Trained
+from .context_store import is_simulated_client, policy_of, refuse_node_keys, rules_of, storage
+from .node_settings import may_play_any
+from .records import RecordArrays, first_array_record, to_record
+from .rehearsal import rehearsing, trying
+
+if TYPE_CHECKING:
+    from .secure_sum import SumPlace
+
+__all__ = [
+    "ARRAYS",
+    "App",
+    "built",
+    "check_round",
+    "config_record",
+    "discreet",
+    "is_of_the_app",
+    "play",
+    "reply_record",
+    "untold",
+]
+
+logger = logging.getLogger("flwr.privacy")
+
+ARRAYS = "arrays"
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class App:
+    """What a kind of app gives: its client halves, the user's training, the user's evaluation.
+
+    Parameters
+    ----------
+    client : callable
+        Builds the client half for a context.
+    train : callable
+        Returns the user's training for a client half, a message and its context.
+    evaluate : callable
+        Returns the metrics of the user's evaluation.
+    """
+
+    client: Callable[[Context], SchemeClient]
+    train: Callable[[SchemeClient, Message, Context], Train]
+    evaluate: Callable[[SchemeClient, Message, Context], dict[str, Any]]
+
+
+def discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Made]:
+    """Return a user's training or evaluation whose errors say nothing of the data."""
+
+    def guarded(*given: _Given.args, **named: _Given.kwargs) -> _Made:
+        try:
+            return work(*given, **named)
+        except FlwrPrivacyError as error:
+            error.of_users_code = True
+            raise
+        # Whatever a user's code raises has a text of its own, and the text may have data in it.
+        except Exception:
+            logger.exception("the client's own %s failed", what)
+            refusal = ProtocolError(f"the client's own {what} failed; the log of the node says how")
+            refusal.of_users_code = True
+            raise refusal from None
+
+    return guarded
+
+
+def is_of_the_app(message_type: str) -> bool:
+    """Tell whether a type of message is the app's own: ``query``, or one with a name of its own.
+
+    Flower gives ``train`` and ``evaluate`` without a name to the functions that the scheme is
+    around, and what is none of these (``get_parameters``) to a NumPyClient.
+    """
+    category, _, action = message_type.partition(".")
+    if category == MessageType.QUERY:
+        return True
+    named = action not in ("", "default")
+    return named and category in (MessageType.TRAIN, MessageType.EVALUATE)
+
+
+def built(app: App, context: Context) -> SchemeClient:
+    """Build the client half; what the user's code says of its data on the way stays here."""
+    try:
+        return app.client(context)
+    except FlwrPrivacyError:
+        raise
+    # It may load data, and the text of its errors may have some in it.
+    except Exception:
+        logger.exception("the client could not be built")
+        raise ProtocolError("the client could not be built; the log of the node says how") from None
+
+
+@contextmanager
+def _refusing_alike(client: SchemeClient, context: Context, called: list[str]) -> Iterator[None]:
+    """Let all failures of the user's code have one text, where nobody is charged for them.
+
+    Those of simulated clients keep theirs. What a scheme refuses before the user's code was
+    `called`, and before it looked at data of its own, depends on the question alone.
+    """
+    try:
+        yield
+    except Exception as error:
+        own = isinstance(error, DataError) or getattr(error, "of_users_code", False)
+        if client.guarantees_dp or not (called or own) or is_simulated_client(context):
+            raise
+        raise refused_alike(rules_of(context).client_id, error) from None
+
+
+def untold(error: LedgerError) -> str:
+    """Log what is wrong with the node's own files; return what the server is told."""
+    logger.error("%s", error)
+    return "LedgerError: the node's own privacy files cannot be used; the node's log says why"
+
+
+def play(
+    app: App,
+    client: SchemeClient,
+    client_id: str,
+    message: Message,
+    context: Context,
+    *,
+    cohort: Cohort | None = None,
+) -> RecordDict:
+    """Return one client's reply to a question, which may have been put to a cohort."""
+    header, fields = Header.read(config_record(message.content, RECORD))
+    kind = message.metadata.message_type
+    if is_of_the_app(kind):
+        # Else a scheme that promises nothing would hand out what the policy keeps in.
+        raise ProtocolError(f"a message '{kind}' has the record '{RECORD}': it is the app's own")
+    evaluation = kind.partition(".")[0] == MessageType.EVALUATE
+    own_phases = {HELLO, *client.phases}
+    if client.sums != "never":
+        own_phases |= {KEYS, SHARES}
+    header.check(scheme=client.scheme, phases={EVALUATE} if evaluation else own_phases)
+    refuse_node_keys("message", fields)
+    if client.context is None:
+        client.context = context  # its node's policy binds it all the same
+    if header.phase == HELLO:
+        own = {**client.introduce(header.experiment_id), "plays": "one"}
+        if may_play_any(context.node_config):
+            own |= {"plays": "any", "storage": storage(context)}
+        return RecordDict({RECORD: reply_record(header, client_id, own)})
+    if cohort is None:
+        check_round(header, context)
+    if not client.guarantees_dp and header.phase not in (KEYS, SHARES):
+        # Also a scheme of the user's own that does not ask by itself, whose noise nobody knows.
+        client.check_unaccounted(sigma=None)
+    arrays = RecordArrays(first_array_record(message.content))
+    told, called = _told(message.content), list[str]()
+    if evaluation:
+        fields |= _named(header, None, told)
+
+        def evaluate() -> Metrics:
+            called.append(EVALUATE)
+            return app.evaluate(client, _asked(message), context)
+
+        with _refusing_alike(client, context, called):
+            judged = client.judge(arrays, fields, discreet(evaluate, "evaluation"))
+            numbers = MetricRecord(dict(judged))
+        return RecordDict({METRICS: numbers, RECORD: reply_record(header, client_id, {})})
+    if header.phase in (KEYS, SHARES):
+        from .secure_sum import answer_phase  # late: most clients are in no sum
+
+        records = answer_phase(context, header, message.content)
+        return RecordDict({**records, RECORD: reply_record(header, client_id, {})})
+    if JOIN in message.content and kind != MessageType.TRAIN:
+        raise ProtocolError(f"a secure sum over answers to '{kind}': only 'train' has one")
+    # Before the client joins a sum: a refusal must leave no trace there.
+    if client.keeps_statistics and header.phase == TRAIN:
+        check_question(arrays, fields)
+    place = _place(client, context, header, message.content)
+    fields |= _named(header, place, told)
+
+    def train(start: Arrays) -> Trained:
+        called.append(TRAIN)
+        if not trying():
+            return app.train(client, _asked(message), context)(start)
+        # The app's state may have data of an earlier training in it, and must have none of this.
+        context_of_trial = Context(
+            context.run_id, context.node_id, context.node_config, RecordDict(), context.run_config
+        )
+        return app.train(app.client(context_of_trial), _asked(message), context_of_trial)(start)
+
+    with _refusing_alike(client, context, called):
+        out, own = client.handle(header.phase, arrays, fields, discreet(train, "training"))
+        metrics = dict(own.pop(METRICS, {}))
+        if place is not None:
+            out, metrics = place.masked(out, metrics)
+        return RecordDict(
+            {
+                # A sum takes them in before anybody trains again.
+                ARRAYS: to_record(out, local=cohort is not None and cohort.reply == SUM),
+                METRICS: MetricRecord(metrics),
+                RECORD: reply_record(header, client_id, own),
+            }
+        )
+
+
+def _place(
+    client: SchemeClient, context: Context, header: Header, content: RecordDict
+) -> "SumPlace | None":
+    """Take a client's place in the secure sum that a training question names, if it names one.
+
+    Raises
+    ------
+    DeclinedError
+        If there is none, and the client or its node answers only within one; or as `join`.
+    ProtocolError
+        If the client's answers cannot be summed; or as `join`.
+    """
+    if JOIN in content and client.sums == "never":
+        raise ProtocolError(
+            f"{type(client).__name__} sends what cannot be summed securely: wrap the app in "
+            "SecureSumClient"
+        )
+    if JOIN in content:
+        from .secure_sum import join  # late: most clients are in no sum
+
+        return join(context, header, content)
+    if client.sums == "only":
+        raise DeclinedError(
+            f"{type(client).__name__} answers only within a secure sum: give the strategy "
+            "secure_sum=SecureSum(...)"
+        )
+    if client.sums != "never":
+        policy_of(context).check_sum(None)
+    return None
+
+
+def _asked(message: Message) -> Message:
+    """Return a question as the user's code gets it: in a rehearsal no array has its values.
+
+    Before a charge a server must not choose what that code computes of the data on its way.
+    """
+    if not rehearsing():
+        return message
+    content: dict[str, Any] = dict(message.content)
+    for name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            arrays = RecordArrays(record).items()
+            content[name] = to_record({key: np.zeros_like(array) for key, array in arrays})
+    rehearsed = copy.copy(message)
+    rehearsed.content = RecordDict(content)
+    return rehearsed
+
+
+def _told(content: RecordDict) -> bytes:
+    """Return a hash of what the user's code is told beside the arrays of the question."""
+    told: list[Any] = []
+    first = True  # record of arrays: the question's, whose values are hashed with it
+    for name, record in content.items():
+        if name in (RECORD, JOIN):
+            continue
+        told += [type(record).__name__, name, len(record)]
+        if not isinstance(record, ArrayRecord):
+            told += [item for entry in record.items() for item in entry]
+        elif first:
+            first = False
+        else:
+            told += [[key, a.dtype, list(a.shape), a.data] for key, a in record.items()]
+    return values_digest(*told)
+
+
+def _named(header: Header, place: "SumPlace | None", told: bytes) -> Fields:
+    """Return what a client is told of its question beside the scheme's own fields."""
+    return {
+        "told": told,
+        "experiment-id": header.experiment_id,
+        "round": header.server_round,
+        "request": header.request,
+        "summed": 0 if place is None else place.believed.clients,
+        "honest": 0 if place is None else place.believed.honest,
+        "certain": 0 if place is None else place.believed.certain,
+        "code-limit": 0 if place is None else place.bounds.code_limit,
+    }
+
+
+def config_record(content: RecordDict, name: str) -> ConfigRecord:
+    """Return a record of settings of a message.
+
+    Raises
+    ------
+    ProtocolError
+        If the message has none of that name.
+    """
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise ProtocolError(f"the message has no ConfigRecord '{name}'")
+    return record
+
+
+def reply_record(header: Header, client_id: str, fields: Fields) -> ConfigRecord:
+    """Return the record of a reply to a question with this header."""
+    own = Header(
+        scheme=header.scheme,
+        experiment_id=header.experiment_id,
+        phase=header.phase,
+        server_round=header.server_round,
+        request=header.request,
+        client_id=client_id,
+    )
+    return ConfigRecord(own.write(fields))
+
+
+def check_round(header: Header, context: Context) -> None:
+    """Check that a question does not go back behind the last round that the node knows of.
+
+    Raises
+    ------
+    ProtocolError
+        If it does.
+    """
+    key = f"{RECORD}.rounds"
+    rounds = context.state.get(key, ConfigRecord())
+    if not isinstance(rounds, ConfigRecord):
+        raise ProtocolError(f"the app's state has something else under '{key}'")
+    last = int(str(rounds.get(header.experiment_id, 0)))
+    if header.server_round < last:
+        raise ProtocolError(
+            f"round {header.server_round} does not follow round {last} of this experiment"
+        )
+    rounds[header.experiment_id] = header.server_round
+    context.state[key] = rounds

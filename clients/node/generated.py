@@ -1,0 +1,163 @@
+"""A training that asks for its data, so that it can be rehearsed on generated records.
+
+At user level everything about a client's data is protected: also how many records there are, and
+what a training that has read them runs into. So the app declares what its records look like, and
+its training reads them through `own_data` alone.
+"""
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.clients.training.certificates import opened
+from flwr_privacy.errors import InvalidParameterError, check_integer
+
+from .batched_task import stand
+from .rehearsal import generated, trial_scope
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["RecordLayout", "Trial", "own_data", "trial"]
+
+_Pair = tuple[NDArray[Any], NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordLayout:
+    """What an app's records look like, whichever client has them.
+
+    Parameters
+    ----------
+    features : tuple of int
+        Shape of the features of one record.
+    labels : tuple of int, default ()
+        Shape of its label.
+    feature_type, label_type : str
+        NumPy's names of their types.
+    count : int, default 32
+        How many records are generated, at least 1. It is no client's own number.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Examples
+    --------
+    >>> features, labels = RecordLayout(features=(28, 28), count=4).generated()
+    >>> features.shape, features.dtype.name, labels.shape, labels.dtype.name
+    ((4, 28, 28), 'float32', (4,), 'int64')
+    """
+
+    features: tuple[int, ...]
+    labels: tuple[int, ...] = ()
+    feature_type: str = "float32"
+    label_type: str = "int64"
+    count: int = 32
+
+    def __post_init__(self) -> None:
+        check_integer("count", self.count, minimum=1)
+        for name in ("features", "labels"):
+            for size in getattr(self, name):
+                check_integer(name, size, minimum=1)
+        for name in ("feature_type", "label_type"):
+            try:
+                np.dtype(getattr(self, name))
+            except TypeError:
+                raise InvalidParameterError(
+                    name, getattr(self, name), "the name of a NumPy type"
+                ) from None
+
+    def generated(self) -> _Pair:
+        """Return features that are standard normal, or zeros if they are no floats; zero labels."""
+        return generated(
+            np.random.default_rng(0),
+            self.count,
+            (self.features, np.dtype(self.feature_type)),
+            (self.labels, np.dtype(self.label_type)),
+        )
+
+
+@dataclass
+class Trial:
+    """What a rehearsal on generated records has learned.
+
+    Parameters
+    ----------
+    layout : RecordLayout
+        What the records look like.
+    asked : bool
+        Whether the training has asked for its data.
+    seconds : float
+        How long it took.
+    peak : int
+        Largest memory of the process so far, in bytes, or 0. It may tell of data that are in it.
+    """
+
+    layout: RecordLayout
+    asked: bool = False
+    seconds: float = 0.0
+    peak: int = field(default=0, repr=False)
+
+
+def own_data(load: Callable[[], Any]) -> Any:
+    """Return a client's own data; in a rehearsal generated features and labels in their place.
+
+    Call it first of all in a training, and read the data nowhere else. Keep what `load` returns as
+    long as you like, within `load`: what this function returns may be generated.
+
+    Parameters
+    ----------
+    load : callable
+        Returns features and labels; it is not called in a rehearsal.
+
+    Examples
+    --------
+    >>> own_data(lambda: ("features", "labels"))
+    ('features', 'labels')
+    >>> with trial(RecordLayout(features=(2,), count=3)):
+    ...     features, labels = own_data(lambda: ("features", "labels"))
+    >>> features.shape
+    (3, 2)
+    """
+    rehearsal = trial_scope.get()
+    if rehearsal is None:
+        return load()
+    rehearsal.asked = True
+    return rehearsal.layout.generated()
+
+
+@contextmanager
+def trial(layout: RecordLayout) -> Iterator[Trial]:
+    """Open a scope in which `own_data` returns generated records.
+
+    What a training draws in it from the global generators of Python, NumPy and torch is put back,
+    so that the training after it draws the same. It goes on by itself, not with other clients'.
+    """
+    rehearsal = Trial(layout)
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - theirs
+        torch: Any = sys.modules.get("torch")
+        if torch is not None:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(opened(trial_scope, rehearsal))
+        stack.enter_context(opened(stand, None))
+        began = time.perf_counter()
+        try:
+            yield rehearsal
+        finally:
+            rehearsal.seconds = time.perf_counter() - began
+            if resource is not None:
+                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                rehearsal.peak = peak * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,52 @@
+"""How a node answers the messages of this library, whichever kind of app it runs.
+
+A question reaches one client, or names several that the node is to play (a cohort); then the node
+answers with their replies or with one accumulator.
+"""
+
+from collections.abc import Callable
+
+from flwr.app import Context, Error, Message
+
+from flwr_privacy.errors import ChargedFailureError, DeclinedError, FlwrPrivacyError, LedgerError
+from flwr_privacy.wire.identity import client_id_from
+from flwr_privacy.wire.message import COHORT, DECLINED_CODE, ERROR_CODE, FAILED_CODE, RECORD, Header
+
+from .dispatch import App, built, config_record, play, untold
+
+__all__ = ["answer", "or_refusal"]
+
+
+def answer(app: App, message: Message, context: Context) -> Message:
+    """Answer a message that carries the record ``flwr-privacy``.
+
+    What a server or a configuration did wrong becomes an error reply with its reason; one for the
+    user's own code says that it failed, and the log of the node says how.
+    """
+
+    def reply() -> Message:
+        header, _ = Header.read(config_record(message.content, RECORD))
+        if COHORT in message.content:
+            from .cohort import play_cohort  # late: most nodes play one client
+
+            content = play_cohort(app, header, message, context)
+        else:
+            client_id = client_id_from(context.node_config)
+            content = play(app, built(app, context), client_id, message, context)
+        return Message(content, reply_to=message)
+
+    return or_refusal(reply, message)
+
+
+def or_refusal(reply: Callable[[], Message], message: Message) -> Message:
+    """Return a reply to a message, or an error reply that says why there is none."""
+    try:
+        return reply()
+    except DeclinedError as error:
+        return Message(Error(DECLINED_CODE, str(error)), reply_to=message)
+    except ChargedFailureError as error:
+        return Message(Error(FAILED_CODE, str(error)), reply_to=message)
+    except LedgerError as error:
+        return Message(Error(ERROR_CODE, untold(error)), reply_to=message)
+    except FlwrPrivacyError as error:
+        return Message(Error(ERROR_CODE, str(error)), reply_to=message)

@@ -1,0 +1,45 @@
+"""What a node's own configuration or environment says of how it plays clients."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from flwr_privacy.errors import check_choice
+from flwr_privacy.wire.identity import CLIENT_ID_KEY
+
+__all__ = ["COHORTS_VARIABLE", "STACK_MODES", "STACK_VARIABLE", "may_play_any", "stack_mode"]
+
+COHORTS_VARIABLE = "FLWR_PRIVACY_COHORTS"
+"""Environment variable that, set to 1 on a node, lets servers have it play several clients."""
+
+STACK_VARIABLE = "FLWR_PRIVACY_STACK"
+"""Environment variable with one of `STACK_MODES`: whether clients of a cohort train together."""
+
+STACK_MODES = ("no", "yes", "auto")
+"""One by one, together, or whichever a measurement of the first rounds finds to be faster."""
+
+_COHORTS_KEY = "cohorts"  # the same in a node's configuration
+_STACK_KEY = "stack-clients"
+
+
+def may_play_any(node_config: Mapping[str, Any]) -> bool:
+    """Tell whether the node lets a server choose the clients that it plays.
+
+    Only the node's own configuration or environment can say so, and a node with a ``client-id``
+    of its own never does: a server that names a node's identity could give it a second one.
+    """
+    if CLIENT_ID_KEY in node_config:
+        return False
+    return bool(node_config.get(_COHORTS_KEY)) or os.environ.get(COHORTS_VARIABLE) == "1"
+
+
+def stack_mode(node_config: Mapping[str, Any]) -> str:
+    """Return which of `STACK_MODES` the node's configuration asks for, or else its environment.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is none of them.
+    """
+    asked = node_config.get(_STACK_KEY) or os.environ.get(STACK_VARIABLE) or "no"
+    return check_choice("stack", str(asked), STACK_MODES)

@@ -1,0 +1,177 @@
+"""Flower's records seen as named NumPy arrays, decoded and encoded only when somebody looks."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.wire.arrays import HashedArrays, array_digest, decode_npy, encode_npy, npy_size
+
+__all__ = ["LocalArray", "RecordArrays", "copied", "decoded", "first_array_record", "to_record"]
+
+_NUMPY = "numpy.ndarray"  # Flower's name for arrays in npy bytes
+
+_Record = TypeVar("_Record", bound=ArrayRecord | ConfigRecord | MetricRecord)
+
+
+class LocalArray(Array):
+    """A NumPy array in a record that may never leave the process: encoded if somebody asks.
+
+    Flower encodes an array when a record is made and decodes it whenever somebody reads it. Where
+    the one who writes a record and the one who reads it are the same process, both are copies for
+    nothing. A pickled or copied one is Flower's Array.
+
+    Parameters
+    ----------
+    values : ndarray
+        The values. Whoever makes the record does not change them any more.
+    encoded : bytes, optional
+        Their npy bytes, where they are known.
+    """
+
+    def __init__(self, values: NDArray[Any], encoded: bytes | None = None) -> None:
+        self.__dict__.update(
+            dtype=str(values.dtype),
+            shape=values.shape,
+            stype=_NUMPY,
+            values=values,
+            encoded=encoded,
+        )
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The values themselves; nobody changes them."""
+        values: NDArray[Any] = self.__dict__["values"]
+        return values
+
+    @property
+    def encoded_size(self) -> int:
+        """Number of bytes of `data`."""
+        return npy_size(self.values)
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The npy bytes."""
+        if self.__dict__["encoded"] is None:
+            self.__dict__["encoded"] = encode_npy(self.values)
+        encoded: bytes = self.__dict__["encoded"]
+        return encoded
+
+    def numpy(self) -> NDArray[Any]:
+        """Return a copy of the values, as Flower's arrays do."""
+        return np.array(self.values, order="K")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Array, (self.dtype, self.shape, self.stype, self.data)
+
+
+class RecordArrays(HashedArrays):
+    """Read-only view of an ArrayRecord; an array is decoded, without a copy, when it is read.
+
+    A scheme that hands a model on untouched therefore costs neither decoding nor encoding.
+    """
+
+    def __init__(self, record: ArrayRecord) -> None:
+        self.record = record
+
+    def __getitem__(self, name: str) -> NDArray[np.generic]:
+        array = self.record[name]
+        if isinstance(array, LocalArray):
+            values: NDArray[np.generic] = array.values.view()
+            values.flags.writeable = False
+            return values
+        try:
+            return decode_npy(array.data)
+        except ValueError as error:
+            raise InvalidParameterError(name, str(error), "an array of real numbers") from error
+
+    def digest(self, name: str) -> bytes:
+        """Return the hash of an array; the record remembers it for everybody who has the array."""
+        array = self.record[name]
+        own = vars(array)
+        octets = own.get("data")
+        if isinstance(array, LocalArray) and not array.values.flags.writeable:
+            octets = own["encoded"]
+        if octets is None:  # values that somebody may change
+            return array_digest(self[name])
+        known = own.get("_digest")
+        if known is None or known[0] is not octets:
+            known = own["_digest"] = octets, array_digest(self[name])
+        digest: bytes = known[1]
+        return digest
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.record)
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+
+def to_record(arrays: Mapping[str, NDArray[Any]], *, local: bool = False) -> ArrayRecord:
+    """Return named arrays as an ArrayRecord; a `RecordArrays` gives back the record it views.
+
+    Parameters
+    ----------
+    arrays : Mapping of str to ndarray
+        The arrays.
+    local : bool, default False
+        Whether the record is read before anybody changes the arrays, so that they need not be
+        encoded for it.
+    """
+    if isinstance(arrays, RecordArrays):
+        return arrays.record
+    make = LocalArray if local else _encoded
+    return _record({name: make(np.asarray(array)) for name, array in arrays.items()})
+
+
+def decoded(content: RecordDict) -> RecordDict:
+    """Return a message's records with their arrays decoded, once for all who will read them.
+
+    Arrays that cannot be decoded stay as they are, for whoever reads them to say so.
+    """
+    records: dict[str, Any] = {
+        name: _record({key: _decoded(array) for key, array in record.items()})
+        if isinstance(record, ArrayRecord)
+        else record
+        for name, record in content.items()
+    }
+    return RecordDict(records)
+
+
+def copied(record: _Record) -> _Record:
+    """Return a record with the same entries, which may be replaced without a change to `record`."""
+    copy: Any = type(record)()
+    for name, value in record.items():  # one by one: made of a dict, each array would be made anew
+        copy[name] = value
+    made: _Record = copy
+    return made
+
+
+def _record(arrays: Mapping[str, Array]) -> ArrayRecord:
+    record = ArrayRecord()
+    for name, array in arrays.items():  # one by one: made of a dict, each would be made anew
+        record[name] = array
+    return record
+
+
+def _encoded(array: NDArray[Any]) -> Array:
+    return Array(str(array.dtype), array.shape, _NUMPY, encode_npy(array))
+
+
+def _decoded(array: Array) -> Array:
+    if isinstance(array, LocalArray) or array.stype != _NUMPY:
+        return array
+    try:
+        return LocalArray(decode_npy(array.data), array.data)
+    except ValueError:
+        return array
+
+
+def first_array_record(content: RecordDict) -> ArrayRecord:
+    """Return the arrays of a message, whatever their record is called; none is an empty record."""
+    # Not through `content.array_records`, whose cyclic garbage would keep the arrays alive.
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return next(records, ArrayRecord())

@@ -1,0 +1,252 @@
+"""A rehearsal of a user's function before the first charge: it tells how many records there are.
+
+A scheme opens a scope with `counted` around the user's function. In it a trainer tells the number
+of its records, tries itself on generated ones, and ends the function.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.clients.training.certificates import opened
+from flwr_privacy.errors import FlwrPrivacyError, check_choice
+from flwr_privacy.pipeline.mechanism import NoFactsError
+from flwr_privacy.wire.message import EVALUATE, TRAIN
+
+__all__ = [
+    "Generated",
+    "Rehearsal",
+    "RehearsedError",
+    "counted",
+    "generated",
+    "rehearse",
+    "rehearsed",
+    "rehearsing",
+    "trial_scope",
+    "trying",
+]
+
+logger = logging.getLogger("flwr.privacy")
+
+
+class RehearsedError(BaseException):
+    """Ends the user's function once a rehearsal knows what it needs. It is no error of anybody's.
+
+    It is no `Exception`, so that a user's function with ``except Exception`` ends too and does not
+    go on to train on the records in another way. `counted` stops it.
+    """
+
+
+Layout = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and type of the features, or of the label, of one record."""
+
+Generated = Callable[[int], tuple[NDArray[Any], NDArray[Any]]]
+"""From a number of records to features and labels that look like the user's."""
+
+
+class Rehearsal:
+    """What a scope that `counted` opened has learned. Nothing of it depends on a record's values.
+
+    Parameters
+    ----------
+    kind : {"train", "evaluate"}
+        Whether trainers or evaluators are rehearsed; the others work as always.
+
+    Attributes
+    ----------
+    records : int or None
+        Number of records that the trainer was given first; None if it was not called.
+    layout : tuple of pairs of shape and dtype
+        What features and label of one record look like.
+    seconds : float
+        How long the generated records took.
+    error : Exception or None
+        What the generated records raised, or a check of the settings and the model.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = check_choice("kind", kind, (TRAIN, EVALUATE))
+        self.records: int | None = None
+        self.layout: tuple[Layout, Layout] | tuple[()] = ()
+        self.seconds = 0.0
+        self.error: Exception | None = None
+
+    @property
+    def called(self) -> bool:
+        """Whether the user's function called a trainer (an evaluator)."""
+        return self.records is not None
+
+    def check(self) -> None:
+        """Raise what is wrong with the settings or the model, so that it is told before a charge.
+
+        What the user's own code raises on generated records may be their fault: the log has it.
+
+        Raises
+        ------
+        FlwrPrivacyError
+            If something is.
+        """
+        if isinstance(self.error, FlwrPrivacyError):
+            raise self.error
+        if self.error is not None:
+            logger.warning("on generated records the client's code fails", exc_info=self.error)
+
+    def of(
+        self, features: NDArray[Any], labels: NDArray[Any], work: Callable[[Generated], None]
+    ) -> None:
+        """Note the number of the records and do the work on generated ones. The first call counts.
+
+        The features are standard normal, or zeros where they are no floating-point numbers; the
+        labels are zeros.
+        """
+        if self.called:
+            return
+        self.records = len(labels)
+        self.layout = _layout(features), _layout(labels)
+        draws = np.random.default_rng(0)
+
+        began = time.perf_counter()
+        try:
+            work(lambda count: generated(draws, count, *self.layout))
+        # The model and the loss are the user's: whatever they raise, a rehearsal is to tell it.
+        except Exception as error:  # noqa: BLE001
+            self.error = error
+        self.seconds = time.perf_counter() - began
+
+
+def generated(
+    draws: np.random.Generator,
+    count: int,
+    features: Layout,
+    labels: Layout,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return records of a layout: normal features (zeros if they are no floats), zero labels."""
+    (shape, dtype), (label_shape, label_dtype) = features, labels
+    made = np.zeros((count, *shape), dtype)
+    if np.issubdtype(dtype, np.floating):
+        made = np.asarray(draws.standard_normal(made.shape)).astype(dtype)
+    return made, np.zeros((count, *label_shape), label_dtype)
+
+
+def _layout(part: NDArray[Any]) -> Layout:
+    return part.shape[1:], part.dtype
+
+
+trial_scope: ContextVar[Any] = ContextVar("flwr_privacy_trial", default=None)
+"""What tries a training that asks for its data (`flwr_privacy.clients.node.generated`)."""
+
+_rehearsal: ContextVar[Rehearsal | None] = ContextVar("flwr_privacy_rehearsal", default=None)
+
+
+@contextmanager
+def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
+    """Open a scope in which the user's function only tells the number of its records.
+
+    A trainer that the user calls in it looks at no value of its features and labels. It tries
+    itself on generated records of the same layout and then ends the user's function. What the
+    function raises after that is of no interest, and stops here. Open it inside of `asked`
+    (`asked_loss`), so that the settings of the scheme are rehearsed too.
+
+    Parameters
+    ----------
+    kind : {"train", "evaluate"}, default "train"
+        Whether trainers or evaluators are rehearsed.
+
+    Examples
+    --------
+    >>> def users_function():
+    ...     rehearse(TRAIN, np.zeros((10, 3)), np.zeros(10), work=lambda generated: None)
+    ...     raise RuntimeError("never reached")
+    >>> with counted() as rehearsal:
+    ...     users_function()
+    >>> rehearsal.records, rehearsal.error
+    (10, None)
+    """
+    rehearsal = Rehearsal(kind)
+    try:
+        with opened(_rehearsal, rehearsal):
+            yield rehearsal
+    except RehearsedError:
+        pass
+    # A user's function may catch what ends it, and raise something of its own.
+    except Exception:
+        if not rehearsal.called:
+            raise
+
+
+def trying() -> bool:
+    """Tell whether a training is tried on generated records that it asks for."""
+    return trial_scope.get() is not None
+
+
+def rehearsing() -> bool:
+    """Tell whether a scope of `counted` or `trial` is open: nothing has been charged then."""
+    return trying() or _rehearsal.get() is not None
+
+
+def rehearsed(kind: str, work: Callable[[], Any], certificate: Callable[[], Any]) -> int:
+    """Rehearse a user's function, and return the number of its records.
+
+    Parameters
+    ----------
+    kind : {"train", "evaluate"}
+        What it does.
+    work : callable
+        The user's function.
+    certificate : callable
+        Raises an error that says what is missing where no trainer was called.
+
+    Raises
+    ------
+    InvalidParameterError
+        If settings or model do not fit: that follows from generated records.
+    NoFactsError
+        If the function ends before it calls a trainer. It may have looked at its data.
+    """
+    try:
+        with counted(kind) as rehearsal:
+            work()
+        if not rehearsal.called:
+            certificate()
+    # Whatever a user's function raises.
+    except Exception as error:
+        raise NoFactsError(str(error)) from error
+    rehearsal.check()
+    return rehearsal.records or 0
+
+
+def rehearse(
+    kind: str,
+    features: NDArray[Any],
+    labels: NDArray[Any],
+    work: Callable[[Generated], None],
+) -> None:
+    """In a scope of `counted`, do `work` on generated records and end the user's function.
+
+    A trainer calls this first. Outside of such a scope, or in one of another kind, it does nothing.
+
+    Parameters
+    ----------
+    kind : {"train", "evaluate"}
+        What the caller does.
+    features, labels : ndarray
+        The user's records.
+    work : callable
+        What is to be tried; it gets a function that generates records.
+
+    Raises
+    ------
+    RehearsedError
+        In such a scope, always.
+    """
+    rehearsal = _rehearsal.get()
+    if rehearsal is None or rehearsal.kind != kind:
+        return
+    rehearsal.of(features, labels, work)
+    raise RehearsedError("the rehearsal has what it needs")

@@ -1,0 +1,248 @@
+"""Clients of a cohort side by side: each goes on until it comes to work that all can do at once.
+
+The clients' own code knows nothing of it. Where it calls a trainer of this library, the trainer
+hands in a `flwr_privacy.clients.node.batched_task.BatchedTask`; the client then stands still, and
+the next one goes on until it comes to a job of its own. When all stand still, those whose jobs fit
+are done together, and each client goes on with what came of it. The clients take turns in one
+thread, a greenlet each: it is always a single one that goes on, and it stands still nowhere but in
+a trainer.
+"""
+
+import logging
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from greenlet import getcurrent, greenlet
+
+from .batched_task import BatchedTask, stand
+
+__all__ = ["side_by_side"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_MOST_BYTES = 256 * 2**20  # that the clients who stand still hold, about
+_MOST_STANDING = 64  # clients
+_MEASURED = 3  # times that each way is measured; the first is a warm-up
+_MOST_FAILURES = 3  # tries after which a kind of job is not tried together any more
+
+Result = TypeVar("Result")
+_Made = TypeVar("_Made")
+
+
+@dataclass
+class _Trial:
+    """What is known of a kind of job: the seconds per record, one by one and together."""
+
+    alone: list[float] = field(default_factory=list)
+    together: list[float] = field(default_factory=list)
+    alike: bool = False  # it was compared: both ways come to the same
+    unfit: bool = False  # they do not
+    failures: int = 0
+
+    def says_together(self, *, measure: bool) -> bool:
+        if self.unfit or self.failures >= _MOST_FAILURES:
+            return False
+        if not measure or len(self.together) < _MEASURED:
+            return True
+        return len(self.alone) >= _MEASURED and min(self.together) < min(self.alone)
+
+
+_trials: defaultdict[Hashable, _Trial] = defaultdict(_Trial)  # for as long as the process lives
+
+
+class _Client(Generic[_Made]):
+    """The call of one client, which stands still when it comes to a job.
+
+    It has the global generators of random numbers to itself: they begin anew for each client, from
+    what the generator of this process draws.
+    """
+
+    def __init__(self, call: Callable[[], _Made]) -> None:
+        self.job: BatchedTask[Any] | None = None
+        self.done: list[Any] = []  # what the job led to, if it was done with others
+        self._seed: int | None = random.getrandbits(64)
+        self._put_back: Callable[[], None] = lambda: None
+        self._others = getcurrent()  # who lets this one go on
+        self._greenlet = greenlet(call)
+        self._greenlet.gr_context = copy_context()
+        self._greenlet.gr_context.run(stand.set, self._stands)
+
+    def goes_on(self) -> list[_Made]:
+        """Let it go on; return what it made if it came to its end, or else nothing."""
+        self.job = None
+        before = _random_states()
+        if self._seed is not None:
+            _seed(self._seed)
+            self._seed = None
+        self._put_back()
+        try:
+            made = self._greenlet.switch()
+        finally:
+            self._put_back = _random_states()
+            before()
+        if not self._greenlet.dead:
+            return []
+        # It refers to this client, which would live on until it is found to be garbage.
+        self._greenlet.gr_context = None
+        return [made]
+
+    def ends(self) -> None:
+        if not self._greenlet.dead:
+            self._greenlet.throw()
+
+    def _stands(self, job: BatchedTask[Result]) -> Result:
+        """Let others go on until the job is done with theirs, or is to be done alone."""
+        if getcurrent() is not self._greenlet or not job.may_wait():
+            return job.alone()
+        job.leave()
+        self.job, self.done = job, []
+        self._others.switch()
+        if self.done:
+            return job.finish(self.done[0])
+        with _timed(_trials[job.kind].alone, records=job.records):
+            return job.alone()
+
+
+def side_by_side(calls: Iterable[Callable[[], _Made]], *, measure: bool = False) -> Iterator[_Made]:
+    """Make the calls of some clients; yield what each returned, as soon as it has.
+
+    Parameters
+    ----------
+    calls : iterable of callable
+        One for each client.
+    measure : bool, default False
+        Whether jobs are done together only where that was measured to be faster.
+
+    Raises
+    ------
+    Exception
+        What a call raises; the others do not go on then.
+    """
+    standing: list[_Client[_Made]] = []
+    try:
+        for call in calls:
+            client = _Client(call)
+            yield from client.goes_on()
+            if client.job is not None:
+                standing.append(client)
+            held = sum(c.job.nbytes for c in standing if c.job is not None)
+            if len(standing) >= _MOST_STANDING or held >= _MOST_BYTES:
+                yield from _to_their_ends(standing, measure=measure)
+        yield from _to_their_ends(standing, measure=measure)
+    finally:
+        for client in standing:
+            client.ends()
+
+
+def _to_their_ends(standing: list[_Client[_Made]], *, measure: bool) -> Iterator[_Made]:
+    """Let those who stand still go on, from job to job."""
+    while standing:
+        groups = _groups(standing)
+        if len(groups) == len(standing) > 1:
+            _warn_once(
+                "clients are trained one by one, not together: their models, losses or step sizes "
+                "differ, or a loss is made anew for each, or a perturbation is drawn"
+            )
+        for group in groups:
+            _do(group, measure=measure)
+        for client in list(standing):
+            made = client.goes_on()
+            if client.job is None:
+                standing.remove(client)
+            yield from made
+
+
+def _groups(standing: Iterable[_Client[Any]]) -> list[list[_Client[Any]]]:
+    """Return the clients in groups whose jobs fit."""
+    groups: list[list[_Client[Any]]] = []
+    for client in standing:
+        if client.job is None:
+            raise RuntimeError("a client that has no job stands still")
+        for group in groups:
+            first = group[0].job
+            if first is not None and client.job.fits(first):
+                group.append(client)
+                break
+        else:
+            groups.append([client])
+    return groups
+
+
+def _do(group: Sequence[_Client[Any]], *, measure: bool) -> None:
+    """Do the jobs of a group together, unless each is better done by its own client."""
+    jobs = [client.job for client in group if client.job is not None]
+    trial = _trials[jobs[0].kind]
+    if len(jobs) == 1 or not trial.says_together(measure=measure):
+        return
+    drawn = random.getstate(), _numpys_state()
+    try:
+        with _timed(trial.together, records=sum(job.records for job in jobs)):
+            done = jobs[0].together(jobs)
+        if not trial.alike:
+            trial.alike = drawn == (random.getstate(), _numpys_state()) and jobs[0].alike(done[0])
+            trial.unfit = not trial.alike
+    # The models are the users': whatever they raise, alone each client raises what is its own.
+    except Exception as error:  # noqa: BLE001
+        trial.failures += 1
+        _warn_once(f"clients are trained one by one, not together: {type(error).__name__}: {error}")
+        return
+    if trial.unfit:
+        _warn_once(
+            "clients are trained one by one: together it does not come to the same. A model or a "
+            "loss draws random numbers, or does more than its weights and the batch say"
+        )
+        return
+    for client, own in zip(group, done, strict=True):
+        client.done = [own]
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
+
+
+@contextmanager
+def _timed(times: list[float], *, records: int) -> Iterator[None]:
+    """Note the seconds per record, as long as they are few."""
+    start = time.perf_counter()
+    yield
+    if len(times) < _MEASURED and records:
+        times.append((time.perf_counter() - start) / records)
+
+
+def _random_states() -> Callable[[], None]:
+    """Note the states of the global generators; return what puts them back."""
+    python, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    torchs = None if torch is None else torch.get_rng_state()
+
+    def put_back() -> None:
+        random.setstate(python)
+        np.random.set_state(numpys)  # noqa: NPY002
+        if torch is not None and torchs is not None:
+            torch.set_rng_state(torchs)
+
+    return put_back
+
+
+def _seed(seed: int) -> None:
+    """Begin the global generators anew."""
+    random.seed(seed)
+    np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+
+
+def _numpys_state() -> bytes:
+    state: Any = np.random.get_state()  # noqa: NPY002
+    return bytes(repr(state[2:]).encode() + state[1].tobytes())

@@ -1,0 +1,583 @@
+"""Training with gradients clipped per record: what a scheme asks, and the proof that it was done.
+
+A scheme wraps the user's training and sees only the arrays that come back, but its noise is right
+only if they are the asked steps from the arrays that it handed out. So it opens a scope with
+`asked`; the trainer that the user calls in it, e.g.
+`flwr_privacy.clients.torch.train_per_record`, reads the plan and leaves a `PerRecordStep` there,
+which knows the arrays before and after by their digests. In the same way `asked_loss` gets the mean
+of losses that were clipped one by one, from `flwr_privacy.clients.torch.evaluate_per_record`.
+
+Before the first charge a scheme rehearses both: `flwr_privacy.clients.node.rehearsal`.
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.updates import SMALLEST_NORM
+from flwr_privacy.udp.sensitivity import RECORD_UNIT, check_steps, sensitivity
+
+from .certificates import CertificateRequest, check_same, chosen, digests, opened
+
+__all__ = [
+    "ROUNDING",
+    "LossRequest",
+    "PerRecordLoss",
+    "PerRecordPlan",
+    "PerRecordStep",
+    "StepRequest",
+    "asked",
+    "asked_loss",
+    "certify",
+    "certify_loss",
+    "check_cap",
+    "current_cap",
+    "current_plan",
+    "declared_losses",
+    "digests",
+    "in_step",
+]
+
+ROUNDING = 1e-3
+"""Relative share of the sensitivity that is set aside for rounding.
+
+It covers norms, clipping and sums, for up to two million records. A sum of n vectors of norm C in
+float64 is off by at most ``n * 2**-53`` of ``n C``, whatever the order. Where 64 vectors at a time
+are summed in float32, one replaced record changes one such sum, by ``64**2 * 2**-24 * C`` at most
+beyond what it should. Both together stay under ``1e-3 * C``. That is so in each step, and the
+sensitivity of several steps is at least as large as what each of them can add, so the share does
+not grow with their number. Rounding to the type of the parameters does not shrink with the step, so
+a `PerRecordStep` counts it by itself.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRecordPlan:
+    """What a scheme asks: steps ``w - learning_rate / b * sum of clip(gradient of a record)``.
+
+    Wei et al., "User-Level Privacy-Preserving Federated Learning", algorithm 1, lines 5 to 9, is
+    one step on all records.
+
+    Parameters
+    ----------
+    clipping_norm : float
+        L2 norm, above 0, that the gradient of a record over all parameters is clipped to.
+    learning_rate : float
+        Step size, above 0.
+    sampling_rate : float, default 1.0
+        Probability, above 0, with which a record is in the step, independently of the others; 1
+        takes all records. Below 1 there is one step.
+    epochs : int, default 1
+        Passes over the records.
+    batch_size : int, optional
+        Records of a step, in the order in which they are given; by default all.
+    bound : {"general", "convex", "unproven"}
+        Which sensitivity several steps have; see `flwr_privacy.udp.sensitivity.BOUNDS`. For
+        ``convex`` the trainer checks that the model is linear with one output, and whoever asks
+        vouches for the loss and the learning rate.
+    records : int, optional
+        Number of records that the node has declared, at least 1. The steps, the divisor and the
+        sensitivity are those of so many, whatever the data set has: records beyond it are left out,
+        and missing ones count as zero. By default the data set says how many there are, and the
+        sensitivity is only known with it.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    clipping_norm: float
+    learning_rate: float
+    sampling_rate: float = 1.0
+    epochs: int = 1
+    batch_size: int | None = None
+    bound: str = "general"
+    records: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
+        for name in ("learning_rate", "sampling_rate"):
+            if check_number(name, getattr(self, name)) <= 0:
+                raise InvalidParameterError(name, getattr(self, name), "a number above 0")
+        check_steps(
+            RECORD_UNIT,
+            sampling_rate=self.sampling_rate,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            bound=self.bound,
+        )
+        if self.records is not None:
+            self.sensitivity()  # raises if there are none, or fewer than a batch has
+
+    def count(self, records: int | None = None) -> int:
+        """Return the number of records that the steps are for: the declared one, or else `records`.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there is neither.
+
+        Examples
+        --------
+        >>> PerRecordPlan(clipping_norm=1.0, learning_rate=0.5).count(600)
+        600
+        >>> PerRecordPlan(clipping_norm=1.0, learning_rate=0.5, records=500).count(600)
+        500
+        """
+        count = records if self.records is None else self.records
+        if count is None:
+            raise InvalidParameterError("records", None, "a number, as the plan declares none")
+        return count
+
+    def batch(self, records: int | None = None) -> float:
+        """Return b, the expected number of records in a step, by which its sum is divided.
+
+        Examples
+        --------
+        >>> PerRecordPlan(clipping_norm=1.0, learning_rate=0.5, sampling_rate=0.25).batch(600)
+        150.0
+        """
+        if self.batch_size is not None:
+            return self.batch_size
+        return self.sampling_rate * self.count(records)
+
+    def steps(self, records: int | None = None) -> int:
+        """Return the number of steps.
+
+        Examples
+        --------
+        >>> plan = PerRecordPlan(clipping_norm=1.0, learning_rate=0.5, epochs=2, batch_size=128)
+        >>> plan.steps(800)
+        14
+        """
+        if self.batch_size is None:
+            return self.epochs
+        return self.epochs * -(-self.count(records) // self.batch_size)
+
+    def sensitivity(self, records: int | None = None) -> float:
+        """Return the sensitivity of the exact steps: `flwr_privacy.udp.sensitivity.sensitivity`.
+
+        Where the plan declares the number of records, `records` plays no part.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there are no records, or fewer than a batch has, or nobody says how many.
+        """
+        return sensitivity(
+            RECORD_UNIT,
+            clipping_norm=self.clipping_norm,
+            learning_rate=self.learning_rate,
+            records=self.count(records),
+            sampling_rate=self.sampling_rate,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            bound=self.bound,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRecordStep:
+    """Certificate of a local training with gradients clipped per record. It stays on the node.
+
+    It is the whole training, from the arrays that came in to those that go out: one step by
+    default, as many as the plan has otherwise.
+
+    Parameters
+    ----------
+    plan : PerRecordPlan
+        What was done.
+    records : int
+        Number of records n of the data set, whether they were in the steps or not; the declared one
+        where the plan has it. It is public.
+    before, after : tuple of bytes
+        `digests` of the model's arrays before and after the training.
+    rounding : float, default 0.0
+        Largest L2 distance between the weights that the steps led to and the stored ones because of
+        the type of the parameters, all steps together. It may depend on the arrays before the
+        training, not on the records.
+
+    Guarantee
+    ---------
+    `sensitivity` bounds the L2 distance between the arrays after this training and after the same
+    training on a data set in which one record was replaced by another, in the same place; with
+    sampling, for every choice of records. A record that was put into the data set several times
+    counts as that many records. With a declared number the data set may also have one record fewer
+    at its end. With the bound ``convex`` this rests on what whoever asks vouches for; with
+    ``unproven`` and more than one step it does not hold.
+
+    It holds for every record: one whose gradient is not finite, or for which the model or the loss
+    raises, counts as zero, and the others as if it were an ordinary one.
+
+    Not covered: how long the training takes; that it fails because memory or a device is lacking;
+    anything that the user derives from the records besides it, such as a loss.
+
+    Examples
+    --------
+    >>> plan = PerRecordPlan(clipping_norm=1.0, learning_rate=1.0)
+    >>> before, after = [np.zeros(2, np.float32)], [np.ones(2, np.float32)]
+    >>> step = PerRecordStep(
+    ...     plan=plan, records=800, before=digests(before), after=digests(after)
+    ... )
+    >>> round(step.sensitivity(), 7)
+    0.0025025
+    >>> step.check(before, after)
+    >>> step.check(before, [array + 1 for array in after])
+    Traceback (most recent call last):
+    ...
+    flwr_privacy.errors.ProtocolError: the training returned other arrays (1 of 1) than the \
+per-record training made: return them as they are after it, with nothing done in between
+    """
+
+    plan: PerRecordPlan
+    records: int
+    before: tuple[bytes, ...] = field(repr=False)
+    after: tuple[bytes, ...] = field(repr=False)  # noiseless: whoever has it can test guesses
+    rounding: float = 0.0
+
+    def sensitivity(self) -> float:
+        """Return the plan's sensitivity for this number of records, and what rounding adds.
+
+        With sampling, a step changes by less where one record is added or removed, so an accountant
+        for that relation may use it too.
+        """
+        return (self.plan.sensitivity(self.records) + 2 * self.rounding) * (1 + ROUNDING)
+
+    def check(
+        self, before: Iterable[NDArray[np.generic]], after: Iterable[NDArray[np.generic]]
+    ) -> None:
+        """Check that the training led from the one set of arrays to the other, bit for bit.
+
+        Parameters
+        ----------
+        before : iterable of ndarray
+            What the training was given. Only floating-point arrays count here and below.
+        after : iterable of ndarray
+            What it returned.
+
+        Raises
+        ------
+        ProtocolError
+            If it started or ended at other arrays.
+        """
+        check_same(
+            before,
+            self.before,
+            "the training was given other arrays ({}) than the per-record training started at: "
+            "load them into the model, all and unchanged, before it",
+        )
+        check_same(
+            after,
+            self.after,
+            "the training returned other arrays ({}) than the per-record training made: return "
+            "them as they are after it, with nothing done in between",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRecordLoss:
+    """Certificate of a mean of losses that were clipped one by one. It stays on the node.
+
+    Parameters
+    ----------
+    cap : float
+        What each record's loss was clipped to, from 0; above 0.
+    records : int
+        Number of records, at least 1; the declared one where the scheme has it. It is public.
+    mean : float
+        Mean of the clipped losses over that number.
+    model : tuple of bytes
+        `digests` of the arrays of the model that was evaluated.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Guarantee
+    ---------
+    `sensitivity` bounds the distance between this mean and that of the same model on a data set in
+    which one record was replaced by another. (A mean that was clipped as a whole has no such bound:
+    one record may move it by all of the cap.) The model counts as public: what it learned from the
+    same records is not covered.
+
+    Examples
+    --------
+    >>> loss = PerRecordLoss(cap=4.0, records=100, mean=0.5, model=digests([np.zeros(2)]))
+    >>> round(loss.sensitivity(), 5), loss.check([np.zeros(2)])
+    (0.04004, None)
+    """
+
+    cap: float
+    records: int
+    mean: float = field(repr=False)  # noiseless
+    model: tuple[bytes, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_cap("cap", self.cap)
+        check_integer("records", self.records, minimum=1)
+        check_number("mean", self.mean, minimum=0, maximum=self.cap)
+
+    def sensitivity(self) -> float:
+        """Return ``cap / records``, and what rounding adds."""
+        return self.cap / self.records * (1 + ROUNDING)
+
+    def check(self, arrays: Iterable[NDArray[np.generic]]) -> None:
+        """Check that the model that was evaluated has these arrays, bit for bit.
+
+        Raises
+        ------
+        ProtocolError
+            If it has others.
+        """
+        check_same(
+            arrays,
+            self.model,
+            "the evaluation was given other arrays ({}) than it evaluated: load them into the "
+            "model, all and unchanged",
+        )
+
+
+class StepRequest(CertificateRequest[PerRecordStep]):
+    """What happened in a scope that `asked` opened; its certificate is `step`.
+
+    Parameters
+    ----------
+    plan : PerRecordPlan
+        What the scheme asks.
+    random : SecureRandom
+        Chooses the records of a sampled step.
+    """
+
+    def __init__(self, plan: PerRecordPlan, random: SecureRandom) -> None:
+        super().__init__()
+        self.plan = plan
+        self.random = random
+
+    @property
+    def step(self) -> PerRecordStep:
+        """What was done.
+
+        Raises
+        ------
+        ProtocolError
+            If there was none, more than one, or one that followed another plan.
+        """
+        return self.certificate
+
+    def _missing(self) -> str:
+        return (
+            "the training did no per-record step: it has to call a per-record trainer, e.g. "
+            "flwr_privacy.clients.torch.train_per_record, once and in the thread it runs in"
+        )
+
+    def _several(self, count: int) -> str:
+        return (
+            f"the training called a per-record trainer {count} times: the noise of a round is for "
+            "once; more steps are settings of the scheme"
+        )
+
+    def _differing(self, certificate: PerRecordStep) -> str:
+        if certificate.plan != self.plan:
+            return (
+                f"the scheme asks for a training by {self.plan}, done was one by {certificate.plan}"
+            )
+        return _not_declared(self.plan.records, certificate.records)
+
+
+_request: ContextVar[StepRequest | None] = ContextVar("flwr_privacy_per_record", default=None)
+
+
+def asked(
+    plan: PerRecordPlan, random: SecureRandom | None = None
+) -> AbstractContextManager[StepRequest]:
+    """Open a scope in which the user's training is to do exactly what `plan` says, once.
+
+    Scopes may be nested; the innermost one counts. Take `StepRequest.step` once the training is
+    over, and `PerRecordStep.check` it against the arrays.
+
+    Parameters
+    ----------
+    plan : PerRecordPlan
+        What the scheme asks.
+    random : SecureRandom, optional
+        Chooses the records of a sampled step; by default a new stream.
+
+    Examples
+    --------
+    >>> plan = PerRecordPlan(clipping_norm=1.0, learning_rate=0.1)
+    >>> with asked(plan) as request:
+    ...     certify(PerRecordStep(plan=current_plan(), records=10, before=(), after=()))
+    >>> request.step.records, current_plan()
+    (10, None)
+    """
+    return opened(_request, StepRequest(plan, random or SecureRandom()))
+
+
+def current_plan() -> PerRecordPlan | None:
+    """Return what the scheme around the training asks; None if there is no scheme."""
+    request = _request.get()
+    return None if request is None else request.plan
+
+
+def in_step(plan: PerRecordPlan, records: int) -> NDArray[np.bool_]:
+    """Choose the records of a step, each with the plan's sampling rate, exact to 2**-64.
+
+    Where the plan declares the number of records, so many are chosen from, whatever `records` says.
+
+    Returns
+    -------
+    (records,) bool ndarray
+        It is secret: what the choice adds to the privacy, it adds against who does not know it.
+
+    Examples
+    --------
+    >>> in_step(PerRecordPlan(clipping_norm=1.0, learning_rate=0.1), 3)
+    array([ True,  True,  True])
+    """
+    request = _request.get()
+    random = SecureRandom() if request is None else request.random
+    return chosen(plan.count(records), plan.sampling_rate, random)
+
+
+def certify(step: PerRecordStep) -> None:
+    """Hand what was done to the scheme around the training; without a scheme, do nothing.
+
+    A trainer calls this before it shows in its model.
+
+    Raises
+    ------
+    ProtocolError
+        If it is the second time in the scope, or followed another plan than the scheme asks.
+    """
+    request = _request.get()
+    if request is not None:
+        request.add(step)
+
+
+class LossRequest(CertificateRequest[PerRecordLoss]):
+    """What happened in a scope that `asked_loss` opened; its certificate is `loss`.
+
+    Parameters
+    ----------
+    cap : float
+        What the scheme asks each record's loss to be clipped to.
+    records : int, optional
+        Number of records that the node has declared.
+    """
+
+    def __init__(self, cap: float, records: int | None = None) -> None:
+        super().__init__()
+        self.cap = check_cap("cap", cap)
+        self.records = None if records is None else check_integer("records", records, minimum=1)
+
+    @property
+    def loss(self) -> PerRecordLoss:
+        """The loss that was measured.
+
+        Raises
+        ------
+        ProtocolError
+            If there was none, more than one, or one with another cap.
+        """
+        return self.certificate
+
+    def _missing(self) -> str:
+        return (
+            "the evaluation measured no per-record loss: it has to call, e.g., "
+            "flwr_privacy.clients.torch.evaluate_per_record, once and in the thread it runs in"
+        )
+
+    def _several(self, count: int) -> str:
+        return f"the evaluation measured {count} per-record losses: the noise of a round is for one"
+
+    def _differing(self, certificate: PerRecordLoss) -> str:
+        if certificate.cap != self.cap:
+            return (
+                f"the scheme asks for losses clipped to {self.cap}, measured were some clipped to "
+                f"{certificate.cap}"
+            )
+        return _not_declared(self.records, certificate.records)
+
+
+_loss_request: ContextVar[LossRequest | None] = ContextVar("flwr_privacy_loss", default=None)
+
+
+def asked_loss(cap: float, *, records: int | None = None) -> AbstractContextManager[LossRequest]:
+    """Open a scope in which the user's evaluation is to measure exactly one per-record loss.
+
+    Take `LossRequest.loss` once the evaluation is over, and `PerRecordLoss.check` it against the
+    arrays.
+
+    Parameters
+    ----------
+    cap : float
+        What each record's loss is to be clipped to, above 0.
+    records : int, optional
+        Number of records that the node has declared, at least 1. The mean is over so many, whatever
+        the data set has: records beyond it are left out, and a missing one counts as a loss of 0.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Examples
+    --------
+    >>> with asked_loss(4.0) as request:
+    ...     certify_loss(PerRecordLoss(cap=current_cap(), records=10, mean=0.5, model=()))
+    >>> request.loss.records, current_cap()
+    (10, None)
+    """
+    return opened(_loss_request, LossRequest(cap, records))
+
+
+def current_cap() -> float | None:
+    """Return what the scheme around the evaluation asks losses to be clipped to; None without."""
+    request = _loss_request.get()
+    return None if request is None else request.cap
+
+
+def declared_losses() -> int | None:
+    """Return how many records the scheme around the evaluation declares; None if it does not."""
+    request = _loss_request.get()
+    return None if request is None else request.records
+
+
+def certify_loss(loss: PerRecordLoss) -> None:
+    """Hand a loss to the scheme around the evaluation; without a scheme, do nothing.
+
+    Raises
+    ------
+    ProtocolError
+        If it is the second one in the scope, or was clipped to another cap than the scheme asks.
+    """
+    request = _loss_request.get()
+    if request is not None:
+        request.add(loss)
+
+
+def check_cap(parameter: str, cap: float) -> float:
+    """Return the cap of a loss if it is a finite number above 0.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is none.
+    """
+    if check_number(parameter, cap) <= 0:
+        raise InvalidParameterError(parameter, cap, "a number above 0")
+    return cap
+
+
+def _not_declared(declared: int | None, done: int) -> str:
+    if declared in (None, done):
+        return ""
+    return f"{declared} records are declared, and the certificate is for {done}"

@@ -1,0 +1,98 @@
+"""Files of a client of FedVS: its shares of everybody's rows, and the shares that it dealt last."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.wire.documents import dumps, loads
+from flwr_privacy.wire.files import DamagedFileError, read_sealed, write_sealed
+
+__all__ = ["CodedRows", "dealt", "forget_coded", "keep_dealt"]
+
+_MAGIC = b"flwr-privacy vertical state\n"
+_STORED = np.dtype("<u4")  # an element is below 2^31
+
+
+class CodedRows:
+    """Shares of the rows of a part: a matrix of elements in a file that is not read as a whole.
+
+    Parameters
+    ----------
+    folder : Path
+        Where it lies.
+    generation, part : str
+        Which coding and which part it is of.
+    shape : tuple of int
+        The coded rows, and the columns of all clients' expanded data.
+    """
+
+    def __init__(self, folder: Path, generation: str, part: str, shape: tuple[int, int]) -> None:
+        name = hashlib.sha256(f"{generation} {part}".encode()).hexdigest()[:32]
+        self.path = folder / f"{name}.coded"
+        self.shape = shape
+
+    def create(self) -> None:
+        """Make the file anew, for its owner alone (mode 0600)."""
+        self.path.unlink(missing_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(descriptor, self.size)
+        finally:
+            os.close(descriptor)
+
+    def is_there(self) -> bool:
+        """Tell whether the file is there, with the size that it should have."""
+        return self.path.is_file() and self.path.stat().st_size == self.size
+
+    def write(self, first: int, blocks: Iterable[tuple[int, NDArray[np.integer[Any]]]]) -> None:
+        """Write some rows of the columns of some clients, each from the column where it begins."""
+        mapped = np.memmap(self.path, _STORED, mode="r+", shape=self.shape)
+        for offset, elements in blocks:
+            rows, columns = elements.shape
+            mapped[first : first + rows, offset : offset + columns] = elements
+
+    def sync(self) -> None:
+        """Have what was written outlive a power cut: lost pages would be zeros."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return some rows, in full."""
+        mapped = np.memmap(self.path, _STORED, mode="r", shape=self.shape)
+        return np.asarray(mapped[rows], np.uint32)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.shape[0] * self.shape[1] * _STORED.itemsize
+
+
+def forget_coded(folder: Path, kept: set[Path]) -> None:
+    """Remove the files of earlier codings of the data."""
+    for path in folder.iterdir():
+        if re.fullmatch(r"[0-9a-f]{32}\.coded", path.name) and path not in kept:
+            path.unlink(missing_ok=True)
+
+
+def keep_dealt(folder: Path, name: str, asked: dict[str, Any], sealed: NDArray[np.uint8]) -> None:
+    """Keep the shares of weights that were dealt last."""
+    content = dumps({"name": name, "asked": asked, "sealed": sealed})
+    write_sealed(folder / "dealt", _MAGIC, content, durable=False)
+
+
+def dealt(folder: Path, name: str) -> dict[str, Any]:
+    """Return what was asked and dealt under a name, if it was the last; else nothing."""
+    try:
+        kept = loads(read_sealed(folder / "dealt", _MAGIC))
+    except (FileNotFoundError, DamagedFileError):  # after a power cut
+        return {}
+    return kept if kept["name"] == name else {}

@@ -1,1 +1,0 @@
-"""Attacks that check what the docstrings promise."""

@@ -1,0 +1,1 @@
+"""Central differential privacy of whole clients (DP-FedAvg): mechanism, mean and guarantee."""

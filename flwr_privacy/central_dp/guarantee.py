@@ -1,0 +1,100 @@
+"""What central differential privacy promises in each of its four modes."""
+
+from collections.abc import Collection
+
+from flwr_privacy.privacy.guarantee import Guarantee
+
+from .mechanism import DISTRIBUTED, POISSON, SERVER
+
+__all__ = ["Quorum", "promise"]
+
+Quorum = tuple[int, int, int]
+"""Clients of a cohort, least number of them in a sum that is opened, and colluders."""
+
+
+def promise(
+    *,
+    noise: str,
+    sampling: str,
+    epsilon: float,
+    delta: float,
+    summed: bool,
+    quorum: Quorum | None,
+    kept_back: Collection[str],
+    insecure: bool,
+) -> Guarantee:
+    """Return the promise of a training; see `flwr_privacy.central_dp.mechanism.CentralDPPlan`.
+
+    Parameters
+    ----------
+    noise, sampling : str
+        Who adds the noise, and how cohorts are drawn.
+    epsilon, delta : float
+        Budget of a client.
+    summed : bool
+        Whether there is a secure sum.
+    quorum : tuple of int, optional
+        The secure sum's numbers in the last round, where clients add the noise.
+    kept_back : collection of str
+        Arrays of the model that are not uploaded.
+    insecure : bool
+        Whether noise or samples came from a seed.
+
+    Examples
+    --------
+    >>> promise(
+    ...     noise="server", sampling="poisson", epsilon=8.0, delta=1e-5, summed=False, quorum=None,
+    ...     kept_back=[], insecure=False,
+    ... ).neighbours
+    'one client is there or not'
+    """
+    amplified = (noise, sampling) == (SERVER, POISSON)
+    not_protected = [] if amplified else ["who takes part (no amplification by it is counted)"]
+    not_protected += [
+        "whether and when a client fails or declines",
+        "what the user's own code sends elsewhere, and timing",
+    ]
+    if kept_back:
+        not_protected.append(f"(not uploaded at all: {', '.join(sorted(kept_back))})")
+    if noise == DISTRIBUTED:
+        adversary = "an honest-but-curious server and clients that collude with it"
+        assumptions = ["each client keeps its own ledger, noise and secrets"]
+        void = "clients drew their noise from an insecure seed, for tests"
+    else:
+        unseen = "neither a message nor who takes part" if amplified else "no message"
+        adversary = f"whoever sees the models, and {unseen}"
+        seen = "the sum before its noise" if summed else "every client's update"
+        assumptions = [f"the server is trusted: it sees {seen}, adds the noise, keeps the books"]
+        void = "the server drew its noise and samples from an insecure seed, for tests"
+    if amplified:
+        assumptions.append(
+            "it draws each client by itself and tells nobody who is drawn, who answers, or how "
+            "many; its history and its log have the numbers"
+        )
+    if quorum is not None:
+        cohort, threshold, colluders = quorum
+        assumptions.append(
+            f"of {cohort} clients at most {colluders} collude with the server; a sum over less "
+            f"than {threshold} is not opened, so that at least {threshold - colluders} honest "
+            "shares are in it"
+        )
+    return Guarantee(
+        scheme="central-dp",
+        protects="all data of a client",
+        adversary=adversary,
+        neighbours=(
+            "one client is there or not"
+            if amplified
+            else "the data of one client are replaced by any other"
+        ),
+        epsilon=epsilon,
+        delta=delta,
+        not_protected=tuple(not_protected),
+        assumptions=tuple(assumptions),
+        evidence=(
+            "tests/central_dp",
+            "tests/flwr_privacy/test_distributed_noise.py",
+            "tests/flwr_privacy/accounting",
+        ),
+        void=void if insecure else "",
+    )

@@ -1,0 +1,209 @@
+"""Clipped updates under central differential privacy: one, their sum, and the mean made of it."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.privacy.adaptive_clipping import (
+    COUNT_GRID,
+    COUNT_NAME,
+    count_code,
+    fraction_below,
+)
+from flwr_privacy.privacy.failures import FAILED_NAME
+from flwr_privacy.privacy.grid import EvenMean, Grid
+from flwr_privacy.privacy.noise import discrete_gaussian
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.updates import Update, check_start
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import METRICS
+
+from .mechanism import DISTRIBUTED, SERVER, CentralDPTerms
+
+__all__ = ["CentralMean", "ClippedUpdate", "add_noise"]
+
+
+class _Measured(NamedTuple):
+    """An update as codes, whether clipping left it as it was, and whether the training failed."""
+
+    update: Update
+    codes: NDArray[Any]
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class ClippedUpdate(Mechanism):
+    """A client's update, clipped to an L2 norm, with a share of the noise or without any.
+
+    A share alone hides nothing: with the same share in two sums, or in none, the one or the
+    difference of the two would have hardly any noise. So there is one attempt, in a secure sum.
+    Where a trusted server adds the noise, the release has none and the client's ledger does not
+    know it: those books are the server's.
+
+    Parameters
+    ----------
+    terms : CentralDPTerms
+        What was asked.
+    """
+
+    terms: CentralDPTerms
+
+    def plan(self, start: Arrays, facts: Facts) -> Plan:
+        """Decide or refuse everything about the release; see `Mechanism.plan`."""
+        terms, alone = self.terms, self.terms.noise == DISTRIBUTED
+        names = terms.names(start)
+        check_start(start, names)
+        terms.check_grid(sum(np.size(start[name]) for name in names))
+        return Plan(
+            unit="user",
+            charge=terms.charge() if alone else None,
+            epsilon=terms.epsilon,
+            delta=terms.delta,
+            noise_multiplier=terms.noise_multiplier if alone else 0.0,
+            sigma=terms.sigma() if alone else 0.0,
+            parties=terms.parties if alone else 0,
+            largest_code=terms.code_limit(),
+        )
+
+    def measure(self, start: Arrays, outcome: Any) -> _Measured:
+        """Return the clipped update as codes."""
+        terms = self.terms
+        names, norm = terms.names(start), terms.clipping_norm
+        update = Update.between(start, outcome, names, clipping_norm=norm)
+        # A share of noise may leave 32 bits on the way.
+        code: Any = np.int64 if terms.noise == DISTRIBUTED else np.int32
+        out = np.empty(update.vector.size, code)
+        return _Measured(update, Grid(terms.grid).encode(update.vector, out))
+
+    def failed(self, start: Arrays) -> _Measured:
+        """Return the update of a training that changed nothing, and that it failed."""
+        return self.measure(start, start)._replace(failed=True)
+
+    def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
+        """Return the codes with a share of the noise, or without any."""
+        update, vector, failed = measured
+        codes: dict[str, NDArray[Any]] = update.arrays(vector)
+        if self.terms.count_share:
+            count = count_code(within=update.factor == 1)
+            codes[COUNT_NAME] = np.array([count], vector.dtype)
+        if code := self.terms.failed_code:
+            codes[FAILED_NAME] = np.array([code if failed else 0], vector.dtype)
+        if plan.charge is not None:
+            add_noise(codes, self.terms, random)
+        # Everybody weighs the same: the number of records is a secret.
+        return codes, {METRICS: {"num-examples": 1}}
+
+    def accumulator(self, start: Arrays) -> "CentralMean":
+        """Return an empty sum of codes."""
+        return CentralMean(start, self.terms)
+
+
+def add_noise(
+    codes: dict[str, NDArray[np.int64]], terms: CentralDPTerms, random: SecureRandom
+) -> None:
+    """Add the noise of one who adds any, in place: a client's share, or the trusted server's whole.
+
+    Parameters
+    ----------
+    codes : dict of str to int64 array
+        Codes or sums of them, by name, the count among them if there is one.
+    terms : CentralDPTerms
+        Say how much.
+    random : SecureRandom
+        Where it comes from: the arrays take theirs in the order of their names, the count of
+        trainings that failed last.
+    """
+    update, count = terms.share_sigmas()
+    for name in sorted(codes, key=lambda name: (name == FAILED_NAME, name)):
+        sigma = update / Grid(terms.grid).step
+        if name == COUNT_NAME and count is not None:
+            sigma = count / COUNT_GRID.step
+        noise = discrete_gaussian(codes[name].size, sigma, random)
+        codes[name] += noise.reshape(codes[name].shape)
+
+
+class CentralMean(EvenMean):
+    """Mean of clipped updates as codes; with the count of those within the norm, if there is one.
+
+    Parameters
+    ----------
+    start : Mapping of str to ndarray
+        The model that the updates start from.
+    terms : CentralDPTerms
+        What was asked.
+
+    Notes
+    -----
+    **Guarantee.** The sum is private once it has its noise: in shares, inside the codes, or by
+    `add_noise`; what `settle` and `finish` make of it then costs nothing. See
+    `flwr_privacy.central_dp.mechanism.CentralDPPlan`.
+
+    Examples
+    --------
+    >>> terms = CentralDPTerms(
+    ...     noise="server", sampling="fixed", noise_multiplier=8.0, count_share=0.5,
+    ...     epsilon=8.0, delta=1e-5, gap=1e-3, clipping_norm=1.0, grid=-10,
+    ... )
+    >>> mean = CentralMean({"w": np.zeros(2)}, terms)
+    >>> codes = {"w": np.array([600, 0]), COUNT_NAME: np.array([2**16])}
+    >>> mean.accumulate("a", codes, weight=1)
+    >>> mean.accumulate("b", codes, weight=1)
+    >>> mean.add_noise(SecureRandom.insecure(0))
+    >>> round(mean.settle(2), 1), mean.finish()["w"].round(1)
+    (-5.4, array([ 2.9, -3.4]))
+    """
+
+    def __init__(self, start: Arrays, terms: CentralDPTerms) -> None:
+        names, code = terms.names(start), terms.failed_code
+        super().__init__(start, Grid(terms.grid), names, failed_code=code)
+        self._terms = terms
+        if terms.count_share:
+            self.template[COUNT_NAME] = ((1,), np.dtype(np.int32))
+
+    def add_noise(self, random: SecureRandom) -> None:
+        """Add the noise of a trusted server to the sums, of however few replies; once.
+
+        Parameters
+        ----------
+        random : SecureRandom
+            Where it comes from.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the clients add the noise.
+        """
+        if self._terms.noise != SERVER:
+            raise InvalidParameterError("noise", self._terms.noise, SERVER)
+        for name, (shape, _) in self.template.items():
+            self._sums.setdefault(name, np.zeros(shape, self.sum_dtype))
+        add_noise(self._sums, self._terms, random)
+
+    def settle(self, number: float) -> float | None:
+        """Make it the mean over a number of contributions; take the count out.
+
+        Parameters
+        ----------
+        number : float
+            What sums are divided by: the number of contributions, or the expected one where the
+            actual one is secret. It becomes the `weight`.
+
+        Returns
+        -------
+        float or None
+            The noised fraction of updates within the norm; None where it was not counted.
+
+        Raises
+        ------
+        InvalidParameterError
+            If `number` is not above 0.
+        """
+        self.weight = number
+        if COUNT_NAME not in self.template:
+            return None
+        halves = COUNT_GRID.step * float(self._sums.pop(COUNT_NAME)[0])
+        return fraction_below(halves, number)

@@ -1,0 +1,1 @@
+"""Arithmetic that several schemes share: prime fields, secret sharing, quantisation, packing."""

@@ -1,0 +1,628 @@
+"""The one way out of a node for what its data say: every release takes these steps, in this order.
+
+1. The node's policy, and whether it has stopped answering this experiment.
+2. The mechanism's plan, and before the first charge of an experiment a rehearsal without data.
+   Everything that can be refused is refused by now, and no data were read.
+3. The charge: durable in the ledger, for this question alone, before the user's code runs.
+4. The user's code. The ledger is not locked meanwhile.
+5. What came of it, bounded; and the noise.
+6. The reply cache: the first reply that is kept is the one that is sent, also when asked again.
+7. The ledger: this charge is answered.
+
+A crash at any step leaves a charge without a reply, never a reply without a charge. The same
+question (its digest covers the arrays too) is answered from the cache, or on its charge if that was
+not answered yet; every other question is another charge.
+
+Guarantee. Adversary: a server that chooses questions, models and refusals to learn from. Covered:
+whether and with which text a question is refused before the charge depends on the question, on the
+node's configuration and on its ledger, not on data. What happens after the charge is covered by it:
+where all data of a client are protected, training that fails counts as the zero update, and that it
+failed is at most a noised coordinate of the answer (`flwr_privacy.privacy.failures`). Not covered:
+how long an answer takes; whether the node is there (a process that is ended from within, too); and
+where single records are protected, that training fails as a whole or ends before it reaches its
+trainer: that is charged, told once with a fixed text, and ends the experiment for the node until
+its operator acts.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from flwr_privacy.errors import (
+    ChargedFailureError,
+    DataError,
+    DeclinedError,
+    FlwrPrivacyError,
+    ProtocolError,
+)
+from flwr_privacy.privacy.ledger import Entry, Question
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.wire.arrays import Arrays, digest_of
+from flwr_privacy.wire.documents import dumps, loads
+from flwr_privacy.wire.message import EVALUATE, METRICS, TRAIN, Fields, values_digest
+
+from .mechanism import (
+    EXPERIMENT,
+    Answer,
+    Facts,
+    Mechanism,
+    NoFactsError,
+    Plan,
+    ProtocolStep,
+    Release,
+    Unprotected,
+)
+from .node_limits import check_limits
+from .node_store import NodeRules, NodeStore
+from .release import (
+    PlannedRelease,
+    check_code_limit,
+    check_policy,
+    check_shares,
+    check_simulated,
+    check_summed,
+    check_unaccounted,
+    check_unanswered,
+    check_unprotected,
+    check_unsummed,
+    question_of,
+)
+from .shared_reply_cache import Replies
+
+__all__ = [
+    "Request",
+    "answer",
+    "answer_step",
+    "answer_unprotected",
+    "check_going_on",
+    "check_step",
+    "mark_insecure",
+    "refused_alike",
+    "request_of",
+    "run",
+]
+
+logger = logging.getLogger("flwr.privacy")
+
+_DELIVERY = frozenset({"summed", "honest", "certain", "code-limit"})
+"""Entries that say how an answer is delivered; they do not change what is released."""
+
+_STOPPED = "stopped"  # name of the note that ends an experiment for the node
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question as it reached one client.
+
+    Parameters
+    ----------
+    scheme : str
+        Name of the scheme.
+    question : Question
+        Its name.
+    arrays : Mapping of str to ndarray
+        The arrays that came with it.
+    fields : Mapping
+        The scheme's own values; of the secure sum ``summed``, ``honest`` and ``certain``, what the
+        client believes of it (`flwr_privacy.secure_sum.trust`), and ``code-limit``.
+    guarantees_dp : bool, default True
+        Whether the client half promises differential privacy.
+    """
+
+    scheme: str
+    question: Question
+    arrays: Arrays
+    fields: Mapping[str, Any]
+    guarantees_dp: bool = True
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the whole question: 32 hexadecimal digits."""
+        own = [[key, self.fields[key]] for key in sorted(self.fields) if key not in _DELIVERY]
+        arrays = [[name, digest_of(self.arrays, name)] for name in self.arrays]
+        question = self.question
+        name = [question.experiment_id, question.phase, question.server_round, question.request]
+        return values_digest(self.scheme, name, own, arrays).hex()[:32]
+
+
+def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool = False) -> Answer:
+    """Carry out a release.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    request : Request
+        The question.
+    release : Release
+        What the client half makes of it.
+    sealed : bool, default False
+        Whether what it comes to leaves the node sealed for a party that the node trusts: see
+        `flwr_privacy.pipeline.sealed`.
+
+    Raises
+    ------
+    DeclinedError
+        If the node's policy, its limits or the budget do not allow it. Nothing is charged.
+    InvalidParameterError, ProtocolError
+        If the question is unfit. Nothing is charged.
+    LedgerError
+        If the node's files cannot be used.
+    ChargedFailureError
+        If the release was charged and there is no answer.
+    """
+    check_going_on(store, request.question.experiment_id)
+    if release.name is not None:
+        request = replace(request, question=release.name)
+    if release.asked is not None:
+        delivery = {key: request.fields[key] for key in _DELIVERY & set(request.fields)}
+        request = replace(request, fields={**release.asked, **delivery})
+    mechanism, facts = release.mechanism, Facts()
+    start = dict(request.arrays)  # each decoded once
+    plan = mechanism.plan(start, facts)
+    _admit(store, request, plan, sealed)
+    if plan.charge is None:
+        return _unaccounted(store, request, release, plan, start)
+    planned = _planned(store, request, plan)
+    if release.facts is not None:
+        entries = store.ledger.entries()
+        if all(entry.question != request.question for entry in entries):
+            planned.check_affordable(entries)  # before the user's code is called
+        try:
+            facts = _facts(store, request, release.facts)
+        except NoFactsError as error:
+            # A server that chooses settings could read from it what the user's code looks at.
+            if not store.simulated:
+                _charged(store, request, release, plan, planned)
+                raise _stopped(store, request.question.experiment_id, error) from None
+            raise
+        plan = mechanism.plan(start, facts)
+        _admit(store, request, plan, sealed)
+    if release.rehearsal is not None:
+        _rehearse(store, request, planned, release.rehearsal)
+    number, kept = _charged(store, request, release, plan, planned)
+    if kept is not None:
+        return kept
+    if facts.records is not None:
+        _note_facts(store, request, facts)
+    measured = run(
+        store,
+        request.question.experiment_id,
+        lambda: mechanism.measure(start, release.work(_sampler(store, request), facts)),
+        lambda: mechanism.failed(start),
+    )
+    made = _noised(store, request, mechanism, measured, plan)
+    return _answered(store, request, release, plan, number, made)
+
+
+def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -> None:
+    """Decline a step towards a release that the node would decline; nobody is charged for it.
+
+    Parameters
+    ----------
+    store, request
+        As of `answer`.
+    name : Question
+        The name of the release.
+    plan : Plan
+        What it will be.
+
+    Raises
+    ------
+    DeclinedError
+        As `answer`.
+    """
+    check_going_on(store, name.experiment_id)
+    request = replace(request, question=name)
+    _admit(store, request, plan, sealed=True)
+    planned = _planned(store, request, plan)
+    with store.ledger.locked() as locked:
+        if all(entry.question != name for entry in locked.entries):
+            check_limits(store, locked)
+            planned.check_affordable(locked.entries)
+
+
+def answer_unprotected(
+    rules: NodeRules,
+    release: Unprotected,
+    scheme: str,
+    phase: str,
+    fields: Fields,
+    guarantees_dp: bool,
+) -> Answer:
+    """Carry out a release that promises nothing, if the node's operator allows it.
+
+    Raises
+    ------
+    DeclinedError
+        If not.
+    """
+    if not fields.get("summed"):
+        check_unsummed(rules)
+    check_unaccounted(rules, scheme=scheme, guarantees_dp=guarantees_dp, sigma=release.sigma)
+    return release.work(lambda purpose: rules.random(question_of(phase, fields), purpose))
+
+
+def answer_step(
+    store: NodeStore,
+    step: ProtocolStep,
+    scheme: str,
+    phase: str,
+    fields: Fields,
+    guarantees_dp: bool,
+) -> Answer:
+    """Carry out a step of a protocol, if the node's operator allows it.
+
+    Raises
+    ------
+    DeclinedError
+        If not.
+    LedgerError
+        If the node's files cannot be used.
+    """
+    from .step_store import opened  # late: most nodes remember nothing between messages
+
+    question = question_of(phase, fields)
+    check_going_on(store, question.experiment_id)
+    check_unaccounted(store, scheme=scheme, guarantees_dp=guarantees_dp)
+    if step.simulated_only:
+        check_simulated(store, phase)
+    with opened(store, scheme, question) as lent:
+        clients = fields.get("summed", 0) if step.summed is None else step.summed(lent.state)
+        if clients is not None:
+            check_summed(store, clients)
+        arrays, own = step.work(lent)
+    if clients is not None:
+        mark_insecure(store, own)
+    return arrays, own
+
+
+def check_going_on(store: NodeStore, experiment_id: str) -> None:
+    """Refuse what belongs to an experiment that the node has stopped answering.
+
+    Raises
+    ------
+    DeclinedError
+        If it has.
+    """
+    if store.noted(experiment_id, _STOPPED) is not None:
+        raise DeclinedError(
+            "this node answers nothing more of this experiment until its operator acts"
+        )
+
+
+def run(
+    store: NodeStore,
+    experiment_id: str,
+    work: Callable[[], Any],
+    failed: Callable[[], Any | None],
+) -> Any:
+    """Run the user's code after its charge, and return what it came to.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    experiment_id : str
+        Which experiment ends for the node if it fails and may not count as zero.
+    work : callable
+        The user's code, and what bounds its result.
+    failed : callable
+        Returns what counts where it fails, or None if nothing may.
+
+    Raises
+    ------
+    ChargedFailureError
+        If it fails where a failure may not count as zero, or where nobody's data are at stake.
+    """
+    try:
+        return work()
+    # Whatever the user's code raises may depend on its data, and so would an answer that says so.
+    except Exception as error:
+        instead = failed()
+        if store.simulated and (instead is None or not isinstance(error, DataError)):
+            reason = str(error) if isinstance(error, FlwrPrivacyError) else type(error).__name__
+            raise ChargedFailureError(f"charged, and there is no answer: {reason}") from error
+        if instead is None:
+            raise _stopped(store, experiment_id, error) from None
+        logger.warning(
+            "client %s: its training counts as one that changed nothing: %s",
+            *(store.client_id, error),
+        )
+        return instead
+
+
+def _unaccounted(
+    store: NodeStore, request: Request, release: Release, plan: Plan, start: Arrays
+) -> Answer:
+    """Answer with what has no cost that could be stated; nobody is charged for a failure."""
+    if release.keeps == EXPERIMENT:
+        found = _given(store, request)
+        if found is not None and plan.once:
+            raise DeclinedError(
+                f"the {request.question.phase} of this experiment was answered before, in a "
+                "secure sum of its own"
+            )
+        if found is not None:
+            return found
+    mechanism = release.mechanism
+    try:
+        outcome = release.work(_sampler(store, request), Facts())
+        made = _noised(store, request, mechanism, mechanism.measure(start, outcome), plan)
+    except Exception as error:
+        if store.simulated:
+            raise
+        raise refused_alike(store.client_id, error) from None
+    if release.keeps == EXPERIMENT:
+        _kept(store, request, release, ({}, made[1]) if plan.once else made)
+    return made
+
+
+def refused_alike(client_id: str, error: Exception) -> DataError:
+    """Log what the user's code came to; return the one text that a server is told of it.
+
+    Nobody is charged for a failure where an answer costs nothing, so nothing of it is told.
+    """
+    logger.error("client %s does not answer: %s", client_id, error, exc_info=error)
+    return DataError(
+        "the client's own code failed, or what it returned is not sent; the log of the node says "
+        "how"
+    )
+
+
+def _noised(
+    store: NodeStore, request: Request, mechanism: Mechanism, measured: Any, plan: Plan
+) -> Answer:
+    arrays, own = mechanism.noise(measured, plan, store.random(request.question, "noise"))
+    mark_insecure(store, own)
+    return arrays, own
+
+
+def mark_insecure(store: NodeStore, own: Fields) -> None:
+    """Say in a reply that its noise is no secret, if it is none."""
+    if store.insecure_seed is not None:
+        own[METRICS]["insecure-noise"] = 1.0
+
+
+def _admit(store: NodeStore, request: Request, plan: Plan, sealed: bool) -> None:
+    """Refuse what the node's operator does not allow."""
+    certain = 1.0
+    if plan.parties:
+        fields = dict(request.fields)
+        certain = check_shares(store, plan.parties, fields, noised=plan.needs_pins)
+    elif not request.fields["summed"]:
+        check_unsummed(store)
+    if plan.noise_follows and not sealed:
+        check_unprotected(store, scheme=request.scheme, guarantees_dp=request.guarantees_dp)
+    if plan.largest_code:
+        check_code_limit(dict(request.fields), plan.largest_code)
+    if plan.charge is None or not plan.proven:
+        check_unaccounted(
+            store,
+            scheme=request.scheme,
+            guarantees_dp=request.guarantees_dp,
+            sigma=plan.sigma or 0.0,
+            noised=plan.charge is not None,
+        )
+    if plan.charge is not None:
+        check_policy(
+            store,
+            scheme=request.scheme,
+            unit=plan.unit,
+            noise_multiplier=plan.noise_multiplier * certain,
+            sigma=None if plan.sigma is None else plan.sigma * certain,
+        )
+
+
+def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
+    if plan.charge is None:
+        raise ValueError("there is nothing to charge")
+    return PlannedRelease(
+        store=store,
+        question=request.question,
+        scheme=request.scheme,
+        unit=plan.unit,
+        charge=plan.charge,
+        epsilon=plan.epsilon,
+        delta=plan.delta,
+        proven=plan.proven,
+        digest="" if plan.noise_follows else request.digest,  # it is for many questions
+    )
+
+
+def _rehearse(
+    store: NodeStore, request: Request, planned: PlannedRelease, rehearsal: Callable[[], None]
+) -> None:
+    """Try the user's code without data before the first charge of an experiment.
+
+    Raises
+    ------
+    ProtocolError
+        If it fails. Nothing is charged. The node's log has why; simulated clients say it too.
+    """
+    entries, experiment = store.ledger.entries(), request.question.experiment_id
+    if any(entry.question.experiment_id == experiment for entry in entries):
+        return
+    planned.check_affordable(entries)  # before the user's code is called
+    try:
+        rehearsal()
+    # Whatever the user's code raises; what a node's own code says stays there.
+    except Exception as error:
+        logger.error("client %s: the rehearsal fails", store.client_id, exc_info=error)
+        text = "the training fails on generated records; nothing was charged"
+        if store.simulated:
+            raise ProtocolError(f"{text}: {error}") from error
+        raise ProtocolError(f"{text}; the log of the node says how") from None
+
+
+def _charged(
+    store: NodeStore, request: Request, release: Release, plan: Plan, planned: PlannedRelease
+) -> tuple[int, Answer | None]:
+    """Charge a release, unless this question was charged and not answered, or its reply is there.
+
+    Returns
+    -------
+    number : int
+        Which charge of the ledger the answer is for.
+    kept : Answer or None
+        The reply to this question, if there is one.
+
+    Raises
+    ------
+    DeclinedError
+        If it cannot be charged, or had its one attempt.
+    """
+    question, (cache, key) = request.question, _cache(store, request, release)
+    with store.ledger.locked() as locked:
+        charged = [n for n, entry in enumerate(locked.entries) if entry.question == question]
+        mine = [n for n in charged if locked.entries[n].digest == request.digest]
+        if plan.once:
+            check_unanswered(question, locked.entries)
+        elif charged and plan.noise_follows:
+            _check_alike(planned.entry(), [locked.entries[n] for n in charged])
+            return charged[-1], None
+        elif mine:
+            number = mine[-1]
+            if (kept := cache.find(question, key)) is not None:
+                locked.answer(number)  # whoever kept it may have been killed before it sent it
+                return number, _read(kept)
+            if number not in locked.answered:
+                return number, None
+            # It was answered, and the reply is forgotten: a second one is a second release.
+            if release.single:
+                raise DeclinedError(
+                    f"the {question.phase} of this experiment was answered before, and the answer "
+                    "is lost"
+                )
+        elif charged and release.single:
+            raise _other_terms(question)
+        check_limits(store, locked)
+        planned.check_affordable(locked.entries)
+        return locked.charge(planned.entry()), None
+
+
+def _answered(
+    store: NodeStore, request: Request, release: Release, plan: Plan, number: int, made: Answer
+) -> Answer:
+    """Keep the reply of a charge, and note that it is answered; return what is to be sent.
+
+    Raises
+    ------
+    ChargedFailureError
+        If another process has answered meanwhile, and its reply is forgotten.
+    """
+    with store.ledger.locked() as locked:
+        if plan.noise_follows:  # the answers of a period share one charge, and none is kept
+            locked.answer(number)
+            return made
+        if number in locked.answered:
+            cache, key = _cache(store, request, release)
+            if (kept := cache.find(request.question, key)) is not None:
+                return _read(kept)
+            raise ChargedFailureError(
+                "charged, and there is no answer: its round was over before it was ready"
+            )
+        if not plan.once:
+            made = _kept(store, request, release, made)
+        locked.answer(number)
+    return made
+
+
+def _check_alike(asked: Entry, charged: Sequence[Entry]) -> None:
+    """Decline another answer on a charge that was for another kind of release."""
+    for entry in charged:
+        if replace(asked, time=entry.time) != entry:
+            raise DeclinedError("the same period was asked about with other noise")
+
+
+def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replies, str]:
+    """Return where a reply is kept, and under which key."""
+    if release.keeps == EXPERIMENT:
+        return store.setups, ""  # one for all questions, so that another one is found out
+    return store.replies, request.digest
+
+
+def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
+    """Keep a reply; return the one that is to be sent."""
+    cache, key = _cache(store, request, release)
+    arrays, own = made
+    reply = dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
+    kept = cache.keep(request.question, reply, key)
+    return made if kept is reply else _read(kept)
+
+
+def _given(store: NodeStore, request: Request) -> Answer | None:
+    """Return the one reply that an experiment has got of its kind.
+
+    Raises
+    ------
+    DeclinedError
+        If it was to another question: it means something else then.
+    """
+    kept = store.setups.find(request.question)
+    if kept is not None and loads(kept)["digest"] != request.digest:
+        raise _other_terms(request.question)
+    return None if kept is None else _read(kept)
+
+
+def _other_terms(question: Question) -> DeclinedError:
+    return DeclinedError(
+        f"the {question.phase} of this experiment was answered before, with other terms"
+    )
+
+
+def _facts(store: NodeStore, request: Request, facts: Callable[[], Facts]) -> Facts:
+    """Return what this experiment counts on: what was noted of it, or what the node says now."""
+    noted = store.noted(request.question.experiment_id, _facts_note(request))
+    if noted is None:
+        return facts()
+    records, *columns = map(int, noted.split())
+    return Facts(records=records, columns=tuple(columns))
+
+
+def _note_facts(store: NodeStore, request: Request, facts: Facts) -> None:
+    experiment, name = request.question.experiment_id, _facts_note(request)
+    if store.noted(experiment, name) is None:
+        store.note(experiment, name, " ".join(map(str, [facts.records, *facts.columns])))
+
+
+def _facts_note(request: Request) -> str:
+    # A training and an evaluation have different records.
+    return f"{EVALUATE if request.question.phase == EVALUATE else TRAIN}.facts"
+
+
+def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedFailureError:
+    """Note that the node answers nothing more of an experiment; return what the server is told."""
+    store.note(experiment_id, _STOPPED, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    logger.error(
+        "client %s answers nothing more of experiment %s: a training failed after it was charged "
+        "(%s). What a server could learn from further failures is not covered. Mend it, then "
+        "remove %s",
+        *(store.client_id, experiment_id, error, store.note_path(experiment_id, _STOPPED)),
+    )
+    return ChargedFailureError(
+        "charged, and there is no answer: this node answers nothing more of this experiment until "
+        "its operator acts"
+    )
+
+
+def _sampler(store: NodeStore, request: Request) -> SecureRandom:
+    return store.random(request.question, "sample")
+
+
+def _read(kept: bytes) -> Answer:
+    state = loads(kept)
+    return state["arrays"], state["fields"]
+
+
+def request_of(
+    arrays: Arrays, scheme: str, phase: str, fields: Fields, guarantees_dp: bool
+) -> Request:
+    """Return the request that a client half was asked to handle."""
+    named = {"experiment-id", "round", "request"}
+    own = {key: value for key, value in fields.items() if key not in named}
+    own = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0, **own}
+    return Request(scheme, question_of(phase, fields), arrays, own, guarantees_dp)

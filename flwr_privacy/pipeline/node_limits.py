@@ -1,0 +1,63 @@
+"""How many releases a node gives, and how much disk it lends to a client, whatever they cost."""
+
+import logging
+from datetime import UTC, datetime, timedelta
+
+from flwr_privacy.errors import DeclinedError
+from flwr_privacy.privacy.ledger import Entry, LockedLedger
+
+from .node_store import NodeStore
+
+__all__ = ["check_disk", "check_limits"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_DAY = timedelta(days=1)
+
+
+def check_limits(store: NodeStore, locked: LockedLedger) -> None:
+    """Decline one more release than the node's operator allows, whatever it costs.
+
+    Raises
+    ------
+    DeclinedError
+        If it is.
+    """
+    policy, entries = store.policy, locked.entries
+    if policy.max_releases is not None and len(entries) >= policy.max_releases:
+        raise _over(store, "max_releases", policy.max_releases)
+    if policy.max_releases_per_day is not None:
+        today = sum(_age(entry) < _DAY for entry in entries)
+        if today >= policy.max_releases_per_day:
+            raise _over(store, "max_releases_per_day", policy.max_releases_per_day)
+    check_disk(store)
+
+
+def check_disk(store: NodeStore, size: int = 0) -> None:
+    """Decline what would leave another file on a disk that is as full as it may be.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    size : int, default 0
+        Bytes of the file, where a server chooses how many.
+
+    Raises
+    ------
+    DeclinedError
+        If it is.
+    """
+    limit = store.policy.max_disk
+    if limit is not None and store.disk() + size >= limit:
+        raise _over(store, "max_disk", limit)
+
+
+def _over(store: NodeStore, name: str, limit: int) -> DeclinedError:
+    text = f"this release would pass the node's policy: {name} = {limit}"
+    logger.warning("client %s declines: %s", store.client_id, text)
+    return DeclinedError(text)
+
+
+def _age(entry: Entry) -> timedelta:
+    return datetime.now(UTC) - datetime.fromisoformat(entry.time)

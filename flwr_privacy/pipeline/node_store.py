@@ -1,0 +1,162 @@
+"""What a node keeps for one of its clients: ledger, reply cache, policy, keys.
+
+All of it is the operator's: nothing in a message or in a run's configuration can change it.
+"""
+
+import glob
+import logging
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr_privacy.errors import LedgerError
+from flwr_privacy.privacy.ledger import Ledger, Question
+from flwr_privacy.privacy.policy import Policy
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.wire.files import DamagedFileError, read_sealed, write_sealed
+from flwr_privacy.wire.pins import Identity, Pins
+
+from .reply_cache import ReplyCache, digest
+from .shared_reply_cache import Replies
+
+__all__ = ["NodeRules", "NodeStore"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_NOTE = b"flwr-privacy note\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRules:
+    """What the operator of a node says of one of its clients.
+
+    Parameters
+    ----------
+    policy : Policy
+        What the operator allows.
+    client_id : str
+        Whose answers it is about.
+    simulated : bool
+        Whether the client's data are nobody's.
+    has_policy_file : bool, default False
+        Whether the operator has written a policy.
+    insecure_seed : int, optional
+        Seed of the noise, for tests.
+    """
+
+    policy: Policy
+    client_id: str
+    simulated: bool
+    has_policy_file: bool = False
+    insecure_seed: int | None = None
+
+    def random(self, question: Question, purpose: str) -> SecureRandom:
+        """Return a source of numbers for one answer and one purpose, such as its noise."""
+        if self.insecure_seed is None:
+            return SecureRandom()
+        logger.warning(
+            "client %s draws its noise from a seed: nothing is protected", self.client_id
+        )
+        return SecureRandom.insecure(
+            self.insecure_seed,
+            purpose,
+            self.client_id,
+            question.experiment_id,
+            question.phase,
+            question.server_round,
+            question.request,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStore(NodeRules):
+    """What a node keeps for one client, beside what its operator says.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Everything that was released about the client's data.
+    replies : ReplyCache or CommonReplies
+        The last noised replies; those of simulated clients lie together.
+    setups : ReplyCache
+        Replies that are given once for a whole experiment.
+    folder : Path
+        Where all of it lies.
+    sessions : Path
+        Folder for what the client remembers of secure sums.
+    identity : Identity, optional
+        Its long-term key, with which it signs others.
+    pins : Pins, optional
+        Long-term keys of the others.
+    """
+
+    ledger: Ledger
+    replies: Replies
+    setups: ReplyCache
+    folder: Path
+    sessions: Path
+    identity: Identity | None
+    pins: Pins | None
+
+    @property
+    def durable(self) -> bool:
+        """Whether what must not be lost outlives a power cut: not where clients are simulated."""
+        return not self.simulated
+
+    @property
+    def pinned(self) -> int | None:
+        """How many clients the node knows by their keys, its own included; None without pins."""
+        return None if self.pins is None else len({*self.pins.clients, self.client_id})
+
+    def note(self, experiment_id: str, name: str, value: str) -> None:
+        """Keep a short text about an experiment, durably.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be written.
+        """
+        path = self.note_path(experiment_id, name)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with self.ledger.locked():  # another process may write the same note
+                write_sealed(path, _NOTE, value.encode(), durable=self.durable)
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be written: {error.strerror}") from error
+
+    def noted(self, experiment_id: str, name: str) -> str | None:
+        """Return what was noted about an experiment, or None.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be read.
+        """
+        path = self.note_path(experiment_id, name)
+        try:
+            return read_sealed(path, _NOTE).decode()
+        except FileNotFoundError:
+            return None
+        except DamagedFileError as error:
+            raise LedgerError(f"{path} {error}") from error
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be read: {error.strerror}") from error
+
+    def disk(self) -> int:
+        """Return the bytes that the client's files take: ledger, replies, sessions, notes."""
+        own = [self.ledger.path, *self.folder.glob(f"{glob.escape(self.client_id)}.*")]
+        files = (f for path in {*own} for f in ([path] if path.is_file() else path.rglob("*")))
+        return sum(map(_size, files))
+
+    def note_path(self, experiment_id: str, name: str) -> Path:
+        """Return the file of a note about an experiment."""
+        return self.folder / f"{self.client_id}.notes" / f"{digest(experiment_id)}.{name}"
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file; 0 for a folder, and for what another process has just removed."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

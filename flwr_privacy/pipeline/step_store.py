@@ -1,0 +1,128 @@
+"""What the pipeline lends a step of a protocol: state and files of its experiment, keys, numbers.
+
+Everything lies in a folder of the node's own, one for each client and experiment, for its owner's
+eyes only. A state is written when a message was answered, never when it was refused.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flwr_privacy.errors import LedgerError
+from flwr_privacy.privacy.ledger import Question
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.wire.channel import KeyPair
+from flwr_privacy.wire.documents import dumps, loads
+from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+
+from .experiment_keys import check_signature, forget_pair, own_pair, signature_of
+from .node_limits import check_disk
+from .node_store import NodeStore
+
+__all__ = ["StepStore", "opened"]
+
+_MAGIC = b"flwr-privacy vertical state\n"
+_LOCK_TIMEOUT = 60.0  # seconds; the evaluation of a large batch takes some
+
+
+class StepStore:
+    """What one step may use of what a node keeps for a client: neither ledger nor policy.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    scheme : str
+        Name of the scheme.
+    question : Question
+        Name of the question.
+
+    Attributes
+    ----------
+    client_id, experiment_id : str
+        Whose step it is, and of which experiment.
+    server_round : int
+        The round of the question.
+    folder : Path
+        Where the scheme's files of the experiment lie.
+    durable : bool
+        Whether what must not be lost outlives a power cut.
+    state : dict
+        What the client remembers; what a step changes in it is kept once it has answered.
+    """
+
+    def __init__(self, store: NodeStore, scheme: str, question: Question) -> None:
+        self._store, self._scheme, self._question = store, scheme, question
+        self.client_id = store.client_id
+        self.experiment_id = question.experiment_id
+        self.server_round = question.server_round
+        self.durable = store.durable
+        name = hashlib.sha256(question.experiment_id.encode()).hexdigest()[:32]
+        self.folder = store.folder / f"{store.client_id}.{scheme}" / name
+        self.state: dict[str, Any] = {}
+
+    def random(self, purpose: str) -> SecureRandom:
+        """Return a source of numbers for this answer and one purpose."""
+        return self._store.random(self._question, purpose)
+
+    def check_room(self, size: int) -> None:
+        """Decline a file of a size that a server chooses, where the disk has no room for it.
+
+        Raises
+        ------
+        DeclinedError
+            If the node's policy has ``max_disk``, and the file would pass it.
+        """
+        check_disk(self._store, size)
+
+    def pair(self, name: str) -> KeyPair:
+        """Return the client's key pair of a name; a new one the first time."""
+        return own_pair(self._store, self._scheme, name)
+
+    def forget_pair(self, name: str) -> None:
+        """Delete the client's key pair of a name: what was sealed with it stays so."""
+        forget_pair(self._store, self._scheme, name)
+
+    def signature(self, name: str, public: bytes) -> bytes:
+        """Return the signature of a key by the client's long-term identity; b"" without one."""
+        return signature_of(self._store, self._scheme, name, public)
+
+    def check_peer(self, name: str, peer: str, public: Any, signature: Any) -> None:
+        """Check that a key is that of a peer, where the node pins the peers' identities.
+
+        Raises
+        ------
+        ProtocolError
+            If it is not the peer's, or the node pins others and not this one.
+        """
+        if self._store.pins is not None:
+            check_signature(self._store, self._scheme, name, peer, public, signature)
+
+
+@contextmanager
+def opened(store: NodeStore, scheme: str, question: Question) -> Iterator[StepStore]:
+    """Lend a step its store, under a lock; its state is kept afterwards, unless an error came.
+
+    Raises
+    ------
+    LedgerError
+        If a file cannot be used.
+    DeclinedError
+        If the node's policy has ``max_disk``, and there is no room for a new experiment.
+    """
+    lent = StepStore(store, scheme, question)
+    path = lent.folder / "state"
+    try:
+        if not lent.folder.exists():  # a server names as many experiments as it likes
+            check_disk(store)
+        for folder in (lent.folder.parent, lent.folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        with exclusive_lock(lent.folder / "lock", timeout=_LOCK_TIMEOUT):
+            lent.state = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
+            yield lent
+            write_sealed(path, _MAGIC, dumps(lent.state), durable=lent.durable)
+    except DamagedFileError as error:
+        raise LedgerError(f"what the client remembers of the run, {path}, {error}") from error
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be used: {error.strerror}") from error

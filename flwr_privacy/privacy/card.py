@@ -1,0 +1,382 @@
+"""The privacy card of a run: its promise and every charge, so that epsilon can be recomputed.
+
+It also says which charges were never answered, as far as the server's books know it.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from html import escape
+from typing import Any
+
+from flwr_privacy.accounting import ACCOUNTANTS, Charge, spent, supports
+from flwr_privacy.errors import DataError, check_choice, check_number
+
+from .guarantee import Guarantee
+
+__all__ = ["Answers", "CardRelease", "PrivacyCard"]
+
+_VERSION = 2
+_INFINITY = "infinite"
+_TOLERANCE = 1e-6  # relative; what rounding and another version of a library may move
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardRelease:
+    """What one question made some clients release.
+
+    Parameters
+    ----------
+    phase : str
+        Phase of the question.
+    server_round, request : int
+        Round, and number of the question in it.
+    charge : Charge
+        What it cost each of them.
+    clients : tuple of str
+        All that were asked and did not say that they released nothing: a reply that was lost or
+        came too late has cost its client as much as any other.
+    unanswered : tuple of str or None
+        Those of them who were charged for this question and from whom no reply to it came, by the
+        deadline or later. None where who was asked is a secret, and everybody is charged.
+    """
+
+    phase: str
+    server_round: int
+    request: int
+    charge: Charge
+    clients: tuple[str, ...]
+    unanswered: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What became of the charges of a run. A client that was charged ten times counts ten times.
+
+    Parameters
+    ----------
+    charged : int
+        All charges.
+    unanswered : int
+        Charges to whose question no reply came: it was lost, or its client crashed or failed.
+    untold : int
+        Charges of which the card does not say it, because who was asked is a secret.
+    """
+
+    charged: int
+    unanswered: int
+    untold: int
+
+    def __str__(self) -> str:
+        if self.untold == self.charged > 0:
+            return f"{self.charged} charged; who was asked, and who answered, is a secret"
+        answered = self.charged - self.unanswered - self.untold
+        text = f"{self.charged} charged, {answered} answered, {self.unanswered} never answered"
+        return text + (f", {self.untold} secret" if self.untold else "")
+
+
+@dataclass(kw_only=True)
+class PrivacyCard:
+    """The promise of a run, every charge, and what they come to.
+
+    Parameters
+    ----------
+    experiment_id : str
+        Identity of the experiment.
+    guarantee : Guarantee
+        The promise.
+    releases : list of CardRelease
+        Every release so far.
+    stated : dict
+        Epsilon of the client that spent most, by accountant, as the run stated it.
+    stated_answers : Answers, optional
+        What became of the charges, as the file said it that the card was read from.
+    """
+
+    experiment_id: str
+    guarantee: Guarantee
+    releases: list[CardRelease] = field(default_factory=list)
+    stated: dict[str, float] = field(default_factory=dict)
+    stated_answers: Answers | None = field(default=None, compare=False)
+
+    def answers(self) -> Answers:
+        """Return what became of the charges."""
+        known = [r.unanswered for r in self.releases if r.unanswered is not None]
+        return Answers(
+            charged=sum(len(r.clients) for r in self.releases),
+            unanswered=sum(map(len, known)),
+            untold=sum(len(r.clients) for r in self.releases if r.unanswered is None),
+        )
+
+    def charges(self) -> dict[str, list[Charge]]:
+        """Return the charges of each client."""
+        charges: dict[str, list[Charge]] = {}
+        for release in self.releases:
+            for client in release.clients:
+                charges.setdefault(client, []).append(release.charge)
+        return charges
+
+    def epsilon(self, accountant: str) -> float | None:
+        """Return the epsilon of the client that spent most; None if the accountant cannot tell.
+
+        Parameters
+        ----------
+        accountant : {"gdp", "rdp", "pld"}
+            How to compute it, at the guarantee's delta.
+        """
+        delta = self.guarantee.delta
+        totals = []
+        for history in self._histories():
+            charges = [_repeated(charge, count) for charge, count in history]
+            if delta is None or not all(supports(charge, accountant) for charge in charges):
+                return None
+            totals.append(spent(charges, delta=delta, accountant=accountant))
+        return max(totals, default=0.0)
+
+    def _histories(self) -> set[tuple[tuple[Charge, int], ...]]:
+        """Return what clients were charged, and how often; the same for many of them, once."""
+        # A history is a number: of one charge more than another. So a client costs a look into two
+        # tables per release, in every round, and not all its charges.
+        longer: dict[tuple[int, Charge], int] = {}
+        of: dict[str, int] = {}
+        for release in self.releases:
+            after: dict[int, int] = {}
+            for client in release.clients:
+                before = of.get(client, 0)
+                if before not in after:
+                    after[before] = longer.setdefault((before, release.charge), len(longer) + 1)
+                of[client] = after[before]
+        steps = dict(zip(longer.values(), longer, strict=True))
+        return {_counted(history, steps) for history in set(of.values())}
+
+    def state(self, accountants: Iterable[str] = tuple(ACCOUNTANTS)) -> None:
+        """Compute and keep what the charges come to."""
+        totals = {name: self.epsilon(name) for name in accountants}
+        self.stated = {name: total for name, total in totals.items() if total is not None}
+
+    def verify(self) -> dict[str, tuple[float, float]]:
+        """Recompute what the card states.
+
+        Returns
+        -------
+        dict
+            Stated and recomputed epsilon by accountant.
+
+        Raises
+        ------
+        DataError
+            If a number does not agree, the guarantee is exceeded, a client is charged twice for a
+            question, or one is without an answer that was not charged. Who answered cannot be
+            recomputed.
+        """
+        numbers: dict[str, tuple[float, float]] = {}
+        for name, stated in self.stated.items():
+            computed = self.epsilon(name)
+            if computed is None or not _agree(computed, stated):
+                raise DataError(
+                    f"the card states epsilon {stated} ({name}), its charges give {computed}"
+                )
+            numbers[name] = (stated, computed)
+        promise = self.guarantee
+        if promise.spent is not None and not _agree(
+            promise.spent, numbers.get(promise.accountant, (math.nan, math.nan))[1]
+        ):
+            raise DataError(
+                f"the guarantee says that epsilon {promise.spent} ({promise.accountant}) was "
+                f"spent, the charges give {numbers}"
+            )
+        if promise.epsilon is not None and self.releases:
+            if not numbers:
+                raise DataError("the card has releases and states no epsilon")
+            least = min(computed for _, computed in numbers.values())
+            if least > promise.epsilon * (1 + _TOLERANCE):
+                raise DataError(
+                    f"the charges give epsilon {least}, the guarantee says {promise.epsilon}"
+                )
+        self._verify_answers()
+        return numbers
+
+    def _verify_answers(self) -> None:
+        counts = self.answers()
+        if self.stated_answers not in (None, counts):
+            raise DataError(f"the card states {self.stated_answers}, its releases have {counts}")
+        questions: dict[tuple[str, int, int], set[str]] = {}
+        for release in self.releases:
+            question = release.phase, release.server_round, release.request
+            before, clients = questions.setdefault(question, set()), set(release.clients)
+            where = f"phase {release.phase!r} of round {release.server_round}"
+            if len(clients) < len(release.clients) or before & clients:
+                raise DataError(f"in {where} a client is charged twice for a question")
+            before |= clients
+            silent = release.unanswered or ()
+            if len(set(silent)) < len(silent) or not clients.issuperset(silent):
+                raise DataError(f"in {where} a client is without an answer that was not charged")
+
+    def to_json(self) -> str:
+        """Return the card as JSON."""
+        releases = (
+            {
+                "phase": release.phase,
+                "round": release.server_round,
+                "request": release.request,
+                "charge": release.charge.to_dict(),
+                "clients": list(release.clients),
+                "unanswered": None if release.unanswered is None else list(release.unanswered),
+            }
+            for release in self.releases
+        )
+        document = {
+            "version": _VERSION,
+            "experiment_id": self.experiment_id,
+            "guarantee": _written(self.guarantee.to_dict()),
+            "epsilon": {name: _written(total) for name, total in self.stated.items()},
+            "answers": asdict(self.answers()),
+        }
+        # A line for each release: Python's own indents take ten times as long, in every round.
+        begun = json.dumps(document, allow_nan=False).removesuffix("}")
+        lines = ",\n".join(json.dumps(release, allow_nan=False) for release in releases)
+        return f'{begun}, "releases": [\n{lines}\n]}}\n'
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "PrivacyCard":
+        """Read a card.
+
+        Raises
+        ------
+        DataError
+            If the text is no card of this version.
+        """
+        try:
+            document = json.loads(text)
+            if document["version"] != _VERSION:
+                raise DataError(f"a privacy card of version {document['version']!r}")
+            return cls(
+                experiment_id=_of(str, document["experiment_id"]),
+                guarantee=Guarantee.from_dict(_read(document["guarantee"])),
+                releases=[_release(entry) for entry in document["releases"]],
+                stated={
+                    check_choice("epsilon", name, ACCOUNTANTS): _epsilon(_read(value))
+                    for name, value in document["epsilon"].items()
+                },
+                stated_answers=Answers(
+                    **{name: _of(int, count) for name, count in document["answers"].items()}
+                ),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"no privacy card ({type(error).__name__}: {error})") from error
+
+    def to_html(self) -> str:
+        """Return the card as a page that refers to nothing outside of it."""
+        charges = self.charges()
+        counts = Counter(len(own) for own in charges.values())
+        promise = self.guarantee.to_dict()
+        rows = [
+            *((key.replace("_", " "), _words(value)) for key, value in promise.items()),
+            *((f"epsilon ({name})", f"{total:.6g}") for name, total in self.stated.items()),
+            ("clients charged", str(len(charges))),
+            ("releases", _histories(counts)),
+            ("answers", str(self.answers())),
+            ("experiment", self.experiment_id),
+        ]
+        table = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>\n" for k, v in rows)
+        return _PAGE.format(
+            scheme=escape(self.guarantee.scheme),
+            text=escape(self.guarantee.text()),
+            table=table,
+            json=escape(self.to_json()),
+        )
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Privacy card: {scheme}</title>
+<meta name="viewport" content="width=device-width">
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 48rem }}
+body {{ margin: 2rem auto; padding: 0 1rem }}
+th {{ text-align: left; vertical-align: top; padding-right: 1.5rem; white-space: nowrap }}
+td, th {{ padding-bottom: .4rem }}
+pre {{ overflow: auto; max-height: 24rem; font-size: 12px }}
+</style></head>
+<body><h1>Privacy card: {scheme}</h1>
+<p>{text}</p>
+<table>
+{table}</table>
+<details><summary>Every charge (this is the card as JSON)</summary><pre>{json}</pre></details>
+</body></html>
+"""
+
+
+def _counted(
+    history: int, steps: Mapping[int, tuple[int, Charge]]
+) -> tuple[tuple[Charge, int], ...]:
+    charges = Counter[Charge]()
+    while history:
+        history, charge = steps[history]
+        charges[charge] += 1
+    return tuple(sorted(charges.items(), key=repr))
+
+
+def _release(entry: Any) -> CardRelease:
+    return CardRelease(
+        phase=_of(str, entry["phase"]),
+        server_round=_of(int, entry["round"]),
+        request=_of(int, entry["request"]),
+        charge=Charge.from_dict(entry["charge"]),
+        clients=_names(entry["clients"]),
+        unanswered=None if entry["unanswered"] is None else _names(entry["unanswered"]),
+    )
+
+
+def _names(values: Any) -> tuple[str, ...]:
+    return tuple(_of(str, client) for client in _of(list, values))
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{repr(value)[:64]} is no {kind.__name__}")
+    return value
+
+
+def _epsilon(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ValueError(f"{repr(value)[:64]} is no epsilon")
+    return value if value == math.inf else check_number("epsilon", value)
+
+
+def _written(value: Any) -> Any:
+    """Return plain values with infinity, which JSON does not have, as a word."""
+    if isinstance(value, dict):
+        return {key: _written(item) for key, item in value.items()}
+    return _INFINITY if value == math.inf else value
+
+
+def _read(value: Any) -> Any:
+    """Return the values of which `_written` made these."""
+    if isinstance(value, dict):
+        return {key: _read(item) for key, item in value.items()}
+    return math.inf if value == _INFINITY else value
+
+
+def _agree(one: float, other: float) -> bool:
+    if math.isinf(one) or math.isinf(other):
+        return one == other
+    return abs(one - other) <= _TOLERANCE * max(1.0, abs(other))  # not so where one is NaN
+
+
+def _repeated(charge: Charge, times: int) -> Charge:
+    values: Mapping[str, Any] = {**charge.to_dict(), "count": charge.count * times}
+    return Charge.from_dict(values)
+
+
+def _histories(counts: Counter[int]) -> str:
+    """Return how many clients released how often."""
+    return "; ".join(f"{n} clients: {c} each" for c, n in sorted(counts.items())) or "none"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,459 @@
+"""The privacy ledger: what was released about one data set, in a file that no crash can shorten.
+
+A charge is on the disk when `LockedLedger.charge` returns, and only then may the bytes leave the
+node. A crash in between leaves a charge without a release, never a release without a charge.
+`LockedLedger.answer` notes that a charge has its answer, before the answer leaves; the others are
+`unanswered`. Simulated clients, whose data are nobody's, do not wait for the disk: there this holds
+for crashes of processes, not for power cuts.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    LedgerError,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+
+from .policy import UNITS
+
+__all__ = ["Entry", "Ledger", "LockedLedger", "Question"]
+
+_MAGIC = b"flwr-privacy ledger\n"
+_VERSION = 2
+_ANSWERED = "answered"  # the one key of a line that is no entry
+_LARGEST_NUMBER = 2**63 - 1  # of an integer in Flower's ConfigRecord
+_LONGEST_NAME = 128
+_DIGEST = re.compile(r"([0-9a-f]{32})?")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What names a question of a server, also when a resumed round asks it again.
+
+    Parameters
+    ----------
+    experiment_id, phase : str
+        Identity of the experiment and phase within the round: 1 to 128 printable ASCII characters.
+    server_round, request : int
+        Round, and number of the question within its round and phase: 0 to 2**63 - 1.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed; it may come from an adversary.
+    """
+
+    experiment_id: str
+    phase: str
+    server_round: int
+    request: int = 0
+
+    def __post_init__(self) -> None:
+        _check_name("experiment_id", self.experiment_id)
+        _check_name("phase", self.phase)
+        check_integer("server_round", self.server_round, minimum=0, maximum=_LARGEST_NUMBER)
+        check_integer("request", self.request, minimum=0, maximum=_LARGEST_NUMBER)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One release: the answer to one question under one scheme.
+
+    Parameters
+    ----------
+    question : Question
+        What was answered.
+    scheme : str
+        Name of the scheme: 1 to 128 printable ASCII characters.
+    unit : {"record", "user"}
+        What the charge is for: a record of the data set, or all of it.
+    charge : Charge
+        What the release costs.
+    digest : str, default ""
+        Hash of the whole question (32 hexadecimal digits): the charge is for its answer alone.
+    time : str
+        When, in UTC and to the second, as ``2025-12-31T23:59:59Z``; by default now.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    question: Question
+    scheme: str
+    unit: str
+    charge: Charge
+    digest: str = ""
+    time: str = field(default_factory=_now)
+
+    def __post_init__(self) -> None:
+        _check_name("scheme", self.scheme)
+        check_choice("unit", self.unit, UNITS)
+        if not isinstance(self.digest, str) or not _DIGEST.fullmatch(self.digest):
+            raise InvalidParameterError("digest", self.digest, "32 hexadecimal digits, or none")
+        _check_time(self.time)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry as plain values, for a file."""
+        return {
+            "experiment_id": self.question.experiment_id,
+            "phase": self.question.phase,
+            "server_round": self.question.server_round,
+            "request": self.question.request,
+            "scheme": self.scheme,
+            "unit": self.unit,
+            "charge": self.charge.to_dict(),
+            "digest": self.digest,
+            "time": self.time,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Entry":
+        """Read an entry from plain values; every one must be there.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a value is missing, unknown or not allowed.
+        """
+        if set(values) != _ENTRY_KEYS:
+            raise InvalidParameterError("entry", sorted(values), f"the keys {sorted(_ENTRY_KEYS)}")
+        if not isinstance(values["charge"], Mapping):
+            raise InvalidParameterError("charge", values["charge"], "a mapping")
+        return cls(
+            question=Question(
+                experiment_id=values["experiment_id"],
+                phase=values["phase"],
+                server_round=values["server_round"],
+                request=values["request"],
+            ),
+            scheme=values["scheme"],
+            unit=values["unit"],
+            charge=Charge.from_dict(values["charge"]),
+            digest=values["digest"],
+            time=values["time"],
+        )
+
+
+_ENTRY_KEYS = {
+    *("experiment_id", "phase", "server_round", "request"),
+    *("scheme", "unit", "charge", "digest", "time"),
+}
+
+
+class Ledger:
+    """Everything that was released about one data set, by all schemes and runs of a node.
+
+    Charges, and notes that they were answered, are added at its end; nothing of it changes.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file. Its folder is the operator's and must be there; the file is created by the first
+        charge, readable by its owner only. A link is followed, so that all names of a file are one
+        ledger. ``path`` + ``.lock`` beside it stays and must not be removed while a node runs.
+    data_set : str
+        Name of the data set: 1 to 128 printable ASCII characters. A file about another is refused.
+    durable : bool, default True
+        Whether a charge outlives a power cut. Without it a killed process still loses nothing.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the name is not allowed. The file is read by `entries` and `locked`, which raise
+        `LedgerError`.
+
+    Notes
+    -----
+    Guarantee. Against crashes and kills of processes at any moment, and, if it is `durable`, power
+    cuts: the ledger holds every charge that returned, and at most one per process that did not.
+    Two processes that share a ledger charge one after the other, so both never pass a cap that only
+    one release fits under.
+
+    Not covered: a file that somebody deletes or sets back to an older copy, or a copy (or hard
+    link) that is charged instead; somebody who edits it and mends the checksum; a disk that says
+    it has written what it has not; a folder on a network whose file system has no locks.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> ledger = Ledger(Path(folder.name, "ward-7.ledger"), data_set="ward-7")
+    >>> question = Question(experiment_id="e", phase="train", server_round=1)
+    >>> with ledger.locked() as book:
+    ...     if len(book.entries) < 10:
+    ...         charge = Charge(noise_multiplier=2.0)
+    ...         entry = Entry(question=question, scheme="udp", unit="user", charge=charge)
+    ...         number = book.charge(entry)
+    >>> [entry.question.server_round for entry in ledger.unanswered()]
+    [1]
+    >>> ledger.answer(number)
+    >>> len(ledger.entries()), len(ledger.unanswered())
+    (1, 0)
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str | Path, *, data_set: str, durable: bool = True) -> None:
+        # Through links: the file is replaced where it lies, and its lock lies beside it.
+        self.path = Path(os.path.realpath(path))
+        self.data_set = _check_name("data_set", data_set)
+        self.durable = durable
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self.path)!r})"
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return every release so far; none if the file is not there yet.
+
+        Raises
+        ------
+        LedgerError
+            If the folder is missing, or the file cannot be read, is damaged, is no ledger, has
+            another version or is about another data set.
+        """
+        return self._parse(self._read())[0]
+
+    def unanswered(self) -> tuple[Entry, ...]:
+        """Return the charges that never got an answer: a crash, a kill or a charged failure.
+
+        An answer that was made counts, whatever became of it on its way.
+
+        Raises
+        ------
+        LedgerError
+            As `entries`.
+        """
+        entries, answered = self._parse(self._read())
+        return tuple(entry for n, entry in enumerate(entries) if n not in answered)
+
+    def answer(self, number: int) -> None:
+        """Note that a charge has its answer; see `LockedLedger.answer`.
+
+        Raises
+        ------
+        LedgerError
+            As `locked`, or if it cannot be written. The answer must then not leave.
+        """
+        with self.locked() as locked:
+            locked.answer(number)
+
+    @contextmanager
+    def locked(self, *, timeout: float = 10.0) -> Iterator["LockedLedger"]:
+        """Hold the ledger for a check and a charge; others wait until the end.
+
+        Parameters
+        ----------
+        timeout : float, default 10.0
+            Seconds to wait for another process or thread.
+
+        Raises
+        ------
+        LedgerError
+            If another one holds it all the while, the platform cannot lock files, or as `entries`.
+        """
+        check_number("timeout", timeout, minimum=0)
+        self._check_folder()
+        with ExitStack() as stack:
+            try:
+                lock = self.path.with_name(self.path.name + ".lock")
+                stack.enter_context(exclusive_lock(lock, timeout=timeout))
+            except OSError as error:
+                raise self._error(f"cannot be opened: {error.strerror}") from error
+            content = self._read()
+            locked = LockedLedger(self, content, *self._parse(content))
+            stack.callback(locked.close)
+            yield locked
+
+    def _check_folder(self) -> None:
+        if not self.path.parent.is_dir():
+            raise self._error(f"has no place to lie: there is no folder {self.path.parent}")
+
+    def _read(self) -> bytes:
+        """Return the content: a line that says what it is, and one per charge and per answer."""
+        try:
+            return read_sealed(self.path, _MAGIC)
+        except FileNotFoundError:
+            self._check_folder()
+            return _line({"version": _VERSION, "data_set": self.data_set})
+        except DamagedFileError as error:
+            raise self._error(str(error)) from None
+        except OSError as error:
+            raise self._error(f"cannot be read: {error.strerror}") from error
+
+    def _parse(self, content: bytes) -> tuple[tuple[Entry, ...], frozenset[int]]:
+        """Return the entries, and the numbers of those that were answered."""
+        first, *lines = content.splitlines() or [b""]
+        self._check_first(first)
+        if not content.endswith(b"\n"):
+            raise self._error("is damaged: its last line has no end")
+        entries, answered = list[Entry](), set[int]()
+        for number, line in enumerate(lines, start=2):
+            try:
+                read = _read_line(line)
+                if isinstance(read, Entry):
+                    entries.append(read)
+                elif 0 <= read < len(entries) and read not in answered:
+                    answered.add(read)
+                else:
+                    raise ValueError("no charge before it, or answered before")
+            except ValueError as error:
+                # Without the error's text: it has the values, and they stay here.
+                raise self._error(f"is damaged: its line {number} is malformed") from error
+        return tuple(entries), frozenset(answered)
+
+    def _check_first(self, line: bytes) -> None:
+        try:
+            first = _mapping(line)
+        except ValueError as error:
+            raise self._error("is damaged: its first line is malformed") from error
+        version, data_set = first.get("version"), first.get("data_set")
+        if version != _VERSION:
+            raise self._error(f"has version {version!r}: this library reads version {_VERSION}")
+        if data_set != self.data_set:
+            raise self._error(f"is about the data set {data_set!r}, not {self.data_set!r}")
+
+    def _error(self, text: str) -> LedgerError:
+        return LedgerError(f"the privacy ledger {self.path} {text}")
+
+
+class LockedLedger:
+    """A ledger that is held; `Ledger.locked` makes it.
+
+    Attributes
+    ----------
+    entries : tuple of Entry
+        Every release so far, those charged here included.
+    answered : frozenset of int
+        Numbers of those that got an answer. The first entry has number 0.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        content: bytes,
+        entries: tuple[Entry, ...],
+        answered: frozenset[int],
+    ) -> None:
+        self.entries = entries
+        self.answered = answered
+        self._ledger = ledger
+        self._content = content
+        self._held = True
+
+    def charge(self, entry: Entry) -> int:
+        """Enter a release before it happens; it is written (and flushed) when this returns.
+
+        Returns
+        -------
+        int
+            Its number.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be written. The release must then not happen.
+        RuntimeError
+            If the ledger is not held any more.
+        """
+        self._add(entry.to_dict())
+        self.entries = (*self.entries, entry)
+        return len(self.entries) - 1
+
+    def answer(self, number: int) -> None:
+        """Note that a charge has its answer, before that leaves; once is enough.
+
+        From then on another answer needs another charge, unless it has the same bytes.
+
+        Parameters
+        ----------
+        number : int
+            What `charge` returned.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be written. The answer must then not leave.
+        RuntimeError
+            If the ledger is not held any more.
+        """
+        if number not in range(len(self.entries)):
+            raise ValueError(f"there is no charge {number}")
+        if number not in self.answered:
+            self._add({_ANSWERED: number})
+            self.answered |= {number}
+
+    def _add(self, values: Mapping[str, Any]) -> None:
+        if not self._held:
+            raise RuntimeError("the ledger is not held any more: write inside `locked`")
+        content = self._content + _line(values)
+        try:
+            write_sealed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
+        except OSError as error:
+            raise LedgerError(
+                f"the privacy ledger {self._ledger.path} cannot be written: {error.strerror}"
+            ) from error
+        self._content = content
+
+    def close(self) -> None:
+        """End the hold."""
+        self._held = False
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _mapping(line: bytes) -> dict[str, Any]:
+    values = json.loads(line)
+    if not isinstance(values, dict):
+        raise ValueError("no mapping")
+    return values
+
+
+@lru_cache(maxsize=2**14)  # a ledger is read anew at every charge, with two new lines
+def _read_line(line: bytes) -> Entry | int:
+    """Return the entry of a line, or the number of the one that it says was answered."""
+    values = _mapping(line)
+    if set(values) != {_ANSWERED}:
+        return Entry.from_dict(values)
+    return check_integer(_ANSWERED, values[_ANSWERED], minimum=0)
+
+
+def _check_name(parameter: str, value: Any) -> str:
+    allowed = f"1 to {_LONGEST_NAME} printable ASCII characters"
+    if not isinstance(value, str):
+        raise InvalidParameterError(parameter, type(value).__name__, allowed)
+    if not (0 < len(value) <= _LONGEST_NAME and value.isascii() and value.isprintable()):
+        # A long one in part: it may come from an adversary.
+        raise InvalidParameterError(parameter, value[:_LONGEST_NAME], allowed)
+    return value
+
+
+def _check_time(value: Any) -> None:
+    allowed = "a time in UTC as '2025-12-31T23:59:59Z'"
+    if not isinstance(value, str) or not _TIME.fullmatch(value):
+        raise InvalidParameterError("time", value, allowed)
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise InvalidParameterError("time", value, allowed) from None

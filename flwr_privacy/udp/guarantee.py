@@ -1,0 +1,134 @@
+"""What UDP promises, as text and data."""
+
+from collections.abc import Iterable
+
+from flwr_privacy.privacy.guarantee import Guarantee
+
+from .schedule import NONE, PLD_SECRET, NoisePlan
+from .sensitivity import RECORD_UNIT
+
+__all__ = ["guarantee_of"]
+
+_SEES = {
+    "upload": "an honest-but-curious server that sees every upload",
+    "sum": "an honest-but-curious server, and clients that collude with it",
+    "secret": "somebody who sees the models and does not learn who takes part; not the server",
+}
+
+
+def guarantee_of(
+    schedule: NoisePlan,
+    *,
+    unit: str,
+    bound: str,
+    proven: bool,
+    quorum: tuple[int, int, int] | None,
+    shared: bool,
+    losses: str,
+    kept_back: Iterable[str],
+    insecure: bool,
+) -> Guarantee:
+    """Return the promise of a training.
+
+    Parameters
+    ----------
+    schedule : NoisePlan
+        The largest budget of a client, and its noise.
+    unit, bound : str
+        As in `flwr_privacy.udp.UDPTerms`.
+    proven : bool
+        Whether the sensitivity is proven whatever `bound` says: there is one full step.
+    quorum : tuple of int, optional
+        Where noise is shared and its clients are known: how many there are, how few of them may be
+        in the sum, and how many may collude.
+    shared : bool
+        Whether noise is shared.
+    losses : {"", "noised", "bare"}
+        Whether clients report losses.
+    kept_back : iterable of str
+        Arrays of which nothing is released.
+    insecure : bool
+        Whether noise came from a seed.
+    """
+    record = unit == RECORD_UNIT
+    evidence = ("tests/udp", "tests/flwr_privacy/accounting")
+    if schedule.noise == NONE:
+        return Guarantee(
+            scheme="udp",
+            protects="nothing: there is no noise",
+            adversary="nobody",
+            not_protected=("the update of each client, which the server sees",),
+        )
+    secret = schedule.noise == PLD_SECRET
+    not_protected = [
+        "whether and when a client takes part, declines or fails",
+        "what the user's own code sends elsewhere, and timing",
+        "anything from a server that does not follow the protocol, beyond the node's policy",
+    ]
+    not_protected += ["the number of a client's records"] if record else []
+    if losses == "bare":
+        not_protected.append(
+            "unprotected_test_loss: the losses that clients report after every round, without noise"
+        )
+    if secret:
+        not_protected.append(
+            f"more than epsilon {schedule.cap:.4g} against the server, which knows who takes part"
+        )
+    kept = sorted(kept_back)
+    if kept:
+        not_protected.append(f"(not uploaded at all: {', '.join(kept)})")
+    assumptions = [
+        "each client keeps its own ledger and its noise secret",
+        "nothing else leaves the client's training",
+    ]
+    if schedule.sampling_rate < 1:
+        assumptions.append(
+            "secret samples are charged for twice what a record adds: enough for a replaced "
+            "record in every setting that was tried, and not proven"
+        )
+    if secret:
+        assumptions.append(
+            "the server draws each client by itself and tells nobody who takes part; what a record "
+            "adds is charged for one that is replaced: enough in every setting that was tried, and "
+            "not proven"
+        )
+    if bound == "convex" and not proven:
+        assumptions.append(
+            "whoever trains is right that the loss of a record is a convex function of one linear "
+            "output of the model, and how smooth: then steps do not move two models apart"
+        )
+    if shared:
+        assumptions.append(_shared_text(quorum))
+    void = "clients drew their noise from an insecure seed, for tests" if insecure else ""
+    if bound == "unproven" and not proven:
+        void = (
+            "sensitivity_unproven: the noise is for one step with all records, the training does "
+            "more"
+        )
+    return Guarantee(
+        scheme="udp",
+        protects="one record of a client" if record else "all data of a client",
+        adversary=_SEES["secret" if secret else "sum" if shared else "upload"],
+        neighbours=(
+            "one record of one client is replaced by another"
+            if record
+            else "the data of one client are replaced by any other"
+        ),
+        epsilon=schedule.epsilon if secret else schedule.cap,
+        delta=schedule.delta,
+        not_protected=tuple(not_protected),
+        assumptions=tuple(assumptions),
+        evidence=evidence,
+        void=void,
+    )
+
+
+def _shared_text(quorum: tuple[int, int, int] | None) -> str:
+    text = "the noise is shared: a sum opens only with as many clients as its shares are meant for"
+    if quorum is None:
+        return text
+    cohort, least, colluders = quorum
+    return (
+        f"{text}, {least} of the {cohort} of a round, of whom at most {colluders} collude with the "
+        "server"
+    )

@@ -1,0 +1,1 @@
+"""Bytes that travel or are stored: messages, arrays, files, identities, sealed channels."""

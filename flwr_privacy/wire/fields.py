@@ -1,0 +1,58 @@
+"""Messages as dataclasses, and as the flat records that travel.
+
+An entry has the name of its field with dashes. Empty strings and lists are left out, see
+`flwr_privacy.wire.message`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from flwr_privacy.errors import ProtocolError
+
+__all__ = ["read", "write"]
+
+_Message = TypeVar("_Message")
+
+_TYPES: dict[type, dict[str, Any]] = {}
+"""Types of the fields of each message: finding them takes longer than reading one."""
+
+
+def write(message: Any) -> dict[str, Any]:
+    """Return a message (a dataclass) as a record.
+
+    Examples
+    --------
+    >>> from flwr_privacy.secure_sum.messages import Opening
+    >>> write(Opening(session="s", survivors=["a", "b"]))
+    {'session': 's', 'survivors': ['a', 'b']}
+    """
+    values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
+    return {key.replace("_", "-"): value for key, value in values.items() if value not in ("", [])}
+
+
+def read(kind: type[_Message], record: Mapping[str, Any]) -> _Message:
+    """Read a message; it may come from an adversary.
+
+    Raises
+    ------
+    ProtocolError
+        If an entry is missing or has another type. Entries that the message does not have are
+        left alone.
+    """
+    values: dict[str, Any] = {}
+    if kind not in _TYPES:
+        _TYPES[kind] = get_type_hints(kind)
+    for field, expected in _TYPES[kind].items():
+        name = field.replace("_", "-")
+        items = get_args(expected)  # of a list
+        value = record.get(name, [] if items else None)
+        fits = (
+            type(value) is list and all(type(item) is items[0] for item in value)
+            if items
+            else type(value) is expected
+        )
+        if not fits:
+            raise ProtocolError(f"the entry '{name}' of {kind.__name__} is no {expected}")
+        values[field] = value
+    return kind(**values)

@@ -1,0 +1,1 @@
+"""The Flower app of this package: its ServerApp and its ClientApp."""

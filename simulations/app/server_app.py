@@ -1,0 +1,165 @@
+"""The app's server half: trains what the settings say and keeps the result in the run folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.settings.flat_options import strategy_of
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.simulations.settings.schemes import scheme
+from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.simulations.tasks.vertical_tasks import (
+    VerticalTask,
+    central_of,
+    vertical_labels,
+    vertical_task,
+)
+from flwr_privacy.strategies import SchemeStrategy
+
+__all__ = ["app", "build_strategy", "initial_arrays"]
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, as the run's configuration says."""
+    settings = Settings.from_toml(str(context.run_config["settings"]))
+    run_dir = str(context.run_config["run-dir"])
+    run = RunFolder.open(run_dir) if run_dir else None
+    strategy = build_strategy(settings, run, resume=bool(context.run_config["resume"]))
+    result = strategy.start(
+        grid,
+        initial_arrays(settings),
+        num_rounds=settings.rounds,
+        train_config=ConfigRecord({"seed": settings.seed}),
+        evaluate_fn=_evaluate_fn(settings),
+    )
+    if run is not None:
+        save_model(run.model_path, result.arrays)
+
+
+def build_strategy(
+    settings: Settings, run: RunFolder | None, *, resume: bool = False
+) -> SchemeStrategy:
+    """Return the strategy of a run.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a setting of the scheme is unknown or out of range.
+    """
+    chosen = scheme(settings.scheme)
+    tasks.task_of(settings)  # one that the scheme can train
+    nodes = None if run is None else int(run.summary["nodes"])
+    # Exactly so many clients: a fraction that is too small to count, and a minimum that does.
+    fraction, minimum = (1.0, 1) if settings.per_round is None else (1e-9, settings.per_round)
+    parameters: dict[str, Any] = {
+        "fraction_train": fraction,
+        "min_train_nodes": minimum,
+        "fraction_evaluate": settings.fraction_evaluate,
+        "min_evaluate_nodes": 1,
+        "min_available_nodes": nodes or 1,
+        "seed": settings.seed,
+        "clients": settings.clients,
+        "quorum": settings.quorum,
+        "deadline": settings.deadline,
+        "stragglers": settings.stragglers,
+        "secure_sum": settings.secure_sum,
+        "run_dir": None if run is None else run.path,
+        "experiment_id": None if run is None else run.summary["experiment_id"],
+        "resume": resume,
+    }
+    own = dict(settings.strategy)
+    if chosen.validated and own.get("schedule") in ("discounting", "plateau"):
+        own.setdefault("judge", _validation_fn(settings))
+    parameters |= chosen.fixed(settings)
+    if clashing := sorted(set(settings.strategy) & set(parameters)):
+        raise InvalidParameterError("strategy", clashing, "the scheme's own parameters only")
+    if chosen.own_client:
+        parameters |= _of_the_task(settings)
+    if chosen.vertical:
+        parameters |= _of_the_columns(settings)
+    return strategy_of(chosen.strategy, {**parameters, **own})
+
+
+def initial_arrays(settings: Settings) -> ArrayRecord:
+    """Return the model to start from: in float64 where clients compute gradients themselves."""
+    task = tasks.task_of(settings)
+    if isinstance(task, VerticalTask):
+        initial = central_of(task, settings).initial()
+    else:
+        initial = tasks.initial_arrays(task, settings.seed)
+    if scheme(settings.scheme).own_client:
+        initial = {name: array.astype(np.float64) for name, array in initial.items()}
+    return ArrayRecord({name: Array(array) for name, array in initial.items()})
+
+
+def _evaluate_fn(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord] | None:
+    """Return what evaluates a model on the test records; None where the strategy does it."""
+    task = tasks.task_of(settings)
+    if isinstance(task, VerticalTask):
+        return None
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = {name: array.numpy() for name, array in arrays.items()}
+        return MetricRecord(dict(tasks.evaluate_server(task, settings, model)))
+
+    return evaluate
+
+
+def _of_the_columns(settings: Settings) -> dict[str, Any]:
+    """Return what the server has where clients have columns, and the task's usual parameters."""
+    task = vertical_task(settings.task)
+    labels, test_labels = vertical_labels(task, settings)
+    own = {"labels": labels, "test_labels": test_labels, "central": central_of(task, settings)}
+    if clashing := sorted(set(settings.strategy) & set(own)):
+        allowed = f"nothing: they follow from the task '{settings.task}'"
+        raise InvalidParameterError("strategy", clashing, allowed)
+    step = float(settings.strategy.get("learning_rate", settings.training.learning_rate))
+    usual = {
+        "embedding": task.embedding,
+        "order": task.order,
+        "learning_rate": step,
+        "client_learning_rate": step * task.client_rate,
+        "batch_size": settings.training.batch_size,
+    }
+    return own | {name: usual[name] for name in usual if name not in settings.strategy}
+
+
+def _of_the_task(settings: Settings) -> dict[str, Any]:
+    """Return the parameters that follow from the task; those of them that may be chosen are."""
+    if settings.fraction_evaluate > 0:
+        allowed = f"0: the clients of '{settings.scheme}' evaluate nothing"
+        raise InvalidParameterError("fraction_evaluate", settings.fraction_evaluate, allowed)
+    parameters = tasks.regression_parameters(tasks.task(settings.task), settings)
+    for name in ("learning_rate", "max_records"):
+        if name in settings.strategy:
+            del parameters[name]
+    if clashing := sorted(set(settings.strategy) & set(parameters)):
+        allowed = f"nothing: they follow from the task '{settings.task}'"
+        raise InvalidParameterError("strategy", clashing, allowed)
+    return parameters
+
+
+def _validation_fn(settings: Settings) -> Callable[[int, ArrayRecord], float]:
+    """Return what tells a strategy how good a model is, on records that the server holds."""
+    task = tasks.task(settings.task)
+
+    def validate(server_round: int, arrays: ArrayRecord) -> float:
+        model = {name: array.numpy() for name, array in arrays.items()}
+        return tasks.validation_loss(task, settings, model)
+
+    return validate
+
+
+def save_model(path: Path, arrays: ArrayRecord) -> None:
+    """Write the final model as an npz archive of its arrays by name."""
+    model: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
+    np.savez(path, allow_pickle=False, **model)

@@ -1,0 +1,1 @@
+"""Deployments on this machine: a SuperLink, SuperNodes, their keys and certificates."""

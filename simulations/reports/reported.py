@@ -1,0 +1,207 @@
+"""Runs as a report sees them: read from their folders, with what they came to."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr_privacy.errors import DataError
+from flwr_privacy.privacy.card import Answers, PrivacyCard
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.simulations.settings.run_folder import (
+    RunFolder,
+    differing_settings,
+    labels,
+    score,
+)
+from flwr_privacy.simulations.settings.run_settings import Settings
+
+from .figures import Style
+from .tree_nodes import TREE_FILE, TreeNode, read_tree
+
+__all__ = ["Line", "ReportedRun", "Results", "read_runs", "refused"]
+
+Line = Mapping[str, Any]
+"""What a run noted of one round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a run came to, in total or at its end.
+
+    Parameters
+    ----------
+    rounds, planned : int
+        Learning rounds done and planned.
+    accuracy, best_accuracy, loss : float or None
+        At the last evaluation, and the best of all; None where there was none. A loss may be NaN.
+    evaluated_by : {"server", "clients"} or None
+        Whose evaluation that is: the server's if there is any, else the clients' own.
+    bytes_up, bytes_down : int
+        Payload bytes of all messages from and to the nodes.
+    virtual_seconds, seconds : float
+        Simulated and real time.
+    asked, answered, accumulated, late, refused : int
+        Clients asked; replies that came, went into the model, came too late, were refused.
+    skipped : int
+        Rounds that left the model as it was.
+    """
+
+    rounds: int
+    planned: int
+    accuracy: float | None
+    best_accuracy: float | None
+    loss: float | None
+    evaluated_by: str | None
+    bytes_up: int
+    bytes_down: int
+    virtual_seconds: float
+    seconds: float
+    asked: int
+    answered: int
+    accumulated: int
+    late: int
+    refused: int
+    skipped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedRun:
+    """A run as the sections see it.
+
+    Parameters
+    ----------
+    name : str
+        Name of its folder.
+    label : str
+        What tells it from the other runs, in words.
+    style : Style
+        Its look in every figure.
+    settings : Settings
+        What it was told.
+    differing : Mapping
+        The settings, with dotted keys, that the runs do not share.
+    summary, rounds
+        As in the run folder.
+    guarantee : Guarantee or None
+        What it promises by its privacy card; None where no round has ended yet.
+    answers : Answers or None
+        What became of its charges, by the same card.
+    tree : tuple of TreeNode or None
+        The tree of aggregators, with trust and noise; None for a scheme without.
+    results : Results
+        What it came to.
+    """
+
+    name: str
+    label: str
+    style: Style
+    settings: Settings
+    differing: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    rounds: Sequence[Line]
+    guarantee: Guarantee | None
+    answers: Answers | None
+    tree: tuple[TreeNode, ...] | None
+    results: Results
+
+    def scores(self, metric: str) -> list[tuple[Line, float]]:
+        """Return the lines of the rounds that were evaluated, with the values of a metric."""
+        source = {"server": "server", "clients": "evaluate"}.get(self.results.evaluated_by or "")
+        return _scores(self.rounds, metric, source)
+
+
+def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
+    """Read runs for a report on all of them.
+
+    Raises
+    ------
+    DataError
+        If a run folder is damaged.
+    """
+    runs = []
+    told_apart = zip(folders, _labels(folders), differing_settings(folders), strict=True)
+    for index, (folder, label, differing) in enumerate(told_apart):
+        settings, rounds, card = folder.settings, folder.rounds(), _card(folder)
+        run = ReportedRun(
+            name=folder.path.resolve().name,
+            label=label,
+            style=Style(index),
+            settings=settings,
+            differing=differing,
+            summary=folder.summary,
+            rounds=rounds,
+            guarantee=None if card is None else card.guarantee,
+            answers=None if card is None else card.answers(),
+            tree=read_tree(folder.path / TREE_FILE),
+            results=_results(rounds, planned=settings.rounds),
+        )
+        runs.append(run)
+    return runs
+
+
+def refused(rounds: Sequence[Line]) -> dict[str, int]:
+    """Return the number of refused replies by reason."""
+    counts: dict[str, int] = {}
+    for line in rounds:
+        for reason, count in (line.get("refused") or {}).items():
+            counts[reason] = counts.get(reason, 0) + count
+    return counts
+
+
+def _labels(folders: Sequence[RunFolder]) -> list[str]:
+    # Runs of different tasks differ in so much that only those of one task are told apart.
+    tasks = [folder.settings.task for folder in folders]
+    if len(set(tasks)) < 2:
+        return labels(folders)
+    names = {
+        task: iter(labels([f for f, other in zip(folders, tasks, strict=True) if other == task]))
+        for task in set(tasks)
+    }
+    return [f"{task}: {next(names[task])}" for task in tasks]
+
+
+def _card(folder: RunFolder) -> PrivacyCard | None:
+    # The card is renewed in every round: it also tells of runs that go on or were broken off.
+    if not folder.card_path.exists():
+        return None
+    try:
+        return PrivacyCard.from_json(folder.card_path.read_bytes())
+    except DataError as error:
+        raise DataError(f"{folder.card_path}: {error}") from error
+
+
+def _results(rounds: Sequence[Line], *, planned: int) -> Results:
+    def total(key: str) -> int:
+        return sum(line.get(key, 0) for line in rounds)
+
+    sources = {"server": "server", "evaluate": "clients"}
+    used = [s for s in sources if any(line.get(s) for line in rounds)]
+    source = used[0] if used else None
+    accuracies = [value for _, value in _scores(rounds, "accuracy", source)]
+    losses = [value for _, value in _scores(rounds, "loss", source)]
+    last: Line = rounds[-1] if rounds else {}
+    return Results(
+        rounds=last.get("round", 0),
+        planned=last.get("rounds", planned),
+        accuracy=accuracies[-1] if accuracies else None,
+        best_accuracy=max(filter(math.isfinite, accuracies), default=None),
+        loss=losses[-1] if losses else None,
+        evaluated_by=sources[source] if source else None,
+        bytes_up=last.get("total_bytes_up", 0),
+        bytes_down=last.get("total_bytes_down", 0),
+        virtual_seconds=last.get("virtual_seconds", 0.0),
+        seconds=last.get("seconds", 0.0),
+        asked=total("asked"),
+        answered=total("answered"),
+        accumulated=total("accumulated"),
+        late=total("late"),
+        refused=sum(refused(rounds).values()),
+        skipped=total("skipped"),
+    )
+
+
+def _scores(rounds: Sequence[Line], metric: str, source: str | None) -> list[tuple[Line, float]]:
+    sources = [source] if source else []
+    values = [(line, score(line, metric, sources=sources)) for line in rounds]
+    return [(line, value) for line, value in values if value is not None]

@@ -1,0 +1,1 @@
+"""ACFL: theory, numpy simulations, attacks, and the figures of the paper."""

@@ -1,0 +1,1 @@
+"""Attacks that check what the docstrings promise, and what those of all schemes share."""

@@ -1,0 +1,282 @@
+"""Functions that an experiment draws where a figure shows no training of the app.
+
+Some are formulas. Others are rehearsals: trainings by the mathematics alone, whose data, noise and
+stragglers depend on a seed, and which are judged over seeds as trainings are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from flwr_privacy.acfl.privacy import sigma2_for_eps
+from flwr_privacy.acfl.scfl import sigma2_for_eps_projected
+from flwr_privacy.acfl.steps import StepSize
+from flwr_privacy.errors import InvalidParameterError, check_choice
+from flwr_privacy.simulations.research.acfl.numpy_simulation import (
+    ACFLSettings,
+    TrainingCurve,
+    simulate,
+)
+from flwr_privacy.simulations.research.acfl.synthetic_data import (
+    SyntheticData,
+    heterogeneous_scene,
+    paper_scene,
+)
+from flwr_privacy.simulations.research.acfl.theory import (
+    convergence_bound,
+    optimal_second_moment_bound,
+    second_moment_bound,
+)
+from flwr_privacy.simulations.research.fedvs import experiment as vertical
+from flwr_privacy.simulations.research.m2fdp import experiment as tiers
+from flwr_privacy.simulations.research.points import Point, Values
+from flwr_privacy.simulations.research.udp.moments import ln_moment, ln_moment_paper
+
+__all__ = ["FUNCTIONS", "Function"]
+
+_FORMS = {"exact": ln_moment, "bound": ln_moment_paper}
+
+
+def moment(point: Point) -> float:
+    """Return the moment of a release in Wei et al., Fig. 2, for an order.
+
+    Parameters
+    ----------
+    point : Mapping
+        ``lambda_``, the order, a whole number; ``form``: ``exact`` (14) or ``bound`` (15); ``q``,
+        the share of the clients in a round; ``records`` of a client; ``step``, the learning rate
+        times the clipping norm; ``sigma``.
+
+    Examples
+    --------
+    >>> settings = {"form": "bound", "q": 0.9, "records": 800, "step": 1.0, "sigma": 0.01}
+    >>> moment({"lambda_": 100, **settings})
+    284.0625
+    """
+    form = _FORMS[check_choice("form", point["form"], _FORMS)]
+    ratio = 2 * point["step"] / point["records"] / point["sigma"]
+    return form(point["q"], ratio, int(point["lambda_"]))
+
+
+def acfl_bound(point: Point) -> float:
+    """Return the bound of the distance from the optimum in ACFL, Fig. 1: (33), with (17) and (34).
+
+    Parameters
+    ----------
+    point : Mapping
+        ``epsilon`` of an upload, in nats; ``alpha``: a number, or ``adaptive`` for (37) and (38);
+        ``N``, ``d``, ``o``, ``p``, ``beta``, ``C``, ``rounds`` and ``convexity``.
+
+    Examples
+    --------
+    >>> figure = {"N": 5, "d": 100, "o": 10, "p": 0.1, "beta": 10, "C": 1, "rounds": 1000}
+    >>> round(acfl_bound({"epsilon": 100, "alpha": 0.5, "convexity": 1.0, **figure}), 6)
+    13.485101
+    """
+    d, o = point["d"], point["o"]
+    s = sigma2_for_eps(point["epsilon"], d, o)
+    world = (point["p"], point["N"], point["beta"] ** 2, point["C"] ** 2, s, s, d, o)
+    if point["alpha"] == "adaptive":
+        u = optimal_second_moment_bound(*world)
+    else:
+        u = second_moment_bound(point["alpha"], *world)
+    return convergence_bound(u, point["convexity"], point["rounds"])
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Data of a rehearsal from a seed, and its step size."""
+
+    scene: Callable[[int], SyntheticData]
+    steps: Callable[[SyntheticData], StepSize]
+
+
+_STAGES = {
+    "paper": _Stage(paper_scene, lambda scene: StepSize(1e-4, "inverse")),
+    # 1 / (lambda (t + 3))
+    "heterogeneous": _Stage(
+        heterogeneous_scene, lambda scene: StepSize(1 / (3 * scene.convexity), "shifted", 3)
+    ),
+}
+_OF_SETTING = {field.name for field in fields(ACFLSettings)} - {"sigma1_sq", "sigma2_sq"}
+_OF_POINT = {"scene", "round", "noise", "epsilon"} | _OF_SETTING
+
+
+def acfl_losses(points: Sequence[Point], seed: int) -> list[float]:
+    """Return the training losses f(W) of rehearsals of ACFL and its rivals, for one seed.
+
+    Parameters
+    ----------
+    points : Sequence of Mapping
+        ``scene``: ``paper`` or ``heterogeneous``; ``round``, after which the loss is taken;
+        ``noise``, the variance of all noise, or ``epsilon``, the nats of an upload that it is
+        calibrated to; without both there is none. The rest are those of a `ACFLSettings`.
+    seed : int
+        Root of data, stragglers and noise; all points share them.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a key is unknown or a value is not allowed.
+    """
+    return _rehearsed(points, seed, lambda course, row, t: course.losses[row, t])
+
+
+def acfl_excess(points: Sequence[Point], seed: int) -> list[float]:
+    """Return what `acfl_losses` returns less the least loss, f(W) - f(W*)."""
+    return _rehearsed(points, seed, lambda course, row, t: course.excess[row, t])
+
+
+def _rehearsed(
+    points: Sequence[Point], seed: int, of: Callable[[TrainingCurve, int, int], float]
+) -> list[float]:
+    """Train each setting once, all of a scene together, and read the points off."""
+    places: dict[str, dict[ACFLSettings, int]] = {}  # rows by setting, by scene
+    rounds: dict[str, int] = {}
+    scenes: dict[str, SyntheticData] = {}
+    read = []
+    for point in points:
+        for key in point:
+            check_choice("setting", key, _OF_POINT)
+        name = check_choice("scene", point["scene"], _STAGES)
+        if name not in scenes:
+            scenes[name] = _STAGES[name].scene(seed)
+        rows = places.setdefault(name, {})
+        row = rows.setdefault(_setting(point, scenes[name]), len(rows))
+        rounds[name] = max(rounds.get(name, 1), int(point["round"]))
+        read.append((name, row, int(point["round"])))
+    courses = {
+        name: simulate(
+            scenes[name],
+            list(rows),
+            rounds=rounds[name],
+            steps=_STAGES[name].steps(scenes[name]),
+            seed=seed,
+        )
+        for name, rows in places.items()
+    }
+    return [float(of(courses[name], row, t)) for name, row, t in read]
+
+
+def _setting(point: Point, scene: SyntheticData) -> ACFLSettings:
+    own = {key: value for key, value in point.items() if key in _OF_SETTING}
+    projected = own.get("encoding") == "scfl"
+    s = point.get("noise", 0.0)
+    if "epsilon" in point:
+        if "noise" in point:
+            raise InvalidParameterError("noise", s, "no noise beside epsilon, which it follows")
+        d, o = scene.start.shape
+        eps = point["epsilon"]
+        s = sigma2_for_eps_projected(eps, d) if projected else sigma2_for_eps(eps, d, o)
+    return ACFLSettings(**own, sigma1_sq=s, sigma2_sq=0.0 if projected else s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """What is drawn.
+
+    Parameters
+    ----------
+    measures : Mapping of str to str
+        What it has for a point, by the names that claims use, with the names in the figure. Of
+        ``value``, ``accuracy``, ``steps``, ``secure`` and ``insecure`` more is better, of the
+        others less.
+    of : callable
+        From points, a seed and the folder with data sets to their values; all points at once, since
+        some share a rehearsal.
+    seeded : bool, default False
+        Whether a seed makes a difference. The others are computed once.
+    check : callable, optional
+        Refuses a point whose settings are not allowed, before data is read.
+    note : callable, optional
+        From a point to what is to stand beside its values, as a privacy level that is not that of
+        its settings.
+    failed : str, default "diverged"
+        What it means that a value is not finite.
+    """
+
+    measures: Mapping[str, str]
+    of: Callable[[Sequence[Point], int, Path | None], Sequence[Values]]
+    seeded: bool = False
+    check: Callable[[Point], object] | None = None
+    note: Callable[[Point], str] | None = None
+    failed: str = "diverged"
+
+
+def _formula(label: str, of: Callable[[Point], float]) -> Function:
+    return Function(
+        measures={"value": label},
+        of=lambda points, seed, data_root: [{"value": of(point)} for point in points],
+    )
+
+
+def _losses(label: str, of: Callable[[Sequence[Point], int], Sequence[float]]) -> Function:
+    return Function(
+        measures={"loss": label},
+        of=lambda points, seed, data_root: [{"loss": value} for value in of(points, seed)],
+        seeded=True,
+    )
+
+
+def _kept(
+    of: Callable[[Sequence[Point], int, Path | None], Sequence[Values]], *names: str
+) -> Callable[[Sequence[Point], int, Path | None], Sequence[Values]]:
+    """Return a function that has some of the measures of another."""
+    return lambda points, seed, data_root: [
+        {name: values[name] for name in names} for values in of(points, seed, data_root)
+    ]
+
+
+FUNCTIONS = {
+    "udp-moment": _formula("ln D10", moment),
+    "acfl-bound": _formula("bound of the squared distance from W*", acfl_bound),
+    "acfl-loss": _losses("training loss f(W)", acfl_losses),
+    "acfl-excess": _losses("excess training loss f(W) - f(W*)", acfl_excess),
+    "m2fdp": Function(
+        measures={
+            "accuracy": "accuracy on test records",
+            "jitter": "change of the accuracy per round",
+        },
+        of=tiers.accuracies,
+        seeded=True,
+        check=tiers.check,
+        note=tiers.privacy,
+    ),
+    "m2fdp-cost": Function(
+        measures={"energy": "energy until then, J", "delay": "delay until then, s"},
+        of=tiers.costs,
+        seeded=True,
+        check=tiers.check,
+        note=tiers.privacy,
+        failed="not reached",
+    ),
+    "m2fdp-control": Function(
+        measures={
+            "steps": "local steps K, mean",
+            "secure": "devices of a secure node",
+            "insecure": "devices of an insecure node",
+        },
+        of=lambda points, seed, data_root: [tiers.choices(point) for point in points],
+    ),
+    "fedvs": Function(
+        measures={"accuracy": "accuracy on test rows"},
+        of=_kept(vertical.courses, "accuracy"),
+        seeded=True,
+        check=vertical.check,
+    ),
+    "fedvs-binary": Function(
+        measures={
+            "accuracy": "accuracy on test rows",
+            "value": "area under the ROC curve",
+        },
+        of=_kept(vertical.courses, "accuracy", "value"),
+        seeded=True,
+        check=vertical.check,
+    ),
+    "fedvs-epoch": Function(
+        measures={"delay": "virtual seconds of an epoch, expected"},
+        of=lambda points, seed, data_root: [{"delay": vertical.epochs(p)} for p in points],
+    ),
+    "fedvs-bytes": _formula("bytes of a client", vertical.costs),
+    "fedvs-products": _formula("multiplications of a client", vertical.costs),
+}

@@ -1,0 +1,1 @@
+"""FedVS: theory, numpy simulations, attacks, and the figures of the paper."""

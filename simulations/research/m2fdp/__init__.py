@@ -1,0 +1,1 @@
+"""M2FDP: numpy simulations, attacks, and the figures of the paper."""

@@ -1,0 +1,359 @@
+"""Rehearsals of M2FDP for experiments: what a curve's settings are as trees, schedules and noise.
+
+The keys of a point, beside those of `M2FDPSettings` (``learning_rate``, ``clip``, ``calibration``,
+...):
+
+``data``
+    ``fashion-mnist``, ``digits``, ``cifar10-jpeg`` (its images as `random_patches`) or
+    ``synthetic``; ``labels``, how many of the classes a device has (3); ``records``, the most of a
+    device (all).
+``fanouts``, ``depth``
+    The tree as text, "10,5", and how many of the numbers count (all). Or ``devices`` of a tree with
+    two tiers, and one of ``subnets``, as many nodes of tier 1, and ``subnet``, their size.
+``p``
+    Share of secure children, a number or one for each tier (0).
+``steps``, ``period``
+    K, and local steps from one event of tier 1 to the next (0: none).
+``rounds``, ``round``
+    T, and after which round the curve is read (the last).
+``control``
+    A table for an `AdaptiveController`, of which the local steps are those of all rounds.
+``target``
+    For costs: the accuracy that is to be reached.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
+from flwr_privacy.m2fdp.control.controller import AdaptiveController
+from flwr_privacy.m2fdp.control.resources import ResourceModel
+from flwr_privacy.m2fdp.privacy import paper_figures
+from flwr_privacy.m2fdp.schedule import EventSchedule
+from flwr_privacy.m2fdp.tree.tree import TierTree
+from flwr_privacy.simulations.research.points import Point, Values
+from flwr_privacy.simulations.tasks.data import load
+
+from .numpy_simulation import M2FDPSettings, TrainingCurve, simulate
+from .synthetic_data import SyntheticData, labelled_scene, random_patches, synthetic_scene
+
+__all__ = ["accuracies", "check", "choices", "costs", "privacy"]
+
+Features = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+_LABELS = 3  # of a device
+_FILTERS = 64  # of `random_patches`
+_IMAGES = (20_000, 5000)  # of CIFAR-10: for training, for tests
+_CALM = 20  # rounds over which the jitter is taken
+_SECURE, _INSECURE = 1, 2  # places in a controller's choice
+
+_OF_SETTING = {field.name for field in fields(M2FDPSettings)} - {
+    "tree",
+    "schedule",
+    "path",
+    "drift",
+}
+_SCENE = {"data", "labels", "records"}
+_TREE = {"fanouts", "depth", "devices", "subnets", "subnet", "p"}
+_COURSE = {"steps", "period", "rounds", "control"}
+_READ = {"round", "target"}
+_LINKS = {"star_link", "delay_mode", "step_energy"}
+_KEYS = _SCENE | _TREE | _COURSE | _READ | _LINKS | _OF_SETTING
+
+
+def accuracies(points: Sequence[Point], seed: int, data_root: Path | None) -> list[Values]:
+    """Return accuracies on test records, and how much they jump.
+
+    The jitter is the mean change of the accuracy from one round to the next, over the last 20
+    rounds.
+
+    Parameters
+    ----------
+    points : Sequence of Mapping
+        See the top of this module.
+    seed : int
+        Root of the split, batches and noise; all points share them.
+    data_root : Path, optional
+        Folder with data sets that no library brings.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a key is unknown or a value is not allowed.
+    DataError
+        If data is missing.
+    """
+
+    def read(point: Point, course: TrainingCurve, row: int) -> Values:
+        last = int(point.get("round", point["rounds"]))
+        reached = course.accuracy[row, : last + 1]
+        jumps = np.abs(np.diff(reached[-_CALM - 1 :]))
+        jitter = float(jumps.mean()) if len(jumps) else 0.0
+        return {"accuracy": float(reached[-1]), "jitter": jitter}
+
+    return _rehearsed(points, seed, data_root, read)
+
+
+def costs(points: Sequence[Point], seed: int, data_root: Path | None) -> list[Values]:
+    """Return joules and seconds until an accuracy of ``target``; infinite if it is not reached.
+
+    Parameters and errors are those of `accuracies`.
+    """
+
+    def read(point: Point, course: TrainingCurve, row: int) -> Values:
+        there = np.flatnonzero(course.accuracy[row] >= point["target"])
+        if not len(there):
+            return {"energy": np.inf, "delay": np.inf}
+        return {
+            "energy": float(course.energy[row, there[0]]),
+            "delay": float(course.seconds[row, there[0]]),
+        }
+
+    return _rehearsed(points, seed, data_root, read)
+
+
+def choices(point: Point) -> Values:
+    """Return what a controller chooses on average over a training: local steps and participants.
+
+    Parameters
+    ----------
+    point : Mapping
+        ``fanouts``, ``p``, ``parameters``, ``step_energy`` and others of `ResourceModel`; those of
+        an `AdaptiveController`, whose three weights are ``energy_weight``, ``delay_weight`` and
+        ``noise_weight`` (1); ``local_events``, how many events of tier 1 every round has.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a key is unknown or a value is not allowed.
+
+    Examples
+    --------
+    >>> point = {"fanouts": "2,4,4,8", "p": [0.5, 0, 0], "parameters": 7840, "total_steps": 4000,
+    ...     "max_steps": 40, "local_events": 3}
+    >>> choices(point)["insecure"]
+    1.0
+    """
+    own = dict(point)
+    tree = TierTree.of_fanouts(own.pop("fanouts"), p=own.pop("p"))
+    weights = [own.pop(f"{name}_weight", 1.0) for name in ("energy", "delay", "noise")]
+    events = {1: own.pop("local_events", 0)}
+    resources = ResourceModel(**{name: own.pop(name) for name in _LINKS if name in own})
+    known = {field.name for field in fields(AdaptiveController)}
+    for key in own:
+        check_choice("setting", key, known)
+    controller = AdaptiveController.of(
+        tree, weights=weights, events=events, resources=resources, **own
+    )
+    path = np.array(_path(controller), dtype=float)
+    steps, secure, insecure = path.mean(axis=0)
+    return {"steps": float(steps), "secure": float(secure), "insecure": float(insecure)}
+
+
+def privacy(point: Point) -> str:
+    """Return what a training costs its devices, in words: epsilon at its delta.
+
+    Where there are two figures, the first is of devices below secure aggregators, whose noise
+    enters nearest to the cloud, the last of those that add noise themselves. Of the paper's noise:
+    what all data of a device cost (Gaussian DP) and what one record costs at most (RDP, Poisson
+    batches), both with the sensitivity that holds under the worst drift.
+    """
+    left = {key: value for key, value in point.items() if key not in _SCENE | _READ}
+    return _privacy(json.dumps(left, sort_keys=True))
+
+
+@lru_cache(maxsize=2**8)
+def _privacy(text: str) -> str:
+    point = json.loads(text)
+    setting = _setting(point)
+    epsilon = f"{setting.epsilon:g}"
+    if setting.calibration == "none":
+        return "no privacy"
+    if setting.calibration != "paper":
+        return f"epsilon {epsilon} of a {setting.calibration}"
+    if setting.path is not None:
+        return f"stated epsilon {epsilon}"
+    found = paper_figures(
+        tree=setting.tree,
+        schedule=setting.schedule,
+        q=setting.rate,
+        rounds=point["rounds"],
+        epsilon=setting.epsilon,
+        delta=setting.delta,
+        alpha=setting.alpha,
+        release_steps=setting.release_steps,
+        clean_events=bool(setting.clean_events),
+        accountant="rdp",
+    )
+
+    def shown(table: Mapping[int, float]) -> str:
+        return " / ".join(_short(value) for _, value in sorted(table.items()))
+
+    return f"epsilon of a device {shown(found.device)}, of a record {shown(found.drifted)}"
+
+
+def _short(value: float) -> str:
+    """Return a number in three digits, without an exponent."""
+    return f"{float(f'{value:.3g}'):,.10g}"
+
+
+def check(point: Point) -> M2FDPSettings:
+    """Return the setting of a point of `accuracies` or `costs`.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a key is unknown or a value is not allowed.
+    """
+    for key in point:
+        check_choice("setting", key, _KEYS)
+    for key in ("steps", "rounds"):
+        check_integer(key, point.get(key), minimum=1)
+    check_integer("round", point.get("round", 0), minimum=0, maximum=point["rounds"])
+    check_choice("data", point.get("data", ""), [*_READERS, "synthetic"])
+    return _setting(point)
+
+
+def _rehearsed(
+    points: Sequence[Point],
+    seed: int,
+    data_root: Path | None,
+    read: Callable[[Point, TrainingCurve, int], Values],
+) -> list[Values]:
+    """Train each setting once, all of one scene together, and read the points off."""
+    stages: dict[str, dict[str, Point]] = {}  # points by what is trained, by scene
+    places = []
+    for point in points:
+        setting = check(point)
+        stage = {key: value for key, value in point.items() if key in _SCENE | _LINKS}
+        rounds = point["rounds"] if setting.path is None else len(setting.path)
+        scene = json.dumps([sorted(stage.items()), len(setting.tree.devices), rounds])
+        trained = {key: value for key, value in point.items() if key not in _READ}
+        row = json.dumps(sorted(trained.items()))
+        stages.setdefault(scene, {}).setdefault(row, point)
+        places.append((scene, row))
+    courses: dict[str, TrainingCurve] = {}
+    for name, rows in stages.items():
+        settings = [_setting(point) for point in rows.values()]
+        first = next(iter(rows.values()))
+        path = settings[0].path
+        courses[name] = simulate(
+            _scene(first, len(settings[0].tree.devices), seed, data_root),
+            settings,
+            rounds=first["rounds"] if path is None else len(path),
+            seed=seed,
+            resources=ResourceModel(**{key: first[key] for key in _LINKS if key in first}),
+        )
+    return [
+        read(point, courses[scene], list(stages[scene]).index(row))
+        for point, (scene, row) in zip(points, places, strict=True)
+    ]
+
+
+def _setting(point: Point) -> M2FDPSettings:
+    own = {key: value for key, value in point.items() if key in _OF_SETTING}
+    tree = _tree(point)
+    steps, period = point["steps"], point.get("period", 0)
+    schedule = EventSchedule(steps=steps, events={1: period} if period else {})
+    if "control" in point:
+        total = steps * point["rounds"]
+        links = {key: value for key, value in point.items() if key in _LINKS}
+        controller = AdaptiveController.of(
+            tree,
+            total_steps=total,
+            events=schedule,
+            resources=ResourceModel(**links),
+            initial_steps=steps,
+            **point["control"],
+        )
+        own["path"] = _path(controller)
+    return M2FDPSettings(tree=tree, schedule=schedule, **own)
+
+
+def _path(controller: AdaptiveController) -> list[tuple[int, int, int]]:
+    """Return the choices of a whole training."""
+    left, path = controller.total_steps, []
+    while left:
+        decision = controller.decide(left)
+        path.append((decision.steps, decision.secure, decision.insecure))
+        left -= decision.steps
+    return path
+
+
+def _tree(point: Point) -> TierTree:
+    if "devices" in point:
+        number = int(point["devices"])
+        given = [key for key in ("fanouts", "subnets", "subnet") if key in point]
+        if given not in (["subnets"], ["subnet"]):
+            raise InvalidParameterError("devices", number, "it with one of subnets and subnet")
+        other = point[given[0]]
+        if number % other:
+            raise InvalidParameterError("devices", number, f"a multiple of {given[0]} = {other}")
+        fanouts = [other, number // other] if given == ["subnets"] else [number // other, other]
+        return TierTree.of_fanouts(fanouts, p=point.get("p", 0))
+    numbers = [int(number) for number in str(point["fanouts"]).split(",")]
+    depth = int(point.get("depth", len(numbers)))
+    check_integer("depth", depth, minimum=1, maximum=len(numbers))
+    return TierTree.of_fanouts(numbers[:depth], p=point.get("p", 0))
+
+
+def _scene(point: Point, devices: int, seed: int, data_root: Path | None) -> SyntheticData:
+    name, each = point["data"], point.get("labels", _LABELS)
+    if name == "synthetic":
+        return synthetic_scene(seed, N=devices, each=each)
+    features, labels, test_features, test_labels = _READERS[name](data_root)
+    return labelled_scene(
+        features,
+        labels,
+        test_features,
+        test_labels,
+        devices=devices,
+        each=each,
+        records=point.get("records"),
+        seed=seed,
+    )
+
+
+Records = tuple[Features, Labels, Features, Labels]
+
+
+@lru_cache(maxsize=1)
+def _digits(data_root: Path | None) -> Records:
+    digits = load("digits")
+    return _scaled(digits.features, digits.labels, digits.test_features, digits.test_labels)
+
+
+@lru_cache(maxsize=1)
+def _fashion(data_root: Path | None) -> Records:
+    images = load("fashion-mnist", data_root=data_root)
+    return _scaled(images.features, images.labels, images.test_features, images.test_labels)
+
+
+@lru_cache(maxsize=1)
+def _cifar10(data_root: Path | None) -> Records:
+    images = load("cifar10-jpeg", data_root=data_root)
+    train, test = _IMAGES
+    # The filters are the same for all seeds: they are part of the task.
+    features = random_patches(images.features[:train], filters=_FILTERS, seed=0)
+    test_features = random_patches(images.test_features[:test], filters=_FILTERS, seed=0)
+    center = features.mean(axis=0)
+    return _scaled(
+        features - center, images.labels[:train], test_features - center, images.test_labels[:test]
+    )
+
+
+def _scaled(features: Features, labels: Labels, test: Features, test_labels: Labels) -> Records:
+    """Return records of which the mean square is 1: the paper's step size is not known anyway."""
+    flat, flat_test = features.reshape(len(features), -1), test.reshape(len(test), -1)
+    size = np.sqrt(np.mean(np.square(flat, dtype=np.float64)) * flat.shape[1])
+    return flat / np.float32(size), labels, flat_test / np.float32(size), test_labels
+
+
+_READERS = {"digits": _digits, "fashion-mnist": _fashion, "cifar10-jpeg": _cifar10}

@@ -1,0 +1,1 @@
+"""The attack on single uploads, and on sums of more and more of them."""

@@ -1,0 +1,313 @@
+"""The attack on federated averaging: single uploads, masked vectors, sums of more and more clients.
+
+A real round runs inline, and the attack gets what the server gets. Each client trains one step on
+all of its few records: an update says most of a record where it is of few.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from flwr_privacy.clients import FedAvgClient, SecureSumClient
+from flwr_privacy.coding.packing import unpack
+from flwr_privacy.errors import check_choice
+from flwr_privacy.privacy.updates import Update
+from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.secure_sum.masked import MASKED, values_of
+from flwr_privacy.simulations.research.attacks.inversion import Matches, Recovery, invert_linear
+from flwr_privacy.simulations.research.attacks.pictures import Row, draw
+from flwr_privacy.simulations.research.attacks.setup import AttackSetup, Report, listen
+from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
+from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.strategies import FedAvg
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import TRAIN
+
+__all__ = [
+    "TASKS",
+    "View",
+    "ViewFinding",
+    "attack_secure_sum",
+    "invert",
+    "observe",
+    "read_codes",
+    "report",
+    "scene_of",
+]
+
+TASKS = ("digits-linear", "digits-mlp", "mnist-mlp")
+"""Tasks on square images whose first layer is linear and sees all of an image."""
+
+SUMS = (2, 5, 10, 20)
+"""Numbers of clients whose sum is attacked, beside all."""
+
+
+def report(
+    *,
+    task: str | None,
+    clients: int | None,
+    records: int | None,
+    seed: int,
+    data_root: Path | None,
+    out: Path,
+) -> Report:
+    """Attack the views of a round with and without the secure sum, and draw what was found.
+
+    Parameters
+    ----------
+    task : str, optional
+        One of `TASKS`, by default the first.
+    clients : int, optional
+        Clients of the round, by default 20.
+    records : int, optional
+        Records of each, by default 1.
+    seed : int
+        Root of the draws, masks excepted.
+    data_root : Path, optional
+        Folder with the data sets that no library brings.
+    out : Path
+        Folder for the picture.
+
+    Raises
+    ------
+    InvalidParameterError, DataError
+        As `AttackSetup.of`; also if the picture cannot be written.
+    """
+    scene = scene_of(
+        task or TASKS[0],
+        clients=DEFAULT_CLIENTS if clients is None else clients,
+        records=records or 1,
+        seed=seed,
+        data_root=data_root,
+    )
+    findings = attack_secure_sum(scene)
+    picture = draw(
+        _rows(scene, findings),
+        out / f"secure-sum-{scene.task.name}.png",
+        title="below each image: similarity to the record",
+        step=records or 1,
+    )
+    return Report(
+        tables=[_table(scene, findings)],
+        legend=_legend(scene),
+        pictures=[picture],
+        verdict=_verdict(findings),
+    )
+
+
+def scene_of(
+    task: str, *, clients: int, records: int, seed: int, data_root: str | Path | None
+) -> AttackSetup:
+    """Return the clients of a task of `TASKS`, and as many guesses as the first layer has units.
+
+    Parameters and errors are those of `AttackSetup.of`.
+    """
+    chosen = tasks.task(check_choice("task", task, TASKS))
+    units = len(next(iter(tasks.initial_arrays(chosen, seed).values())))
+    return AttackSetup.of(
+        chosen, clients=clients, records=records, seed=seed, data_root=data_root, candidates=units
+    )
+
+
+def invert(scene: AttackSetup, update: Arrays) -> NDArray[np.float64]:
+    """Return what an update of the model, in any unit, says of records.
+
+    The model's first two arrays are weight and bias of the layer that sees the records.
+    """
+    weight, bias = list(scene.start)[:2]
+    return invert_linear(update[weight], update[bias])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class View:
+    """What a server that follows the protocol has of a round.
+
+    Parameters
+    ----------
+    uploads : list of dict
+        What it reads in the reply of each client, as an update of the model: in the unit of the
+        weights or, under a secure sum, in codes.
+    mean : dict of str to ndarray
+        What the round adds to the model: the mean update. The clients see it too.
+    """
+
+    uploads: list[Arrays]
+    mean: Arrays
+
+
+def observe(scene: AttackSetup, *, clients: int, secure_sum: SecureSum | None = None) -> View:
+    """Run a round of federated averaging with the first clients, and return what the server has.
+
+    Parameters
+    ----------
+    scene : AttackSetup
+        The clients.
+    clients : int
+        How many of them take part.
+    secure_sum : SecureSum, optional
+        By default the server sees every upload.
+    """
+    client = FedAvgClient if secure_sum is None else SecureSumClient
+    strategy = FedAvg(
+        fraction_evaluate=0.0,
+        min_train_nodes=clients,
+        min_available_nodes=clients,
+        secure_sum=secure_sum,
+    )
+    exchanges, model = listen(scene, strategy, client, clients=clients)
+    replies = [next(e.arrays for e in own if e.phase == TRAIN) for own in exchanges]
+    if secure_sum is None:
+        uploads = [_difference(reply, scene.start) for reply in replies]
+    else:
+        bits = secure_sum.bounds(clients).modulus_bits
+        uploads = [read_codes(reply[MASKED], bits, scene.start) for reply in replies]
+    return View(uploads=uploads, mean=_difference(model, scene.start))
+
+
+def read_codes(vector: NDArray[np.uint8], bits: int, model: Arrays) -> Arrays:
+    """Return the codes that a vector of a secure sum has, or would have without its masks.
+
+    Parameters
+    ----------
+    vector : ndarray of uint8
+        The vector, packed, as a client sends it.
+    bits : int
+        Bits of the modulus.
+    model : Mapping of str to ndarray
+        Gives names and shapes. The vector has the arrays in the order of their names and then the
+        weight, with which the codes are multiplied.
+    """
+    names = sorted(model)
+    ends = np.cumsum([model[name].size for name in names])
+    values = values_of(unpack(vector, bits, int(ends[-1]) + 1), bits)
+    parts = np.split(values, ends)[:-1]
+    return {n: part.reshape(model[n].shape) for n, part in zip(names, parts, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ViewFinding:
+    """What the attack found in one view.
+
+    Parameters
+    ----------
+    view : str
+        What was seen.
+    recovery : Recovery
+        How near it came to each record, beside a guess.
+    found : ndarray, shape (records, features)
+        The candidate nearest to each record.
+    """
+
+    view: str
+    recovery: Recovery
+    found: NDArray[np.float64]
+
+
+def attack_secure_sum(scene: AttackSetup) -> list[ViewFinding]:
+    """Attack single uploads, masked vectors, and the sums of more and more clients.
+
+    Returns
+    -------
+    list of Finding
+        Single uploads of all clients without a secure sum, single masked vectors of all clients,
+        then sums; the sum of all clients last.
+    """
+    clients = len(scene.labels)
+    plain = observe(scene, clients=clients)
+    sizes = [*(size for size in SUMS if size < clients), clients]
+    sums = {size: observe(scene, clients=size, secure_sum=SecureSum()) for size in sizes}
+    findings = [
+        _one_by_one(scene, "one upload, no secure sum", plain.uploads),
+        _one_by_one(scene, "one masked vector", sums[clients].uploads),
+    ]
+    for size, view in sums.items():
+        matches = scene.matches(invert(scene, view.mean), 0, size)
+        findings.append(_finding(scene, f"sum of {size} clients", [matches]))
+    return findings
+
+
+def _table(scene: AttackSetup, findings: Sequence[ViewFinding]) -> Table:
+    """Return the findings as a table."""
+    clients, records = scene.labels.shape
+    lines = Table(title=f"{scene.task.name}, {clients} clients, records of each: {records}")
+    lines.add_column("what the server sees")
+    for name in ("recovered", "similarity", "largest", "by guessing"):
+        lines.add_column(name, justify="right")
+    for finding in findings:
+        recovery = finding.recovery
+        numbers = (
+            recovery.similarities.mean(),
+            recovery.similarities.max(),
+            recovery.guessed.mean(),
+        )
+        lines.add_row(
+            finding.view,
+            f"{recovery.recovered.sum()} of {recovery.recovered.size}",
+            *(f"{number:.3f}" for number in numbers),
+        )
+    return lines
+
+
+def _legend(scene: AttackSetup) -> str:
+    """Return what the columns of `table` are."""
+    return (
+        "similarity: cosine of a record and the candidate nearest to it, the mean test record\n"
+        "  taken off both; mean over the records, and the largest\n"
+        f"by guessing: the mean where the candidates are {len(scene.guesses)} test records and "
+        "means of classes\n"
+        f"recovered: similarity of {Recovery.level} or more, and more than by guessing; a better "
+        "attack may\n  recover others, since without noise nothing bounds what a sum says"
+    )
+
+
+def _verdict(findings: Sequence[ViewFinding]) -> str:
+    """Return in a line how many records the views with and without the secure sum gave away."""
+    upload, masked, *_, total = (finding.recovery.recovered for finding in findings)
+    return (
+        f"single upload: recovered {upload.sum()} of {upload.size}; masked vector: recovered "
+        f"{masked.sum()}; {findings[-1].view}: recovered {total.sum()}"
+    )
+
+
+def _rows(scene: AttackSetup, findings: Sequence[ViewFinding]) -> list[Row]:
+    """Return the records, what three views say of them, and the best guesses."""
+    clients = len(scene.labels)
+    guess = scene.matches(scene.guesses, 0, clients)
+    found = [(f.view, f.found, f.recovery.similarities) for f in (*findings[:2], findings[-1])]
+    return [
+        Row(name="record", images=scene.records(0, clients)),
+        *(
+            Row(name=name, images=images, notes=[f"{one:.2f}" for one in similarities])
+            for name, images, similarities in (*found, ("guess", guess.found, guess.similarities))
+        ),
+    ]
+
+
+def _difference(trained: Arrays, start: Arrays) -> Arrays:
+    update = Update.between(start, trained, list(start))
+    return update.arrays(update.vector)
+
+
+def _one_by_one(scene: AttackSetup, view: str, uploads: Sequence[Arrays]) -> ViewFinding:
+    """Return what each upload says of the records of its own client."""
+    matches = [
+        scene.matches(invert(scene, upload), index, index + 1)
+        for index, upload in enumerate(uploads)
+    ]
+    return _finding(scene, view, matches)
+
+
+def _finding(scene: AttackSetup, view: str, matches: Sequence[Matches]) -> ViewFinding:
+    """Join the matches of the first clients, and put guesses beside them."""
+    similarities = np.concatenate([one.similarities for one in matches])
+    clients = len(similarities) // scene.labels.shape[1]
+    guessed = scene.matches(scene.guesses, 0, clients).similarities
+    return ViewFinding(
+        view=view,
+        recovery=Recovery(similarities=similarities, guessed=guessed),
+        found=np.concatenate([one.found for one in matches]),
+    )

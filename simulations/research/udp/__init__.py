@@ -1,0 +1,1 @@
+"""UDP: theory, attacks, and the figures of the paper."""

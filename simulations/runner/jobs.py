@@ -1,0 +1,233 @@
+"""Carry out a run on an engine, with a display of its progress, and keep how it ended."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr_privacy.clients.node.node_settings import STACK_MODES
+from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, check_choice, check_integer
+from flwr_privacy.simulations.engines.placement import Machine, check_gpus
+from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
+from flwr_privacy.simulations.settings.run_folder import RunFolder, follow
+from flwr_privacy.simulations.settings.run_settings import Settings
+
+from .progress import Progress
+
+__all__ = ["Engine", "carry_out", "kept", "model_bytes", "next_folder", "shown"]
+
+APP = Path(__file__).parent.parent
+CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
+DEFAULT_CLIENTS = 20
+SEED_WARNING = (
+    "WARNING: --test-seed: what the clients draw in secret, their noise above all, can be computed "
+    "from the seed. Nothing is protected. For tests only."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Where runs are carried out.
+
+    Parameters
+    ----------
+    name : {"ray", "inline"}, default "ray"
+        Flower's Ray engine through `flwr run`, or this process.
+    workers : int, optional
+        Number of nodes that play the clients between them; by default one node per client. The
+        inline engine gives each worker a process of its own.
+    resources : RayResources
+        What Ray has and what a node gets.
+    port : int, optional
+        Port of the SuperLink for Ray.
+    test_seed : int, optional
+        Seed of what the clients draw in secret, for tests: nothing is protected.
+    stack : {"no", "yes", "auto"}, optional
+        Whether a worker trains its clients together (`torch.func.vmap`), which is equal up to
+        rounding; ``"auto"`` measures whether that is faster. By default the environment's
+        FLWR_PRIVACY_STACK says it, or else they are trained one by one.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or a Ray cluster that runs already is to get the seed or to
+        stack.
+    """
+
+    name: str = "ray"
+    workers: int | None = None
+    resources: RayResources = field(default_factory=RayResources)
+    port: int | None = None
+    test_seed: int | None = None
+    stack: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.name, ("ray", "inline"))
+        if self.test_seed is not None:
+            check_integer("--test-seed", self.test_seed, minimum=0)
+        if self.stack is not None:
+            check_choice("--stack", self.stack, STACK_MODES)
+        for option, value in (("--test-seed", self.test_seed), ("--stack", self.stack)):
+            if value is not None and self.resources.ray_address is not None:
+                allowed = "none with ray_address: a cluster that runs has an environment of its own"
+                raise InvalidParameterError(option, value, allowed)
+        if self.workers is not None:
+            check_integer("workers", self.workers, minimum=1)
+
+    def nodes(self, settings: Settings) -> int:
+        """Return the number of nodes for a run.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there are more workers than clients.
+        """
+        clients = settings.clients or DEFAULT_CLIENTS
+        if self.workers is None:
+            if self.stack in ("yes", "auto"):
+                allowed = "no without --workers: a node that plays one client has none to stack"
+                raise InvalidParameterError("--stack", self.stack, allowed)
+            return clients
+        return check_integer("workers", self.workers, maximum=clients)
+
+
+def next_folder(parent: Path, settings: Settings) -> Path:
+    """Return a folder for a run that does not exist yet: ``fedavg-digits-mlp-1`` and so on."""
+    number = 1
+    while (path := parent / f"{settings.scheme}-{settings.task}-{number}").exists():
+        number += 1
+    return path
+
+
+def model_bytes(settings: Settings) -> int:
+    """Return the size of the model that a run trains."""
+    from flwr_privacy.simulations.app.server_app import initial_arrays  # late: it brings torch
+
+    return sum(len(array.data) for array in initial_arrays(settings).values())
+
+
+def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) -> None:
+    """Carry out runs one after another on one engine.
+
+    Raises
+    ------
+    FlwrPrivacyError
+        If a run fails; its folder then says why.
+    """
+    if engine.resources.gpus_per_client:
+        with kept(*runs, ends=False):
+            for run in runs:
+                machine, size = Machine.here(), model_bytes(run.settings)
+                check_gpus(engine.resources, machine, model_bytes=size)
+    with ExitStack() as stack:
+        session: RaySession | None = None
+        if engine.name == "ray":
+            log = runs[0].log_path
+            session = RaySession(
+                resources=engine.resources,
+                port=engine.port,
+                log_path=log,
+                test_seed=engine.test_seed,
+                stack=engine.stack,
+            )
+            with kept(*runs, ends=False):
+                stack.enter_context(session)
+        for run in runs:
+            with kept(run), shown(run):
+                run.begin()
+                config: dict[str, str | bool] = {
+                    "settings": run.settings_path.read_text(encoding="utf-8"),
+                    "run-dir": str(run.path.resolve()),
+                    # One that was interrupted before its first checkpoint begins again.
+                    "resume": resume and run.checkpoint_path.exists(),
+                }
+                nodes = int(run.summary["nodes"])
+                if session is not None:
+                    session.run(APP, nodes=nodes, run_config=config)
+                else:
+                    with _logged(run):
+                        _inline(run, config, engine, nodes=nodes)
+
+
+def _inline(run: RunFolder, config: dict[str, str | bool], engine: Engine, *, nodes: int) -> None:
+    # Imported late: the apps bring torch, which no other command needs.
+    from flwr_privacy.simulations.app.server_app import app
+    from flwr_privacy.simulations.engines.inline import run_inline
+    from flwr_privacy.simulations.settings.schemes import client_of
+
+    state = None
+    if not client_of(run.settings).bare:
+        state = run.path.resolve() / "clients"
+        state.mkdir(exist_ok=True)
+    run_inline(
+        app,
+        CLIENT_APP,
+        nodes=nodes,
+        run_config=config,
+        workers=0 if engine.workers in (None, 1) else engine.workers,
+        state=state,
+        insecure_seed=engine.test_seed,
+        stack=engine.stack,
+    )
+
+
+@contextmanager
+def _logged(run: RunFolder) -> Iterator[None]:
+    """Send Flower's log to the run folder; the terminal shows the progress."""
+    logger = logging.getLogger("flwr")
+    handler = logging.FileHandler(run.log_path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = logger.handlers
+    logger.handlers = [handler]
+    try:
+        yield
+    finally:
+        logger.handlers = before
+        handler.close()
+
+
+@contextmanager
+def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
+    """Write down how the runs ended, if they fail or end here."""
+
+    def finish(status: str, error: str | None = None) -> None:
+        for run in runs:
+            run.finish(status, error)
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        finish("interrupted")
+        raise
+    except FlwrPrivacyError as error:
+        finish("failed", str(error))
+        raise
+    except BaseException as error:
+        finish("failed", f"{type(error).__name__}: {error}")
+        raise
+    if ends:
+        finish("completed")
+
+
+@contextmanager
+def shown(run: RunFolder) -> Iterator[None]:
+    """Show the rounds as the app writes them, whichever process it runs in."""
+    done = threading.Event()
+    with Progress(run.path.name, run.settings.rounds) as progress:
+
+        def show() -> None:
+            shown = -1  # a resumed run writes its earlier rounds again
+            for line in follow(run.metrics_path, done.is_set):
+                if line["round"] > shown:
+                    progress.update(line)
+                    shown = line["round"]
+
+        watcher = threading.Thread(target=show, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()

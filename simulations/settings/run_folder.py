@@ -1,0 +1,581 @@
+"""Run folders: what a run was told, what came of it, and one line for every round.
+
+Whoever writes or reads such a folder does it here: the app while it runs, the display that follows
+it, the report afterwards.
+"""
+
+import json
+import math
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from flwr_privacy.errors import DataError, InvalidParameterError, check_choice, check_integer
+from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.stragglers import StragglerModel
+from flwr_privacy.wire.files import exclusive_lock, write_text
+from flwr_privacy.wire.identity import new_experiment_id
+
+from .run_settings import Settings
+
+__all__ = [
+    "RunFolder",
+    "differing_settings",
+    "flat_settings",
+    "follow",
+    "labels",
+    "score",
+]
+
+ENGINES = ("ray", "inline", "deployed")
+ENDINGS = ("completed", "failed", "interrupted")
+STATUSES = ("running", *ENDINGS)
+PACKAGES = ("flwr-privacy", "flwr", "numpy", "torch")
+POLL_SECONDS = 0.1
+
+_SAID = ("strategy.epsilon", "strategy.alpha")
+
+_NUMBERS = (
+    *("asked", "answered", "accumulated", "late", "exchanges"),
+    *("rounds", "bytes_down", "bytes_up", "virtual_seconds", "seconds"),
+)
+_TABLES = ("refused", "train", "evaluate", "server", "scheme")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run; make one with `create` or `open`.
+
+    Parameters
+    ----------
+    path : Path
+        The folder. It holds ``settings.toml``, ``summary.json`` and ``metrics.jsonl``, and what
+        the app leaves beside them.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        settings: Settings,
+        *,
+        engine: str,
+        nodes: int,
+        experiment_id: str | None = None,
+        test_seed: int | None = None,
+    ) -> "RunFolder":
+        """Make the folder of a run that starts now.
+
+        Parameters
+        ----------
+        path : str or Path
+            The folder; it may exist if it holds no run.
+        settings : Settings
+            What the run trains.
+        engine : {"ray", "inline", "deployed"}
+            Where it runs.
+        nodes : int
+            Number of nodes, at least 1.
+        experiment_id : str, optional
+            The experiment that the run belongs to; by default a new one, or with a test seed the
+            one of that seed: what clients draw depends on its name.
+        test_seed : int, optional
+            Seed of what the clients draw in secret, for tests.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the folder already holds a run or cannot be written, or a value is not allowed.
+        """
+        summary = {
+            "status": "running",
+            "engine": check_choice("engine", engine, ENGINES),
+            "experiment_id": experiment_id or _experiment_id(test_seed),
+            "started": _now(),
+            "finished": None,
+            "versions": _versions(),
+            "nodes": check_integer("nodes", nodes, minimum=1),
+            "error": None,
+            "test_seed": test_seed,
+        }
+        run = cls(Path(path))
+        kept = (run.settings_path, run.summary_path, run.metrics_path)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            if any(file.exists() for file in kept):
+                raise FileExistsError
+            with run.settings_path.open("x", encoding="utf-8") as file:
+                file.write(settings.to_toml())
+            run.metrics_path.touch()
+        except FileExistsError as error:
+            allowed = "a folder that holds no run yet (this one does, or is a file)"
+            raise InvalidParameterError("run folder", str(run.path), allowed) from error
+        except OSError as error:
+            raise _not_writable("run folder", run.path, error) from error
+        run._write_summary(summary)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """Open the folder of a run that has started.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is no run folder; the message names what is missing.
+        """
+        run = cls(Path(path))
+        if not run.path.is_dir():
+            raise InvalidParameterError("run folder", str(path), "a folder that exists")
+        missing = [f.name for f in (run.settings_path, run.summary_path) if not f.is_file()]
+        if missing:
+            allowed = f"the folder of a run (it has no {' and no '.join(missing)})"
+            raise InvalidParameterError("run folder", str(path), allowed)
+        return run
+
+    @property
+    def settings_path(self) -> Path:
+        """What the run was told: `Settings` as TOML."""
+        return self.path / "settings.toml"
+
+    @property
+    def summary_path(self) -> Path:
+        """What came of it: status, times, versions, error."""
+        return self.path / "summary.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object per round, appended while the run goes on."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """What a resumed run starts from."""
+        return self.path / "checkpoint.bin"
+
+    @property
+    def model_path(self) -> Path:
+        """The trained model."""
+        return self.path / "model.npz"
+
+    @property
+    def card_path(self) -> Path:
+        """What the run promises and every charge, renewed in every round."""
+        return self.path / "privacy-card.json"
+
+    @property
+    def log_path(self) -> Path:
+        """The log of the engine."""
+        return self.path / "log.txt"
+
+    @property
+    def settings(self) -> Settings:
+        """What the run was told.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the file holds something else than settings.
+        """
+        return Settings.from_toml(self.settings_path.read_text(encoding="utf-8"))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What came of the run so far.
+
+        Raises
+        ------
+        DataError
+            If the file is damaged.
+        """
+        try:
+            summary = json.loads(self.summary_path.read_bytes())
+        except ValueError as error:
+            raise DataError(f"{self.summary_path}: no JSON ({error})") from error
+        if not isinstance(summary, dict) or summary.get("status") not in STATUSES:
+            raise DataError(f"{self.summary_path}: no summary with a status of {STATUSES}")
+        return summary
+
+    @property
+    def label(self) -> str:
+        """Scheme, task and what else is not as by default.
+
+        `labels` gives shorter ones for runs side by side.
+        """
+        return _label(flat_settings(self.settings), usual=DEFAULTS, always=("scheme", "task"))
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Return the lines of the rounds so far, in order, each with the bytes up to it.
+
+        ``total_bytes_down``, ``total_bytes_up`` and ``total_bytes`` are added to what was written.
+        A last line that was cut when the run was killed is dropped. Where a resumed run did rounds
+        again, their new lines count.
+
+        Raises
+        ------
+        DataError
+            If another line is damaged; the message names file and line.
+        """
+        if not self.metrics_path.exists():
+            return []
+        lines: list[dict[str, Any]] = []
+        for line in _Tail(self.metrics_path).rest():
+            while lines and lines[-1]["round"] >= line["round"]:
+                lines.pop()
+            before = lines[-1] if lines else {}
+            for key in ("bytes_down", "bytes_up"):
+                line[f"total_{key}"] = before.get(f"total_{key}", 0) + line.get(key, 0)
+            line["total_bytes"] = line["total_bytes_down"] + line["total_bytes_up"]
+            lines.append(line)
+        return lines
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others from carrying out the run; that ends with this process, however it ends.
+
+        Raises
+        ------
+        InvalidParameterError
+            If another process or thread carries it out, or the folder cannot be written.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(exclusive_lock(self.path / "lock", timeout=0))
+            except TimeoutError as error:
+                allowed = "a run that nobody is carrying out"
+                raise InvalidParameterError("run folder", str(self.path), allowed) from error
+            except OSError as error:
+                raise _not_writable("run folder", self.path, error) from error
+            yield
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Append the line of one round; others can read it when this returns.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
+        with self.metrics_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(line)) + "\n")
+
+    def update(self, **changes: Any) -> None:
+        """Replace some values of the summary; whoever reads sees all of them or none.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the folder cannot be written.
+        DataError
+            If the summary is damaged.
+        """
+        self._write_summary({**self.summary, **changes})
+
+    def begin(self) -> None:
+        """Note that the run begins now; a folder may be made long before.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the folder cannot be written.
+        """
+        self.update(started=_now())
+
+    def finish(self, status: str, error: str | None = None) -> None:
+        """Note how the run ended.
+
+        Parameters
+        ----------
+        status : {"completed", "failed", "interrupted"}
+            How.
+        error : str, optional
+            What went wrong.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the status is none of these or the folder cannot be written.
+        DataError
+            If the summary is damaged.
+        """
+        self.update(status=check_choice("status", status, ENDINGS), error=error, finished=_now())
+
+    def reopen(self) -> None:
+        """Mark a run as running again; new lines follow the last whole one.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the folder cannot be written.
+        DataError
+            If the summary or a line that is not the last one is damaged.
+        """
+        self.metrics_path.touch()
+        tail = _Tail(self.metrics_path)
+        for _ in tail.lines():
+            pass
+        if tail.last() is None:
+            os.truncate(self.metrics_path, tail.position)
+        else:
+            with self.metrics_path.open("a", encoding="utf-8") as file:
+                file.write("\n")
+        self.update(status="running", error=None, finished=None)
+
+    def _write_summary(self, summary: Mapping[str, Any]) -> None:
+        try:
+            write_text(self.summary_path, json.dumps(summary, indent=2) + "\n")
+        except OSError as error:
+            raise _not_writable("run folder", self.path, error) from error
+
+
+def follow(path: str | Path, stop: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a ``metrics.jsonl`` as another process appends them.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file; it need not exist yet.
+    stop : callable
+        Asked about ten times a second whether the writer is done. What it had written by then is
+        still yielded.
+
+    Yields
+    ------
+    dict
+        The line of a round. When a resumed run replaces the file, its lines are yielded from the
+        first.
+
+    Raises
+    ------
+    DataError
+        If a line is damaged.
+    """
+    tail = _Tail(Path(path))
+    inode = None
+    while True:
+        stopped = stop()  # before the file is read: nothing is written after that
+        if tail.path.exists():
+            status = tail.path.stat()
+            if status.st_ino != inode or status.st_size < tail.position:
+                tail, inode = _Tail(tail.path), status.st_ino
+            yield from tail.rest() if stopped else tail.lines()
+        if stopped:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        elif value is not None:
+            flat[prefix + key] = value
+    return flat
+
+
+def flat_settings(settings: Settings) -> dict[str, Any]:
+    """Return what is set, with dotted keys; where the data lies is left out.
+
+    Examples
+    --------
+    >>> flat_settings(Settings())["partition.kind"]
+    'iid'
+    """
+    flat = _flat(asdict(replace(settings, data_root=None)))
+    return flat if settings.secure_sum is None else {**flat, "secure_sum": True}
+
+
+def differing_settings(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    """Return, for each run, the settings in which the runs differ.
+
+    The keys are dotted (``partition.alpha``), the same for every run and in the order of
+    `Settings`; None stands for what a run leaves unset.
+    """
+    tables = [flat_settings(run.settings) for run in runs]
+    keys = _keys(tables)
+    differing = [key for key in keys if any(t.get(key) != tables[0].get(key) for t in tables)]
+    return [{key: table.get(key) for key in differing} for table in tables]
+
+
+def labels(runs: Sequence[RunFolder]) -> list[str]:
+    """Return a short name for each run: the scheme and what tells the run from the others.
+
+    What most runs have in common is left out, but for a budget, and for the weight that tells
+    ACFL from its rivals. Runs with equal names get that of their folder, or a number, in addition.
+    """
+    tables = differing_settings(runs)
+    usual = {key: _usual([table[key] for table in tables], key) for key in _keys(tables)}
+    for key in _SAID:
+        usual.pop(key, None)
+    names = [
+        _label({"scheme": run.settings.scheme, **table}, usual=usual, always=("scheme", "task"))
+        for run, table in zip(runs, tables, strict=True)
+    ]
+    names = [
+        f"{name} ({run.path.resolve().name})" if names.count(name) > 1 else name
+        for run, name in zip(runs, names, strict=True)
+    ]
+    return [
+        f"{name} #{names[: index + 1].count(name)}" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    ]
+
+
+def score(
+    line: Mapping[str, Any], metric: str, *, sources: Sequence[str] = ("server", "evaluate")
+) -> float | None:
+    """Return a metric of the server's evaluation, or else of the clients' own.
+
+    Parameters
+    ----------
+    line : Mapping
+        Line of a round.
+    metric : str
+        Such as ``accuracy`` or ``loss``.
+    sources : Sequence of str, default ("server", "evaluate")
+        Tables of the line in which to look, the first that has the metric counts.
+
+    Returns
+    -------
+    float or None
+        None if the model was not evaluated in this round; NaN if the metric was not finite, for
+        which JSON has null.
+
+    Examples
+    --------
+    >>> line = {"round": 1, "server": {"accuracy": 0.9}, "evaluate": {"accuracy": 0.8}}
+    >>> score(line, "accuracy")
+    0.9
+    >>> score(line, "accuracy", sources=["evaluate"])
+    0.8
+    """
+    for source in sources:
+        table = line.get(source) or {}
+        if metric in table:
+            return math.nan if table[metric] is None else float(table[metric])
+    return None
+
+
+class _Tail:
+    """A place in a metrics file, after the last whole line that was read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0
+        self.count = 0
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the whole lines that follow."""
+        with self.path.open("rb") as file:
+            file.seek(self.position)
+            for text in file:
+                if not text.endswith(b"\n"):
+                    return
+                self.count += 1
+                self.position += len(text)
+                try:
+                    line = _parsed(text)
+                except ValueError as error:
+                    raise DataError(f"{self.path}, line {self.count}: {error}") from error
+                yield line
+
+    def last(self) -> dict[str, Any] | None:
+        """Return the line that has no end yet, or None if it was cut."""
+        with self.path.open("rb") as file:
+            file.seek(self.position)
+            try:
+                return _parsed(file.read())
+            except ValueError:
+                return None
+
+    def rest(self) -> Iterator[dict[str, Any]]:
+        """Yield all that follows, when nobody writes any more."""
+        yield from self.lines()
+        last = self.last()
+        if last is not None:
+            yield last
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    line = json.loads(text)
+    if not isinstance(line, dict) or type(line.get("round")) is not int:
+        raise ValueError("no JSON object with an integer 'round'")
+    for key in _NUMBERS:
+        if not isinstance(line.get(key, 0), int | float):
+            raise ValueError(f"{key} = {line[key]!r} is no number")
+    for key in _TABLES:
+        if not isinstance(line.get(key) or {}, dict):
+            raise ValueError(f"{key} = {line[key]!r} is no object")
+    for key in ("server", "evaluate"):
+        for metric in ("accuracy", "loss"):
+            value = (line.get(key) or {}).get(metric)
+            if not isinstance(value, int | float | None):
+                raise ValueError(f"{key}.{metric} = {value!r} is no number")
+    return line
+
+
+_NOTHING = object()
+DEFAULTS = _flat(asdict(Settings(stragglers=StragglerModel(), secure_sum=SecureSum())))
+
+
+def _keys(tables: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for table in tables for key in table))
+
+
+def _usual(values: Sequence[Any], key: str) -> Any:
+    # What more than half of the runs have. What half of them leave unset is at its default where
+    # it is in use at all.
+    if 2 * values.count(None) >= len(values):
+        return DEFAULTS.get(key)
+    most = max(values, key=values.count)
+    return most if 2 * values.count(most) > len(values) else _NOTHING
+
+
+def _label(settings: Mapping[str, Any], *, usual: Mapping[str, Any], always: Sequence[str]) -> str:
+    shown = {
+        key: value
+        for key, value in settings.items()
+        if key in always or value not in (None, usual.get(key, _NOTHING))
+    }
+    # The last part of a key says enough, unless another key ends alike or it is a "kind".
+    endings = Counter(key.rpartition(".")[2] for key in shown)
+    parts = []
+    for key, value in shown.items():
+        ending = key.rpartition(".")[2]
+        name = key if ending == "kind" or endings[ending] > 1 else ending
+        parts.append(str(value) if key in always else name if value is True else f"{name} {value}")
+    return ", ".join(parts)
+
+
+def _not_writable(parameter: str, path: Path, error: OSError) -> InvalidParameterError:
+    allowed = f"a folder that can be written ({error.strerror})"
+    return InvalidParameterError(parameter, str(path), allowed)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # an extra that is not installed
+            continue
+    return versions
+
+
+def _experiment_id(test_seed: int | None) -> str:
+    return new_experiment_id() if test_seed is None else f"test-seed-{test_seed}"

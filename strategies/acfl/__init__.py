@@ -1,0 +1,1 @@
+"""ACFL on the server: the setup that codes data, and the strategy."""

@@ -1,0 +1,166 @@
+"""Clients that weigh as often as they were drawn: once each, or with replacement."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_number
+from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.mspdq import outweighs
+from flwr_privacy.secure_sum import NotOpenedError
+from flwr_privacy.strategies.requests.messenger import Assigned
+from flwr_privacy.wire.channel import derive
+from flwr_privacy.wire.message import TRAIN
+
+from .base import SchemeStrategy
+
+__all__ = ["DrawnStrategy", "each_by_itself", "names_of"]
+
+
+_MOST_DRAWINGS = 100  # until nobody outweighs all others, where only their sum is to be seen
+
+
+def names_of(assigned: Assigned) -> list[str]:
+    """Return the clients' names; one that is not known yet goes by its node's."""
+    return [client or f"node-{node}" for node, clients in assigned.items() for client in clients]
+
+
+def each_by_itself(assigned: Assigned, *, q: float, secret: bytes, server_round: int) -> Assigned:
+    """Draw each of some clients by itself; the same whenever the round is drawn.
+
+    Parameters
+    ----------
+    assigned : Assigned
+        The clients.
+    q : float
+        Probability with which each is drawn.
+    secret : bytes
+        What the draw follows from; as secret as the draw is to be.
+    server_round : int
+        The round.
+    """
+
+    def is_drawn(name: str) -> bool:
+        place = derive(secret, "poisson sample", server_round, name)[:8]
+        return int.from_bytes(place, "big") < q * 2.0**64
+
+    drawn = {
+        node: [client for client in clients if is_drawn(client or f"node-{node}")]
+        for node, clients in assigned.items()
+    }
+    return {node: clients for node, clients in drawn.items() if clients}
+
+
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
+class DrawnStrategy(SchemeStrategy):
+    """Base of the strategies whose averages are over draws, whatever a client says of its weight.
+
+    Parameters
+    ----------
+    fraction_train, ..., loop, inner, secure_sum
+        FedAvg's and those of `SchemeStrategy`. The clients are not asked to evaluate.
+    replacement : bool, optional
+        Whether clients are drawn with replacement; by default where a scheme is to be
+        as in its paper. Then one that is drawn twice weighs twice, and
+        the average is an unbiased estimate of that by shares (Lemma 1 of the MSP paper).
+    shares : dict, optional
+        How often each client is to be drawn, relative to the others (its share of the data, if it
+        is public); with replacement only. By default all alike.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    replacement: bool | None = None
+    shares: Mapping[str, float] | None = None
+
+    weight_key = "num-examples"  # in a secure sum: what the client was told to weigh
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fraction_evaluate = 0.0  # what clients say of their data would be one more upload
+        if self.shares is not None and not self.replacement:
+            raise InvalidParameterError(
+                "shares", self.shares, "nothing, where clients are drawn once"
+            )
+        for client, share in (self.shares or {}).items():
+            if not check_number(f"shares[{client!r}]", share) > 0:
+                raise InvalidParameterError("shares", {client: share}, "numbers above 0")
+        self._replacement = bool(self.replacement)
+        self._shares = None if self.shares is None else dict(self.shares)
+
+    def setup(self, grid: Grid) -> None:
+        """Check that everybody who is there has a share.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a client has none. One that comes later without a share is not drawn.
+        """
+        unknown = sorted(set(self.federation.clients()).difference(self._shares or ()))
+        if self._shares is not None and unknown:
+            raise InvalidParameterError("shares", unknown, "a share for each of these clients")
+
+    def _build(self) -> None:
+        super()._build()
+        self._draws: dict[int, dict[str, int]] = {}  # by round
+
+    def draws(self, server_round: int) -> dict[str, int]:
+        """Return how often each client of a round was drawn."""
+        return self._draws[server_round]
+
+    def round_metrics(self, card: Any) -> dict[str, float]:
+        """Return how many draws the round had, and of how many clients; nothing if it had none."""
+        if not self._current:
+            return {}
+        draws = self.draws(self._current)
+        return {"draws": sum(draws.values()), "distinct": len(draws)}
+
+    def _hides(self, draws: Mapping[str, int]) -> bool:
+        """Tell whether a secure sum, if there is one, says no more of one client than of others."""
+        if self.secure_sum is None:
+            return True
+        try:
+            least = self.secure_sum.threshold_of(len(draws))
+        except InvalidParameterError:  # so few clients were drawn
+            return False
+        return not outweighs(draws, least=least)
+
+    _current = 0  # the round that has begun, if one has
+
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
+        """Draw the clients of a round, with or without replacement."""
+        # Under a secure sum the clients of the next round are drawn before this one is over.
+        self._draws = {r: d for r, d in self._draws.items() if r >= server_round - 1}
+        if self._replacement:
+            if not self.federation.met:
+                raise ProtocolError(
+                    "replacement: works only where this strategy's own start runs the rounds"
+                )
+            for attempt in range(_MOST_DRAWINGS):
+                assigned, draws = self.messenger.draw(
+                    grid,
+                    server_round,
+                    TRAIN,
+                    fraction=self.fraction_train,
+                    minimum=self.min_train_nodes,
+                    shares=self._shares,
+                    attempt=attempt,
+                )
+                if self._hides(draws):
+                    break
+            else:
+                raise NotOpenedError(
+                    f"there is no sum of round {server_round}: so many draws of so few clients "
+                    "have one that may weigh more than all others"
+                )
+        else:
+            assigned = super().drawn(grid, server_round)
+            draws = {client: 1 for clients in assigned.values() for client in clients}
+        self._draws[server_round] = draws
+        return assigned

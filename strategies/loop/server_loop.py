@@ -1,0 +1,199 @@
+"""The rounds of one training, for every scheme: train, checkpoint, evaluate, checkpoint.
+
+A round that has something to show writes two checkpoints. The first, with its charges, comes before
+anybody sees the round's model: a run that is killed while the model is shown goes on with that
+model. Without it the round would be trained again, with other noise, and what was shown would be a
+release that no charge is for. The second ends the round.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from flwr_privacy.errors import NothingTrainedError, TooFewTrainedError
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.trained_count import TrainedCount
+from flwr_privacy.strategies.state.experiment import SchemeResult, to_record
+from flwr_privacy.strategies.state.history import log, plain
+from flwr_privacy.wire.message import EVALUATE
+
+if TYPE_CHECKING:
+    from .base import SchemeStrategy
+
+__all__ = ["EvaluateFn", "ServerLoop"]
+
+logger = logging.getLogger("flwr.privacy")
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+"""Evaluates the model of a round on the server."""
+
+Line = dict[str, Any]
+
+
+class ServerLoop:
+    """The rounds of one run of a strategy.
+
+    Parameters
+    ----------
+    strategy : SchemeStrategy
+        What trains a round, and what it keeps.
+    grid : Grid
+        Flower's grid.
+    rounds : int
+        The last round.
+    train_config, evaluate_config : ConfigRecord
+        The user's configuration of training and evaluation.
+    evaluate_fn : callable, optional
+        Evaluates a model on the server.
+    """
+
+    def __init__(
+        self,
+        strategy: "SchemeStrategy",
+        grid: Grid,
+        *,
+        rounds: int,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        self._strategy = strategy
+        self._experiment = strategy.experiment
+        self._books = strategy.books
+        self._grid = grid
+        self._rounds = rounds
+        self._train_config = ConfigRecord() if train_config is None else train_config
+        self._evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        self._evaluate_fn = evaluate_fn
+        self._first_round = 0  # 0: the model is evaluated before it is trained
+        self._unfinished: Line = {}  # of a round that an earlier run trained and did not end
+        self._began = time.monotonic()
+
+    def begin(self, initial_arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model to go on from: the initial one, or a checkpoint's."""
+        state = self._experiment.begin(initial_arrays)
+        if state is None:
+            return initial_arrays
+        strategy = self._strategy
+        strategy.messenger.load_state(state["conversation"])
+        self._books.load(PrivacyCard.from_json(state["card"]))
+        strategy.transport.load_state(state["secure_sum"])
+        strategy.trained = TrainedCount.from_state(state["trained"])
+        strategy.load_state_dict(state["scheme_state"])
+        strategy.model_step.load_state_dict(state["inner"])
+        self._first_round = int(state["round"]) + 1
+        self._unfinished = dict(state["line"])
+        last = self._unfinished or self._experiment.history.lines[-1]
+        self._began -= float(last["seconds"])
+        return to_record(state["arrays"])
+
+    def run(self, arrays: ArrayRecord) -> SchemeResult:
+        """Train the rounds that are left; return what came of all.
+
+        Raises
+        ------
+        NothingTrainedError
+            If no round gave a model.
+        TooFewTrainedError
+            If it is certain that too few of the clients' trainings work.
+        """
+        strategy = self._strategy
+        card: PrivacyCard | None = None
+        if self._unfinished:
+            card = self._end_round({**self._unfinished, "rounds": self._rounds}, arrays)
+        for server_round in range(self._first_round, self._rounds + 1):
+            line: Line = {"round": server_round, "rounds": self._rounds}
+            if server_round > 0:
+                if reason := strategy.stop():
+                    logger.warning("the training ends before round %d: %s", server_round, reason)
+                    break
+                if strategy.trained.too_few:
+                    break
+                arrays = self._train(line, arrays)
+            card = self._end_round(line, arrays)
+        charged = len(self._books.releases)
+        self._books.charge_broken_off()
+        if card is None or len(self._books.releases) > charged:
+            card = strategy.card(final=True)
+            self._experiment.keep_card(card)
+        result = self._experiment.result(arrays, card.guarantee)
+        rounds = [line for line in result.history if line["round"] > 0]
+        if strategy.fraction_train > 0 and rounds and all(line["skipped"] for line in rounds):
+            raise NothingTrainedError(rounds, result)
+        if strategy.trained.too_few:
+            raise TooFewTrainedError(strategy.trained.text(), rounds, result)
+        return result
+
+    def _train(self, line: Line, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model after a round's training."""
+        strategy, server_round = self._strategy, line["round"]
+        self._books.earlier = None
+        strategy.newcomers = strategy.messenger.meet(self._grid)
+        if strategy.newcomers:
+            logger.info("joined: %s", strategy.newcomers)
+        trained, metrics = strategy.train_round(
+            self._grid, server_round, arrays, self._train_config
+        )
+        arrays = arrays if trained is None else trained
+        line["skipped"] = trained is None
+        line["train"] = plain(dict(metrics or {}))
+        if self._experiment.run_dir and (self._evaluate_fn or strategy.fraction_evaluate):
+            self._books.charge_broken_off()
+            card = strategy.card()
+            known = {**line, "scheme": self._numbers(line, card), "seconds": self._seconds()}
+            self._experiment.end_training(known, arrays, card=card, **self._state())
+        return arrays
+
+    def _end_round(self, line: Line, arrays: ArrayRecord) -> PrivacyCard:
+        """Have a model evaluated and complete its round's line; write checkpoint and card."""
+        strategy, server_round = self._strategy, line["round"]
+        if server_round > 0:
+            line["evaluate"] = self._evaluate(server_round, arrays)
+        server = self._evaluate_fn(server_round, arrays) if self._evaluate_fn else None
+        line["server"] = plain(dict(server or {}))
+        self._books.charge_broken_off()
+        card = strategy.card(final=server_round >= self._rounds or bool(strategy.stop()))
+        line["scheme"] = self._numbers(line, card)
+        line |= strategy.messenger.counts()
+        line["seconds"] = self._seconds()
+        log(line)
+        self._experiment.end_round(line, arrays, card=card, **self._state())
+        return card
+
+    def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, Any]:
+        """Return the clients' metrics of a model."""
+        strategy = self._strategy
+        if strategy.fraction_evaluate == 0:
+            return {}
+        self._books.earlier = None  # who answers may say that its noise is from a seed
+        messages = strategy.configure_evaluate(
+            server_round, arrays, self._evaluate_config, self._grid
+        )
+        replies = strategy.messenger.exchange(self._grid, messages, phase=EVALUATE)
+        return plain(dict(strategy.aggregate_evaluate(server_round, replies) or {}))
+
+    def _numbers(self, line: Line, card: PrivacyCard) -> dict[str, Any]:
+        """Return the scheme's numbers; a run that only evaluates has no others of the training."""
+        sums = self._strategy.transport.metrics()
+        trained = self._strategy.trained.numbers(line["round"])
+        own = {**trained, **self._strategy.round_metrics(card)}
+        return {**plain(sums), **line.get("scheme", {}), **plain(own)}
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a resume needs besides the model, the history and the charges."""
+        strategy = self._strategy
+        return {
+            "conversation": strategy.messenger.state(),
+            "scheme_state": strategy.state_dict(),
+            "inner": strategy.model_step.state_dict(),
+            "secure_sum": strategy.transport.state(),
+            "trained": strategy.trained.state(),
+        }
+
+    def _seconds(self) -> float:
+        """Return the seconds of the training so far, those of earlier runs included."""
+        return time.monotonic() - self._began

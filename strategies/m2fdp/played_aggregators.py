@@ -1,0 +1,84 @@
+"""The noise of aggregators that the server plays, in a simulation."""
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.m2fdp import EVENT, Asked, Exchange, RoundPlan, TierSums, Upload, noised
+from flwr_privacy.privacy.grid import saturated
+from flwr_privacy.privacy.randomness import SecureRandom
+
+from .tiers import TierLog
+
+__all__ = ["PlayedAggregators"]
+
+logger = logging.getLogger("flwr.privacy")
+
+
+class PlayedAggregators:
+    """The aggregators of one round.
+
+    Parameters
+    ----------
+    plan : RoundPlan
+        The round, with its noise.
+    log : TierLog
+        Where noise is noted.
+    experiment_id : str
+        The experiment.
+    insecure_seed : int, optional
+        Seed of the noise, for tests.
+    """
+
+    def __init__(
+        self, plan: RoundPlan, log: TierLog, experiment_id: str, insecure_seed: int | None
+    ) -> None:
+        self._plan = plan
+        self._log = log
+        self._experiment = experiment_id
+        self._seed = insecure_seed
+        self.insecure = False  # whether noise came from the seed
+
+    def noised(self, node: str, upload: Upload, asked: Asked) -> NDArray[np.int32]:
+        """Noise what a trusted aggregator hands out."""
+        release = self._plan.release(self._plan.tree.tier(node), asked.end)
+        if release.multiplier == 0:
+            return saturated(upload.codes)
+        sigma = release.multiplier * upload.reach.total
+        self._log.noised(node, sigma)
+        random = self._random("noise", node, asked.period)
+        return noised(upload.codes, sigma=sigma, grid=release.grid, random=random)
+
+    def warn_of_small_zones(self, exchange: Exchange, sums: TierSums | None, *, least: int) -> None:
+        """Say which lowest aggregators hand nothing on: too few of their devices answered."""
+        small = [
+            leaf
+            for leaf in exchange.leaves
+            if self._plan.tree.secure(leaf)
+            and (0 if sums is None else len(sums.answered(leaf))) < least
+        ]
+        if small:
+            logger.warning(
+                "round %d: fewer than min_children = %d answered under %s: nothing of them is used",
+                *(self._plan.server_round, least, ", ".join(small[:10])),
+            )
+
+    def at_the_edge(self, node: str, model: NDArray[np.float64]) -> None:
+        """Add the noise of an insecure node of tier 1, which a baseline has beside the devices'."""
+        plan = self._plan
+        devices = plan.release(plan.tree.depth, plan.exchanges[-1].index)
+        sigma = devices.multiplier * 2 * plan.bound(devices.steps)
+        sigma /= len(plan.tree.leaves(node))
+        random = self._random("edge noise", node, 0)
+        codes = np.zeros(model.size, np.int64)
+        model += devices.grid.step * noised(codes, sigma=sigma, grid=devices.grid, random=random)
+        self._log.noised(node, sigma)
+
+    def _random(self, purpose: str, node: str, period: int) -> SecureRandom:
+        if self._seed is None:
+            return SecureRandom()
+        self.insecure = True
+        # As the node itself would draw it, see `flwr_privacy.pipeline.node_store.NodeRules.random`.
+        place = (self._experiment, EVENT, self._plan.server_round, period)
+        return SecureRandom.insecure(self._seed, purpose, node, *place)

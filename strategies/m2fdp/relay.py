@@ -1,0 +1,316 @@
+"""M2FDP with aggregators that are nodes of their own: the server passes sealed messages on.
+
+What crosses here is sealed between neighbours in the tree, or noised. What a server that does not
+follow the protocol can do all the same, `flwr_privacy.clients.M2FDPClient` says.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.m2fdp import (
+    AGGREGATE,
+    CODES,
+    DELIVER,
+    DOWN,
+    NOISED,
+    UP,
+    Delivery,
+    Duty,
+    Exchange,
+    RoundPlan,
+    TierTree,
+)
+from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.strategies.requests.messenger import Messenger, only
+from flwr_privacy.strategies.requests.request_log import ClientReply
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import RECORD, Fields
+
+from .tiers import TierLog
+
+__all__ = ["AGGREGATOR", "Relay"]
+
+logger = logging.getLogger("flwr.privacy")
+
+AGGREGATOR = "aggregator"
+
+Sealed = dict[str, bytes]
+"""Sealed messages by who sent them, or who is to get them."""
+
+
+class Relay:
+    """The server's part in the zones of a tree.
+
+    Parameters
+    ----------
+    messenger : Messenger
+        How to ask.
+    tree : TierTree
+        Who hands what to whom.
+    introductions : Mapping
+        What the nodes said of themselves: role, public key, signature.
+    log : TierLog
+        Where noise is noted.
+    least : int
+        Fewest children of an average.
+
+    Raises
+    ------
+    ProtocolError
+        If a secure aggregator is not there, or somebody below it has no key.
+    """
+
+    def __init__(
+        self,
+        messenger: Messenger,
+        tree: TierTree,
+        introductions: Mapping[str, Fields],
+        log: TierLog,
+        *,
+        least: int,
+    ) -> None:
+        self._messenger = messenger
+        self._tree = tree
+        self._told = introductions
+        self._log = log
+        self._least = least
+        self._answers: Sealed = {}
+        self._starts: dict[str, Fields] = {}
+        for tier in tree.tiers[1:-1]:
+            for node in filter(tree.secure, tier):
+                self._check_node(node)
+
+    def _check_node(self, node: str) -> None:
+        if self._told.get(node, {}).get("role") != AGGREGATOR:
+            raise ProtocolError(
+                f"the secure aggregator '{node}' is no node that is there: start one with "
+                f"client-id='{node}' and m2fdp-role='{AGGREGATOR}' in its configuration, or leave "
+                "`relay` out"
+            )
+        for member in (node, *self._tree.children(node)):
+            if member in self._told and not isinstance(self._told[member].get("key"), bytes):
+                raise ProtocolError(f"'{member}' has sent no key: it has no privacy-identity")
+
+    def begin(self) -> None:
+        """Begin a round: nobody has a start of its own."""
+        self._answers, self._starts = {}, {}
+
+    def take(self, device: str, sealed: Any) -> None:
+        """Keep what a device sealed for its parent.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If it is no sealed message.
+        """
+        if not isinstance(sealed, bytes):
+            raise ReplyRefusedError("malformed", f"client {device}: nothing sealed for its parent")
+        self._answers[device] = sealed
+
+    def keys_for(self, node: str) -> Fields:
+        """Return the key of an aggregator, and its signature, for its children."""
+        told = self._told[node]
+        return {"parent-key": told["key"], "parent-signature": told["signature"]}
+
+    def starts(self, devices: Collection[str]) -> dict[str, Fields]:
+        """Return what devices need to know of the clean event before, if there was one."""
+        return {device: self._starts[device] for device in devices if device in self._starts}
+
+    def event(
+        self,
+        grid: Grid,
+        server_round: int,
+        exchange: Exchange,
+        plan: RoundPlan,
+        drawn: Mapping[str, list[str]],
+    ) -> dict[str, NDArray[np.int32]]:
+        """Have the aggregators take an event; return the noised codes of boundary nodes.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        server_round : int
+            The round.
+        exchange : Exchange
+            The exchange with the devices that the event follows.
+        plan : RoundPlan
+            The round's noise.
+        drawn : Mapping
+            The devices that were asked, by their parent.
+        """
+        released: dict[str, NDArray[np.int32]] = {}
+        asked = dict(drawn)  # children of each node that were asked, tier by tier
+        for tier in range(self._tree.depth - 1, max(exchange.tier, 1) - 1, -1):
+            nodes = [n for n in self._tree.tiers[tier] if self._tree.secure(n) and asked.get(n)]
+            for node in nodes:
+                asked.setdefault(self._tree.parent(node), []).append(node)
+            duties = {
+                node: self._duty(node, exchange, plan, asked)
+                for node in nodes
+                if any(child in self._answers for child in asked[node])
+            }
+            self._aggregate(grid, server_round, duties, released)
+        if exchange.tier > 0:
+            self._deliver(grid, server_round, exchange, plan, asked)
+        self._answers = {}
+        # A zone that handed something out goes on from there, and from no sealed start.
+        self._starts = {
+            member: start
+            for member, start in self._starts.items()
+            if not exchange.ends(self._leaf(member))
+        }
+        return released
+
+    def _duty(
+        self,
+        node: str,
+        exchange: Exchange,
+        plan: RoundPlan,
+        asked: Mapping[str, list[str]],
+    ) -> tuple[Duty, Fields]:
+        tree = self._tree
+        parent, children = tree.parent(node), sorted(asked[node])
+        senders = [child for child in children if child in self._answers]
+        way = UP if tree.secure(parent) else NOISED
+        if tree.tier(node) == exchange.tier:
+            way = DOWN
+        duty = Duty(
+            **plan.of_release(self._leaf(node), exchange),
+            event=exchange.index,
+            tier=exchange.tier,
+            own_tier=tree.tier(node),
+            way=way,
+            parent=parent,
+            children=children,
+            senders=senders,
+            sealed=[self._answers[sender] for sender in senders],
+            siblings=sorted(asked[parent]) if way == UP else [],
+            min_children=self._least,
+        )
+        members = children if way == DOWN else senders
+        keys = {
+            "members": members,
+            "keys": [self._told[member]["key"] for member in members],
+            "signatures": [self._told[member]["signature"] for member in members],
+        }
+        return duty, {**keys, **(self.keys_for(parent) if way == UP else {})}
+
+    def _leaf(self, member: str) -> str:
+        """Return a lowest aggregator of a member's zone: all of them are asked the same."""
+        return self._tree.parent(self._tree.leaves(member)[0])
+
+    def _aggregate(
+        self,
+        grid: Grid,
+        server_round: int,
+        duties: Mapping[str, tuple[Duty, Fields]],
+        released: dict[str, NDArray[np.int32]],
+    ) -> None:
+        def use(reply: ClientReply) -> None:
+            duty, node = duties[reply.client_id][0], reply.client_id
+            if duty.way == UP:
+                self.take(node, reply.fields.get("sealed"))
+            elif duty.way == NOISED:
+                codes, sigma = _codes(reply, self._log.parameters), reply.fields.get("sigma")
+                self._log.noised(node, _number(sigma))
+                released[node] = codes
+            else:
+                self._keep_starts(reply, duty.event, duty.children)
+
+        own = {node: {**write(duty), **keys} for node, (duty, keys) in duties.items()}
+        self._put(grid, server_round, AGGREGATE, own, use)
+
+    def _deliver(
+        self,
+        grid: Grid,
+        server_round: int,
+        exchange: Exchange,
+        plan: RoundPlan,
+        asked: Mapping[str, list[str]],
+    ) -> None:
+        """Pass the models of a clean event on, from tier to tier, until the devices have them."""
+        for tier in range(exchange.tier + 1, self._tree.depth):
+            nodes = [
+                node
+                for node in self._tree.tiers[tier]
+                if self._starts.get(node, {}).get("start-event") == exchange.index
+                and self._tree.secure(node)
+            ]
+            own = {}
+            for node in nodes:
+                children = sorted(asked[node])
+                delivery = Delivery(
+                    **plan.of_release(self._leaf(node), exchange),
+                    event=exchange.index,
+                    own_tier=tier,
+                    parent=self._tree.parent(node),
+                    siblings=sorted(asked[self._tree.parent(node)]),
+                    children=children,
+                )
+                own[node] = {
+                    **write(delivery),
+                    **self._starts[node],
+                    **self.keys_for(self._tree.parent(node)),
+                    "keys": [self._told[child]["key"] for child in children],
+                    "signatures": [self._told[child]["signature"] for child in children],
+                }
+
+            def use(reply: ClientReply) -> None:
+                self._keep_starts(reply, exchange.index, sorted(asked[reply.client_id]))
+
+            self._put(grid, server_round, DELIVER, own, use)
+
+    def _keep_starts(self, reply: ClientReply, event: int, children: list[str]) -> None:
+        sealed = reply.fields.get("sealed")
+        if not isinstance(sealed, list) or len(sealed) != len(children):
+            raise ReplyRefusedError("malformed", "not one sealed message for each child")
+        for child, message in zip(children, sealed, strict=True):
+            self._starts[child] = {"start-sealed": message, "start-event": event}
+
+    def _put(
+        self,
+        grid: Grid,
+        server_round: int,
+        phase: str,
+        own: Mapping[str, Fields],
+        use: Callable[[ClientReply], None],
+    ) -> None:
+        """Ask some aggregators, each its own question, and use the replies."""
+        if not own:
+            return
+        everybody = self._messenger.sample(grid, server_round, phase, fraction=1.0, minimum=0)
+        messages = self._messenger.ask(
+            server_round,
+            phase,
+            RecordDict(),
+            only(everybody, own),
+            own={node: RecordDict({RECORD: ConfigRecord(f)}) for node, f in own.items()},
+        )
+        request_log = self._messenger.request_log(phase)
+        for reply in request_log.replies(self._messenger.exchange(grid, messages, phase=phase)):
+            try:
+                if isinstance(reply, ClientReply):
+                    use(reply)
+            except ReplyRefusedError as error:
+                request_log.withdraw(reply, error)
+
+
+def _codes(reply: ClientReply, size: int) -> NDArray[np.int32]:
+    codes = reply.arrays().get(CODES)
+    if codes is None or codes.dtype != np.int32 or codes.shape != (size,):
+        raise ReplyRefusedError("shape", f"no vector of {size} codes as '{CODES}'")
+    return np.asarray(codes)
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, float) or not value >= 0:
+        raise ReplyRefusedError("malformed", "no standard deviation of the noise")
+    return value

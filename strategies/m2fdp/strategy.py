@@ -1,0 +1,398 @@
+"""M2FDP on the server: a tree of aggregators, noise where trust ends.
+
+"Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation". The
+devices of a round are asked once per segment of its schedule; after each answer the models of the
+tree meet in an event. The server plays the aggregators, or passes sealed messages on between
+aggregators that are nodes of their own (`relay`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    ProtocolError,
+    check_choice,
+    check_flag,
+    check_integer,
+)
+from flwr_privacy.keywords import check_options, checked_keywords
+from flwr_privacy.m2fdp import (
+    AdaptiveControl,
+    DeviceNoise,
+    EventSchedule,
+    Exchange,
+    NoNoise,
+    PaperNoise,
+    RecordNoise,
+    ResourceModel,
+    RoundPlan,
+    TierSums,
+    TierTree,
+    TreeModels,
+    promise,
+)
+from flwr_privacy.m2fdp.plan import STEP_RULES
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.strategies.loop.base import SchemeStrategy
+from flwr_privacy.strategies.requests.messenger import Assigned, only
+from flwr_privacy.strategies.state.experiment import to_record
+from flwr_privacy.wire.layout import Layout
+from flwr_privacy.wire.message import TRAIN
+
+from .played_aggregators import PlayedAggregators
+from .relay import Relay
+from .tier_charges import TierCharges
+from .tier_questions import WEIGHT, TierQuestions, taken
+from .tier_schedule import TierSchedule
+from .tiers import TierLog
+from .tree_members import check_min_children, check_relayed, devices_among, drawn, members, settled
+
+__all__ = ["M2FDP"]
+
+
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
+class M2FDP(SchemeStrategy):
+    """Multi-tier federated learning with noise at the trust boundary (M2FDP).
+
+    Devices train, a tree of aggregators averages, at several time scales. Noise enters each path
+    from a device to the cloud once: at the highest node that everybody below it trusts, or at the
+    device. The higher that is, the more has been averaged before, and the less noise it takes.
+
+    The clients' app is wrapped in `flwr_privacy.clients.M2FDPClient`. The configuration that the
+    user's training gets has ``local-steps``, ``learning-rate-scale`` and ``segment``, the number of
+    the exchange in its round; a training that ignores them does the same in every exchange.
+
+    Parameters
+    ----------
+    fraction_train, ..., loop, inner, secure_sum
+        FedAvg's and those of `flwr_privacy.strategies.loop.base.SchemeStrategy`. `fraction_train`
+        (or `min_train_nodes`, as a share of the devices) is the share of the devices under each
+        lowest aggregator that take part in a round. Clients are not asked to evaluate.
+    tree : TierTree
+        The aggregators and who is trusted: ``TierTree.of_fanouts((10, 5), p=0.5)``, where the
+        clients are the leaves in the order of their names, or ``TierTree.read(file)``.
+    privacy : DeviceNoise, RecordNoise, PaperNoise or NoNoise
+        What is protected, with its budget and its noise: `DeviceNoise`, all data of a device,
+        around any training; `RecordNoise`, one record, with
+        `flwr_privacy.clients.torch.train_poisson` inside the training; `PaperNoise`, Proposition 1
+        as printed; or `NoNoise`, for comparisons.
+    schedule : EventSchedule, optional
+        Local steps of a round, and after which of them the tiers aggregate; by default one step.
+    step_rule : {"constant", "inv_sqrt"}, default "constant"
+        Whether step and clipping fall as ``1 / sqrt(t + 1)``; the training is told by
+        ``learning-rate-scale`` in its configuration.
+    min_children : int, default 2
+        A secure node with fewer answers hands nothing on.
+    control : AdaptiveControl, optional
+        Adaptive control of K and of who takes part, before every round.
+    relay : bool, default False
+        Whether secure aggregators are nodes of their own (``m2fdp-role`` in their configuration),
+        named as in the tree. The server passes sealed messages on then.
+    perturb_reg : bool, default False
+        Whether the training is told a noise for its last layer (``classifier-noise``), as in a
+        baseline of the paper.
+    resources : ResourceModel, optional
+        What a step and an upload cost; by default the paper's figures.
+    keep_back : sequence of str, optional
+        Arrays that are not sent, beside integers and what torch calls running statistics of
+        normalisation layers, which never are: the model keeps the server's values of them.
+        Where it is left out and arrays that came as a list look like statistics, the first round is
+        refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
+    insecure_seed : int, optional
+        Seed of the noise of aggregators that the server plays, for tests: protects nobody.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Guarantee
+    ---------
+    Adversary: everybody beyond the boundary of a device's trusted zone, the cloud first of all; it
+    sees noised models. With `relay` the server is beyond it, and what it passes on is sealed
+    (`flwr_privacy.wire.channel`); without, the server plays the secure aggregators and is trusted:
+    for simulations. Against a server that does not follow the protocol: see
+    `flwr_privacy.clients.M2FDPClient`; what binds it is the policy of each node, of the aggregators
+    too. Neighbours: all data of one device replaced, or with `RecordNoise` one record more.
+    Covered: everything that leaves the zone in the whole training, (epsilon, delta) per device, by
+    Gaussian differential privacy (by a Renyi filter with `RecordNoise`) over the releases that each
+    device charges to its own ledger. Not covered: members of one zone from each other; who takes
+    part; with `PaperNoise` the budget that was asked for; with `SmoothDrift` or `LemmaDrift` losses
+    that are not what was declared.
+
+    Examples
+    --------
+    >>> from flwr_privacy.m2fdp import EventSchedule, TierTree
+    >>> from flwr_privacy.strategies import M2FDP, DeviceNoise
+    >>> strategy = M2FDP(
+    ...     tree=TierTree.of_fanouts((10, 5), p=0.5),
+    ...     privacy=DeviceNoise(epsilon=8.0, clipping_norm=0.05),
+    ...     schedule=EventSchedule(steps=20, events={1: 5}),
+    ... )
+    """
+
+    tree: TierTree
+    privacy: DeviceNoise | RecordNoise | PaperNoise | NoNoise
+    schedule: EventSchedule = EventSchedule()  # noqa: RUF009
+    step_rule: Literal["constant", "inv_sqrt"] = "constant"
+    min_children: int = 2
+    control: AdaptiveControl | None = None
+    relay: bool = False
+    perturb_reg: bool = False
+    resources: ResourceModel | None = None
+    keep_back: Sequence[str] | None = None
+    insecure_seed: int | None = None
+
+    scheme: ClassVar[str] = "m2fdp"
+    keeps_statistics: ClassVar[bool] = True
+    weight_key = WEIGHT
+
+    def __post_init__(self) -> None:
+        self._devices: list[str] | None = None
+        self._resumed: dict[str, int] | None = None
+        self._plan: RoundPlan | None = None
+        self._relay: Relay | None = None
+        self._chosen: dict[str, list[str]] = {}
+        super().__post_init__()
+        self.fraction_evaluate = 0.0  # what devices say of their data has no noise
+        check_options(M2FDP, self, "tree", "privacy", "schedule", "control")
+        for name in ("relay", "perturb_reg"):
+            check_flag(name, getattr(self, name))
+        check_choice("step_rule", self.step_rule, STEP_RULES)
+        check_integer("min_children", self.min_children, minimum=1)
+        if self.insecure_seed is not None:
+            check_integer("insecure_seed", self.insecure_seed, minimum=0)
+        self._given_tree = self.tree
+        self._keep_back_given = self.keep_back
+        self._kept_back = list(self.keep_back or ())
+        self._resources = self.resources or ResourceModel()
+        # Whatever can be refused before there are clients is refused here.
+        self.schedule.check_depth(self.tree.depth)
+        if self.relay:
+            check_relayed(self.privacy, self._virtual_clients)
+        if self.control is not None and isinstance(self.privacy, RecordNoise):
+            raise InvalidParameterError("control", self.control, "None with RecordNoise: it plans")
+        for tier in range(1, self.tree.depth + 1):
+            self.privacy.alpha_of(tier, self.tree.depth)
+        check_min_children(self.tree, self.min_children)
+        if not self.tree.named and self._virtual_clients is None:
+            # A tree without names has as many leaves as there are clients: wait for all of them.
+            needed = members(self.tree, relayed=self.relay)
+            self.min_available_nodes = max(self.min_available_nodes, needed)
+            self._build()
+
+    # -- Before the first round --------------------------------------------------------------
+
+    def setup(self, grid: Grid) -> None:
+        """Settle who is which leaf, and check that the aggregators that are nodes are there.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the clients are not the leaves of the tree.
+        ProtocolError
+            If an aggregator is missing, or a node has no key.
+        """
+        introductions = self.federation.introductions
+        self.tree = settled(
+            self.tree,
+            devices_among(self.federation.clients(), introductions),
+            named=self._given_tree.named,
+            devices=self._devices,
+            least=self.min_train_nodes,
+        )
+        self._devices = list(self.tree.devices)
+        self._layout = Layout.of(self._template, released_names(self._template, self._kept_back))
+        self._tier_schedule = TierSchedule(
+            self.tree,
+            self.schedule,
+            self.privacy,
+            step_rule=self.step_rule,
+            keep_back=self._kept_back,
+            control=self.control,
+            parameters=self._layout.size,
+            min_children=self.min_children,
+            resources=self._resources,
+            rounds=self.planned_rounds or 1,
+        )
+        if self._resumed is not None:
+            self._tier_schedule.resume(**self._resumed)
+        self._tiers = TierLog(self.tree, self._resources, self._layout.size)
+        if self.relay:
+            self._relay = Relay(
+                self.messenger, self.tree, introductions, self._tiers, least=self.min_children
+            )
+        self._plan = self._tier_schedule.plan(1)
+        self.plan.check(self._layout.size)
+        self._write_tree()
+
+    def stop(self) -> str:
+        """Return why the training ends: all local steps that were planned are used up."""
+        return self._tier_schedule.ended
+
+    @property
+    def plan(self) -> RoundPlan:
+        """The round at hand, with its noise; ProtocolError before there is one."""
+        if self._plan is None:
+            raise ProtocolError("m2fdp: the training has not begun")
+        return self._plan
+
+    # -- A learning round --------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Refuse with ProtocolError: who is asked what depends on where it is in the tree."""
+        raise ProtocolError(
+            "m2fdp: what a client is asked depends on its place in the tree, so this works only "
+            "where this strategy's own start runs the rounds"
+        )
+
+    def train_round(
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Train a round: for each segment an exchange with the devices, then an event."""
+        if self.fraction_train == 0:
+            return None, None
+        self._plan = self._tier_schedule.plan(server_round)
+        self._charges = TierCharges(self.plan)
+        self._assigned = self.drawn(grid, server_round)
+        self._template = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
+        self._tiers.begin(self.plan, self._chosen)
+        played = self.played_aggregators()
+        models = TreeModels.of(self.plan, self._template, self._layout, played.at_the_edge)
+        if self._relay is not None:
+            self._relay.begin()
+        model: NDArray[np.float64] | None = None
+        metrics: MetricRecord | None = None
+        answered = 0
+        for exchange in self.plan.exchanges:
+            if not exchange.leaves:
+                continue
+            self._tiers.next_event()
+            mean, said = self._asked(grid, server_round, exchange, models, config)
+            metrics = said or metrics
+            answered = max(answered, 0 if mean is None else int(mean.weight))
+            released = {}
+            if self._relay is not None:
+                taking_part = self._taking_part(exchange)
+                released = self._relay.event(grid, server_round, exchange, self.plan, taking_part)
+            else:
+                played.warn_of_small_zones(exchange, mean, least=self.min_children)
+            if mean is not None:
+                self._tiers.answered(self.plan, exchange, mean)
+            model = models.event(exchange, taken(mean), played.noised, released)
+            self._insecure |= played.insecure
+        self._tier_schedule.take(self.plan)
+        self._write_tree()
+        if model is None:
+            return None, None
+        metrics = metrics if metrics is not None else MetricRecord()
+        average = self._layout.arrays(model)
+        return self.renewed(server_round, average, metrics, float(answered)), metrics
+
+    def played_aggregators(self) -> PlayedAggregators:
+        """Return the aggregators of a round that the server plays."""
+        seed = self.insecure_seed
+        return PlayedAggregators(self.plan, self._tiers, self.experiment.id, seed)
+
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
+        """Draw the devices of a round; note them by their parent."""
+        everybody = self.messenger.sample(grid, server_round, TRAIN, fraction=1.0, minimum=0)
+        self._chosen = drawn(
+            self.tree,
+            {client for clients in everybody.values() for client in clients},
+            share=max(self.fraction_train, self.min_train_nodes / len(self.tree.devices)),
+            decision=self._tier_schedule.decision,
+            least=self.min_children,
+            seed=self.experiment.seed,
+            server_round=server_round,
+        )
+        return only(everybody, {device for devices in self._chosen.values() for device in devices})
+
+    def _taking_part(self, exchange: Exchange) -> dict[str, list[str]]:
+        """Return the devices that are asked in an exchange, by their parent."""
+        return {leaf: devices for leaf, devices in self._chosen.items() if leaf in exchange.leaves}
+
+    def _asked(
+        self,
+        grid: Grid,
+        server_round: int,
+        exchange: Exchange,
+        models: TreeModels,
+        config: ConfigRecord,
+    ) -> tuple[TierSums | None, MetricRecord | None]:
+        """Put the question of an exchange; return the sums of what was answered."""
+        drawn = self._taking_part(exchange)
+        questions = TierQuestions(self.plan, exchange, drawn, models, self._relay)
+        devices = set(questions.groups)
+        shared = ConfigRecord({**config, "server-round": server_round})
+        arrays = to_record(dict(models.start))
+        arrays, shared = self.model_step.configure(server_round, arrays, shared)
+        told = {}
+        if self.perturb_reg:
+            told["classifier_noise"] = self._tiers.planned_deviation(self.plan)
+        of_group = questions.of_groups(self.configrecord_key, self.arrayrecord_key, **told)
+        instruction = questions.instruction(
+            self._charges, of_group, self._settled_statistics(), self._template, self._layout
+        )
+        self.announce()
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: shared})
+        assigned = self.messenger.free(grid, only(self._assigned, devices))
+        mean, metrics = self.ask(
+            grid, server_round, TRAIN, content, assigned, instruction, quorum=self.quorum
+        )
+        self._charges.pay(exchange, self.messenger.request_log(TRAIN))
+        return (mean if isinstance(mean, TierSums) else None), metrics
+
+    # -- What it promises --------------------------------------------------------------------
+
+    def guarantee(self) -> Guarantee:
+        """Return the promise of this training."""
+        kept = [] if self._plan is None else set(self._template) - set(self._layout.parts)
+        return promise(
+            self.privacy,
+            self.tree,
+            self.schedule,
+            plan=self._plan,
+            relay=self.relay,
+            kept_back=kept,
+            insecure=self._insecure,
+        )
+
+    def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
+        """Return steps, noise, energy and delay of the last round."""
+        return self._tiers.metrics()
+
+    def _write_tree(self) -> None:
+        if self.experiment.run_dir is not None:
+            self._tiers.write(self.experiment.run_dir, self.plan)
+
+    def _build(self) -> None:
+        super()._build()
+        self._devices, self._resumed, self._plan, self._relay = None, None, None, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return who is which leaf, and the local steps that are left."""
+        return {
+            "devices": self._devices,
+            "total_steps": self._tier_schedule.total_steps,
+            "steps_left": self._tier_schedule.steps_left,
+            "insecure": self._insecure,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        self._devices = list(state["devices"])
+        self._resumed = {key: int(state[key]) for key in ("total_steps", "steps_left")}
+        self._insecure = state["insecure"]

@@ -1,0 +1,177 @@
+"""Who is which leaf of a tree, and who of them takes part in a round."""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.m2fdp import Decision, TierPrivacy, TierTree
+from flwr_privacy.wire.identity import derive_seed, fingerprints, places
+from flwr_privacy.wire.message import Fields
+
+__all__ = ["check_min_children", "check_relayed", "devices_among", "drawn", "members", "settled"]
+
+logger = logging.getLogger("flwr.privacy")
+
+_ROUNDING = 1e-9
+
+
+def members(tree: TierTree, *, relayed: bool) -> int:
+    """Return how many nodes of a tree are nodes of Flower's: devices, and trusted aggregators."""
+    aggregators = sum(tree.secure(node) for tier in tree.tiers[1:-1] for node in tier)
+    return len(tree.devices) + (aggregators if relayed else 0)
+
+
+def check_relayed(privacy: TierPrivacy, virtual_clients: int | None) -> None:
+    """Refuse aggregators that are nodes of their own where they cannot be.
+
+    Raises
+    ------
+    InvalidParameterError
+        If clients are simulated, or there is no noise that aggregators could add.
+    """
+    if virtual_clients is not None:
+        raise InvalidParameterError("clients", virtual_clients, "None with `relay`")
+    if not privacy.noised:
+        allowed = "false without noise: an aggregator of its own has nothing to add"
+        raise InvalidParameterError("relay", True, allowed)
+
+
+def devices_among(clients: Iterable[str], introductions: Mapping[str, Fields]) -> list[str]:
+    """Return the clients that are devices, by what they said of themselves."""
+    return [c for c in clients if introductions.get(c, {}).get("role", "device") == "device"]
+
+
+def check_min_children(tree: TierTree, least: int) -> None:
+    """Refuse trusted aggregators that have too few children ever to hand anything on.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is one.
+    """
+    for tier in tree.tiers[1:-1]:
+        for node in filter(tree.secure, tier):
+            children = len(tree.children(node))
+            if children < least:
+                raise InvalidParameterError(
+                    "min_children",
+                    least,
+                    f"at most {children}, the children of '{node}', which is trusted and would "
+                    "hand nothing on",
+                )
+
+
+def settled(
+    tree: TierTree,
+    clients: Sequence[str],
+    *,
+    named: bool,
+    devices: Sequence[str] | None,
+    least: int,
+) -> TierTree:
+    """Return the tree with the clients as its leaves.
+
+    Parameters
+    ----------
+    tree : TierTree
+        The tree, with names of its own for its leaves unless it is `named`.
+    clients : sequence of str
+        The devices that are there.
+    named : bool
+        Whether the tree says which client is which leaf. Otherwise they are the leaves in the order
+        of their names, shorter ones first; who is beyond the last leaf is none.
+    devices : sequence of str, optional
+        The leaves of the training that is gone on with.
+    least : int
+        Fewest devices of a round (``min_train_nodes``).
+
+    Raises
+    ------
+    InvalidParameterError
+        If there are fewer clients than leaves without a name, none of those that are named, or
+        fewer leaves than a round takes.
+    """
+    if devices is not None:
+        tree = tree.with_devices(devices)
+    elif not named:
+        ordered = sorted(clients, key=lambda name: (len(name), name))
+        tree = tree.with_devices(ordered[: len(tree.devices)])
+    if missing := sorted(set(tree.devices) - set(clients)):
+        logger.warning("devices of the tree that are not there: %s", missing[:10])
+        if len(missing) == len(tree.devices):
+            allowed = f"leaves that are there, such as {list(clients)[:5]}"
+            raise InvalidParameterError("tree", missing[:5], allowed)
+    if strange := sorted(set(clients) - set(tree.devices)):
+        logger.warning("clients that are no leaf of the tree are not asked: %s", strange[:10])
+    if tree.withdrawn:
+        logger.warning(
+            "not trusted, because a child of theirs is not: %s", ", ".join(tree.withdrawn)
+        )
+    if least > max(2, len(tree.devices)):
+        allowed = f"at most {len(tree.devices)}, the devices of the tree"
+        raise InvalidParameterError("min_train_nodes", least, allowed)
+    return tree
+
+
+def drawn(
+    tree: TierTree,
+    there: Collection[str],
+    *,
+    share: float,
+    decision: Decision | None,
+    least: int,
+    seed: int | str,
+    server_round: int,
+) -> dict[str, list[str]]:
+    """Draw devices under each lowest aggregator, without replacement, anew in every round.
+
+    Parameters
+    ----------
+    tree : TierTree
+        Who there is.
+    there : collection of str
+        Who can be asked.
+    share : float
+        Share of the devices, the same under each aggregator but for rounding; one at least.
+    decision : Decision, optional
+        How many the controller wants, in place of the share.
+    least : int
+        Fewest devices of a trusted aggregator.
+    seed : int or str
+        Root seed of the experiment.
+    server_round : int
+        The round.
+    """
+    chosen = {}
+    planned = _shared_out(tree, share, seed, server_round)
+    for leaf in tree.tiers[tree.depth - 1]:
+        children = tree.children(leaf)
+        wanted = max(1, planned[leaf])
+        if decision is not None:
+            first = tree.ancestor(leaf, 1) if tree.depth > 1 else leaf
+            wanted = decision.secure if tree.secure(first) else decision.insecure
+        if tree.secure(leaf):
+            wanted = max(wanted, least)
+        present = [child for child in children if child in there]
+        if wanted < len(present):
+            order = places(derive_seed(seed, "tiers", server_round), fingerprints(present))
+            present = [present[index] for index in np.argsort(order, kind="stable")]
+        if present:
+            chosen[leaf] = sorted(present[:wanted])
+    return chosen
+
+
+def _shared_out(tree: TierTree, share: float, seed: int | str, server_round: int) -> dict[str, int]:
+    """Return how many devices of each lowest aggregator make up a share of all, rounded down.
+
+    What rounding leaves over goes to some of them, others in every round.
+    """
+    leaves = tree.tiers[tree.depth - 1]
+    planned = {leaf: int(share * len(tree.children(leaf)) + _ROUNDING) for leaf in leaves}
+    left = int(share * len(tree.devices) + _ROUNDING) - sum(planned.values())
+    order = sorted(leaves, key=lambda leaf: derive_seed(seed, "left over", server_round, leaf))
+    for leaf in order[:left]:
+        planned[leaf] += 1
+    return planned

@@ -1,0 +1,78 @@
+"""What a strategy is told of the loop: seed, identity, clients, deadlines and the run folder."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.stragglers import StragglerModel
+
+__all__ = ["LoopOptions"]
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Options of the loop that all strategies share.
+
+    Parameters
+    ----------
+    seed : int, optional
+        Root of the seeds of sampling and of simulated stragglers; by default the experiment's
+        identity.
+    experiment_id : str, optional
+        Identity of the experiment; by default a new one, or the checkpoint's on a resume.
+    clients : int, optional
+        Number of simulated clients, which the nodes play between them. By default every node is
+        one client.
+    quorum : int, optional
+        Number of averaged replies after which a round goes on. With simulated stragglers the
+        `quorum` fastest clients count, and a refused reply among them is not replaced. Where it is
+        counted how many trainings work (`flwr_privacy.privacy.trained_count`), so many have to;
+        without a quorum half of the answers.
+    deadline : float, optional
+        Seconds after which an exchange goes on without the missing replies: real ones, or virtual
+        ones where stragglers are simulated. By default the timeout given to `start`.
+    stragglers : StragglerModel, optional
+        Simulated answer times on a virtual clock.
+    run_dir : path, optional
+        Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
+    resume : bool, default False
+        Whether to go on from the checkpoint in `run_dir`.
+    on_round : callable, optional
+        Called with the history line of every round.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or there is no such folder.
+
+    Examples
+    --------
+    >>> from flwr_privacy.strategies import FedAvg, LoopOptions
+    >>> strategy = FedAvg(fraction_train=0.5, loop=LoopOptions(seed=1, deadline=30.0))
+    """
+
+    seed: int | None = None
+    experiment_id: str | None = None
+    clients: int | None = None
+    quorum: int | None = None
+    deadline: float | None = None
+    stragglers: StragglerModel | None = None
+    run_dir: str | Path | None = None
+    resume: bool = False
+    on_round: Callable[[dict[str, Any]], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.clients is not None:
+            check_integer("clients", self.clients, minimum=1)
+        if self.quorum is not None:
+            check_integer("quorum", self.quorum, minimum=1)
+        if self.deadline is not None:
+            check_number("deadline", self.deadline, minimum=1e-9)
+        if self.resume and self.run_dir is None:
+            raise InvalidParameterError("run_dir", self.run_dir, "the folder to resume from")
+        if self.run_dir is not None and not Path(self.run_dir).is_dir():
+            raise InvalidParameterError("run_dir", str(self.run_dir), "a folder that exists")

@@ -1,0 +1,339 @@
+"""One question to the clients: who was asked, and what became of every reply.
+
+A reply may come from an adversary, and it cannot be taken out of a sum again, so it is checked
+before anything of it is used. What is refused is counted by reason and logged.
+
+Records are found by their type, not through ``RecordDict.array_records`` and its like: those build
+cyclic garbage that keeps a reply's arrays in memory until the collector comes by.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.wire.arrays import decode_npy
+from flwr_privacy.wire.identity import check_client_id
+from flwr_privacy.wire.message import (
+    COHORT,
+    DECLINED_CODE,
+    FAILED_CODE,
+    RECORD,
+    CohortAnswer,
+    Fields,
+    Header,
+    payload_bytes,
+)
+
+__all__ = ["ClientReply", "PartialSum", "RequestLog", "arrays_of"]
+
+logger = logging.getLogger("flwr.privacy")
+
+REASONS = {
+    "another round",
+    "declined",
+    "dtype",
+    "duplicate",
+    "error",
+    "failed",
+    "malformed",
+    "names",
+    "not finite",
+    "range",
+    "shape",
+    "unknown client",
+    "unknown node",
+    "weight",
+}
+"""Under what a reply that is not used is counted; docs/wire.md explains them."""
+
+_NOT_THERE = {3, 4, 5}
+"""Flower's codes for a message, reply or node that is not available (any more): no answer."""
+
+_REASON_OF_CODE = {DECLINED_CODE: "declined", FAILED_CODE: "failed"}
+
+_NOTHING_RELEASED = {"declined", "error"}
+"""Reasons with which a client says that it has sent nothing of its data."""
+
+_MOST_DETAILS = 3
+_LONGEST_DETAIL = 300  # characters of a log line that an adversary may fill
+
+
+@dataclass(frozen=True)
+class ClientReply:
+    """The reply of one client: its records and the scheme's own fields."""
+
+    client_id: str
+    content: RecordDict
+    fields: Fields
+
+    @property
+    def clients(self) -> list[str]:
+        """The one client."""
+        return [self.client_id]
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays of the reply.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If there is not exactly one record of arrays, or one cannot be decoded.
+        """
+        return arrays_of(self._only(ArrayRecord))
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the reply.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If there is not exactly one record of metrics.
+        """
+        return dict(self._only(MetricRecord))
+
+    def _only(self, kind: type) -> Any:
+        records = [record for record in self.content.values() if isinstance(record, kind)]
+        if len(records) != 1:
+            raise ReplyRefusedError("malformed", f"{len(records)} {kind.__name__}s and not one")
+        return records[0]
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """The answer of a node that played several clients: the state of an accumulator."""
+
+    clients: list[str]
+    arrays: dict[str, Any]
+    fields: Fields
+
+
+def arrays_of(record: ArrayRecord) -> dict[str, Any]:
+    """Decode a record of arrays, without copies.
+
+    Raises
+    ------
+    ReplyRefusedError
+        If an array cannot be decoded.
+    """
+    try:
+        return {name: decode_npy(array.data) for name, array in record.items()}
+    except ValueError as error:
+        raise ReplyRefusedError("malformed", f"an array cannot be decoded ({error})") from error
+
+
+@dataclass
+class RequestLog:
+    """The book of one question.
+
+    Parameters
+    ----------
+    header : Header
+        Header of the question.
+    asked : dict
+        Clients asked, by node. A node whose identity is not known yet has the client "".
+    cohorts : bool
+        Whether the nodes were asked to play several clients each.
+    summed : bool
+        Whether such nodes answer with one accumulator.
+    quorum : int, optional
+        Number of used replies after which the rest is not needed.
+    late : set of str
+        Clients whose simulated answer comes too late: counted, not used.
+    virtual_seconds : float
+        How long the exchange takes on the virtual clock.
+    seconds : float
+        Real seconds after which the missing replies are given up.
+    """
+
+    header: Header
+    asked: Mapping[int, list[str]]
+    cohorts: bool = False
+    summed: bool = False
+    quorum: int | None = None
+    late: set[str] = field(default_factory=set)
+    virtual_seconds: float = 0.0
+    seconds: float = 3600.0
+    answered: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)  # whose answers were handed on and not withdrawn
+    late_count: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    wire_bytes_down: int = 0
+    wire_bytes_up: int = 0
+    question: RecordDict = field(default_factory=RecordDict)  # as the first who was asked has it
+    details: list[str] = field(default_factory=list)  # of the first that were refused
+    named: dict[int, str] = field(default_factory=dict)  # who answered for a node without a name
+    free: set[str] = field(default_factory=set)  # of a cohort: who left nothing on its node
+    _heard: set[int] = field(default_factory=set)
+    _silent: set[str] = field(default_factory=set)  # those who say that they released nothing
+
+    def replies(self, messages: Iterable[Message]) -> Iterator[ClientReply | PartialSum]:
+        """Yield what may be used of the messages, one by one as they come.
+
+        What is yielded counts as accumulated; `withdraw` takes that back.
+        """
+        for message in messages:
+            try:
+                yield from self._counted(message)
+            except (ReplyRefusedError, ProtocolError, InvalidParameterError) as error:
+                reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
+                node = message.metadata.src_node_id
+                lost = self.asked.get(node, []) if self.cohorts and node not in self._heard else []
+                self.refuse(reason, f"node {node}: {error}", clients=max(1, len(lost)))
+            del message  # or its arrays would live while the next one is made
+
+    def _counted(self, message: Message) -> Iterator[ClientReply | PartialSum]:
+        for reply in self._read(message):
+            self.used.update(reply.clients)
+            yield reply
+
+    def withdraw(self, reply: "ClientReply | PartialSum", error: ReplyRefusedError) -> None:
+        """Count a reply that was handed on as refused after all."""
+        self.used.difference_update(reply.clients)
+        self.refuse(error.reason, str(error), clients=len(reply.clients))
+
+    @property
+    def accumulated(self) -> int:
+        """Number of answers that are used."""
+        return len(self.used)
+
+    def released(self) -> tuple[str, ...]:
+        """Return the clients that count as having released something.
+
+        That is everybody who was asked and did not say otherwise: the reply of the others may be
+        late or lost, and has left its node all the same. A node that has not said who it is counts
+        under its address until it answers.
+        """
+        asked = {client for node in self.asked for client in self.addressed(node)}
+        named = {f"node-{node}" for node in self.named}
+        return tuple(sorted((asked - named - self._silent) | self.answered))
+
+    def addressed(self, node: int) -> list[str]:
+        """Return the clients at a node, or its address for one that has not said who it is."""
+        return [client or f"node-{node}" for client in self.asked.get(node, [])]
+
+    def refuse(self, reason: str, detail: str, *, clients: int = 1) -> None:
+        """Count and log a reply that is not used."""
+        self.refused[reason if reason in REASONS else "error"] += clients
+        text = "".join(c if c.isprintable() else "?" for c in detail[:_LONGEST_DETAIL])
+        if len(self.details) < _MOST_DETAILS:
+            self.details.append(text)
+        logger.warning("round %d: refused (%s)", self.header.server_round, text)
+
+    def counts(self) -> dict[str, Any]:
+        """Return what became of the question, for the history."""
+        return {
+            "asked": sum(map(len, self.asked.values())),
+            "answered": len(self.answered),
+            "accumulated": self.accumulated,
+            "late": self.late_count,
+            "refused": dict(self.refused),
+        }
+
+    def _read(self, message: Message) -> Iterator[ClientReply | PartialSum]:
+        node = message.metadata.src_node_id
+        if message.has_error() and message.error.code in _NOT_THERE:
+            return
+        if message.has_error():
+            text = message.error.reason or f"code {message.error.code}"
+            reason = _REASON_OF_CODE.get(message.error.code, "error")
+            if reason in _NOTHING_RELEASED:
+                self._silent.update(self.addressed(node))
+            raise ReplyRefusedError(reason, text.strip().partition("\n")[0])
+        content = message.content
+        try:
+            size = payload_bytes(content)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ReplyRefusedError("malformed", f"it cannot be serialised ({error})") from error
+        self.wire_bytes_up += size
+        if node not in self.asked:
+            raise ReplyRefusedError("unknown node", "it was not asked")
+        client_id, fields = self._header(content)
+        if node in self._heard:
+            raise ReplyRefusedError("duplicate", "it has answered already")
+        if self.cohorts:
+            answer = CohortAnswer.read(_config(content, COHORT), asked=self.asked[node])
+            if not self.late.issuperset(answer.late) or self.late & set(answer.answered):
+                raise ReplyRefusedError("malformed", "others are late than were told to be")
+            self._heard.add(node)
+            self.free.update(set(self.asked[node]).difference(answer.keepers))
+            yield from self._read_cohort(answer, content, fields)
+            return
+        expected = self.asked[node]
+        if expected == [""]:
+            check_client_id(client_id)
+        elif [client_id] != expected:
+            raise ReplyRefusedError("unknown client", f"{client_id[:64]!r} does not sit there")
+        if client_id in self.answered:
+            raise ReplyRefusedError("duplicate", f"client {client_id} has answered already")
+        self._heard.add(node)
+        if expected == [""]:
+            self.named[node] = client_id
+        self.bytes_up += size
+        self.answered.add(client_id)
+        if client_id in self.late:
+            self.late_count += 1
+            return
+        yield ClientReply(client_id, content, fields)
+
+    def _read_cohort(
+        self, answer: CohortAnswer, content: RecordDict, fields: Fields
+    ) -> Iterator[ClientReply | PartialSum]:
+        self.bytes_up += answer.bytes_up
+        self.late_count += len(answer.late)
+        self.answered.update(answer.late, answer.answered)
+        for client, reason, detail in answer.refused:
+            if reason in _NOTHING_RELEASED:
+                self._silent.add(client)
+            elif reason != "failed":  # that one was charged, and has no answer
+                self.answered.add(client)
+            self.refuse(reason, f"client {client}: {detail}")
+        if self.summed:
+            records = (r for r in content.values() if isinstance(r, ArrayRecord))
+            arrays = arrays_of(next(records, ArrayRecord()))
+            yield PartialSum(answer.answered, arrays, fields)
+            return
+        records_of: dict[str, dict[str, Any]] = {client: {} for client in answer.answered}
+        for name, record in content.items():
+            base, _, client = name.rpartition("@")
+            records_of.get(client, {})[base] = record
+        for client in answer.answered:
+            own = RecordDict(records_of[client])
+            try:
+                own_id, own_fields = self._header(own)
+                if own_id != client:
+                    raise ReplyRefusedError("unknown client", f"{own_id[:64]!r} is another")
+                yield ClientReply(client, own, own_fields)
+            except (ReplyRefusedError, ProtocolError) as error:
+                reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
+                self.refuse(reason, f"client {client}: {error}")
+
+    def _header(self, content: RecordDict) -> tuple[str, Fields]:
+        """Return who answers and the scheme's own fields, if it is this question's answer."""
+        header, fields = Header.read(_config(content, RECORD))
+        header.check(scheme=self.header.scheme, phases={header.phase})
+        mine, theirs = (
+            (h.experiment_id, h.phase, h.server_round, h.request) for h in (self.header, header)
+        )
+        if mine != theirs:
+            raise ReplyRefusedError(
+                "another round",
+                f"it answers phase {header.phase[:64]!r} of round {header.server_round}",
+            )
+        return header.client_id, fields
+
+
+def _config(content: RecordDict, name: str) -> ConfigRecord:
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise ReplyRefusedError(
+            "malformed", f"no record '{name}': the app is not wrapped in the scheme's client half"
+        )
+    return record

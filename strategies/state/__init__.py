@@ -1,0 +1,1 @@
+"""What outlives a run of a strategy: experiment, checkpoint, history, charges not settled yet."""

@@ -1,0 +1,104 @@
+"""Which questions cost whom what, on disk before they leave, for the case that the run breaks off.
+
+Nobody knows then which of the answers were sent, so each of them is charged: by the run that goes
+on, when it asks the same question again, or when it ends without.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.errors import CheckpointError
+from flwr_privacy.wire.files import write_text
+
+__all__ = ["AskedNotes"]
+
+_FILE = "asked.json"
+
+Asked = dict[str, dict[str, Charge]]
+"""What a question costs each client that it was put to, by the question's name."""
+
+
+class AskedNotes:
+    """What was asked since the last checkpoint.
+
+    Parameters
+    ----------
+    folder : path, optional
+        Folder for the note; by default it is in memory alone.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = None if folder is None else folder / _FILE
+        self._asked: Asked = {}
+        self._before: Asked = {}  # by a run that broke off
+
+    def take_up(self, experiment_id: str, wanted: Callable[[str], bool]) -> None:
+        """Take up the note of an earlier run of the experiment.
+
+        Parameters
+        ----------
+        experiment_id : str
+            Identity of the experiment.
+        wanted : callable
+            Tells by a question's name whether the checkpoint lacks its charges: the note may be
+            older than the checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            If the note is damaged.
+        """
+        noted = self._read(experiment_id)
+        self._before = {question: costs for question, costs in noted.items() if wanted(question)}
+        self._asked = {question: dict(costs) for question, costs in self._before.items()}
+
+    def note(self, experiment_id: str, question: str, costs: Mapping[str, Charge]) -> None:
+        """Note whom a question will cost what, before it leaves."""
+        self._asked.setdefault(question, {}).update(costs)
+        if self._path is not None:
+            asked = {
+                name: {client: charge.to_dict() for client, charge in sorted(noted.items())}
+                for name, noted in self._asked.items()
+            }
+            document = {"experiment_id": experiment_id, "asked": asked}
+            write_text(self._path, json.dumps(document))
+
+    def before(self, question: str) -> set[str]:
+        """Return who was asked a question by a run that broke off in its round; once.
+
+        Nobody knows which of them declined. A resumed round asks the same question, perhaps not the
+        same clients.
+        """
+        return set(self._before.pop(question, {}))
+
+    def broken_off(self) -> Asked:
+        """Return what the run that broke off asked and this one has not asked again; once."""
+        left, self._before = self._before, {}
+        return left
+
+    @property
+    def questions(self) -> list[str]:
+        """The questions since the last checkpoint; the next one has their charges."""
+        return sorted(self._asked)
+
+    def clear(self) -> None:
+        """Forget everything: a checkpoint has it."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        self._asked, self._before = {}, {}
+
+    def _read(self, experiment_id: str) -> Asked:
+        if self._path is None or not self._path.exists():
+            return {}
+        try:
+            document = json.loads(self._path.read_bytes())
+            if document["experiment_id"] != experiment_id:
+                return {}  # the folder was used before, and its run came to no checkpoint
+            return {
+                question: {client: Charge.from_dict(charge) for client, charge in costs.items()}
+                for question, costs in document["asked"].items()
+            }
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{self._path} is damaged ({error})") from error

@@ -1,0 +1,39 @@
+"""Checkpoints: a state in one file that is whole or refused."""
+
+from pathlib import Path
+from typing import Any
+
+from flwr_privacy.errors import CheckpointError
+from flwr_privacy.wire.documents import dumps, loads
+from flwr_privacy.wire.files import DamagedFileError, read_sealed, write_sealed
+
+__all__ = ["load", "save"]
+
+_MAGIC = b"flwr-privacy checkpoint 4\n"
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write a state; a crash at any moment leaves the old file or the new one.
+
+    Raises
+    ------
+    TypeError
+        If the state holds something that `flwr_privacy.wire.documents` does not.
+    """
+    write_sealed(path, _MAGIC, dumps(state), durable=True)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a state.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing or damaged.
+    """
+    try:
+        return loads(read_sealed(path, _MAGIC))
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint {path}") from None
+    except DamagedFileError as error:
+        raise CheckpointError(f"the checkpoint {path} {error}") from error

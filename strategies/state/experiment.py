@@ -1,0 +1,204 @@
+"""What lasts beyond a run: identity, seed, history and checkpoint of an experiment."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
+
+from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.strategies.options.loop_options import LoopOptions
+from flwr_privacy.wire.files import write_text
+from flwr_privacy.wire.identity import new_experiment_id
+
+from . import checkpoint
+from .asked import AskedNotes
+from .history import History
+
+__all__ = ["Experiment", "SchemeResult"]
+
+CHECKPOINT = "checkpoint.bin"
+CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
+
+
+@dataclass(repr=False)  # Flower's own does not print the model
+class SchemeResult(Result):
+    """Flower's result with the history of the rounds (one dict per round, as in the JSON lines).
+
+    Parameters
+    ----------
+    history : list of dict
+        The rounds.
+    guarantee : Guarantee
+        What the scheme promises, and what was spent of it.
+    """
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    guarantee: Guarantee | None = None
+
+
+class Experiment:
+    """One training, which may be resumed in several runs.
+
+    Parameters
+    ----------
+    scheme : str
+        Name of its scheme.
+    loop : LoopOptions
+        Its seed, identity, folder, and what hears of its rounds.
+
+    Attributes
+    ----------
+    asked : AskedNotes
+        What was asked since the last checkpoint.
+    """
+
+    def __init__(self, scheme: str, loop: LoopOptions) -> None:
+        self._scheme = scheme
+        self._seed = loop.seed
+        self._id = loop.experiment_id
+        self.run_dir = None if loop.run_dir is None else Path(loop.run_dir)
+        self._resume = loop.resume
+        self.asked = AskedNotes(self.run_dir)
+        metrics = None if self.run_dir is None else self.run_dir / "metrics.jsonl"
+        self.history = History(metrics, loop.on_round)
+
+    @property
+    def id(self) -> str:
+        """Identity of the experiment, made when it is first needed."""
+        if self._id is None:
+            self._id = new_experiment_id()
+        return self._id
+
+    @property
+    def seed(self) -> int | str:
+        """Root of all seeds."""
+        return self.id if self._seed is None else self._seed
+
+    def begin(self, initial_arrays: ArrayRecord) -> dict[str, Any] | None:
+        """Return the state to go on from; None if the experiment begins.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint is missing, damaged or of another experiment.
+        InvalidParameterError
+            If the experiment begins and the folder has a checkpoint already.
+        """
+        if not self._resume or self.run_dir is None:
+            if self.run_dir is not None and (self.run_dir / CHECKPOINT).exists():
+                raise InvalidParameterError(
+                    "run_dir",
+                    str(self.run_dir),
+                    f"a folder without a {CHECKPOINT}, or resume=True to go on from it",
+                )
+            if self._id is not None:  # a run of it may have come to no checkpoint
+                self.asked.take_up(self._id, lambda question: True)
+            self.history.restart()
+            return None
+        path = self.run_dir / CHECKPOINT
+        state = checkpoint.load(path)
+        self._check_same(path, state, initial_arrays)
+        self._id = state["experiment_id"]
+        done, settled = state["round"] - bool(state["line"]), state["settled"]
+        self.asked.take_up(
+            state["experiment_id"],
+            lambda question: int(question.rsplit(" ", 2)[1]) > done and question not in settled,
+        )
+        self.history.restart(state["history"])
+        return state
+
+    def end_training(
+        self, line: dict[str, Any], arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
+    ) -> None:
+        """Write checkpoint and privacy card of a round whose model nobody has seen yet.
+
+        A run that goes on from here shows the same model. A model that was lost after it was shown
+        would be trained again, with other noise: one more release, which no charge is for.
+
+        Parameters
+        ----------
+        line : dict
+            The line of the round as far as it is known; a resume completes it.
+        arrays, card, **state
+            As for `end_round`.
+        """
+        self._save(arrays, card, state, round=line["round"], line=line)
+
+    def end_round(
+        self, line: dict[str, Any], arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
+    ) -> None:
+        """Write checkpoint and privacy card after a round, then its line."""
+        history = self.history.text_with(line) if self.run_dir is not None else ""
+        self._save(arrays, card, state, round=line["round"], line={}, history=history)
+        self.history.add(line)
+
+    def _save(
+        self, arrays: ArrayRecord, card: PrivacyCard, state: dict[str, Any], **document: Any
+    ) -> None:
+        if self.run_dir is not None:
+            document = {
+                "experiment_id": self.id,
+                "scheme": self._scheme,
+                "seed": self._seed,
+                "arrays": {name: array.numpy() for name, array in arrays.items()},
+                "history": self.history.text_with(),
+                "card": card.to_json(),
+                "settled": self.asked.questions,
+                **document,
+                **state,
+            }
+            # In this order: a kill in between leaves a card that says too much, never too little.
+            self.keep_card(card)
+            checkpoint.save(self.run_dir / CHECKPOINT, document)
+        self.asked.clear()
+
+    def keep_card(self, card: PrivacyCard) -> None:
+        """Write the privacy card, for programs and for people."""
+        if self.run_dir is not None:
+            write_text(self.run_dir / CARD, card.to_json())
+            write_text(self.run_dir / CARD_PAGE, card.to_html())
+
+    def result(self, arrays: ArrayRecord, guarantee: Guarantee) -> SchemeResult:
+        """Return the result in Flower's form, with all rounds since the first run."""
+        result = SchemeResult(arrays=arrays, history=list(self.history.lines), guarantee=guarantee)
+        for line in result.history:
+            for key, metrics in (
+                ("train", result.train_metrics_clientapp),
+                ("evaluate", result.evaluate_metrics_clientapp),
+                ("server", result.evaluate_metrics_serverapp),
+            ):
+                if line.get(key):
+                    numbers = {name: v for name, v in line[key].items() if _is_whole(v)}
+                    metrics[line["round"]] = MetricRecord(numbers)
+        return result
+
+    def _check_same(self, path: Path, state: dict[str, Any], initial_arrays: ArrayRecord) -> None:
+        mine = {
+            "experiment_id": self._id or state["experiment_id"],
+            "scheme": self._scheme,
+            "seed": self._seed,
+            "shapes": {name: tuple(array.shape) for name, array in initial_arrays.items()},
+        }
+        theirs = {key: state.get(key) for key in mine}
+        theirs["shapes"] = {name: array.shape for name, array in state["arrays"].items()}
+        for key, value in mine.items():
+            if theirs[key] != value:
+                raise CheckpointError(
+                    f"the checkpoint {path} is of another experiment: its {key} is "
+                    f"{theirs[key]!r}, not {value!r}"
+                )
+
+
+def _is_whole(value: Any) -> bool:
+    # What was not finite is null in the history and cannot be in a MetricRecord.
+    return value is not None and not (isinstance(value, list) and None in value)
+
+
+def to_record(arrays: dict[str, Any]) -> ArrayRecord:
+    """Return named arrays as Flower's record."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})

@@ -1,0 +1,83 @@
+"""What happened in each round: one JSON line per round for whoever watches."""
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr_privacy.wire.files import write_text
+
+__all__ = ["History"]
+
+logger = logging.getLogger("flwr.privacy")
+
+Line = dict[str, Any]
+
+
+class History:
+    """The rounds of an experiment, kept in memory and, if asked, as lines of a file.
+
+    Parameters
+    ----------
+    path : Path, optional
+        File for the lines, one JSON document each; written as the rounds end.
+    on_round : callable, optional
+        Called with each new line.
+    """
+
+    def __init__(
+        self, path: Path | None = None, on_round: Callable[[Line], None] | None = None
+    ) -> None:
+        self.lines: list[Line] = []
+        self._encoded: list[str] = []  # the same, as the file has them
+        self._path = path
+        self._on_round = on_round
+
+    def restart(self, text: str = "") -> None:
+        """Begin with the lines of an earlier run; what the file had beyond them is dropped."""
+        self._encoded = text.splitlines(keepends=True)
+        self.lines = [json.loads(entry) for entry in self._encoded]
+        if self._path is not None:
+            write_text(self._path, text)
+
+    def text_with(self, *lines: Line) -> str:
+        """Return all lines as the file has them, and some more."""
+        return "".join([*self._encoded, *map(_encode, lines)])
+
+    def add(self, line: Line) -> None:
+        """Append the line of a round."""
+        self.lines.append(line)
+        if self._path is not None:
+            self._encoded.append(_encode(line))
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(self._encoded[-1])
+        if self._on_round is not None:
+            self._on_round(line)
+
+
+def log(line: Line) -> None:
+    """Log how a round ended."""
+    if line.get("skipped"):
+        logger.warning(
+            "round %d skipped, the model stays as it was (%d clients were asked)",
+            line["round"],
+            line.get("asked", 0),
+        )
+    logger.info("round %d/%d: %s", line["round"], line["rounds"], line["server"])
+
+
+def plain(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return metrics as JSON can hold them: what is not finite becomes null."""
+    return {key: _finite(value) for key, value in metrics.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value if math.isfinite(value) else None
+
+
+def _encode(line: Line) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"

@@ -1,0 +1,396 @@
+"""Secure sums as a transport: answers come as masked vectors, and the server sees their sum.
+
+A sum takes two exchanges. In the first the clients send masked vectors; in the second they reveal
+what takes the masks off the sum, and those of the next sum deal its secrets. So the next sum's
+clients are drawn one round ahead. The first round takes two more exchanges, for keys and shares.
+
+The next sum is that of the next round, or a later step of the same round, over the same clients.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum, Session
+from flwr_privacy.secure_sum.graph import rosters
+from flwr_privacy.secure_sum.masked import vector_size
+from flwr_privacy.secure_sum.messages import JOIN, OWN
+from flwr_privacy.secure_sum.participant import words
+from flwr_privacy.strategies.options.fedavg_arguments import MetricsFn
+from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.requests.messenger import Assigned, Messenger, only
+from flwr_privacy.strategies.requests.request_log import RequestLog
+from flwr_privacy.strategies.state.experiment import Experiment
+from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.message import question_digest
+
+from .sum_exchanges import Dealing, Revealing, SumExchanges, names_in
+from .sum_guarantee import SumGuarantee, is_complete
+from .transport import Draw
+
+__all__ = ["Summed", "check_summed", "opened_mean"]
+
+logger = logging.getLogger("flwr.privacy")
+
+BoundsOf = Callable[[list[str], int], Bounds]
+"""Gives the bounds of vectors in a round: of the clients drawn; at a later step, of those left."""
+
+
+def check_summed(
+    settings: SecureSum, scheme: str, summable: bool, train_metrics_fn: MetricsFn | None
+) -> None:
+    """Refuse a secure sum that a scheme, or a user's function of the metrics, cannot have.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is so.
+    """
+    if not isinstance(settings, SecureSum):
+        raise InvalidParameterError("secure_sum", settings, "a SecureSum, or None")
+    if not summable:
+        allowed = f"None: the answers of '{scheme}' are no codes on a grid"
+        raise InvalidParameterError("secure_sum", settings, allowed)
+    if train_metrics_fn is not None:
+        raise InvalidParameterError(
+            "train_metrics_aggr_fn",
+            train_metrics_fn,
+            "None: under a secure sum no metrics are sent",
+        )
+
+
+class Summed:
+    """The secure sums of one training.
+
+    Parameters
+    ----------
+    settings : SecureSum
+        The user's parameters.
+    messenger : Messenger
+        How the clients are talked to.
+    experiment : Experiment
+        Gives identity and seed, for the sessions and their graphs.
+    phases : collection of str
+        The phases whose answers are summed.
+    draw : callable
+        Draws the clients of a round.
+    is_last : callable
+        Tells whether a round is the last one.
+    bounds_of : callable
+        Bounds of the vectors.
+    """
+
+    def __init__(
+        self,
+        settings: SecureSum,
+        messenger: Messenger,
+        experiment: Experiment,
+        *,
+        phases: Collection[str],
+        draw: Draw,
+        is_last: Callable[[int], bool],
+        bounds_of: BoundsOf,
+    ) -> None:
+        self._settings = settings
+        self._experiment = experiment
+        self._phases = phases
+        self._draw = draw
+        self._is_last = is_last
+        self._bounds_of = bounds_of
+        self._exchanges = SumExchanges(messenger)
+        self._guarantee = SumGuarantee()
+        self._grid: Grid | None = None  # of the round that was prepared
+        self._now: Dealing | None = None
+        self._next: Dealing | None = None
+        self._summed = 0
+
+    def prepare(self, grid: Grid, server_round: int) -> None:
+        """See to it that the clients of a round have dealt its secrets.
+
+        Raises
+        ------
+        NotOpenedError
+            If too few did.
+        InvalidParameterError
+            If threshold, colluders, modulus or neighbours do not fit the cohort.
+        """
+        self._grid, self._summed = grid, 0
+        self._exchanges.learn_keys(grid, server_round)
+        self._now, self._next = self._next, None
+        if self._now is not None and self._now.session.server_round == server_round:
+            try:
+                self._now.session.check_dealers()
+                return
+            except NotOpenedError as error:
+                logger.warning("%s; asked again", error)
+        self._now = self._new_session(grid, server_round)
+        self._exchanges.share(grid, server_round, revealing=None, dealing=self._now)
+        self._now.session.check_dealers()
+
+    @property
+    def cohort(self) -> int:
+        """Of how many clients the sum may be; at the first step not all may have dealt."""
+        return self._current().session.bounds.cohort
+
+    def clients(self, grid: Grid, server_round: int) -> Assigned:
+        """Return who is asked for a vector: those who dealt."""
+        session, assigned = self._current()
+        return only(assigned, set(session.dealers))
+
+    def quorum(self, quorum: int | None) -> int | None:
+        """Return after how many vectors a round may go on, so that its sum can be opened.
+
+        At a later step these are all.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the user's is below the threshold in the first round; where it gets below as clients
+            join, it is raised.
+        """
+        least = self._current().session.least
+        if quorum is None or quorum >= least:
+            return quorum
+        if not self._guarantee.least:
+            raise InvalidParameterError(
+                "quorum", quorum, f"at least the threshold of the secure sum, {least}"
+            )
+        return least
+
+    def question(
+        self, phase: str, content: RecordDict, own: Mapping[str, RecordDict]
+    ) -> tuple[RecordDict, Mapping[str, RecordDict]]:
+        """Return a question for vectors, with what is said of their sum to all and to each."""
+        if phase not in self._phases:
+            return content, own
+        session, _ = self._current()
+        if session.step == 0:  # a later sum is over all that are in the first one
+            self._guarantee.note(self._settings, session)
+        # All that a client's digest of its question covers: the server hashes what all are told.
+        common = {"session": session.name, "threshold": session.threshold, **write(session.bounds)}
+        joined = {client: write(session.joined(client)) for client in session.dealers}
+        if is_complete(session):
+            for place in joined.values():
+                common |= {key: place.pop(key) for key in ("dealers", "mask-keys")}
+        places = {
+            client: RecordDict({**own.get(client, {}), JOIN: ConfigRecord(place)})
+            for client, place in joined.items()
+        }
+        return RecordDict({**content, JOIN: ConfigRecord(common)}), places
+
+    def accumulator(self, phase: str, empty: WeightedMean) -> WeightedMean:
+        """Return an empty sum of masked vectors, as long as the scheme's codes and the weight."""
+        if phase not in self._phases:
+            return empty
+        return MaskedSum(vector_size(empty), self._current().session.bounds.modulus_bits)
+
+    def opened(
+        self, heard: WeightedMean, request_log: RequestLog, instruction: Instruction
+    ) -> WeightedMean:
+        """Return the scheme's accumulator with the sum, if it can be opened, else an empty one."""
+        if not isinstance(heard, MaskedSum):
+            return heard
+        empty = instruction.accumulator()
+        if heard.weight == 0:
+            return empty
+        asked, request_log.question = request_log.question, RecordDict()  # it holds a model
+        try:
+            mean = self._open(heard, empty, question_digest(asked, without=OWN), instruction.again)
+        except NotOpenedError as error:
+            logger.warning("%s", error)
+            return empty
+        mean.merge_metrics(heard)
+        return mean
+
+    def go_on(self) -> None:
+        """Make the step that was dealt for when the last sum was opened the current one.
+
+        Raises
+        ------
+        NotOpenedError
+            If anybody who is in the last sum has not dealt. The round is over then: a sum over
+            fewer clients would give a vector away.
+        """
+        following, self._next = self._next, None
+        if following is None or following.session.step == 0:
+            raise ProtocolError("the last sum was not opened with again=True")
+        following.session.check_dealers()
+        self._now = following
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers of a round, for the history."""
+        if self._now is None:
+            return {"sum_opened": 0}
+        session, _ = self._now
+        return {
+            "sum_cohort": len(session.rosters),
+            "sum_dealers": len(session.dealers),
+            "sum_threshold": session.threshold,
+            "sum_opened": self._summed,
+            "sum_modulus_bits": session.bounds.modulus_bits,
+        }
+
+    def promised(self, guarantee: Guarantee) -> Guarantee:
+        """Return a scheme's promise with what the server does not see of the sums so far."""
+        return replace(guarantee, secure_sum=self._guarantee.text())
+
+    def state(self) -> dict[str, int]:
+        """Return what was promised so far, for a checkpoint."""
+        return dict(self._guarantee.least)
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Take up what `state` returned."""
+        self._guarantee.least = dict(state)
+
+    def _current(self) -> Dealing:
+        if self._now is None:
+            raise ProtocolError(
+                "secure_sum: works only where this strategy's own start runs the rounds"
+            )
+        return self._now
+
+    def _open(
+        self, masked: MaskedSum, empty: WeightedMean, asked: bytes, again: bool
+    ) -> WeightedMean:
+        """Open a sum; have the clients of the next one deal in the same exchange.
+
+        Parameters
+        ----------
+        masked : MaskedSum
+            Sum of the masked vectors.
+        empty : WeightedMean
+            The scheme's accumulator.
+        asked : bytes
+            Digest of what the clients were asked.
+        again : bool
+            Whether the next sum is a later step of this round, over the clients in this sum.
+            `go_on` makes it the current one.
+
+        Raises
+        ------
+        NotOpenedError
+            If it cannot be opened: too few clients are left; or if the parameters do not fit those
+            of the next step. Nothing is opened then.
+        """
+        session, assigned = self._current()
+        survivors = sorted(masked.clients)
+        session.check_survivors(survivors)
+        answering = {client for client in survivors if session.can_answer(client, survivors)}
+        self._next = None  # also where there is no later step
+        self._next = self._next_step(survivors, asked) if again else self._next_round()
+        self._exchanges.share(
+            self._connected(),
+            session.server_round,
+            revealing=Revealing(session, only(assigned, answering), survivors),
+            dealing=self._next,
+        )
+        values = session.open(masked.total, survivors, asked)
+        self._summed = len(survivors)
+        return opened_mean(empty, values, survivors, session.bounds)
+
+    def _connected(self) -> Grid:
+        if self._grid is None:
+            raise ProtocolError("a round is asked that was not prepared")
+        return self._grid
+
+    def _next_round(self) -> Dealing | None:
+        server_round = self._current().session.server_round
+        if self._is_last(server_round):
+            return None
+        try:
+            return self._new_session(self._connected(), server_round + 1)
+        except NotOpenedError as error:  # the next round will try again
+            logger.warning("%s", error)
+            return None
+
+    def _next_step(self, survivors: list[str], asked: bytes) -> Dealing:
+        session, assigned = self._current()
+        try:
+            bounds = self._bounds_of(survivors, session.server_round)
+        except InvalidParameterError as error:
+            following = words(session.server_round, session.step + 1)
+            raise NotOpenedError(f"there is no sum of {following}: {error}") from error
+        following_step = session.go_on(secrets.token_hex(16), survivors, bounds, asked)
+        return Dealing(following_step, only(assigned, set(survivors)))
+
+    def _new_session(self, grid: Grid, server_round: int) -> Dealing:
+        drawn = self._draw(grid, server_round)
+        assigned = only(drawn, set(self._exchanges.keys))
+        asked, cohort = names_in(drawn), names_in(assigned)
+        none = f"there is no sum of round {server_round}"
+        first, seed = not self._guarantee.least, self._experiment.seed
+        try:
+            bounds = self._bounds_of(asked, server_round)
+            threshold = self._settings.threshold_of(len(asked))
+        except InvalidParameterError as error:
+            if first:
+                raise
+            # Clients have left since the parameters were found to fit.
+            raise NotOpenedError(f"{none}: {error}") from error
+        if first:  # what does not fit all that were drawn ends the run
+            rosters(asked, self._settings, seed=seed, server_round=server_round)
+        if len(cohort) < threshold:
+            raise NotOpenedError(
+                f"{none}: {len(cohort)} of at least {threshold} clients have a key, "
+                f"{threshold - len(cohort)} are missing"
+            )
+        try:
+            graph = rosters(
+                cohort, self._settings, seed=seed, server_round=server_round, drawn=len(asked)
+            )
+        except InvalidParameterError as error:
+            raise NotOpenedError(f"{none}: {error}") from error
+        session = Session(
+            name=secrets.token_hex(16),
+            experiment_id=self._experiment.id,
+            server_round=server_round,
+            rosters=graph,
+            keys=self._exchanges.keys,
+            threshold=threshold,
+            bounds=bounds,
+        )
+        return Dealing(session, assigned)
+
+
+def opened_mean(
+    mean: WeightedMean, values: NDArray[np.int64], survivors: list[str], bounds: Bounds
+) -> WeightedMean:
+    """Return an accumulator with the sum that was opened.
+
+    Parameters
+    ----------
+    mean : WeightedMean
+        The scheme's empty accumulator.
+    values : (d,) int64
+        Sum of the vectors: the arrays of the template in the order of their names, the weight.
+    survivors : list of str
+        Whose vectors are in it.
+    bounds : Bounds
+        What each of them should have kept to.
+
+    Raises
+    ------
+    NotOpenedError
+        If no vectors within the bounds have such a sum: somebody sent a wrong one.
+    """
+    weight = int(values[-1])
+    largest = int(max(values[:-1].max(initial=0), -values[:-1].min(initial=0)))
+    heaviest = min(bounds.weight_limit, len(survivors) * bounds.largest_weight)
+    if not 0 <= weight <= heaviest or largest > weight * bounds.code_limit:
+        raise NotOpenedError("the sum is of no vectors that are allowed: somebody sent a wrong one")
+    arrays, place = {}, 0
+    for name in sorted(mean.template):
+        shape, _ = mean.template[name]
+        size = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = values[place : place + size].reshape(shape)
+        place += size
+    return mean.from_state(arrays, {"weight": float(weight), "clients": survivors})

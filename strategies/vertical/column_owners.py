@@ -1,0 +1,164 @@
+"""Clients that own columns of the same rows: who they are, and questions that go to all of them."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.fedvs.data import TRAIN_PART
+from flwr_privacy.fedvs.delays import HalfSlow
+from flwr_privacy.fedvs.rows import order
+from flwr_privacy.fedvs.terms import ENROL
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.strategies.loop.base import SchemeStrategy
+from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.requests.messenger import Assigned
+from flwr_privacy.strategies.requests.request_log import ClientReply
+from flwr_privacy.wire.identity import derive_seed
+from flwr_privacy.wire.message import Fields
+
+from .columns import Enrolled, check_aligned, natural
+
+__all__ = ["ColumnOwners"]
+
+
+class ColumnOwners(SchemeStrategy):
+    """Base of `VerticalStrategy`: enrols the clients, and asks all of them or none."""
+
+    members: list[str]
+
+    _enrolled: dict[str, Enrolled]
+    _labels: dict[str, NDArray[Any]]
+    order: int | Mapping[str, int]
+    parties: int | None
+    batch_size: int
+    _delays: dict[str, Any] | None
+
+    def taken(self, phase: str, reply: ClientReply) -> Any:
+        """Return what of a reply is kept.
+
+        Raises
+        ------
+        ReplyRefusedError
+            If it cannot be used.
+        """
+        raise NotImplementedError
+
+    def enrol(self, grid: Grid, server_round: int, **fields: str) -> dict[str, Enrolled]:
+        """Ask everybody, or all members of a running experiment, who they are and what they have.
+
+        Raises
+        ------
+        ProtocolError
+            If somebody does not answer, or the clients' rows do not belong together.
+        InvalidParameterError
+            If the labels are not those of the rows.
+        """
+        if self.members:
+            assigned = self._assigned(grid, server_round, ENROL)
+        else:
+            assigned = self.messenger.sample(grid, server_round, ENROL, fraction=1.0, minimum=1)
+        alone = not self.members and not self.federation.cohorts
+        if alone and set(grid.get_node_ids()).difference(assigned):
+            raise ProtocolError("a connected node has not said who it is: all columns are needed")
+        self._check_present(assigned)
+        with self.messenger.patiently():
+            told: dict[str, Enrolled] = self.ask_all(
+                grid, server_round, ENROL, RecordDict(), assigned, fields=fields
+            )
+        asked = {client for clients in assigned.values() for client in clients}
+        if missing := sorted((asked | set(self.members)) - set(told)):
+            details = "; ".join(self.messenger.request_log(ENROL).details)
+            raise ProtocolError(
+                f"the setup failed: clients {missing} did not say what data they have"
+                + (f" ({details})" if details else "")
+            )
+        if self.parties is not None and len(told) != self.parties:
+            raise ProtocolError(f"{len(told)} clients are there, parties = {self.parties}")
+        check_aligned(told)
+        (rows, *_) = (entry.rows for entry in told.values())
+        for part, labels in self._labels.items():
+            name = "labels" if part == TRAIN_PART else f"{part}_labels"
+            if part not in rows:
+                raise InvalidParameterError(name, len(labels), f"nothing: no rows '{part}'")
+            if len(labels) != rows[part]:
+                allowed = f"a label for each of the {rows[part]} rows '{part}' of the clients"
+                raise InvalidParameterError(name, f"{len(labels)} labels", allowed)
+        return told
+
+    def _check_present(self, assigned: Assigned) -> None:
+        """Refuse to wait for a member whose node is not there.
+
+        Raises
+        ------
+        ProtocolError
+            If there is one; it names all.
+        """
+        there = {client for clients in assigned.values() for client in clients}
+        if missing := natural(set(self.members).difference(there)):
+            raise ProtocolError(f"clients {missing} are not there, or still owe an answer")
+
+    def simulate_delays(self, partitions: int = 1) -> None:
+        """Begin to simulate the delays of the members, if they are to be."""
+        if self._delays is not None:
+            batch: dict[str, Any] = {"batch_size": self.batch_size, "K": partitions}
+            self.messenger.stragglers = HalfSlow(
+                clients=tuple(self.members), **{**batch, **self._delays}
+            )
+
+    def ask_all(
+        self,
+        grid: Grid,
+        server_round: int,
+        phase: str,
+        content: RecordDict,
+        assigned: Assigned,
+        *,
+        fields: Fields,
+        own: Mapping[str, RecordDict] | None = None,
+        quorum: int | None = None,
+    ) -> dict[str, Any]:
+        """Put a question to some clients; return what `taken` keeps of the replies, by client."""
+        answers: dict[str, Any] = {}
+
+        def take(mean: WeightedMean, reply: ClientReply) -> None:
+            kept = self.taken(phase, reply)
+            mean.take(reply.client_id, {}, reply.metrics(), self.weight_key or self.weighted_by_key)
+            answers[reply.client_id] = kept
+
+        told = Instruction(
+            fields=fields, own=own or {}, accumulator=partial(WeightedMean, {}), take=take
+        )
+        self.ask(grid, server_round, phase, content, assigned, told, quorum=quorum)
+        return answers
+
+    def _assigned(self, grid: Grid, server_round: int, phase: str) -> Assigned:
+        """Return the members that are there, by their nodes, once they owe no answer."""
+        self.messenger.settle(grid)
+        others = set(self.federation.clients()).difference(self.members)
+        return self.messenger.sample(
+            grid, server_round, phase, fraction=1.0, minimum=0, without=others
+        )
+
+    def _rows(self, part: str) -> int:
+        for told in self._enrolled.values():
+            if part in told.rows:
+                return told.rows[part]
+        raise ProtocolError(f"the clients have no rows '{part}'")
+
+    def _common_order(self, part: str) -> NDArray[np.int64]:
+        seed = derive_seed(self.experiment.id, "vertical rows", part)
+        return order(self._rows(part), seed)
+
+    def _order_of(self, client: str) -> int:
+        if not isinstance(self.order, Mapping):
+            return self.order
+        if client not in self.order:
+            allowed = f"an order for every client by its name, the text '{client}' among them"
+            raise InvalidParameterError("order", self.order, allowed)
+        return self.order[client]

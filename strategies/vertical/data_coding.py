@@ -1,0 +1,343 @@
+"""The coding of the data on the server: what is agreed on, and the shares that are passed on."""
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flwr_privacy.coding.lagrange import recovery_threshold, usual_partitions
+from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError
+from flwr_privacy.fedvs.costs import SEAL_BYTES
+from flwr_privacy.fedvs.data import TRAIN_PART
+from flwr_privacy.fedvs.guarantee import guarantee_of
+from flwr_privacy.fedvs.rows import Segments
+from flwr_privacy.fedvs.sharing import maskers
+from flwr_privacy.fedvs.terms import CODE, SEALED, Chunk, CodeTerms
+from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.channel import check_usable
+
+from .columns import arrays_message, natural
+from .strategy import VerticalStrategy
+
+__all__ = ["DataCoding", "coded_answer", "natural_in", "plain_answer"]
+
+logger = logging.getLogger("flwr.privacy")
+
+
+class DataCoding(VerticalStrategy):
+    """Base of `FedVS`: has the clients code their data, and passes sealed shares on."""
+
+    terms: CodeTerms | None
+
+    _stale: bool  # whether the data are to be coded anew: shares are gone, or old
+    K: int | None
+    T: int
+    prime: int
+    data_bits: int
+    weight_bits: int
+    w_max: float
+    spare: int
+    least_dealers: int | None
+    evaluation: str
+    relay_limit: int
+    _zero_mask: bool
+    paper: bool
+
+    def setup(self, grid: Grid) -> None:
+        """Have every client code its data, once for an experiment.
+
+        Raises
+        ------
+        ProtocolError
+            If a client does not answer, or the clients' rows do not belong together.
+        InvalidParameterError
+            If the parameters do not fit the clients; no data have been shared then.
+        """
+        if self.terms is None:
+            self._code(grid, 0)
+        self.simulate_delays(self._agreed().partitions)
+        self.announce()
+
+    def refresh(self, grid: Grid, server_round: int | None = None) -> None:
+        """Have all data coded anew, with new masks; the clients delete the old shares.
+
+        Rows that clients have got since then are coded with the others, under the names of their
+        parts.
+
+        Raises
+        ------
+        ProtocolError
+            If a client does not answer.
+        """
+        self._code(grid, self.planned_rounds or 0 if server_round is None else server_round)
+
+    def _code(self, grid: Grid, server_round: int) -> None:
+        generation = secrets.token_hex(16)
+        self._enrolled = self.enrol(grid, server_round, generation=generation)
+        self.members = natural(self._enrolled)
+        terms = self._new_terms(generation)
+        terms.check()
+        for part in terms.parts:
+            terms.check_batch(min(self.rows_of(terms, part), terms.segments(part).length))
+        record = records.write(terms)
+        passing: dict[str, NDArray[np.uint8]] = {}
+        for chunk in [*self._chunks(terms), Chunk(part=TRAIN_PART, first=0, count=0)]:
+            own = self._passed_on(terms, passing, self.members)
+            assigned = self._assigned(grid, server_round, CODE)
+            self._check_present(assigned)
+            with self.messenger.patiently():
+                passing = self.ask_all(
+                    grid,
+                    server_round,
+                    CODE,
+                    RecordDict(),
+                    assigned,
+                    fields={
+                        **record,
+                        **records.write(chunk),
+                        "training": self._training,
+                        "update": self._updates,
+                    },
+                    own=own,
+                )
+                if chunk.count:
+                    self._check_sealed(
+                        terms, CODE, passing, [chunk.count * w for w in terms.widths]
+                    )
+            if missing := natural(set(self.members).difference(passing)):
+                details = "; ".join(self.messenger.request_log(CODE).details)
+                raise ProtocolError(
+                    f"the data could not be coded: clients {missing} did not answer"
+                    + (f" ({details})" if details else "")
+                )
+        if self._updates and (fresh := natural_in(self.members, _fresh(passing))):
+            for client in fresh:
+                logger.warning("client %s has lost its weights and begins with new ones", client)
+            self._numbers["restarted"] = len(fresh)
+        self.terms, self._stale = terms, False
+
+    def _new_terms(self, generation: str) -> CodeTerms:
+        told = [self._enrolled[name] for name in self.members]
+        N, T = len(told), self.T
+        K = usual_partitions(N, T) if self.K is None else self.K
+        needed = recovery_threshold(K, T)
+        for name, entry in zip(self.members, told, strict=True):
+            try:
+                check_usable(entry.key)
+            except ProtocolError as error:
+                raise ProtocolError(f"client {name}: {error}") from error
+        if self.spare > max(0, N - needed):
+            allowed = f"at most {N - needed}: {needed} of {N} answers are needed"
+            raise InvalidParameterError("spare", self.spare, allowed)
+        least = N if self.least_dealers is None else self.least_dealers
+        if needed <= N and not needed <= least <= N:
+            allowed = f"from {needed}, the answers that are needed, to the {N} clients"
+            raise InvalidParameterError("least_dealers", least, allowed)
+        return CodeTerms(
+            generation=generation,
+            members=self.members,
+            keys=[entry.key for entry in told],
+            signatures=[entry.signature for entry in told],
+            columns=[entry.columns for entry in told],
+            orders=[self._order_of(name) for name in self.members],
+            parts=list(told[0].rows),
+            rows=list(told[0].rows.values()),
+            partitions=K,
+            privacy=T,
+            least=min(least, N),
+            prime=self.prime,
+            data_bits=self.data_bits,
+            weight_bits=self.weight_bits,
+            x_max=self.x_max,
+            w_max=self.w_max,
+            embedding=self.embedding,
+            bias=self.bias,
+            mean=self._mean,
+            zero_mask=self._zero_mask,
+            project=not self.paper,
+            paper=self.paper,
+        )
+
+    def _chunks(self, terms: CodeTerms) -> list[Chunk]:
+        """Return the pieces in which the coded rows are dealt."""
+        row = terms.bytes_of(terms.offsets[-1]) * (len(terms.members) - 1)
+        most = max(1, self.relay_limit // row)
+        chunks = []
+        for part in terms.parts:
+            length = terms.segments(part).length
+            for first in range(0, length, most):
+                chunks.append(Chunk(part=part, first=first, count=min(most, length - first)))
+        return chunks
+
+    def _check_sealed(
+        self,
+        terms: CodeTerms,
+        phase: str,
+        shares: dict[str, NDArray[np.uint8]],
+        sizes: list[int],
+    ) -> None:
+        """Drop sealed shares of another form than was asked for."""
+        others = len(terms.members) - 1
+        for client in list(shares):
+            length = terms.bytes_of(sizes[terms.place(client)]) + SEAL_BYTES
+            sealed = shares[client]
+            if sealed.dtype != np.uint8 or sealed.shape != (others, length):
+                reason = "dtype" if sealed.dtype != np.uint8 else "shape"
+                detail = f"client {client} dealt shares of {sealed.dtype}, shape {sealed.shape}"
+                self.messenger.request_log(phase).refuse(reason, detail)
+                del shares[client]
+
+    def guarantee(self) -> Guarantee:
+        """Return the promise."""
+        signed = self.terms is not None and all(self.terms.signatures)
+        return guarantee_of(self.terms, pinned=signed, insecure=self._insecure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was agreed on, beside what every vertical scheme keeps."""
+        terms = None if self.terms is None else records.write(self.terms)
+        own = {"terms": terms, "order": self._order_of_all()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned.
+
+        Raises
+        ------
+        CheckpointError
+            If it was made with other parameters of the code.
+        """
+        super().load_state_dict(state)
+        if state["terms"] is None:
+            return
+        terms = records.read(CodeTerms, state["terms"])
+        bits, order = (self.data_bits, self.weight_bits), self._order_of_all()
+        mine = {
+            "order": (order, state["order"]),
+            "bias": (self.bias, terms.bias),
+            "x_max": (self.x_max, terms.x_max),
+            "paper": (self.paper, terms.paper),
+            "least_dealers": (self.least_dealers or len(terms.members), terms.least),
+            "K": (self.K or terms.partitions, terms.partitions),
+            "T": (self.T, terms.privacy),
+            "prime": (self.prime, terms.prime),
+            "data_bits, weight_bits": (bits, (terms.data_bits, terms.weight_bits)),
+            "embedding": (self.embedding, terms.embedding),
+            "w_max": (self.w_max, terms.w_max),
+            "zero_mask": (self._zero_mask, terms.zero_mask),
+            "aggregation": (self._mean, terms.mean),
+        }
+        for name, (now, then) in mine.items():
+            if now != then:
+                raise CheckpointError(f"the checkpoint has {name} = {then!r}, not {now!r}")
+        self.terms = terms
+
+    def _order_of_all(self) -> int | dict[str, int]:
+        return dict(self.order) if isinstance(self.order, Mapping) else self.order
+
+    def segments(self, part: str) -> Segments:
+        """Return how the rows of a part lie in its coded rows."""
+        return self._agreed().segments(part)
+
+    def rows_at_a_time(self, part: str) -> int:
+        """Return how many coded rows are evaluated on one set of shares."""
+        return self.rows_of(self._agreed(), part)
+
+    def rows_of(self, terms: CodeTerms, part: str) -> int:
+        """Return how many coded rows are evaluated on one set of shares under some terms."""
+        if part == TRAIN_PART:
+            return -(-self.batch_size // terms.partitions)
+        if self.evaluation == "oracle":
+            return terms.segments(part).length
+        if terms.zero_mask:
+            dealers = maskers(len(terms.members), terms.privacy)
+            per_row = terms.bytes_of(terms.embedding) * len(terms.members) * dealers
+            return max(1, self.relay_limit // per_row)
+        # As large as a batch whose answers can be independent (FedVS has no rule).
+        return max(1, terms.offsets[-1] // (terms.partitions + terms.privacy) // 2)
+
+    def _maskers(self, server_round: int) -> list[str]:
+        """Return who adds zero masks, in turns: one of them more than needed."""
+        if not self._zero_mask:
+            return []
+        count = maskers(len(self.members), self.T)
+        first = server_round * count
+        chosen = {(first + step) % len(self.members) for step in range(count)}
+        return [self.members[place] for place in sorted(chosen)]
+
+    def _passed_on(
+        self,
+        terms: CodeTerms,
+        shares: Mapping[str, NDArray[np.uint8]],
+        dealers: list[str],
+    ) -> dict[str, RecordDict]:
+        """Return for each client the shares that the dealers have sealed for it."""
+        if not shares:
+            return {}
+        own = {}
+        for place, receiver in enumerate(terms.members):
+            pieces = [
+                # Dealers leave themselves out of their rows.
+                shares[dealer][place - (place > terms.place(dealer))]
+                for dealer in dealers
+                if dealer != receiver
+            ]
+            own[receiver] = arrays_message({SEALED: np.concatenate(pieces)})
+        return own
+
+    def _agreed(self) -> CodeTerms:
+        if self.terms is None:
+            raise ProtocolError("there was no setup: no data are coded")
+        return self.terms
+
+
+def coded_answer(
+    answer: NDArray[Any], terms: CodeTerms, shape: tuple[int, int]
+) -> NDArray[np.int64]:
+    """Return the elements of an answer.
+
+    Raises
+    ------
+    ReplyRefusedError
+        If they are none of that shape.
+    """
+    size = int(np.prod(shape))
+    if answer.dtype != np.uint8:
+        raise ReplyRefusedError("dtype", f"an answer of {answer.dtype}")
+    if answer.shape != (terms.bytes_of(size),):
+        raise ReplyRefusedError("shape", f"an answer of shape {answer.shape}")
+    try:
+        elements = terms.field.from_bytes(answer.tobytes(), size)
+    except ProtocolError as error:
+        raise ReplyRefusedError("range", str(error)) from error
+    return elements.reshape(shape)
+
+
+def plain_answer(answer: NDArray[Any], shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Return the embeddings of an answer.
+
+    Raises
+    ------
+    ReplyRefusedError
+        If they are none of that shape.
+    """
+    if answer.dtype != np.float64 or answer.shape != shape:
+        raise ReplyRefusedError("shape", f"embeddings of shape {answer.shape}")
+    if not np.isfinite(answer).all():
+        raise ReplyRefusedError("not finite", "embeddings that are not finite")
+    return answer
+
+
+def _fresh(passing: Mapping[str, Any]) -> dict[str, Any]:
+    return {client: fresh for client, fresh in passing.items() if fresh is True}
+
+
+def natural_in(members: list[str], among: Mapping[str, Any]) -> list[str]:
+    """Return the members that are among some names, in their own order."""
+    return [member for member in members if member in among]
