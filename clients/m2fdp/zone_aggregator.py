@@ -86,10 +86,8 @@ def _average(fields: Fields, duty: Duty, opened: Opened) -> Release | Step:
     if duty.way == UP:
         return _step(fields, duty, replace(mean, floor=max(mean.floor, opened.floor)))
     if duty.way == DOWN:
-        shared = Upload(
-            mean.codes, duty.drift.broadcast(mean.reach, tier=duty.own_tier), mean.floor
-        )
-        return _step(fields, duty, shared)
+        shared = duty.drift.broadcast(mean.reach, tier=duty.own_tier)
+        return _step(fields, duty, replace(mean, reach=shared))
     # A round that is resumed brings the same answers sealed anew, and perhaps not all of them:
     # it gets what was handed out before.
     anew = ("senders", "sealed", "siblings")

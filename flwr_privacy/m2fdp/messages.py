@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.wire.channel import Part
 from flwr_privacy.wire.documents import dumps, loads
 from flwr_privacy.wire.message import Fields
@@ -71,12 +70,10 @@ def going_down(
 
 def packed(upload: Upload, terms: M2FDPTerms | Duty | Delivery) -> bytes:
     """Return an upload as bytes, with what sender and receiver must agree on."""
-    reach, codes = upload.reach, upload.codes
-    if max(codes.max(initial=0), -codes.min(initial=0)) <= CODE_LIMIT:
-        codes = codes.astype(np.int32)
+    reach = upload.reach
     return dumps(
         {
-            "codes": codes,
+            "codes": upload.codes.astype(np.int64 if upload.wide else np.int32),
             "anchor": reach.anchor,
             "shared": reach.shared,
             "nearer": [list(step) for step in reach.nearer],
@@ -104,7 +101,9 @@ def unpacked(content: bytes, terms: M2FDPTerms | Duty | Delivery) -> Upload:
         nearer=tuple((tier, length) for tier, length in state["nearer"]),
         own=state["own"],
     )
-    return Upload(np.asarray(state["codes"]).astype(np.int64), reach, state["floor"])
+    codes = np.asarray(state["codes"])
+    wide = codes.dtype != np.int32
+    return Upload(codes.astype(np.int64), reach, state["floor"], wide)
 
 
 def _agreed(terms: M2FDPTerms | Duty | Delivery) -> list[Any]:

@@ -152,7 +152,8 @@ class SealedUpdate(DeviceUpdate):
         reach = trained(terms.drift, reach, terms.clipping_norm, terms.steps, grid, codes.size)
         if self.zone is not None:
             codes += self.zone.codes
-        content = packed(Upload(codes, reach, self.floor), terms)
+        upload = Upload(codes, reach, self.floor, wide=self.zone is not None)
+        content = packed(upload, terms)
         return {}, {METRICS: {"num-examples": 1}, SEALED: content}
 
 

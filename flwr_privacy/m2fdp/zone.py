@@ -43,11 +43,15 @@ class Upload:
         Bound on what the data of one device can change in them, in units of the weights.
     floor : float, default 0.0
         Least standard deviation of the noise that its members allow, in units of the weights.
+    wide : bool, default False
+        Whether codes may leave 32 bits: after a clean event, whatever they are. How long a sealed
+        message is, its carrier sees, so it must not depend on them.
     """
 
     codes: Codes
     reach: Reach
     floor: float = 0.0
+    wide: bool = False
 
 
 def averaged(
@@ -83,7 +87,7 @@ def averaged(
         codes, count, reach = uploads
         total = codes.astype(np.int64)
         children = [(reach, 1 / count)] * count
-        floor = 0.0
+        floor, wide = 0.0, True
     else:
         count = len(uploads)
         total = np.zeros_like(uploads[0].codes)
@@ -91,12 +95,13 @@ def averaged(
             total += upload.codes
         children = [(upload.reach, 1 / count) for upload in uploads]
         floor = max(upload.floor for upload in uploads)
+        wide = any(upload.wide for upload in uploads)
     mean = total
     mean *= 2
     mean += count
     mean //= 2 * count
     slack = grid.step * math.sqrt(total.size)
-    return Upload(mean, drift.averaged(children, tier=tier, slack=slack), floor)
+    return Upload(mean, drift.averaged(children, tier=tier, slack=slack), floor, wide)
 
 
 def trained(drift: Drift, reach: Reach, bound: float, steps: int, grid: Grid, size: int) -> Reach:

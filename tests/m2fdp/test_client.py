@@ -22,10 +22,23 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
-from flwr_privacy.m2fdp import SCHEME, Duty, M2FDPTerms, TierSums
+from flwr_privacy.m2fdp import (
+    SCHEME,
+    Duty,
+    M2FDPTerms,
+    Reach,
+    SealedUpdate,
+    TierSums,
+    Upload,
+    averaged,
+)
+from flwr_privacy.m2fdp.messages import packed, unpacked
 from flwr_privacy.m2fdp.zone import GAP
+from flwr_privacy.pipeline.mechanism import Facts
+from flwr_privacy.pipeline.sealed import SEALED
 from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
 from flwr_privacy.privacy.ledger import Entry, Ledger
+from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.documents import loads
 from flwr_privacy.wire.fields import write
 from flwr_privacy.wire.message import METRICS
@@ -712,3 +725,28 @@ def test_a_seeded_node_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture)
             _, own = Node(folder, **config).ask(terms(**changes))
             assert own[METRICS]["insecure-noise"] == 1.0
     assert "draws its noise from a seed: nothing is protected" in caplog.text
+
+
+# -- What the carrier of sealed messages sees ----------------------------------------------------
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_how_long_a_sealed_message_is_says_nothing_of_the_data(clean: bool) -> None:
+    """Nor whether codes leave 32 bits after a clean event, on a grid that a server chose for it."""
+    asked = terms(**{**OPEN, "sealed": True}, grid=Grid.holding(0.5).exponent, clipping_norm=0.5)
+    zone = None
+    if clean:
+        codes = np.zeros(8, np.int64)
+        codes[0] = CODE_LIMIT
+        zone = Upload(codes, Reach(anchor=1, shared=0.5), wide=True)
+    mechanism = SealedUpdate(asked, {}, zone)
+    plan, lengths = mechanism.plan(START, Facts()), set[tuple[int, int]]()
+    for towards in (-1.0, 0.0, 1.0):
+        model = {name: array.copy() for name, array in mechanism.model(START).items()}
+        model["w"].reshape(-1)[0] += towards
+        _, own = mechanism.noise(mechanism.measure(START, model), plan, SecureRandom())
+        upload = unpacked(own[SEALED], asked)
+        assert int(upload.codes[0] > CODE_LIMIT) == (clean and towards > 0)
+        mean = averaged([upload], asked.drift, tier=1, grid=Grid(asked.grid))
+        lengths.add((len(own[SEALED]), len(packed(mean, asked))))
+    assert len(lengths) == 1
