@@ -168,17 +168,18 @@ def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool
         return _unaccounted(store, request, release, plan, start)
     planned = _planned(store, request, plan)
     if release.facts is not None:
-        entries = store.ledger.entries()
-        if all(entry.question != request.question for entry in entries):
-            planned.check_affordable(entries)  # before the user's code is called
+        _check_chargeable(store, planned)  # before the user's code is called
         try:
             facts = _facts(store, request, release.facts)
         except NoFactsError as error:
             # A server that chooses settings could read from it what the user's code looks at.
-            if not store.simulated:
+            if store.simulated:
+                raise
+            try:
                 _charged(store, request, release, plan, planned)
-                raise _stopped(store, request.question.experiment_id, error) from None
-            raise
+            finally:  # also where another question has taken what was left meanwhile
+                stopped = _stopped(store, request.question.experiment_id, error)
+            raise stopped from None
         plan = mechanism.plan(start, facts)
         _admit(store, request, plan, sealed)
     if release.rehearsal is not None:
@@ -221,7 +222,7 @@ def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -
     planned = _planned(store, request, plan)
     with store.ledger.locked() as locked:
         if all(entry.question != name for entry in locked.entries):
-            check_limits(store, locked)
+            check_limits(store, locked.entries)
             planned.check_affordable(locked.entries)
 
 
@@ -433,6 +434,23 @@ def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
     )
 
 
+def _check_chargeable(store: NodeStore, planned: PlannedRelease) -> None:
+    """Decline what could not be charged, before the user's code is called.
+
+    Where it is called and what it came to could not be charged, whether it failed would be told for
+    nothing.
+
+    Raises
+    ------
+    DeclinedError
+        If the node's limits, its policy or the budget do not allow another release.
+    """
+    entries, asked = store.ledger.entries(), planned.entry()
+    if all((entry.question, entry.digest) != (asked.question, asked.digest) for entry in entries):
+        check_limits(store, entries)
+        planned.check_affordable(entries)
+
+
 def _rehearse(
     store: NodeStore, request: Request, planned: PlannedRelease, rehearsal: Callable[[], None]
 ) -> None:
@@ -446,7 +464,7 @@ def _rehearse(
     entries, experiment = store.ledger.entries(), request.question.experiment_id
     if any(entry.question.experiment_id == experiment for entry in entries):
         return
-    planned.check_affordable(entries)  # before the user's code is called
+    _check_chargeable(store, planned)  # before the user's code is called
     try:
         rehearsal()
     # Whatever the user's code raises; what a node's own code says stays there.
@@ -499,7 +517,7 @@ def _charged(
                 )
         elif charged and release.single:
             raise _other_terms(question)
-        check_limits(store, locked)
+        check_limits(store, locked.entries)
         planned.check_affordable(locked.entries)
         return locked.charge(planned.entry()), None
 

@@ -1,10 +1,11 @@
 """How many releases a node gives, and how much disk it lends to a client, whatever they cost."""
 
 import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from flwr_privacy.errors import DeclinedError
-from flwr_privacy.privacy.ledger import Entry, LockedLedger
+from flwr_privacy.privacy.ledger import Entry
 
 from .node_store import NodeStore
 
@@ -15,15 +16,22 @@ logger = logging.getLogger("flwr.privacy")
 _DAY = timedelta(days=1)
 
 
-def check_limits(store: NodeStore, locked: LockedLedger) -> None:
+def check_limits(store: NodeStore, entries: Sequence[Entry]) -> None:
     """Decline one more release than the node's operator allows, whatever it costs.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    entries : sequence of Entry
+        The ledger so far.
 
     Raises
     ------
     DeclinedError
         If it is.
     """
-    policy, entries = store.policy, locked.entries
+    policy = store.policy
     if policy.max_releases is not None and len(entries) >= policy.max_releases:
         raise _over(store, "max_releases", policy.max_releases)
     if policy.max_releases_per_day is not None:

@@ -26,6 +26,7 @@ from flwr_privacy.pipeline.mechanism import (
     Answer,
     Facts,
     Mechanism,
+    NoFactsError,
     Plan,
     ProtocolStep,
     Release,
@@ -292,10 +293,10 @@ def test_one_answer_in_a_sum_is_the_only_one(tmp_path: Path, noise: float) -> No
 # -- Kills: after each step that writes ------------------------------------------------------------
 
 STEPS = {
-    "before the charge": ("ledger.Book.charge", 0, 0),
-    "after the charge": ("pipeline.run", 1, 0),
-    "before the reply is kept": ("replies.KeptReplies.keep", 1, 0),
-    "before the charge counts as answered": ("ledger.Book.answer", 1, 1),
+    "before the charge": ("privacy.ledger.LockedLedger.charge", 0, 0),
+    "after the charge": ("pipeline.answer.run", 1, 0),
+    "before the reply is kept": ("pipeline.reply_cache.ReplyCache.keep", 1, 0),
+    "before the charge counts as answered": ("privacy.ledger.LockedLedger.answer", 1, 1),
 }
 
 
@@ -584,7 +585,65 @@ def test_a_refused_question_leaves_no_file_of_its_count(tmp_path: Path) -> None:
         question = replace(QUESTION, experiment_id=f"e{number}")
         with pytest.raises(DeclinedError):
             ask(store, question=question, count=lambda: 5)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.ledger.lock"]
+    assert list(tmp_path.iterdir()) == []
+
+
+LIMITED = {
+    "releases": Policy(max_releases=1),
+    "releases of a day": Policy(max_releases_per_day=1),
+    "epsilon": Policy(max_epsilon=2.5, delta=1e-5),
+}
+
+
+@pytest.mark.parametrize("policy", LIMITED.values(), ids=LIMITED.keys())
+@pytest.mark.parametrize("how", ["count", "rehearsal"])
+def test_who_can_answer_nothing_more_calls_no_code_of_the_users(
+    tmp_path: Path, policy: Policy, how: str
+) -> None:
+    """Else whether that code ends before it says its facts would be told, uncharged and unbounded.
+
+    A server asks with terms that are refused once the facts are there, and so tells the two apart.
+    """
+    store, ran = store_in(tmp_path, policy), []
+    ask(store)
+
+    def count() -> int:
+        ran.append(1)
+        raise NoFactsError("a value of the data")
+
+    called: dict[str, Any] = {"count": count}
+    if how == "rehearsal":
+        called = {"given": {"rehearsal": count}}
+    for number in range(3):
+        question = replace(QUESTION, experiment_id=f"e{number}")
+        with pytest.raises(DeclinedError):
+            ask(store, mechanism=Sum(least_records=6), question=question, **called)
+    assert ran == []
+
+
+def test_a_question_whose_name_was_charged_is_as_new_with_other_arrays(tmp_path: Path) -> None:
+    store, ran = store_in(tmp_path, Policy(max_releases=1)), []
+    ask(store)
+    with pytest.raises(DeclinedError, match="max_releases = 1"):
+        ask(store, arrays={"w": np.ones(2)}, count=lambda: ran.append(1) or 5)
+    assert ran == []
+
+
+def test_code_that_ends_before_it_says_its_facts_stops_an_experiment_that_cannot_be_charged(
+    tmp_path: Path,
+) -> None:
+    store = store_in(tmp_path, Policy(max_releases=1))
+    question = replace(QUESTION, experiment_id="other")
+
+    def count() -> int:
+        """Meanwhile another question takes what was left."""
+        ask(store)
+        raise NoFactsError("a value of the data")
+
+    with pytest.raises(DeclinedError, match="max_releases = 1"):
+        ask(store, question=question, count=count)
+    with pytest.raises(DeclinedError, match="answers nothing more of this experiment"):
+        ask(store, question=question)
 
 
 # -- Limits on requests ----------------------------------------------------------------------------
