@@ -341,14 +341,9 @@ def _unaccounted(
 ) -> Answer:
     """Answer with what has no cost that could be stated; nobody is charged for a failure."""
     if release.keeps == EXPERIMENT:
-        found = _given(store, request)
-        if found is not None and plan.once:
-            raise DeclinedError(
-                f"the {request.question.phase} of this experiment was answered before, in a "
-                "secure sum of its own"
-            )
+        found = store.setups.find(request.question)
         if found is not None:
-            return found
+            return _given(request, plan, found)
     mechanism = release.mechanism
     try:
         outcome = release.work(_sampler(store, request), Facts())
@@ -357,9 +352,11 @@ def _unaccounted(
         if store.simulated:
             raise
         raise refused_alike(store.client_id, error) from None
-    if release.keeps == EXPERIMENT:
-        _kept(store, request, release, ({}, made[1]) if plan.once else made)
-    return made
+    if release.keeps != EXPERIMENT:
+        return made
+    reply = _reply(request, ({}, made[1]) if plan.once else made)
+    found = store.setups.keep(request.question, reply)
+    return made if found is reply else _given(request, plan, found)  # another process was faster
 
 
 def refused_alike(client_id: str, error: Exception) -> DataError:
@@ -566,24 +563,33 @@ def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replie
 def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
     """Keep a reply; return the one that is to be sent."""
     cache, key = _cache(store, request, release)
-    arrays, own = made
-    reply = dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
+    reply = _reply(request, made)
     kept = cache.keep(request.question, reply, key)
     return made if kept is reply else _read(kept)
 
 
-def _given(store: NodeStore, request: Request) -> Answer | None:
+def _reply(request: Request, made: Answer) -> bytes:
+    arrays, own = made
+    return dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
+
+
+def _given(request: Request, plan: Plan, kept: bytes) -> Answer:
     """Return the one reply that an experiment has got of its kind.
 
     Raises
     ------
     DeclinedError
-        If it was to another question: it means something else then.
+        If it went into a secure sum, or was to another question: it means something else then.
     """
-    kept = store.setups.find(request.question)
-    if kept is not None and loads(kept)["digest"] != request.digest:
-        raise _other_terms(request.question)
-    return None if kept is None else _read(kept)
+    question = request.question
+    if plan.once:
+        raise DeclinedError(
+            f"the {question.phase} of this experiment was answered before, in a secure sum of its "
+            "own"
+        )
+    if loads(kept)["digest"] != request.digest:
+        raise _other_terms(question)
+    return _read(kept)
 
 
 def _other_terms(question: Question) -> DeclinedError:

@@ -290,6 +290,36 @@ def test_one_answer_in_a_sum_is_the_only_one(tmp_path: Path, noise: float) -> No
         ask(store, mechanism=shared, given=SETUP, summed=2, rate=0.5)
 
 
+@pytest.mark.parametrize("parties", [0, 2])
+@pytest.mark.parametrize("noise", [2.0, 0.0])
+def test_two_processes_at_once_give_one_answer_for_an_experiment(
+    tmp_path: Path, noise: float, parties: int
+) -> None:
+    store, mechanism = store_in(tmp_path), Sum(parties=parties, noise_multiplier=noise)
+    sent: list[Answer] = []
+
+    def ask_once(work: Callable[[], Any], **fields: Any) -> None:
+        try:
+            sent.append(ask(store, work, mechanism, given=SETUP, summed=parties, **fields))
+        except DeclinedError as error:
+            assert "answered before" in str(error)
+
+    def slow(**fields: Any) -> float:
+        """Meanwhile another process answers, the same question or one with other terms."""
+        ask_once(lambda: 0.25, **fields)
+        return 0.5
+
+    ask_once(slow)
+    assert sent
+    assert all(same(sent[0], answer) for answer in sent)
+    assert len(sent) == 1 or not parties
+    if not noise:
+        sent.clear()
+        store = replace(store, setups=ReplyCache(tmp_path / "other"))
+        ask_once(lambda: slow(rate=0.5))
+        assert len(sent) == 1
+
+
 # -- Kills: after each step that writes ------------------------------------------------------------
 
 STEPS = {
