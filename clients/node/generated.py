@@ -68,15 +68,20 @@ class RecordLayout:
     def __post_init__(self) -> None:
         check_integer("count", self.count, minimum=1)
         for name in ("features", "labels"):
-            for size in getattr(self, name):
+            shape: Any = getattr(self, name)
+            if not isinstance(shape, tuple | list):
+                raise InvalidParameterError(name, shape, "a shape: a tuple of integers")
+            for size in shape:
                 check_integer(name, size, minimum=1)
         for name in ("feature_type", "label_type"):
+            kind: Any = getattr(self, name)
+            allowed = "the name of a NumPy type"
+            if not isinstance(kind, str):  # NumPy takes None for float64
+                raise InvalidParameterError(name, kind, allowed)
             try:
-                np.dtype(getattr(self, name))
+                np.dtype(kind)
             except TypeError:
-                raise InvalidParameterError(
-                    name, getattr(self, name), "the name of a NumPy type"
-                ) from None
+                raise InvalidParameterError(name, kind, allowed) from None
 
     def generated(self) -> _Pair:
         """Return features that are standard normal, or zeros if they are no floats; zero labels."""

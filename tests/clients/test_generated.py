@@ -224,7 +224,15 @@ def test_our_trainers_run_in_it(trainer: Callable[..., Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "values",
-    [{"features": (0,)}, {"features": ("4",)}, {"count": 0}, {"label_type": "number"}],
+    [
+        {"features": (0,)},
+        {"features": ("4",)},
+        {"features": 28},
+        {"labels": None},
+        {"count": 0},
+        {"label_type": "number"},
+        {"feature_type": None},
+    ],
 )
 def test_a_layout_that_is_none_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError, match=next(iter(values))):
