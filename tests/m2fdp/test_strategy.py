@@ -216,7 +216,7 @@ class Noise:
         self.values, self.drawn = values, list[str]()
         monkeypatch.setattr(ContextStore, "random", lambda own, question, purpose: own.client_id)
         monkeypatch.setattr(PlayedAggregators, "_random", lambda own, purpose, node, *where: node)
-        for module in ("m2fdp.release", "strategies.played_aggregators"):
+        for module in ("m2fdp.release", "strategies.m2fdp.played_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", self.noised)
 
     def noised(self, codes: Any, *, sigma: float, grid: Grid, random: Any) -> Any:
@@ -393,7 +393,7 @@ class Spy:
             self.steps.append(grid.step)
             return out
 
-        for module in ("m2fdp.release", "strategies.played_aggregators"):
+        for module in ("m2fdp.release", "strategies.m2fdp.played_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", noised)
 
 
@@ -699,7 +699,7 @@ def test_devices_decline_a_round_too_many() -> None:
     class Greedy(M2FDP):
         def setup(self, grid: Any) -> None:
             super().setup(grid)
-            self._course.total_steps = 4
+            self._tier_schedule.total_steps = 4
 
     strategy = make(Greedy, tree=HALF, steps=2, experiment_id="e")
     result = run_strategy(
