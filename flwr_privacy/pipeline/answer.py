@@ -174,7 +174,7 @@ def answer(
     plan = mechanism.plan(start, facts)
     _admit(store, request, plan, sealed)
     if plan.charge is None:
-        return _unaccounted(store, request, release, plan, start)
+        return seal(_unaccounted(store, request, release, plan, start))
     planned = _planned(store, request, plan)
     if release.facts is not None:
         _check_chargeable(store, planned)  # before the user's code is called

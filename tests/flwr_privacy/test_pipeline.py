@@ -290,6 +290,22 @@ def test_one_answer_in_a_sum_is_the_only_one(tmp_path: Path, noise: float) -> No
         ask(store, mechanism=shared, given=SETUP, summed=2, rate=0.5)
 
 
+@pytest.mark.parametrize("given", [{}, SETUP], ids=["round", "experiment"])
+@pytest.mark.parametrize("noise", [2.0, 0.0])
+def test_whatever_an_answer_costs_it_leaves_sealed_if_it_is_to_be(
+    tmp_path: Path, noise: float, given: dict[str, Any]
+) -> None:
+    store = store_in(tmp_path)
+    own = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0}
+    request = pipeline.Request("toy", QUESTION, MODEL, own)
+    release = Release(mechanism=Sum(noise_multiplier=noise), work=lambda _, __: 0.5, **given)
+    for _ in range(2):  # the second time from the cache, if it is kept
+        said = pipeline.answer(
+            store, request, release, seal=lambda made: ({}, {"sealed": len(made[0])}), sealed=True
+        )
+        assert said == ({}, {"sealed": 2})
+
+
 @pytest.mark.parametrize("parties", [0, 2])
 @pytest.mark.parametrize("noise", [2.0, 0.0])
 def test_two_processes_at_once_give_one_answer_for_an_experiment(
