@@ -1,8 +1,12 @@
 """The sum of updates whose noise the clients of a secure sum share."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.privacy.grid import EvenMean, Grid
 from flwr_privacy.wire.arrays import Arrays
 
@@ -52,6 +56,13 @@ class SharedMean(EvenMean):
         self._counts = counts
         if self._counts:
             self.template[RECORDS_NAME] = ((1,), np.dtype(np.int32))
+
+    def from_state(self, arrays: Arrays, fields: Mapping[str, Any]) -> WeightedMean:
+        """Return an accumulator with what `state` returned; see `WeightedMean.from_state`."""
+        mean = super().from_state(arrays, fields)
+        if self._counts and arrays and arrays[RECORDS_NAME][0] < 1:
+            raise ReplyRefusedError("range", "a sum over no records")
+        return mean
 
     def finish(self) -> dict[str, NDArray[np.generic]]:
         """Return the start plus the mean update.

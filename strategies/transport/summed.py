@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum, Session
 from flwr_privacy.secure_sum.graph import rosters
@@ -40,6 +40,8 @@ from .transport import Draw
 __all__ = ["Summed", "check_summed", "opened_mean"]
 
 logger = logging.getLogger("flwr.privacy")
+
+_WRONG = "the sum is of no vectors that are allowed: somebody sent a wrong one"
 
 BoundsOf = Callable[[list[str], int], Bounds]
 """Gives the bounds of vectors in a round: of the clients drawn; at a later step, of those left."""
@@ -386,11 +388,14 @@ def opened_mean(
     largest = int(max(values[:-1].max(initial=0), -values[:-1].min(initial=0)))
     heaviest = min(bounds.weight_limit, len(survivors) * bounds.largest_weight)
     if not 0 <= weight <= heaviest or largest > weight * bounds.code_limit:
-        raise NotOpenedError("the sum is of no vectors that are allowed: somebody sent a wrong one")
+        raise NotOpenedError(_WRONG)
     arrays, place = {}, 0
     for name in sorted(mean.template):
         shape, _ = mean.template[name]
         size = int(np.prod(shape, dtype=np.int64))
         arrays[name] = values[place : place + size].reshape(shape)
         place += size
-    return mean.from_state(arrays, {"weight": float(weight), "clients": survivors})
+    try:
+        return mean.from_state(arrays, {"weight": float(weight), "clients": survivors})
+    except ReplyRefusedError as error:  # what a scheme knows of its sums beside the bounds
+        raise NotOpenedError(f"{_WRONG} ({error})") from error

@@ -20,10 +20,10 @@ from flwr_privacy.clients.torch import get_arrays, initialise, linear, set_array
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.ledger import Ledger
-from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.secure_sum import SecureSum, masked
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
-from flwr_privacy.udp import UDPTerms
+from flwr_privacy.udp import RECORDS_NAME, UDPTerms
 from flwr_privacy.wire.fields import write
 
 BIG = {"w": np.zeros((160, 100), np.float32)}
@@ -282,6 +282,33 @@ def test_at_record_level_every_record_weighs_the_same(cohort: bool) -> None:
         np.testing.assert_allclose(moved, expected, atol=6 * sigma + 1e-6)
         assert np.abs(expected).max() > 8 * sigma  # there is something to see
     assert strategy.card(final=True).verify()
+
+
+@pytest.mark.usefixtures("no_pld")
+@pytest.mark.parametrize("lie", ["weight", "records"])
+def test_a_client_that_lies_about_its_weight_spoils_its_round_and_no_training(
+    lie: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sum of the weights, or of the records, is what no honest clients have."""
+    honest, lied = masked.residues, list[str]()
+
+    def residues(arrays: Any, weight: int, bounds: Any) -> Any:
+        if lied:
+            return honest(arrays, weight, bounds)
+        lied.append(lie)
+        if lie == "records":
+            return honest({**arrays, RECORDS_NAME: np.array([-sum(RECORDS)])}, weight, bounds)
+        vector = honest(arrays, weight, bounds)
+        vector[-1] = 0
+        return vector
+
+    monkeypatch.setattr("flwr_privacy.clients.node.secure_sum.residues", residues)
+    strategy = make(
+        UDP, **RECORD_LEVEL, secure_sum=SecureSum(colluders=0), epsilon=1000.0, rounds=2
+    )
+    result = run_strategy(strategy, record_app(), nodes=4, arrays=initial(), num_rounds=2)
+    assert [line["skipped"] for line in result.history[1:]] == [True, False]
+    assert "somebody sent a wrong one" in caplog.text
 
 
 def test_at_record_level_the_noise_of_a_sum_is_for_one_record() -> None:
