@@ -12,7 +12,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_integ
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
+from flwr_privacy.privacy.grid import CODE_LIMIT, EvenMean, Grid, GridMean, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import SMALLEST_NORM, Update, check_start, released_names
@@ -263,7 +263,8 @@ class UDPTerms(Mechanism):
         if self.parties:
             counts = self.unit == RECORD_UNIT
             return SharedMean(start, grid, names, counts=counts, failed_code=failed)
-        return GridMean(start, grid, names, failed_code=failed)
+        kind = EvenMean if self.unit == USER_UNIT else GridMean
+        return kind(start, grid, names, failed_code=failed)
 
     def _shared(self, measured: _Measured, random: SecureRandom) -> Answer:
         """Return codes that have a share of the noise, for one sum that is opened once.

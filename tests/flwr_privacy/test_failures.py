@@ -16,6 +16,7 @@ from flwr_privacy.central_dp.mean import ClippedUpdate
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.pipeline.mechanism import Facts
 from flwr_privacy.privacy.adaptive_clipping import COUNT_NAME
+from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.distributed_noise import summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
 from flwr_privacy.privacy.noise import discretisation_gap
@@ -162,3 +163,13 @@ def test_failures_of_one_seed_after_the_other_are_noised_as_is_charged() -> None
     noise = np.array(draws) - 1
     assert abs(noise.mean()) < 5 * sigma / math.sqrt(noise.size)
     assert abs((noise**2).mean() / sigma**2 - 1) < 5 * math.sqrt(2 / noise.size)
+
+
+def test_who_claims_to_weigh_more_than_the_others_is_refused() -> None:
+    """At user level everybody weighs 1, and the noise of the count is for that."""
+    mean = UPDATE.accumulator(START)
+    codes = {name: np.zeros(shape, dtype) for name, (shape, dtype) in mean.template.items()}
+    for weight in (0, 2, 10**9):
+        with pytest.raises(ReplyRefusedError, match="every client weighs 1"):
+            mean.accumulate("a", codes, weight=weight)
+    mean.accumulate("a", codes, weight=1)
