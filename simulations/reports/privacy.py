@@ -131,7 +131,7 @@ def _table(promised: Sequence[Promised]) -> Html:
             "Run": swatched(run, place="promises"),
             "Protects": promise.protects,
             "Against": promise.adversary,
-            "Holds": _holds(promise),
+            "Guarantee valid": _valid(promise),
             "Epsilon promised": _digits(promise.epsilon),
             "Delta": _digits(promise.delta),
             "Epsilon spent": _digits(promise.spent),
@@ -152,7 +152,7 @@ def _table(promised: Sequence[Promised]) -> Html:
     return joined([table(rows, numbers=numbers), _note(note)])
 
 
-def _holds(promise: Guarantee) -> object:
+def _valid(promise: Guarantee) -> object:
     if promise.void:
         return Html('<strong class="void">VOID</strong>')
     return None if promise.epsilon is None else "yes"

@@ -363,6 +363,7 @@ class TestPrivacy:
         name = "udp, epsilon 8.0"
         assert f"VOID The guarantee of {name} does not hold: the noise came from a" in page.text
         assert f"{name} VOID completed" in page.text
+        assert "Protects Against Guarantee valid Epsilon promised" in page.text
         assert f"{name} VOID one record of a client the server VOID 8 1e-05" in page.text
         assert "VOID: the noise came from a seed. Without that: udp protects" in page.text
         (drawn,) = [text for text in descriptions(page) if "Epsilon" in text]

@@ -243,11 +243,11 @@ Written by `flwr-privacy replication` from the results of `flwr-privacy experime
 edited by hand. Each claim of a paper is checked over several seeds, and runs with the same seed
 (the same split of the data, start and sampled clients) are compared. **Reproduced** and **not
 reproduced**: the mean difference is more than two standard errors on that side of the claim (with
-three seeds, a rough rule). **Undecided**: it is not. The advantage is of the first curve over the
-second, with its standard error; a run that diverged is worse than any that did not. Scaled down
-means fewer clients, records and rounds than the paper's; what differs is in the file of the
-experiment in `simulations/research/`. Rehearsed means by the mathematics alone, at the paper's size
-if it does not say otherwise.
+three seeds, a rough rule). **Undecided**: the difference is smaller than that. The advantage is of
+the first curve over the second, with its standard error; a run that diverged is worse than any that
+did not. **Scaled down**: fewer clients, records and rounds than in the paper; the experiment's file
+in `simulations/research/` lists the differences. **Rehearsed**: simulated with NumPy alone, without
+Flower, at the paper's size unless it says "scaled down".
 """
 
 
