@@ -443,10 +443,12 @@ def attack(
     from rich.console import Console
 
     from flwr_privacy.simulations.research.attack import ATTACKS
+    from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 
-    report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](
+    options = AttackOptions(
         task=task, clients=clients, records=records, seed=seed, data_root=data_root, out=out
     )
+    report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](options)
     console = Console()
     for table in report.tables:
         console.print(table)

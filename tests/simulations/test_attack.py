@@ -20,7 +20,7 @@ from flwr_privacy.simulations.research.secure_sum.attack import (
     invert,
     observe,
     read_codes,
-    scene_of,
+    setup_of,
 )
 
 CLIENTS = 20
@@ -28,7 +28,7 @@ CLIENTS = 20
 
 @pytest.fixture(scope="module")
 def scene() -> AttackSetup:
-    return scene_of("digits-linear", clients=CLIENTS, records=1, seed=0, data_root=None)
+    return setup_of("digits-linear", clients=CLIENTS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_guesses_and_records_are_of_different_people_and_guesses_are_more_than_c
 
 
 def test_several_records_of_a_client_are_attacked_together() -> None:
-    scene = scene_of("digits-mlp", clients=3, records=2, seed=1, data_root=None)
+    scene = setup_of("digits-mlp", clients=3, records=2, seed=1, data_root=None)
     findings = attack_secure_sum(scene)
     assert [finding.view for finding in findings[2:]] == ["sum of 2 clients", "sum of 3 clients"]
     assert [len(f.recovery.similarities) for f in findings] == [6, 6, 4, 6]

@@ -8,7 +8,7 @@ from apps import make
 
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.research.attacks.setup import AttackSetup
-from flwr_privacy.simulations.research.mspdq.attack import scene_of
+from flwr_privacy.simulations.research.mspdq.attack import setup_of
 from flwr_privacy.simulations.research.mspdq.images import reconstruct, reconstruct_sum
 from flwr_privacy.simulations.research.mspdq.mixing import layout_of, overhear, overhear_masked
 from flwr_privacy.simulations.research.mspdq.models import Estimate, Views, views_of
@@ -20,7 +20,7 @@ ALL = {"min_train_nodes": CLIENTS, "min_available_nodes": CLIENTS}
 
 @pytest.fixture(scope="module")
 def scene() -> AttackSetup:
-    return scene_of("digits-lenet", clients=CLIENTS, records=1, seed=0, data_root=None)
+    return setup_of("digits-lenet", clients=CLIENTS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_a_mean_of_few_images_gives_them_away(scene: AttackSetup, views: Views) 
 
 
 def test_several_records_of_a_client_are_searched_for_together() -> None:
-    scene = scene_of("digits-lenet", clients=2, records=2, seed=3, data_root=None)
+    scene = setup_of("digits-lenet", clients=2, records=2, seed=3, data_root=None)
     layout = layout_of(scene)
     models = np.array([layout.vector(scene.train(i, scene.start)) for i in range(2)])
     images = reconstruct(scene, "models", models)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flwr_privacy.errors import check_choice
 from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
-from flwr_privacy.simulations.research.attacks.setup import Report
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 
 from .regression import DELTA, EPSILON, MI_EPSILON, RATE, TASKS, Devices
 from .solving import NOISED, PLAIN, SUMMED, Attacked, SolvedView, attack
@@ -27,54 +27,27 @@ _PICTURED = 8
 Matrix = NDArray[np.float64]
 
 
-def report(
-    *,
-    task: str | None,
-    clients: int | None,
-    records: int | None,
-    seed: int,
-    data_root: Path | None,
-    out: Path,
-) -> Report:
+def report(options: AttackOptions) -> Report:
     """Attack trainings with the paper's noise, under a secure sum, and with noise on everything.
 
-    Parameters
-    ----------
-    task : str, optional
-        One of `TASKS`, by default each of them.
-    clients : int, optional
-        Devices, 3 or more, by default 5.
-    records : int, optional
-        Records of each, by default 20.
-    seed : int
-        Root of the draws, noise and masks excepted.
-    data_root : Path, optional
-        Not needed: the digits come with scikit-learn.
-    out : Path
-        Folder for the pictures.
+    By default all tasks are attacked, on 5 devices with 20 records each; 3 devices is the least.
 
     Raises
     ------
     InvalidParameterError
         If a value is out of range, or a picture cannot be written.
     """
-    names = TASKS if task is None else (check_choice("task", task, TASKS),)
+    _, clients, records = options.chosen(task=TASKS[0], clients=_DEVICES, records=_RECORDS)
+    tasks = TASKS if options.task is None else (check_choice("task", options.task, TASKS),)
     attacked = [
-        attack(
-            Devices.of(
-                name,
-                devices=_DEVICES if clients is None else clients,
-                records=_RECORDS if records is None else records,
-                seed=seed,
-            )
-        )
-        for name in names
+        attack(Devices.of(task, devices=clients, records=records, seed=options.seed))
+        for task in tasks
     ]
     pictures = []
     for one in attacked:
-        pictures.append(_draw_errors(one, out / f"acfl-{one.devices.task}-errors.png"))
+        pictures.append(_draw_errors(one, options.out / f"acfl-{one.devices.task}-errors.png"))
         if one.devices.map is None:
-            pictures.append(_draw_images(one, out / f"acfl-{one.devices.task}.png"))
+            pictures.append(_draw_images(one, options.out / f"acfl-{one.devices.task}.png"))
     return Report(
         tables=[_table(one) for one in attacked],
         legend=_LEGEND,

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from flwr_privacy.simulations.research.attacks.inversion import Recovery
 from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
-from flwr_privacy.simulations.research.attacks.setup import AttackSetup, Report
-from flwr_privacy.simulations.research.secure_sum.attack import TASKS, scene_of
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, AttackSetup, Report
+from flwr_privacy.simulations.research.secure_sum.attack import TASKS, setup_of
 
 from .forgery import HONEST, Forged, forge
 from .relay import Tapped, tap
@@ -32,53 +32,28 @@ _CLIENTS = 5
 _PICTURED = 4.0  # epsilon of the audits in the picture
 
 
-def report(
-    *,
-    task: str | None,
-    clients: int | None,
-    records: int | None,
-    seed: int,
-    data_root: Path | None,
-    out: Path,
-) -> Report:
+def report(options: AttackOptions) -> Report:
     """Look from inside a zone, from between its nodes and from outside, and draw what was found.
 
-    Parameters
-    ----------
-    task : str, optional
-        What the members of the zone train: one of
-        `flwr_privacy.simulations.research.secure_sum.attack`'s, by default the first.
-    clients : int, optional
-        Members of the largest zone, by default 5.
-    records : int, optional
-        Records of each, by default 1.
-    seed : int
-        Root of the draws, noise and keys excepted.
-    data_root : Path, optional
-        Folder with the data sets that no library brings.
-    out : Path
-        Folder for the pictures.
+    By default the largest zone has 5 members with 1 record each, who train what the clients of
+    `flwr_privacy.simulations.research.secure_sum.attack` train.
 
     Raises
     ------
     InvalidParameterError, DataError
         If a value is out of range or a data set is missing; also if a picture cannot be written.
     """
-    scene = scene_of(
-        task or TASKS[0],
-        clients=_CLIENTS if clients is None else clients,
-        records=1 if records is None else records,
-        seed=seed,
-        data_root=data_root,
-    )
-    seen = sights(scene)
+    task, clients, records = options.chosen(task=TASKS[0], clients=_CLIENTS, records=1)
+    seed = options.seed
+    setup = setup_of(task, clients=clients, records=records, seed=seed, data_root=options.data_root)
+    seen = sights(setup)
     tapped = tap(seed=seed)
     forged = forge(seed=seed)
     audited = audits(seed=seed)
     through = edge_audits(seed=seed)
     return Report(
         tables=[
-            _zone_table(scene, seen),
+            _zone_table(setup, seen),
             _tap_table(tapped),
             _forgery_table(forged),
             _audit_table(audited),
@@ -86,8 +61,8 @@ def report(
         ],
         legend=_LEGEND,
         pictures=[
-            _draw_zone(scene, seen, out / f"m2fdp-{scene.task.name}.png"),
-            _draw_audits(audited, out / "m2fdp-audit.png"),
+            _draw_zone(setup, seen, options.out / f"m2fdp-{task}.png"),
+            _draw_audits(audited, options.out / "m2fdp-audit.png"),
         ],
         verdict="\n".join(
             (
@@ -100,9 +75,9 @@ def report(
     )
 
 
-def _zone_table(scene: AttackSetup, seen: Sequence[Sight]) -> Table:
-    _, records = scene.labels.shape
-    lines = Table(title=f"inside a zone: {scene.task.name}, records of each member: {records}")
+def _zone_table(setup: AttackSetup, seen: Sequence[Sight]) -> Table:
+    _, records = setup.labels.shape
+    lines = Table(title=f"inside a zone: {setup.task.name}, records of each member: {records}")
     lines.add_column("who looks at the average")
     for name in ("error of an update", "recovered", "similarity", "by guessing"):
         lines.add_column(name, justify="right")
@@ -232,10 +207,10 @@ def _verdict_of(found: PathAudit | EdgeAudit) -> str:
     return "FLAGGED" if found.flagged else "passes"
 
 
-def _draw_zone(scene: AttackSetup, seen: Sequence[Sight], path: Path) -> Path:
+def _draw_zone(setup: AttackSetup, seen: Sequence[Sight], path: Path) -> Path:
     """Draw the records of the other members, and what each look at the average says of them."""
-    clients, records = scene.labels.shape
-    rows = [Row(name="record", images=scene.records(1, clients), span=(0.0, 1.0))]
+    clients, records = setup.labels.shape
+    rows = [Row(name="record", images=setup.records(1, clients), span=(0.0, 1.0))]
     missing = np.full_like(rows[0].images, np.nan)  # drawn white
     for sight in seen:
         images, notes = missing.copy(), [""] * len(missing)

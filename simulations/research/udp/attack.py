@@ -17,7 +17,7 @@ from flwr_privacy.clients import UDPClient
 from flwr_privacy.errors import check_choice, check_integer
 from flwr_privacy.simulations.research.attacks.membership import roc
 from flwr_privacy.simulations.research.attacks.pictures import save
-from flwr_privacy.simulations.research.attacks.setup import Report
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 
 from .attack_membership import ALARMS, RECORDS, SHADOWS, TASKS, Inferred, infer
 from .canaries import CEILING, CONFIDENCE, GUESSES, ROUNDS, Audited, WeakNoiseUDPClient, audit
@@ -52,62 +52,41 @@ Only record level is audited. At user level a canary would be all data of a clie
   are too few in a run for this"""
 
 
-def report(
-    *,
-    task: str | None,
-    clients: int | None,
-    records: int | None,
-    seed: int,
-    data_root: Path | None,
-    out: Path,
-) -> Report:
+def report(options: AttackOptions) -> Report:
     """Audit trainings with and without noise, infer membership, and draw what was found.
 
-    Parameters
-    ----------
-    task : str, optional
-        What the membership attack trains: one of `TASKS`, by default the first.
-    clients : int, optional
-        Clients of each training, by default 2.
-    records : int, optional
-        Records of each client in the membership attack, by default 50.
-    seed : int
-        Root of the draws, noise excepted.
-    data_root : Path, optional
-        Folder with the data sets that no library brings.
-    out : Path
-        Folder for the picture.
+    By default 2 clients train; in the membership attack they have 50 records each.
 
     Raises
     ------
     InvalidParameterError, DataError
         If a value is out of range or a data set is missing; also if the picture cannot be written.
     """
-    count = _CLIENTS if clients is None else clients
-    check_integer("seed", seed, minimum=0)
-    name = check_choice("task", TASKS[0] if task is None else task, TASKS)
+    task, clients, records = options.chosen(task=TASKS[0], clients=_CLIENTS, records=RECORDS)
+    seed = check_integer("seed", options.seed, minimum=0)
+    check_choice("task", task, TASKS)
     halves: tuple[type[UDPClient], ...] = (UDPClient, WeakNoiseUDPClient)
     audits = [
-        audit(epsilon, client=half, seed=seed, clients=count)
+        audit(epsilon, client=half, seed=seed, clients=clients)
         for epsilon in _EPSILONS
         for half in halves
     ]
-    audits.append(audit(None, seed=seed, clients=count))
+    audits.append(audit(None, seed=seed, clients=clients))
     inferred = [
         infer(
             epsilon,
-            task=name,
+            task=task,
             seed=seed,
-            clients=count,
-            records=RECORDS if records is None else records,
-            data_root=data_root,
+            clients=clients,
+            records=records,
+            data_root=options.data_root,
         )
         for epsilon in (None, _MEMBERSHIP_EPSILON)
     ]
     return Report(
-        tables=[_audit_table(audits), _membership_table(name, inferred)],
+        tables=[_audit_table(audits), _membership_table(task, inferred)],
         legend=_LEGEND,
-        pictures=[_draw(audits, inferred, out / f"udp-{name}.png")],
+        pictures=[_draw(audits, inferred, options.out / f"udp-{task}.png")],
         verdict=_verdict(audits, inferred),
     )
 
