@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from flwr_privacy.errors import check_choice
+from flwr_privacy.simulations.reports.style import drawing
 from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 
@@ -94,16 +95,17 @@ AUC: chance that a record of a device lies nearer to the span of its A than anot
 images: found one by one and to the last bit, from A and from pixels being multiples of 1/16"""
 
 
+@drawing()
 def _draw_errors(one: Attacked, path: Path) -> Path:
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     for name, (rounds, errors) in one.curves.items():
         axes.semilogy(rounds, errors, marker=".", label=name)
     axes.set_xscale("log")
     axes.set_xlabel("answers of the device; sums of gradients")
     axes.set_ylabel("error of X^T X (median of the devices)")
-    axes.set_title(one.devices.task, fontsize="small")
-    axes.legend(fontsize="small")
+    axes.set_title(one.devices.task)
+    axes.legend()
     return save(figure, path)
 
 

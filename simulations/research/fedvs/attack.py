@@ -17,6 +17,7 @@ from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import check_choice
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.reports.style import drawing
 from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 
@@ -270,20 +271,22 @@ def _draw_known(found: _Found, path: Path) -> Path:
     return draw(rows, path, title="digits, and what is found in sums and in weights")
 
 
+@drawing()
 def _draw_similar(found: _Found, path: Path) -> Path:
     order = np.argsort(found.owners.labels, kind="stable")
     last = [one for one in found.similar if one.rounds == max(_ROUNDS)]
-    figure = Figure(figsize=(3 * (len(last) + 1), 3.4), layout="constrained")
-    figure.suptitle("similarity of the digits, in the order of their labels", fontsize="small")
+    figure = Figure(figsize=(3 * (len(last) + 1), 3.4))
+    figure.suptitle("similarity of the digits, in the order of their labels")
     names = ["true", *(f"{one.weight_bits} bits: {one.correlation:.3f}" for one in last)]
     grams = [true_gram(found.owners), *(one.gram for one in last)]
     panels = figure.subplots(1, len(grams))
     high = float(grams[0].max())
     for axes, name, gram in zip(panels, names, grams, strict=True):
         axes.imshow(gram[np.ix_(order, order)], cmap="viridis", vmin=0, vmax=high)
-        axes.set_title(name, fontsize="small")
+        axes.set_title(name)
         axes.set_xticks([])
         axes.set_yticks([])
+        axes.spines[:].set_visible(False)
     return save(figure, path)
 
 

@@ -15,8 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from flwr_privacy.simulations.reports.style import COLOURS, drawing
 from flwr_privacy.simulations.research.attacks.inversion import Recovery
-from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
+from flwr_privacy.simulations.research.attacks.pictures import Row, draw, draw_scores, save
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, AttackSetup, Report
 from flwr_privacy.simulations.research.secure_sum.attack import TASKS, setup_of
 
@@ -224,8 +225,9 @@ def _draw_zone(setup: AttackSetup, seen: Sequence[Sight], path: Path) -> Path:
     )
 
 
+@drawing()
 def _draw_audits(audited: Sequence[PathAudit], path: Path) -> Path:
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4))
     panels = figure.subplots(1, 3)
     pictured = [one for one in audited if round(one.ledger, 3) == _PICTURED] or list(audited)
     for axes, one in zip(panels[:2], (pictured[0], pictured[-1]), strict=True):
@@ -236,13 +238,10 @@ def _draw_audits(audited: Sequence[PathAudit], path: Path) -> Path:
 
 def _draw_scores(axes: Axes, one: PathAudit) -> None:
     reach = float(np.abs(one.scores).max())
-    bins = np.linspace(-reach, reach, 81)
-    for coin, colour, name in ((False, "tab:blue", "tails"), (True, "tab:orange", "heads")):
-        axes.hist(one.scores[one.coins == coin], list(bins), alpha=0.6, color=colour, label=name)
+    draw_scores(axes, one.scores, one.coins, names=("tails", "heads"), reach=reach)
     axes.set_title(
         f"{one.path.name}, noise for '{one.law}'\nledger at most {one.ledger:.2f}, audit at least "
-        f"{one.gaussian.epsilon:.2f}",
-        fontsize="small",
+        f"{one.gaussian.epsilon:.2f}"
     )
     axes.set_xlabel("evidence for heads in what is released")
     axes.set_ylabel("trainings")
@@ -252,12 +251,12 @@ def _draw_scores(axes: Axes, one: PathAudit) -> None:
 def _draw_bounds(axes: Axes, audited: Sequence[PathAudit]) -> None:
     labels = [f"{one.path.name},\n'{one.law}'" for one in audited]
     places = np.arange(len(audited))[::-1]
-    colours = ["tab:red" if one.flagged else "tab:green" for one in audited]
+    colours = [COLOURS[1] if one.flagged else COLOURS[2] for one in audited]
     axes.barh(places, [one.gaussian.epsilon for one in audited], color=colours, height=0.6)
     axes.plot([one.ledger for one in audited], places, "k|", markersize=16, label="ledger")
-    axes.set_yticks(places, labels, fontsize="small")
+    axes.set_yticks(places, labels)
     axes.set_xlabel("epsilon: audit at least, ledger at most")
-    axes.legend(fontsize="small", loc="lower right")
+    axes.legend(loc="lower right")
 
 
 def _zone_verdict(seen: Sequence[Sight]) -> list[str]:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from flwr_privacy.errors import check_choice
+from flwr_privacy.simulations.reports.style import INK, drawing
 from flwr_privacy.simulations.research.attacks.inversion import Recovery
 from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, AttackSetup, Report
@@ -180,19 +181,18 @@ def _rows(setup: AttackSetup, images: list[Images]) -> list[Row]:
     ]
 
 
+@drawing()
 def _draw_curves(views: Views, path: Path) -> Path:
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     for name, errors in views.curves.items():
         axes.semilogy(np.arange(1, len(errors) + 1), errors, marker=".", label=name)
     last = views.estimates[-1]
     for estimate, style in ((views.estimates[-2], ":"), (last, "--")):
-        axes.axhline(
-            views.error(estimate.models), color="black", linestyle=style, label=estimate.name
-        )
+        axes.axhline(views.error(estimate.models), color=INK, linestyle=style, label=estimate.name)
     axes.set_xlabel("mixing steps that the server has heard")
     axes.set_ylabel("error of a client's update")
-    axes.legend(fontsize="small")
+    axes.legend()
     return save(figure, path)
 
 

@@ -15,8 +15,9 @@ from rich.table import Table
 
 from flwr_privacy.clients import UDPClient
 from flwr_privacy.errors import check_choice, check_integer
+from flwr_privacy.simulations.reports.style import COLOURS, INK, drawing
 from flwr_privacy.simulations.research.attacks.membership import roc
-from flwr_privacy.simulations.research.attacks.pictures import save
+from flwr_privacy.simulations.research.attacks.pictures import draw_scores, save
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 
 from .attack_membership import ALARMS, RECORDS, SHADOWS, TASKS, Inferred, infer
@@ -137,8 +138,9 @@ def _membership_table(task: str, inferred: Sequence[Inferred]) -> Table:
     return lines
 
 
+@drawing()
 def _draw(audits: Sequence[Audited], inferred: Sequence[Inferred], path: Path) -> Path:
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4))
     panels = figure.subplots(1, 3)
     pictured = [a for a in audits if a.mechanism.startswith(f"epsilon {_PICTURED:g}")]
     reach = max(float(np.abs(one.scores).max()) for one in pictured)
@@ -149,13 +151,10 @@ def _draw(audits: Sequence[Audited], inferred: Sequence[Inferred], path: Path) -
 
 
 def _draw_scores(axes: Axes, one: Audited, reach: float) -> None:
-    bins = np.linspace(-reach, reach, 81)
-    for coin, colour, name in ((False, "tab:blue", "-1"), (True, "tab:orange", "+1")):
-        axes.hist(one.scores[one.coins == coin], list(bins), alpha=0.6, color=colour, label=name)
+    draw_scores(axes, one.scores, one.coins, names=("-1", "+1"), reach=reach)
     axes.set_title(
         f"{one.mechanism}\nledger at most {one.ledger:.2f}, one run at least "
-        f"{one.one_run.epsilon:.2f}, Gaussian at least {one.gaussian.epsilon:.2f}",
-        fontsize="small",
+        f"{one.one_run.epsilon:.2f}, Gaussian at least {one.gaussian.epsilon:.2f}"
     )
     axes.set_xlabel("what the server reads of a canary")
     axes.set_ylabel("canaries")
@@ -165,9 +164,7 @@ def _draw_scores(axes: Axes, one: Audited, reach: float) -> None:
 def _draw_roc(axes: Axes, inferred: Sequence[Inferred]) -> None:
     least = 1 / (len(inferred[0].members) // 2)
     for run, style in zip(inferred, ("-", "--"), strict=True):
-        for (name, scores), colour in zip(
-            run.scores.items(), ("tab:blue", "tab:orange", "tab:green"), strict=True
-        ):
+        for (name, scores), colour in zip(run.scores.items(), COLOURS, strict=False):
             alarms, found = roc(scores, run.members)
             axes.loglog(
                 np.maximum(alarms, least / 2),
@@ -177,13 +174,13 @@ def _draw_roc(axes: Axes, inferred: Sequence[Inferred]) -> None:
                 drawstyle="steps-post",
                 label=f"{run.mechanism}: {name}",
             )
-    axes.plot([least / 2, 1], [least / 2, 1], color="black", linestyle=":", label="guessing")
+    axes.plot([least / 2, 1], [least / 2, 1], color=INK, linestyle=":", label="guessing")
     axes.set_xlim(least / 2, 1)
     axes.set_ylim(least / 2, 1.1)
-    axes.set_title("membership", fontsize="small")
+    axes.set_title("membership")
     axes.set_xlabel("false alarms")
     axes.set_ylabel("members found")
-    axes.legend(fontsize="x-small")
+    axes.legend()
 
 
 def _verdict(audits: Sequence[Audited], inferred: Sequence[Inferred]) -> str:
