@@ -622,11 +622,11 @@ def reliability(
     A page that is there keeps what it says of schemes that are not asked for.
     """
     from flwr_privacy.simulations.reliability import page as pages
-    from flwr_privacy.simulations.reliability.federations import SCENES
+    from flwr_privacy.simulations.reliability.federations import FEDERATIONS
     from flwr_privacy.simulations.reliability.matrix import DEFECT, matrix
     from flwr_privacy.wire.files import write_text
 
-    chosen = [check_choice("scheme", name, SCENES) for name in scheme or SCENES]
+    chosen = [check_choice("scheme", name, FEDERATIONS) for name in scheme or FEDERATIONS]
     if rounds is not None:
         wrong = pages.write_long_runs(chosen, rounds=rounds, seed=seed, out=out, say=typer.echo)
         typer.echo(f"page: {out}")
@@ -635,11 +635,11 @@ def reliability(
         if wrong:
             raise typer.Exit(1)
         return
-    order = [scene.title for scene in SCENES.values()]
+    order = [federation.title for federation in FEDERATIONS.values()]
     matrices = {}
     for name in chosen:
-        title = SCENES[name].title
-        matrices[title] = matrix(SCENES[name])
+        title = FEDERATIONS[name].title
+        matrices[title] = matrix(FEDERATIONS[name])
         typer.echo(f"{title}\n{pages.table(matrices[title])}\n")
         # After each: the whole takes minutes, and somebody may have enough.
         earlier = out.read_text(encoding="utf-8") if out.exists() else ""

@@ -88,13 +88,13 @@ class FaultPlan:
 
 
 class RestlessGrid(FaultyGrid):
-    """The inline engine, with the faults of a course.
+    """The inline engine, with the faults of a plan.
 
     Parameters
     ----------
     client_app, nodes, **options
         As those of `FaultyGrid`.
-    course : FaultPlan
+    plan : FaultPlan
         The faults.
     between : callable
         Called between two rounds, when nobody waits for anything.
@@ -105,12 +105,12 @@ class RestlessGrid(FaultyGrid):
         client_app: ClientApp,
         nodes: Sequence[Mapping[str, Any]],
         *,
-        course: FaultPlan,
+        plan: FaultPlan,
         between: Callable[[], None],
         **options: Any,
     ) -> None:
         super().__init__(client_app, nodes, **options)
-        self._course, self._between = course, between
+        self._plan, self._between = plan, between
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes, which the server looks up before a round."""
@@ -125,7 +125,7 @@ class RestlessGrid(FaultyGrid):
             if context is not None:
                 phase, server_round, _ = question_of(message)
                 client = client_id_from(context.node_config)
-                if (strike := self._course.strike(phase, server_round, client)) is not None:
+                if (strike := self._plan.strike(phase, server_round, client)) is not None:
                     self._count()
                     self.aim(strike)
             ids.extend(super().push_messages([message]))
@@ -139,7 +139,7 @@ class RestlessGrid(FaultyGrid):
 
     def _count(self) -> None:
         if self.struck and not self.empty:
-            self._course.happened[self._kind] += 1
+            self._plan.happened[self._kind] += 1
         self.struck = False
 
 

@@ -28,22 +28,22 @@ MEMBERS = 5
 
 
 @pytest.fixture(scope="module")
-def scene() -> AttackSetup:
+def setup() -> AttackSetup:
     return setup_of("digits-linear", clients=MEMBERS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
-def seen(scene: AttackSetup) -> dict[str, Sight]:
-    return {sight.name: sight for sight in sights(scene)}
+def seen(setup: AttackSetup) -> dict[str, Sight]:
+    return {sight.name: sight for sight in sights(setup)}
 
 
 def test_of_two_members_one_has_the_record_of_the_other(
-    scene: AttackSetup, seen: dict[str, Sight]
+    setup: AttackSetup, seen: dict[str, Sight]
 ) -> None:
     sight = seen["1 of 2"]
     assert sight.errors.max() < 1e-5  # what float32 leaves of an update of a norm of about 0.2
     assert sight.recovery.recovered.all()
-    np.testing.assert_allclose(sight.found, scene.records(1, 2), atol=0.05)
+    np.testing.assert_allclose(sight.found, setup.records(1, 2), atol=0.05)
 
 
 def test_members_that_work_together_have_it_in_any_zone(seen: dict[str, Sight]) -> None:
@@ -70,8 +70,8 @@ def test_without_clean_events_there_is_noise_only(seen: dict[str, Sight]) -> Non
 
 
 def test_a_zone_of_two_is_the_smallest_and_the_largest() -> None:
-    scene = setup_of("digits-mlp", clients=2, records=2, seed=1, data_root=None)
-    found = sights(scene)
+    setup = setup_of("digits-mlp", clients=2, records=2, seed=1, data_root=None)
+    found = sights(setup)
     assert [sight.name for sight in found] == ["1 of 2", "1 of 2, no clean event"]
     assert [len(sight.recovery.similarities) for sight in found] == [2, 2]
     assert found[0].recovery.recovered.all()
