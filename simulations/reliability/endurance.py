@@ -1,4 +1,4 @@
-"""Many rounds with a fault now and then, and what must be after them as it was before."""
+"""Trains for many rounds with random faults, then checks memory, files and ledgers."""
 
 import logging
 import tempfile
@@ -48,7 +48,7 @@ _FATAL = dict.fromkeys(("fedavg-sum", "central-dp", "mspdq", "acfl-sum", "fedvs"
 
 
 def kinds_of(scheme: str) -> tuple[str, ...]:
-    """Return the faults that a training of a scheme can outlive again and again."""
+    """Return the faults that a training of a scheme survives repeatedly."""
     check_choice("scheme", scheme, FEDERATIONS)
     without = (*_FATAL.get(scheme, ()), *(() if scheme in _COSTLY else ("disk full",)))
     return tuple(kind for kind in FAULTS if kind not in without)
@@ -59,7 +59,7 @@ def kinds_of(scheme: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Endured:
-    """What became of a long training.
+    """The result of a long training.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def endure(
     kinds: Sequence[str] | None = None,
     federation: SmallFederation | None = None,
 ) -> Endured:
-    """Train a scheme's small federation for many rounds, with faults, and check what is left.
+    """Train a scheme's small federation for many rounds with faults, and check the result.
 
     Parameters
     ----------

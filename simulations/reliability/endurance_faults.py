@@ -1,4 +1,4 @@
-"""Random faults over many rounds, and a witness who writes down what the clients answer."""
+"""Random faults over many rounds, and a witness that records what the clients answer."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ DEADLINE = 5.0  # seconds, where an answer does not come: a busy machine must no
 
 @dataclass(kw_only=True)
 class FaultPlan:
-    """Which fault happens in which round; it outlives the server that is killed.
+    """Which fault happens in which round; it survives a killed server.
 
     A fault hits any of the questions that the round before had.
 
@@ -88,7 +88,7 @@ class FaultPlan:
 
 
 class RestlessGrid(FaultyGrid):
-    """The inline engine, with the faults of a plan.
+    """The inline engine with the faults of a plan.
 
     Parameters
     ----------
@@ -156,15 +156,15 @@ class Journal(Witness):
     path: Path
 
     def keep(self, question: Release, answer: bytes) -> None:
-        """Write an answer down."""
+        """Record a reply."""
         self._write([*question, answer.hex()])
 
     def forget(self, client: str) -> None:
-        """Write down that a client's ledger is gone."""
+        """Record that the ledger of a client is gone."""
         self._write([client])
 
     def read(self) -> None:
-        """Take up what is in the file."""
+        """Load the records of the file."""
         for line in self.path.read_text(encoding="ascii").splitlines():
             match json.loads(line):
                 case [client, phase, server_round, request, answer]:

@@ -1,4 +1,4 @@
-"""Small federations in which faults are tried: one for each scheme, without torch and data sets."""
+"""A small federation for each scheme in which faults are tried; no torch, no data sets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ Watch = Callable[[type[SchemeClient]], type[SchemeClient]]
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """A phase that a fault hits.
+    """A phase in which a fault is injected.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What becomes of a training when something fails: scheme x fault x phase, carried out inline."""
+"""The fault matrix: trains inline with each fault in each phase, and judges the outcome."""
 
 import hashlib
 import logging
@@ -60,7 +60,7 @@ Release = tuple[str, str, int, int]
 
 @dataclass(kw_only=True)
 class Witness:
-    """What the clients answered, as it was before masks.
+    """Records what the clients answer, before masks are added.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Witness:
     questions: set[Release] = field(default_factory=set)
 
     def watch(self, client: type[SchemeClient]) -> type[SchemeClient]:
-        """Return a client half that tells of its answers."""
+        """Return a client half that reports its replies to the witness."""
         witness = self
 
         def handle(
@@ -95,7 +95,7 @@ class Witness:
     def note(
         self, client: SchemeClient, phase: str, fields: Fields, answer: tuple[Arrays, Fields]
     ) -> None:
-        """Take an answer down; not what is sealed, which is other bytes each time."""
+        """Record a reply, unless it is sealed: sealed bytes differ every time."""
         if client.context is None:
             raise RuntimeError("a client without a context")
         name = client_id_from(client.context.node_config)
@@ -109,19 +109,19 @@ class Witness:
         self.keep(question, digest.digest())
 
     def keep(self, question: Release, answer: bytes) -> None:
-        """Keep the digest of an answer."""
+        """Record the digest of a reply."""
         self.answers[question].add(answer)
         self.questions.add(question)
 
     def forget(self, client: str) -> None:
-        """Forget a client whose ledger is gone: nothing can be held against a lost file."""
+        """Drop the records of a client whose ledger is lost."""
         for question in [question for question in self.answers if question[0] == client]:
             del self.answers[question]
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """How a training ended.
+    """The outcome of a training.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The fault matrix and the long runs as tables: on the screen, and as a page."""
+"""Prints the fault matrix and the long runs as tables, on the screen and as a page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

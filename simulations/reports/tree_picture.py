@@ -1,4 +1,4 @@
-"""A picture of a tree of aggregators: whom the devices trust, and where noise enters."""
+"""Draws a tree of aggregators: which nodes the devices trust, and where noise is added."""
 
 import math
 from collections.abc import Sequence

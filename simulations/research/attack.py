@@ -1,4 +1,4 @@
-"""`flwr-privacy attack`: what a server finds in its view of a training, by scheme."""
+"""The attacks of `flwr-privacy attack`, by scheme: what a server finds in what it receives."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The attack on ACFL: what a server that follows the protocol learns of each device.
+"""The attack on ACFL: what an honest-but-curious server learns about each device.
 
 Real trainings run inline, with stragglers, on devices with a few digits each. The server solves for
 the moments of the devices, and what these say of the digits is read off.

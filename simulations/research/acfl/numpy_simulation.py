@@ -1,4 +1,4 @@
-"""Many trainings at once in one process, without a network: to compare policies round by round.
+"""Simulates many ACFL trainings at once in NumPy, to compare policies round by round.
 
 The schemes of "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation"
 (arXiv, 2024), sections 3 and 5, on the data of one `SyntheticData`: ACFL with each of its policies,
@@ -110,7 +110,7 @@ class ACFLSettings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingCurve:
-    """How the trainings of a rehearsal went; S settings, T rounds.
+    """Losses and weights of the simulated trainings; S settings, T rounds.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Synthetic data on which ACFL is rehearsed: the paper's, and one whose devices differ.
+"""Synthetic data for simulations of ACFL: the paper's, and one whose devices differ.
 
 The paper is "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation"
 (arXiv, 2024). Its own data are realisable: one model fits all devices exactly, so at the optimum

@@ -1,4 +1,4 @@
-"""What all attacks share: clients with a few records each, and rounds that are listened to."""
+"""Shared by all attacks: clients with a few records each, and rounds that are recorded."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ __all__ = ["AttackOptions", "AttackSetup", "HeardExchange", "Report", "listen", 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackOptions:
-    """What the user asks of an attack; each attack has defaults of its own for what is None.
+    """The options of an attack; None stands for the default of the attack.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class AttackSetup:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeardExchange:
-    """A question to a client and its reply, as the server has them.
+    """A request to a client and its reply, as the server sees them.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def listen(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
-    """What an attack found, for the command line.
+    """The results of an attack, for the command line.
 
     Parameters
     ----------

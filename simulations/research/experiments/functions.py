@@ -1,4 +1,4 @@
-"""Functions that an experiment draws where a figure shows no training of the app.
+"""Functions for figures that show no training of the app, e.g. bounds and simulations.
 
 Some are formulas. Others are rehearsals: trainings by the mathematics alone, whose data, noise and
 stragglers depend on a seed, and which are judged over seeds as trainings are.
@@ -173,7 +173,7 @@ def _setting(point: Point, data: SyntheticData) -> ACFLSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """What is drawn.
+    """A function that an experiment draws.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The picture of an experiment: its curves by rounds and by bits, or over a setting."""
+"""Draws an experiment: curves by rounds and by bits, or over the values of a parameter."""
 
 import math
 from collections.abc import Callable, Sequence

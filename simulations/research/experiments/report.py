@@ -1,4 +1,4 @@
-"""The results of an experiment: tables, a JSON file beside the picture, all verdicts as a page."""
+"""Writes the results of an experiment: tables, JSON, picture, and the page of all verdicts."""
 
 import json
 import math

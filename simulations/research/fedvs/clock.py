@@ -1,4 +1,4 @@
-"""What computing and sending take in a rehearsal, beside the delays that are drawn.
+"""Virtual seconds for computing and sending in a simulation, without the drawn delays.
 
 What a client sends has 32 bits for each value of an embedding. All methods multiply equally fast,
 and every client has a link of its own.

@@ -1,4 +1,4 @@
-"""What do holders of coded shares know together? Solve for it, over the field.
+"""Solves, over the field, for what a coalition of share holders knows together.
 
 In FedVS every client holds a share of everybody's data and, in each round, of everybody's weights.
 A share is a linear combination of secrets and of uniform masks, with public coefficients. So all
@@ -50,7 +50,7 @@ _DELTA = 0.99  # of the Lovász condition
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Opened:
-    """What the shares of a coalition say of the secrets, and all they say.
+    """Everything that the shares of a coalition say about the secrets.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Rehearsals and counts of FedVS for experiments: what a curve's settings are as clients.
+"""Simulations and counts of FedVS for experiments, from the keys of a curve.
 
 The keys of a point of `curves`, beside those of `FedVSSettings` (``method``, ``K``, ``T``, ...),
 of which order, embedding, learning rate and batch size are by default those of the task:

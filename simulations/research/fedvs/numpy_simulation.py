@@ -1,4 +1,4 @@
-"""Trainings of FedVS and its rivals in one process, without a network, on a virtual clock.
+"""Simulates FedVS and its baselines in NumPy, on a virtual clock.
 
 The systems of "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for
 Split Models" (ICML 2023), section 6. All of a seed start from the same weights and meet the same
@@ -44,7 +44,7 @@ Floats = NDArray[np.float32]
 
 
 class Delays(Protocol):
-    """How long clients take: `HalfSlow`, or anything of its kind."""
+    """The delays of clients: `HalfSlow`, or a model with the same methods."""
 
     @property
     def fast(self) -> Sequence[str]:
@@ -60,7 +60,7 @@ class Delays(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingCurve:
-    """How a training went, at W moments.
+    """Accuracy and loss of a simulated training at W moments.
 
     Parameters
     ----------

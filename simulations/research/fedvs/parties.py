@@ -1,4 +1,4 @@
-"""The clients of a rehearsal: their expanded data, their weights, and how embeddings are joined."""
+"""The clients of a simulation: expanded data, weights, and how embeddings are aggregated."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is rehearsed: the columns of several clients, and a system of split learning on them."""
+"""Data and settings of a FedVS simulation: the columns of several clients."""
 
 import math
 from collections.abc import Sequence

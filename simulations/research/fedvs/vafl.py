@@ -1,4 +1,4 @@
-"""Asynchronous split learning, of a virtual clock: no client waits for another.
+"""Asynchronous split learning (VAFL) on a virtual clock: no client waits for another.
 
 The server keeps the last embedding of every row from every client. When a client's embeddings of
 a batch arrive, they take their places, the central model makes a step on that batch with what is

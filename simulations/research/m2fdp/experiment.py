@@ -1,4 +1,4 @@
-"""Rehearsals of M2FDP for experiments: what a curve's settings are as trees, schedules and noise.
+"""Simulations of M2FDP for experiments: trees, schedules and noise from the keys of a curve.
 
 The keys of a point, beside those of `M2FDPSettings` (``learning_rate``, ``clip``, ``calibration``,
 ...):

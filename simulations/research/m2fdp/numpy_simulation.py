@@ -1,4 +1,4 @@
-"""Multi-tier trainings in one process, without a network: to compare systems round by round.
+"""Simulates multi-tier trainings in NumPy, to compare systems round by round.
 
 The scheme of "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and
 Evaluation", Algorithm 1, and what it is compared with, on the data of one `SyntheticData`. The
@@ -32,7 +32,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingCurve:
-    """How the trainings of a rehearsal went; S settings, T rounds.
+    """Accuracy and costs of the simulated trainings; S settings, T rounds.
 
     Parameters
     ----------

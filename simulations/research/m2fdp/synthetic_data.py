@@ -1,4 +1,4 @@
-"""Data on which M2FDP is rehearsed: labelled records, split over devices that have few labels each.
+"""Data for simulations of M2FDP: labelled records, with few labels on each device.
 
 The paper ("Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation")
 says of its split only that it is not i.i.d.; here every device has a few of the labels, and equally

@@ -37,7 +37,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sight:
-    """What members of a zone made of the average of all.
+    """What members of a zone recover from the average of all.
 
     Parameters
     ----------

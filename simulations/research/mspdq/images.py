@@ -1,4 +1,4 @@
-"""Which images does a model give away that is one gradient step away? By gradient matching."""
+"""Recovers images from a model that is one gradient step away, by gradient matching."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Images:
-    """What was found of the images of the first clients in one view.
+    """The images of the first clients that were found in one view.
 
     Parameters
     ----------

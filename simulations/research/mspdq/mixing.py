@@ -1,4 +1,4 @@
-"""What a server has of a learning round of MSP, MSPDQ or JoPEQ, and what models it makes of it."""
+"""Records what the server receives in a round of MSP, MSPDQ or JoPEQ, and fits models to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Vectors = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Overheard:
-    """What the server has of a learning round with n clients and K mixing steps.
+    """What the server receives in a learning round with n clients and K mixing steps.
 
     Parameters
     ----------

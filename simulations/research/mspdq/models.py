@@ -1,4 +1,4 @@
-"""What a server takes for the clients' models in a round of each kind."""
+"""Estimates the clients' models from the server's view, for each kind of round."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ EPSILON = 1.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
-    """What the server takes for the clients' models.
+    """An estimate of the clients' models.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Estimate:
 
 @dataclass(kw_only=True, eq=False)
 class Views:
-    """What the server has of a round of each kind, and makes of it.
+    """What the server receives in a round of each kind, with its estimates.
 
     Parameters
     ----------

@@ -105,7 +105,7 @@ def invert(setup: AttackSetup, update: Arrays) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class View:
-    """What a server that follows the protocol has of a round.
+    """What an honest-but-curious server sees of a round.
 
     Parameters
     ----------
