@@ -19,7 +19,7 @@ from flwr_privacy.simulations.research.acfl.numpy_simulation import (
     simulate,
     stragglers,
 )
-from flwr_privacy.simulations.research.acfl.synthetic_data import SyntheticData, paper_scene
+from flwr_privacy.simulations.research.acfl.synthetic_data import SyntheticData, paper_data
 
 from .report import Comparison
 
@@ -37,16 +37,16 @@ def rehearsal() -> Iterator[Comparison]:
     ours, theirs = [], []
     for repetition in range(REPETITIONS):
         began = time.perf_counter()
-        courses = [
-            simulate(paper_scene(seed), settings, rounds=ROUNDS, steps=STEPS, seed=seed)
+        curves = [
+            simulate(paper_data(seed), settings, rounds=ROUNDS, steps=STEPS, seed=seed)
             for seed in range(SEEDS)
         ]
         ours.append(time.perf_counter() - began)
-        scene = paper_scene(repetition)
+        data = paper_data(repetition)
         began = time.perf_counter()
-        model = _plainly(scene, settings[0], seed=repetition)
+        model = _plainly(data, settings[0], seed=repetition)
         theirs.append((time.perf_counter() - began) * len(settings) * SEEDS)
-        apart = np.linalg.norm(courses[repetition].models[0] - model) / np.linalg.norm(model)
+        apart = np.linalg.norm(curves[repetition].models[0] - model) / np.linalg.norm(model)
         if apart > LARGEST_DIFFERENCE:
             raise RuntimeError(f"the models differ by {apart:.2g} of their norm")
     what = f"ACFL Fig. 3: {len(settings)} settings, {SEEDS} seeds"
@@ -76,15 +76,15 @@ def _grid() -> list[ACFLSettings]:
     return [*found, ACFLSettings(alpha=0, straggler_rate=0)]
 
 
-def _plainly(scene: SyntheticData, setting: ACFLSettings, *, seed: int) -> NDArray[np.float64]:
+def _plainly(data: SyntheticData, setting: ACFLSettings, *, seed: int) -> NDArray[np.float64]:
     """Train one setting and return its model."""
-    answered = stragglers(scene, setting, rounds=ROUNDS, seed=seed)
-    coded = coded_set(scene, setting, seed=seed)
+    answered = stragglers(data, setting, rounds=ROUNDS, seed=seed)
+    coded = coded_set(data, setting, seed=seed)
     policy = setting.policy()
-    model = scene.start
+    model = data.start
     for t in range(1, ROUNDS + 1):
         came = [
-            gradient(scene.features[i], scene.labels[i], model)
+            gradient(data.features[i], data.labels[i], model)
             for i in np.flatnonzero(answered[t - 1])
         ]
         energy = coded_energy(
@@ -93,7 +93,7 @@ def _plainly(scene: SyntheticData, setting: ACFLSettings, *, seed: int) -> NDArr
         weights = policy.weigh(
             t=t,
             answered=len(came),
-            devices=scene.devices,
+            devices=data.devices,
             squares=sum(float(np.sum(one**2)) for one in came),
             energy=energy,
         )

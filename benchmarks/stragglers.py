@@ -55,21 +55,21 @@ class _Scene:
 
 def stragglers() -> Iterator[Comparison]:
     """Compare the virtual seconds to a level with those of waiting for everybody."""
-    scene = _scene()
-    waiting = _seconds(scene, WAITING)
+    data = _data()
+    waiting = _seconds(data, WAITING)
     for name, options in SIDES.items():
         if name.startswith("NA"):
-            options = {**options, "ridge": scene.ridge}
+            options = {**options, "ridge": data.ridge}
         yield Comparison(
-            what=f"virtual time to {scene.level:.0%}, {name}",
-            rival=f"waiting for all {CLIENTS}: {scene.settings.task}, no setup, no noise",
-            ours=_seconds(scene, options),
+            what=f"virtual time to {data.level:.0%}, {name}",
+            rival=f"waiting for all {CLIENTS}: {data.settings.task}, no setup, no noise",
+            ours=_seconds(data, options),
             theirs=waiting,
             at_least=3.0 if name == "ACFL" else None,
         )
 
 
-def _scene() -> _Scene:
+def _data() -> _Scene:
     root = os.environ.get("FLWR_PRIVACY_DATA")
     if available(root)["mnist"] == "found":
         some = Settings(task="mnist-rff", data_root=root, train_records=10_000)
@@ -82,9 +82,9 @@ def _records(settings: Settings) -> int:
     return len(tasks.dataset(tasks.task(settings.task), settings).labels)
 
 
-def _seconds(scene: _Scene, options: dict[str, Any]) -> list[float]:
+def _seconds(data: _Scene, options: dict[str, Any]) -> list[float]:
     """Return the virtual seconds of a training with each seed."""
-    return [_to_level(scene, replace(scene.settings, seed=seed), options) for seed in scene.seeds]
+    return [_to_level(data, replace(data.settings, seed=seed), options) for seed in data.seeds]
 
 
 class _UntilGood(ACFL):
@@ -98,12 +98,12 @@ class _UntilGood(ACFL):
         return "the level is reached" if self.accuracy >= self.level else ""
 
 
-def _to_level(scene: _Scene, settings: Settings, options: dict[str, Any]) -> float:
+def _to_level(data: _Scene, settings: Settings, options: dict[str, Any]) -> float:
     task = tasks.task(settings.task)
     parameters = tasks.regression_parameters(task, settings)
-    parameters["learning_rate"] = scene.step / _records(settings)
+    parameters["learning_rate"] = data.step / _records(settings)
     chosen = {"seed": settings.seed, "stragglers": STRAGGLERS, **parameters, **options}
-    strategy = _UntilGood(scene.level, **keywords_of(ACFL, chosen))
+    strategy = _UntilGood(data.level, **keywords_of(ACFL, chosen))
     start = tasks.initial_arrays(task, settings.seed)["weights"].astype(np.float64)
     server_app = ServerApp()
 
@@ -127,7 +127,7 @@ def _to_level(scene: _Scene, settings: Settings, options: dict[str, Any]) -> flo
             state=state,
             insecure_seed=settings.seed,
         )
-    if strategy.accuracy < scene.level:
+    if strategy.accuracy < data.level:
         raise RuntimeError(f"{options}: accuracy {strategy.accuracy:.3f} after {ROUNDS} rounds")
     return strategy.messenger.virtual_seconds
 

@@ -1,1 +1,1 @@
-"""What runs, tries out and shows the schemes: the app, engines, tasks, reports, research."""
+"""Runs the schemes: the app, engines, tasks, reports, deployments, and the research on them."""

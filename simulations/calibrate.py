@@ -1,4 +1,4 @@
-"""What a budget means in noise, and what a noise means in epsilon, formula by formula."""
+"""Compares, formula by formula, the noise for a budget and the epsilon that it truly gives."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ _ROUNDING = 1e-6  # by which a claim may be passed before it is marked
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The noise that one formula asks for, and what it truly gives.
+    """The noise that one formula asks for, and the epsilon that it truly gives.
 
     Each epsilon is that of the same noise in every round: in closed form where it is exact, by PLD
     where there is a secret sample.

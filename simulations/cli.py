@@ -48,7 +48,7 @@ the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 d
 
 
 def main() -> None:
-    """Run the command line; what a user did wrong is one line and an exit code."""
+    """Run the command line; a mistake of the user prints one line and sets the exit code."""
     try:
         app(prog_name="flwr-privacy")
     except FlwrPrivacyError as error:
@@ -102,10 +102,10 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")] = None,
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder with the data sets that no library brings.")
+        Path | None, typer.Option(help="Folder with the data sets that have to be downloaded.")
     ] = None,
     download: Annotated[
-        bool, typer.Option("--download", help="Fetch what is missing in the data root.")
+        bool, typer.Option("--download", help="Download the missing data sets into the data root.")
     ] = False,
     engine: Annotated[
         str | None,
@@ -113,7 +113,7 @@ def run(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Nodes that play the clients between them; by default one per client."),
+        typer.Option(help="Nodes that run the clients between them; by default one per client."),
     ] = None,
     stack: Annotated[
         str | None,
@@ -129,7 +129,7 @@ def run(
         float, typer.Option(help="GPU share that Ray reserves per node; fractions are fine.")
     ] = 0.0,
     ray_address: Annotated[
-        str | None, typer.Option(help="host:port of a Ray cluster that runs already.")
+        str | None, typer.Option(help="host:port of a running Ray cluster.")
     ] = None,
     port: Annotated[
         int | None, typer.Option(help="Port of the SuperLink for Ray; by default a free one.")
@@ -152,7 +152,7 @@ def run(
         Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder from its checkpoint.")
+        Path | None, typer.Option(help="Resume the run in this folder from its checkpoint.")
     ] = None,
 ) -> None:
     """Train a scheme on a task and keep everything in a run folder."""
@@ -241,14 +241,15 @@ def deploy(
     rounds: Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")] = None,
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder with the data sets that no library brings.")
+        Path | None, typer.Option(help="Folder with the data sets that have to be downloaded.")
     ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, as for `run`."),
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="TOML file with what every node allows; by default all.")
+        Path | None,
+        typer.Option(help="TOML file with the policy of every node; by default none."),
     ] = None,
     test_seed: Annotated[
         int | None,
@@ -258,13 +259,13 @@ def deploy(
         int | None, typer.Option(help="Port of the SuperLink; by default a free one.")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds that the run may take; by default any number.")
+        float | None, typer.Option(help="Seconds after which the run is stopped; by default never.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the deployed run in this folder.")
+        Path | None, typer.Option(help="Resume the deployed run in this folder.")
     ] = None,
 ) -> None:
     """Train on a SuperLink and SuperNodes of this machine, with TLS and keys of their own."""
@@ -366,7 +367,7 @@ def calibrate(
     delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
     rounds: Annotated[int, typer.Option(help="Learning rounds.")] = 60,
     fraction: Annotated[
-        float, typer.Option(help="Fraction of the clients that is asked in a round.")
+        float, typer.Option(help="Fraction of the clients that are asked in a round.")
     ] = 1.0,
     clipping_norm: Annotated[
         float, typer.Option(help="Bound of a record's gradient, or of the update.")
@@ -433,20 +434,24 @@ def attack(
             "that all share."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Root of the draws, the schemes' own excepted.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Root of all random draws except those of the schemes.")
+    ] = 0,
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder with the data sets that no library brings.")
+        Path | None, typer.Option(help="Folder with the data sets that have to be downloaded.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
 ) -> None:
-    """Show what of the clients' records a server finds in its view of a round or a training."""
+    """Attack a scheme: show which records a server recovers from a round or a training."""
     from rich.console import Console
 
     from flwr_privacy.simulations.research.attack import ATTACKS
+    from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 
-    report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](
+    options = AttackOptions(
         task=task, clients=clients, records=records, seed=seed, data_root=data_root, out=out
     )
+    report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](options)
     console = Console()
     for table in report.tables:
         console.print(table)
@@ -468,7 +473,7 @@ def experiment(
         int | None, typer.Option(help="Runs at a time; by default 2 inline, 1 on Ray.")
     ] = None,
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder with the data sets that no library brings.")
+        Path | None, typer.Option(help="Folder with the data sets that have to be downloaded.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -478,7 +483,7 @@ def experiment(
         str, typer.Option(help="Seeds; a verdict takes three. Finished runs are kept.")
     ] = "0,1,2",
 ) -> None:
-    """Train the curves of a paper's figure, draw them, and check what the paper claims of them."""
+    """Train the curves of a paper's figure, draw them, and check the paper's claims."""
     from flwr_privacy.simulations.research.experiments import description as experiments
 
     if name is None or show:
@@ -515,9 +520,9 @@ def replication(
     ),
     out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/replication.md"),
 ) -> None:
-    """Gather the verdicts of all experiments that were run on one page.
+    """Write the verdicts of all experiments that were run to one page.
 
-    A page that is there keeps what it says of experiments that have no results in the folder.
+    An existing page keeps its entries for experiments that have no results in the folder.
     """
     from flwr_privacy.simulations.research.experiments.report import replication as page
     from flwr_privacy.wire.files import write_text
@@ -554,7 +559,7 @@ def ledger(
         Path, typer.Argument(help="A node's <data set>.ledger, or the folder of its state.")
     ],
 ) -> None:
-    """Say what a node's ledgers were charged for, and how much of it was never answered."""
+    """Print what a node's ledgers were charged for, and which charges were never answered."""
     from .ledgers import what_was_charged
 
     for line in what_was_charged(path):
@@ -568,7 +573,7 @@ def key(
         str | None, typer.Option(help="Identity of the client; by default the file's name.")
     ] = None,
 ) -> None:
-    """Make a long-term key for a node; print the line by which the others pin it."""
+    """Create a long-term key for a node; print the line with which the other nodes pin it."""
     from flwr_privacy.wire.identity import check_client_id
     from flwr_privacy.wire.pins import Identity
 
@@ -582,11 +587,11 @@ def key(
 def doctor(
     data_root: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="Task of a run for which workers shall be suggested.")
+        str | None, typer.Option(help="Task for which to suggest a number of workers.")
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients in a round of it.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in a round of that task.")] = None,
 ) -> None:
-    """Say what this machine has: versions, Ray, GPUs, ports in use, data, room for workers."""
+    """Check this machine: versions, Ray, GPUs, ports in use, data, room for workers."""
     from .doctor import diagnose
 
     settings = None
@@ -604,7 +609,7 @@ def doctor(
 def reliability(
     scheme: Annotated[
         list[str] | None,
-        typer.Option(help="Scheme, as often as needed; by default all that the matrix has."),
+        typer.Option(help="Scheme, as often as needed; by default all schemes of the matrix."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/reliability.md"),
     rounds: Annotated[
@@ -615,16 +620,16 @@ def reliability(
     ] = None,
     seed: Annotated[int, typer.Option(help="Root of the random faults.")] = 1,
 ) -> None:
-    """Try every fault in every phase of the schemes, inline, or random ones over many rounds.
+    """Inject every fault in every phase of the schemes, or random faults over many rounds.
 
-    A page that is there keeps what it says of schemes that are not asked for.
+    An existing page keeps its entries for schemes that are not asked for.
     """
     from flwr_privacy.simulations.reliability import page as pages
-    from flwr_privacy.simulations.reliability.federations import SCENES
+    from flwr_privacy.simulations.reliability.federations import FEDERATIONS
     from flwr_privacy.simulations.reliability.matrix import DEFECT, matrix
     from flwr_privacy.wire.files import write_text
 
-    chosen = [check_choice("scheme", name, SCENES) for name in scheme or SCENES]
+    chosen = [check_choice("scheme", name, FEDERATIONS) for name in scheme or FEDERATIONS]
     if rounds is not None:
         wrong = pages.write_long_runs(chosen, rounds=rounds, seed=seed, out=out, say=typer.echo)
         typer.echo(f"page: {out}")
@@ -633,11 +638,11 @@ def reliability(
         if wrong:
             raise typer.Exit(1)
         return
-    order = [scene.title for scene in SCENES.values()]
+    order = [federation.title for federation in FEDERATIONS.values()]
     matrices = {}
     for name in chosen:
-        title = SCENES[name].title
-        matrices[title] = matrix(SCENES[name])
+        title = FEDERATIONS[name].title
+        matrices[title] = matrix(FEDERATIONS[name])
         typer.echo(f"{title}\n{pages.table(matrices[title])}\n")
         # After each: the whole takes minutes, and somebody may have enough.
         earlier = out.read_text(encoding="utf-8") if out.exists() else ""

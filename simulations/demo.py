@@ -1,4 +1,4 @@
-"""What `make demo` trains: real handwritten digits, with and without privacy."""
+"""The runs of `make demo`: real handwritten digits, with and without privacy."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What this machine has for a simulation, and what stands in the way."""
+"""Checks whether this machine can run a simulation, and says what to install or change."""
 
 import importlib
 import importlib.util
@@ -31,7 +31,7 @@ INSTALL = "pip install 'flwr-privacy[simulation]'"
 
 @dataclass(frozen=True)
 class Check:
-    """One finding: `detail` says what was found and, unless it is fine, what to do."""
+    """The result of one check; `detail` says what was found and what to do about it."""
 
     name: str
     status: Status
@@ -39,7 +39,7 @@ class Check:
 
 
 def diagnose(data_root: Path | None = None, settings: Settings | None = None) -> list[Check]:
-    """Look at the environment, the machine and the data sets; never raises for what it finds.
+    """Check the environment, the machine and the data sets; never raises for a problem.
 
     Parameters
     ----------

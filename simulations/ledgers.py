@@ -1,4 +1,4 @@
-"""What the ledgers of a node say, for its operator: charges, and those that were never answered."""
+"""Prints for a node's operator what its ledgers were charged, and which charges had no answer."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ SHOWN = 5
 
 
 def what_was_charged(path: Path) -> Iterator[str]:
-    """Yield lines about a ledger, or about all ledgers of a folder.
+    """Yield lines that sum up a ledger, or all ledgers of a folder.
 
     Parameters
     ----------

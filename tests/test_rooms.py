@@ -1,10 +1,13 @@
 """The rooms of the code: which may import which, what a node loads, and how large a folder is."""
 
 import ast
+import re
+import sys
+import tomllib
 
 import pytest
 
-from tests.shared.imports import FLOORS, ROOT, imported, modules, reached
+from tests.shared.imports import FLOORS, ROOT, foreign, imported, modules, reached
 
 # A room imports rooms of the lines above its own, and nothing of the lines below.
 LAYERS = [
@@ -73,6 +76,19 @@ def test_the_floors_of_nodes_and_servers_have_nothing_that_none_of_them_runs() -
     floors = {m for m in modules() if not m.startswith("flwr_privacy.simulations")}
     halves = {m for m in floors if m.split(".")[1:2] in (["strategies"], ["clients"])}
     assert floors - reached(halves) - set(PACKAGES) == {"flwr_privacy.lazy"}
+
+
+def test_nodes_and_servers_import_only_what_pip_installs_with_them() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    installed = {re.split(r"[<>=]", line)[0].replace("-", "_") for line in project["dependencies"]}
+    simulated = ("flwr_privacy.simulations", "flwr_privacy.clients.node.side_by_side")
+    imported_by = {
+        name: m
+        for m in modules()
+        if not m.startswith((*simulated, "flwr_privacy.clients.torch"))
+        for name in foreign(m) - sys.stdlib_module_names
+    }
+    assert set(imported_by) == installed, imported_by
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -194,23 +194,6 @@ class PrimeField:
         values -= self.p * (values > self._half)
         return values
 
-    def inverse(self, a: int) -> int:
-        """Return the element that times `a` is 1.
-
-        Raises
-        ------
-        InvalidParameterError
-            If `a` is a multiple of p.
-
-        Examples
-        --------
-        >>> PrimeField(7).inverse(3)
-        5
-        """
-        if a % self.p == 0:
-            raise InvalidParameterError("a", a, f"an integer that is no multiple of p = {self.p}")
-        return pow(a, -1, self.p)
-
     def prepare(self, matrix: Elements) -> Operand:
         """Return a matrix as a factor of many products: it is split once.
 

@@ -34,7 +34,6 @@ __all__ = [
     "lagrange_basis",
     "max_partitions",
     "max_stragglers",
-    "rank_mod_p",
     "recovery_threshold",
     "usual_partitions",
 ]
@@ -385,20 +384,6 @@ class LagrangeCode:
         first = self._decode(answers, holders[: self.threshold])
         return np.not_equal(first, self._decode(answers, holders[-self.threshold :]))
 
-    def privacy_matrix_rank(self, coalition: Sequence[int]) -> int:
-        """Return the rank of the masks' columns of `matrix` for some holders, from 0.
-
-        It is their number, up to T: their shares are then uniform whatever the segments are.
-
-        Raises
-        ------
-        InvalidParameterError
-            If there is no such holder.
-        """
-        for holder in coalition:
-            check_integer("coalition", holder, minimum=0, maximum=self.N - 1)
-        return rank_mod_p(self.matrix[list(coalition), self.K :], self.field.p)
-
     @cached_property
     def _encoder(self) -> Operand:
         return self.field.prepare(self.matrix)
@@ -440,36 +425,6 @@ class LagrangeCode:
         points = tuple(self.points[holder] for holder in holders)
         decoder = _decoder(points, self.nodes[: self.K], self.field)
         return self._combined(decoder, np.stack([answers[holder] for holder in holders]))
-
-
-def rank_mod_p(matrix: Elements, p: int) -> int:
-    """Return the rank of a matrix over the field of a prime, by elimination.
-
-    Parameters
-    ----------
-    matrix : ndarray of integers, shape (m, n)
-        Any integers; they count modulo p.
-    p : int
-        A prime below 2**31.
-
-    Examples
-    --------
-    >>> rank_mod_p(np.array([[1, 2], [3, 6 + 7]]), 7)
-    1
-    """
-    field = PrimeField(p)
-    rows = field.reduce(matrix)
-    rank = 0
-    for column in range(rows.shape[1]):
-        candidates = np.flatnonzero(rows[rank:, column])
-        if candidates.size:
-            pivot = rank + int(candidates[0])
-            rows[[rank, pivot]] = rows[[pivot, rank]]
-            rows[rank] = field.reduce(rows[rank] * field.inverse(int(rows[rank, column])))
-            below = rows[rank + 1 :, column:]
-            below[:] = field.reduce(below - below[:, :1] * rows[rank, column:])  # within 2**62
-            rank += 1
-    return rank
 
 
 @lru_cache(maxsize=256)

@@ -20,11 +20,8 @@ if TYPE_CHECKING:
     from .network import embed, expand, expanded_width, gradient_of, initial_weights, project
     from .privacy import (
         SLACK_BITS,
-        batch_rank,
-        check_rank,
-        privacy_matrix_rank,
+        check_slack,
         server_view_is_tight,
-        server_view_warning,
         slack,
     )
     from .quantisation import (
@@ -59,10 +56,9 @@ __all__ = [
     "Scales",
     "Segments",
     "batch_of",
-    "batch_rank",
     "batches",
     "check_partial_sum",
-    "check_rank",
+    "check_slack",
     "cost_model",
     "data_shares",
     "decode_rows",
@@ -80,7 +76,6 @@ __all__ = [
     "order",
     "pad_rows",
     "pad_rows_paper",
-    "privacy_matrix_rank",
     "project",
     "quantise",
     "quantise_stochastic",
@@ -88,7 +83,6 @@ __all__ = [
     "round_half_up",
     "round_stochastic",
     "server_view_is_tight",
-    "server_view_warning",
     "slack",
     "weight_shares",
     "weight_shares_paper",

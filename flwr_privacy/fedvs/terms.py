@@ -11,7 +11,7 @@ from flwr_privacy.wire.channel import canonical
 from flwr_privacy.wire.identity import check_client_id
 
 from .data import TRAIN_PART
-from .privacy import check_rank
+from .privacy import check_slack
 from .quantisation import Scales
 from .rows import Segments
 
@@ -198,7 +198,7 @@ class CodeTerms:
             If there are no zero masks outside of paper mode, and the batch is too large.
         """
         if not self.zero_mask and not self.paper:
-            check_rank(
+            check_slack(
                 b=coded_rows, K=self.partitions, T=self.privacy, E=sum(self.widths), p=self.prime
             )
 

@@ -1,8 +1,8 @@
 """Discrete noise for values on a grid, sampled exactly, and what the grid costs.
 
 A float sample of a continuous law lies on a sparse lattice of floats, and which lattice shows what
-it was added to (`flwr_privacy.simulations.research.attacks.lattice`); rounding the sum does not
-help. So values are put on a grid first, as integers, and integer noise is added.
+it was added to (tests/shared/lattice.py is the attack); rounding the sum does not help. So values
+are put on a grid first, as integers, and integer noise is added.
 `flwr_privacy.privacy.rejection_sampler` has the sampler and the proof that it is exact.
 
 Sources: Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS

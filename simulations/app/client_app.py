@@ -1,4 +1,4 @@
-"""The app's client half: a client of the task, wrapped in the scheme that the settings name.
+"""The client half of the app: trains the task, wrapped in the scheme that the settings name.
 
 A scheme that brings its own client has no use for the app's training: it gets the task's data.
 """
@@ -37,7 +37,7 @@ ASKED = {
 def scheme_mod(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Wrap the app in its scheme, which is only known once there is a run configuration."""
+    """Wrap the app in its scheme, which is known only once there is a run configuration."""
     settings = _settings(context)
     client = client_of(settings)
     run_dir = str(context.run_config["run-dir"])

@@ -1,4 +1,4 @@
-"""The app's server half: trains what the settings say and keeps the result in the run folder."""
+"""The server half of the app: trains as the settings say and writes the run folder."""
 
 from collections.abc import Callable
 from pathlib import Path

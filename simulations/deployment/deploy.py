@@ -1,4 +1,4 @@
-"""A run on real processes of this machine: a SuperLink, a SuperNode for each client, and the app.
+"""Runs the app on this machine with a SuperLink and one SuperNode for each client.
 
 What a node owns (its keys, its policy, its ledgers) lies in a folder of its own below the run's
 ``deployment`` folder, as it would lie on a machine of its own.
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
-    """How a run is deployed.
+    """Options of a deployment.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def deploy(
     say: Say = print,
     resume: bool = False,
 ) -> None:
-    """Carry out a run on a SuperLink and SuperNodes of its own; nothing of them is left afterwards.
+    """Carry out a run on its own SuperLink and SuperNodes, and stop all of them afterwards.
 
     A SuperNode that ends on its way is reported, noted in the run's summary (``lost_nodes``) and
     taken out of the federation; the run goes on without it. One that ends before the first round of
@@ -248,7 +248,7 @@ def _threads(nodes: int) -> dict[str, str]:
 
 
 def what_happened(run: RunFolder) -> list[str]:
-    """Return lines that say what became of the nodes and of the rounds of a run."""
+    """Return lines that report the nodes, rounds and answers of a run."""
     summary = run.summary
     lost = [LostNode(**node) for node in summary.get("lost_nodes", [])]
     nodes = int(summary["nodes"])

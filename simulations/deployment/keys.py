@@ -1,4 +1,4 @@
-"""Certificates and keys of a deployment on this machine, as files that its processes read."""
+"""Writes the certificates and keys that the processes of a deployment on this machine read."""
 
 import datetime
 import ipaddress

@@ -1,4 +1,4 @@
-"""The nodes of a deployed run: who they are, and what each of them owns."""
+"""The nodes of a deployed run: their identities, and the files that each of them owns."""
 
 import tomllib
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Config = dict[str, str | int]
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedNode:
-    """A node and what it is in the training.
+    """A node and its role in the training.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def tree_of(settings: Settings) -> TierTree | None:
 def prepare(
     members: Sequence[DeployedNode], folder: Path, *, policy: Path | None, test_seed: int | None
 ) -> list[Config]:
-    """Make what each node owns, and return the configurations of the nodes.
+    """Write the files that each node owns, and return the configurations of the nodes.
 
     In ``node-0``, ``node-1``, ... below `folder`: ``identity.pem`` (the client's long-term key),
     ``pins.toml`` (the public keys of all clients), ``policy.toml`` and the folder ``state`` for

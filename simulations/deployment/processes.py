@@ -1,4 +1,4 @@
-"""A real deployment on this machine: a SuperLink and SuperNodes that talk TLS over loopback.
+"""Starts and stops a SuperLink and SuperNodes on this machine; they talk TLS over loopback.
 
     with Deployment(nodes=[{"client-id": "ward-0"}, {"client-id": "ward-1"}], folder=path) as d:
         d.run(app_dir, run_config={"rounds": 2})
@@ -212,7 +212,7 @@ class Deployment:
         self._drop(_name(index))
 
     def unregister(self, index: int) -> None:
-        """Take a node out of the federation: messages to it are answered as lost at once.
+        """Remove a node from the federation: messages to it are answered as lost at once.
 
         Raises
         ------
@@ -251,7 +251,7 @@ class Deployment:
         self._drop(SUPERLINK)
 
     def stop(self, index: int) -> None:
-        """End a node in order: it tells the SuperLink that it leaves."""
+        """End a node in order, so that it tells the SuperLink that it leaves."""
         name = _name(index)
         supervisor = self._kept[name]
         told = False  # once only: a second signal would cut its leave-taking short
@@ -267,11 +267,11 @@ class Deployment:
         self._drop(name)
 
     def alive(self, index: int) -> bool:
-        """Tell whether a node's process runs; it may have ended by itself."""
+        """Tell whether the process of a node runs; it may have ended by itself."""
         return self._kept[_name(index)].alive
 
     def online(self) -> int:
-        """Return the number of nodes that the SuperLink takes for connected."""
+        """Return the number of nodes that the SuperLink regards as connected."""
         nodes = self._listed("supernode", "list")["nodes"]
         return sum(node["status"] == "online" for node in nodes)
 

@@ -1,1 +1,1 @@
-"""What carries out a run: in one process (inline), or on Ray through Flower itself."""
+"""Engines that carry out a run: in one process (inline), or on Ray through Flower itself."""

@@ -1,4 +1,4 @@
-"""Where simulated clients fit: how many workers a machine has room for, and their part of a GPU.
+"""Computes how many workers a machine has room for, and which share of a GPU each gets.
 
 A worker is a process that plays clients one after another. Beside torch and Flower it needs room
 for the model several times: the question, the model, its gradient, what the client has learnt, and
@@ -26,7 +26,7 @@ _SPARE = 0.8  # of what is free; the rest is for data and activations
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a machine has free.
+    """The free resources of a machine.
 
     Parameters
     ----------
@@ -44,13 +44,13 @@ class Machine:
 
     @classmethod
     def here(cls, *, gpus: bool = True) -> "Machine":
-        """Look at this machine; at its GPUs only if asked to, as that takes torch."""
+        """Measure this machine; its GPUs only on request, because that imports torch."""
         return cls(cores=_cores(), memory=_free_memory(), gpus=_free_gpus() if gpus else ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A number of workers, and why.
+    """A number of workers, with the reason for it.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Placement:
 
 
 def suggest(machine: Machine, *, model_bytes: int, clients: int) -> Placement:
-    """Suggest how many workers play the clients of a simulation.
+    """Suggest how many workers run the clients of a simulation.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def crowded(workers: int, machine: Machine) -> str | None:
 
 
 def check_gpus(resources: RayResources, machine: Machine, *, model_bytes: int) -> None:
-    """Refuse a share of a GPU that this machine does not have, or that the model does not fit in.
+    """Refuse a share of a GPU that does not exist here or in which the model does not fit.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Background processes that end when we do, however we end.
+"""Background processes that end when this process ends, even if it is killed.
 
 `ProcessSupervisor` starts commands as children of a small process of its own, the keeper: this very
 file run as a script. The keeper waits at its standard input, which closes when
@@ -46,7 +46,7 @@ class Process:
 
 
 class ProcessSupervisor:
-    """Commands that run until `stop`, or until this process ends.
+    """Runs commands until `stop` is called or this process ends.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ _DECORATION = re.compile(rf"{_WORKER}|{_COLOUR}|[╭╮╰╯│─]", re.MULTIL
 
 @dataclass(frozen=True, kw_only=True)
 class RayResources:
-    """What Ray has, and what it reserves for each client that computes.
+    """The resources of Ray, and those reserved for each client.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A SuperLink for simulations that belongs to us alone.
+"""Starts a SuperLink with Flower's simulation engine, used by this process alone.
 
 It listens on a loopback port of its own, keeps its files in a folder of its own and, unless a
 running cluster is named, brings a Ray cluster of its own. So it neither meets nor leaves anything:

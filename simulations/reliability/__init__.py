@@ -1,1 +1,1 @@
-"""What becomes of a training when something fails, and long trainings with faults."""
+"""Trains with injected faults: every fault in every phase, and random faults over many rounds."""

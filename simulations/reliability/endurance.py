@@ -1,4 +1,4 @@
-"""Many rounds with a fault now and then, and what must be after them as it was before."""
+"""Trains for many rounds with random faults, then checks memory, files and ledgers."""
 
 import logging
 import tempfile
@@ -18,7 +18,7 @@ from flwr_privacy.strategies.state.experiment import CARD, CHECKPOINT
 
 from .endurance_checks import Account, Gauge, Held, Mark, Place, account, growth, held, traced
 from .endurance_faults import DEADLINE, RATE, FaultPlan, Journal, RestlessGrid
-from .federations import SCENES, SEED, SmallFederation
+from .federations import FEDERATIONS, SEED, SmallFederation
 from .grid import FAULTS, Killed
 
 __all__ = ["LEAST_ROUNDS", "Endured", "endure", "kinds_of"]
@@ -48,8 +48,8 @@ _FATAL = dict.fromkeys(("fedavg-sum", "central-dp", "mspdq", "acfl-sum", "fedvs"
 
 
 def kinds_of(scheme: str) -> tuple[str, ...]:
-    """Return the faults that a training of a scheme can outlive again and again."""
-    check_choice("scheme", scheme, SCENES)
+    """Return the faults that a training of a scheme survives repeatedly."""
+    check_choice("scheme", scheme, FEDERATIONS)
     without = (*_FATAL.get(scheme, ()), *(() if scheme in _COSTLY else ("disk full",)))
     return tuple(kind for kind in FAULTS if kind not in without)
 
@@ -59,7 +59,7 @@ def kinds_of(scheme: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Endured:
-    """What became of a long training.
+    """The result of a long training.
 
     Parameters
     ----------
@@ -118,14 +118,14 @@ def endure(
     seed: int = 1,
     rate: float = RATE,
     kinds: Sequence[str] | None = None,
-    scene: SmallFederation | None = None,
+    federation: SmallFederation | None = None,
 ) -> Endured:
-    """Train a scheme's small federation for many rounds, with faults, and check what is left.
+    """Train a scheme's small federation for many rounds with faults, and check the result.
 
     Parameters
     ----------
     scheme : str
-        A key of `SCENES`.
+        A key of `FEDERATIONS`.
     rounds : int, default 500
         Rounds, at least 20.
     seed : int, default 1
@@ -134,7 +134,7 @@ def endure(
         Share of the rounds that have one.
     kinds : sequence of str, optional
         Faults to choose from; by default all that the scheme can outlive.
-    scene : SmallFederation, optional
+    federation : SmallFederation, optional
         Another federation than that of the scheme.
 
     Raises
@@ -142,16 +142,16 @@ def endure(
     InvalidParameterError
         If a value is not allowed.
     """
-    check_choice("scheme", scheme, SCENES)
+    check_choice("scheme", scheme, FEDERATIONS)
     check_integer("rounds", rounds, minimum=LEAST_ROUNDS)
-    course = FaultPlan(kinds=tuple(kinds or kinds_of(scheme)), seed=seed, rate=rate)
-    chosen = scene or SCENES[scheme]
+    plan = FaultPlan(kinds=tuple(kinds or kinds_of(scheme)), seed=seed, rate=rate)
+    chosen = federation or FEDERATIONS[scheme]
     with tempfile.TemporaryDirectory(prefix="flwr-privacy-") as folder, _quietly(), traced():
-        calm = FaultPlan(kinds=course.kinds, seed=seed, rate=0)
-        warm_up = _Training(scheme, chosen, Path(folder, "warm-up"), course=calm, rounds=_WARM_UP)
+        calm = FaultPlan(kinds=plan.kinds, seed=seed, rate=0)
+        warm_up = _Training(scheme, chosen, Path(folder, "warm-up"), plan=calm, rounds=_WARM_UP)
         warm_up.carry_out()
         before = held()
-        training = _Training(scheme, chosen, Path(folder, "training"), course=course, rounds=rounds)
+        training = _Training(scheme, chosen, Path(folder, "training"), plan=plan, rounds=rounds)
         training.carry_out()
         after = held()
         accounts, wrong = training.audit()
@@ -159,7 +159,7 @@ def endure(
         title=chosen.title,
         rounds=rounds,
         seed=seed,
-        faults=course.happened,
+        faults=plan.happened,
         skipped=sum(bool(line.get("skipped")) for line in training.history[1:]),
         fewer=training.fewer(),
         marks=training.gauge.marks(),
@@ -181,19 +181,25 @@ class _Training:
     """One training in a folder of its own; it goes on whenever the server is killed."""
 
     def __init__(
-        self, scheme: str, scene: SmallFederation, folder: Path, *, course: FaultPlan, rounds: int
+        self,
+        scheme: str,
+        federation: SmallFederation,
+        folder: Path,
+        *,
+        plan: FaultPlan,
+        rounds: int,
     ) -> None:
         names = ("nodes", "state", "run", "temporary")
         self._nodes, self._state, self._run, self._temporary = (folder / name for name in names)
         for path in (self._nodes, self._state, self._run, self._temporary):
             path.mkdir(parents=True)
-        more: dict[str, Any] = {"rounds": rounds} if "rounds" in scene.options else {}
-        if "schedule" in scene.options:
+        more: dict[str, Any] = {"rounds": rounds} if "rounds" in federation.options else {}
+        if "schedule" in federation.options:
             more["patience"] = rounds  # discounting ends the training long before
         self._options = {**more, "run_dir": self._run, "deadline": DEADLINE}
-        self._scheme, self._scene, self._course, self._rounds = scheme, scene, course, rounds
-        self._witness = Journal(within=scene.within, path=folder / "witness.jsonl")
-        self._app = scene.app(self._witness.watch(scene.client))
+        self._scheme, self._federation, self._plan, self._rounds = scheme, federation, plan, rounds
+        self._witness = Journal(within=federation.within, path=folder / "witness.jsonl")
+        self._app = federation.app(self._witness.watch(federation.client))
         self._strategy: SchemeStrategy | None = None
         self.gauge = Gauge(rounds=rounds - 1, folder=folder, books=self._books)
         self._ended: int | None = None  # a round that was not measured yet
@@ -202,7 +208,7 @@ class _Training:
 
     def carry_out(self) -> None:
         """Train to the end, or to an error."""
-        nodes = self._scene.nodes(self._nodes)
+        nodes = self._federation.nodes(self._nodes)
         with _temporary_files_in(self._temporary):
             try:
                 while not self._survives(nodes):
@@ -219,14 +225,14 @@ class _Training:
 
     def _survives(self, nodes: list[dict[str, Any]]) -> bool:
         """Train until the end or until the server is killed; tell which."""
-        strategy = self._scene.build(
+        strategy = self._federation.build(
             resume=(self._run / CHECKPOINT).exists(), on_round=self._end, **self._options
         )
         self._strategy = strategy
         grid = RestlessGrid(
             self._app,
             nodes,
-            course=self._course,
+            plan=self._plan,
             between=self._measure,
             state=self._state,
             insecure_seed=SEED,
@@ -235,7 +241,7 @@ class _Training:
         try:
             with acting_as_server(grid.run_id):
                 result = strategy.start(
-                    grid, self._scene.arrays(), num_rounds=self._rounds, timeout=_TIMEOUT
+                    grid, self._federation.arrays(), num_rounds=self._rounds, timeout=_TIMEOUT
                 )
         except Killed:
             return False
@@ -284,9 +290,9 @@ class _Training:
         released: dict[str, dict[Place, int]] = defaultdict(lambda: defaultdict(int))
         for (client, phase, server_round, _), answers in self._witness.answers.items():
             if phase in _COSTLY.get(self._scheme, ()):
-                place = phase, 0 if phase in self._scene.once else server_round
+                place = phase, 0 if phase in self._federation.once else server_round
                 released[client][place] += len(answers)
-        tree = self._scene.options.get("tree")
+        tree = self._federation.options.get("tree")
         for client in sorted({*entries, *released}):
             mine = released[client]
             device = tree is None or client in tree.devices
@@ -313,8 +319,8 @@ class _Training:
             for entry in Ledger(path, data_set=path.stem).entries():
                 question = entry.question
                 named = question.phase.partition(" ")[0]
-                phase = self._scene.charged.get(named, question.phase)
-                server_round = 0 if phase in self._scene.once else question.server_round
+                phase = self._federation.charged.get(named, question.phase)
+                server_round = 0 if phase in self._federation.once else question.server_round
                 mine[phase, server_round].append(entry)
         return found
 

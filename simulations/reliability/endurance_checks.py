@@ -1,4 +1,4 @@
-"""What must be after a long training as it was before: memory, what a process holds, the books."""
+"""Measures memory, open files and ledgers, before and after a long training."""
 
 import gc
 import os
@@ -32,7 +32,7 @@ _ROUNDING = 1e-9  # relative; what float64 may move a sum
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a process holds beside memory.
+    """Resources of a process besides memory.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Held:
     processes: tuple[str, ...]
 
     def leaked(self, after: "Held") -> list[str]:
-        """Return what there is later beyond this, in words."""
+        """Return, in words, what a later measurement has beyond this one."""
         return [
             f"{kind[:-1].removesuffix('e') if kind == 'processes' else kind[:-1]} left open: {name}"
             for kind in ("descriptors", "threads", "processes")
@@ -62,7 +62,7 @@ class Held:
 
 
 def held() -> Held:
-    """Return what this process holds now."""
+    """Return the resources that this process holds now."""
     gc.collect()  # what nobody refers to is no leak
     return Held(
         descriptors=tuple(sorted(_open_descriptors())),
@@ -92,7 +92,7 @@ def _open_descriptors() -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What there is after some rounds.
+    """A measurement after some rounds.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class Gauge:
         self._before = time.process_time()
 
     def look(self, server_round: int) -> None:
-        """Take a measure after a round, if it is time."""
+        """Measure after a round, if a measurement is due."""
         self._seconds[server_round] = time.process_time() - self._before
         for end in self._ends:
             if end - self._window < server_round <= end:
@@ -222,7 +222,7 @@ def _resident() -> int:
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Have Python note what is allocated, unless somebody has that done already."""
+    """Trace allocations, unless tracing is on already."""
     if tracemalloc.is_tracing():
         yield
         return

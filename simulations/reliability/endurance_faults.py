@@ -1,4 +1,4 @@
-"""Random faults over many rounds, and a witness who writes down what the clients answer."""
+"""Random faults over many rounds, and a witness that records what the clients answer."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ DEADLINE = 5.0  # seconds, where an answer does not come: a busy machine must no
 
 @dataclass(kw_only=True)
 class FaultPlan:
-    """Which fault happens in which round; it outlives the server that is killed.
+    """Which fault happens in which round; it survives a killed server.
 
     A fault hits any of the questions that the round before had.
 
@@ -88,13 +88,13 @@ class FaultPlan:
 
 
 class RestlessGrid(FaultyGrid):
-    """The inline engine, with the faults of a course.
+    """The inline engine with the faults of a plan.
 
     Parameters
     ----------
     client_app, nodes, **options
         As those of `FaultyGrid`.
-    course : FaultPlan
+    plan : FaultPlan
         The faults.
     between : callable
         Called between two rounds, when nobody waits for anything.
@@ -105,12 +105,12 @@ class RestlessGrid(FaultyGrid):
         client_app: ClientApp,
         nodes: Sequence[Mapping[str, Any]],
         *,
-        course: FaultPlan,
+        plan: FaultPlan,
         between: Callable[[], None],
         **options: Any,
     ) -> None:
         super().__init__(client_app, nodes, **options)
-        self._course, self._between = course, between
+        self._plan, self._between = plan, between
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes, which the server looks up before a round."""
@@ -125,7 +125,7 @@ class RestlessGrid(FaultyGrid):
             if context is not None:
                 phase, server_round, _ = question_of(message)
                 client = client_id_from(context.node_config)
-                if (strike := self._course.strike(phase, server_round, client)) is not None:
+                if (strike := self._plan.strike(phase, server_round, client)) is not None:
                     self._count()
                     self.aim(strike)
             ids.extend(super().push_messages([message]))
@@ -139,7 +139,7 @@ class RestlessGrid(FaultyGrid):
 
     def _count(self) -> None:
         if self.struck and not self.empty:
-            self._course.happened[self._kind] += 1
+            self._plan.happened[self._kind] += 1
         self.struck = False
 
 
@@ -156,15 +156,15 @@ class Journal(Witness):
     path: Path
 
     def keep(self, question: Release, answer: bytes) -> None:
-        """Write an answer down."""
+        """Record a reply."""
         self._write([*question, answer.hex()])
 
     def forget(self, client: str) -> None:
-        """Write down that a client's ledger is gone."""
+        """Record that the ledger of a client is gone."""
         self._write([client])
 
     def read(self) -> None:
-        """Take up what is in the file."""
+        """Load the records of the file."""
         for line in self.path.read_text(encoding="ascii").splitlines():
             match json.loads(line):
                 case [client, phase, server_round, request, answer]:

@@ -1,4 +1,4 @@
-"""Small federations in which faults are tried: one for each scheme, without torch and data sets."""
+"""A small federation for each scheme in which faults are tried; no torch, no data sets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ from flwr_privacy.strategies import (
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.pins import Identity
 
-__all__ = ["CLIENTS", "ROUNDS", "SCENES", "SEED", "SmallFederation", "Spot"]
+__all__ = ["CLIENTS", "FEDERATIONS", "ROUNDS", "SEED", "SmallFederation", "Spot"]
 
 CLIENTS, ROUNDS, SEED = 4, 3, 5
 
@@ -54,7 +54,7 @@ Watch = Callable[[type[SchemeClient]], type[SchemeClient]]
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """A phase that a fault hits.
+    """A phase in which a fault is injected.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class SmallFederation:
         return ArrayRecord({name: Array(array) for name, array in self.start().items()})
 
     def build(self, **more: Any) -> SchemeStrategy:
-        """Return the server half, with the parameters of the scene and others."""
+        """Return the server half, with the parameters of the federation and others."""
         values = {"seed": 3, "experiment_id": "e", **self.options, **more}
         return strategy_of(_quick(self.strategy), values)
 
@@ -333,7 +333,7 @@ _HELLO = Spot(phase="hello", server_round=0)
 _KEYS = Spot(phase="keys", server_round=1)
 _SETUP = Spot(phase="setup", server_round=0)
 
-SCENES = {
+FEDERATIONS = {
     "fedavg": SmallFederation(
         title="FedAvg",
         strategy=FedAvg,

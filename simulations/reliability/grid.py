@@ -1,4 +1,4 @@
-"""An inline engine in which one fault happens: to a reply, to a node, or to the server."""
+"""An inline engine that injects one fault: into a reply, a node, or the server."""
 
 import sys
 import time
@@ -53,7 +53,7 @@ _SKEWS = {"clock ahead": timedelta(days=365), "clock behind": timedelta(days=-36
 
 
 class Killed(BaseException):
-    """Stands for the end of the server's process."""
+    """Raised in place of a killed server process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Strike:
 
 
 class FaultyGrid(InlineGrid):
-    """The inline engine, with one fault.
+    """The inline engine with one fault.
 
     A lost message is told at once, as a SuperLink tells of a message whose time is over.
 
@@ -129,7 +129,7 @@ class FaultyGrid(InlineGrid):
         self._held: dict[str, tuple[float, list[Message]]] = {}
 
     def aim(self, strike: Strike | None) -> None:
-        """Have this fault happen from now on, and none that did not happen yet."""
+        """Inject this fault from now on, in place of one that has not happened yet."""
         kind = strike.fault if strike is not None else ""
         self.struck, self.empty = False, False
         self._strike = strike

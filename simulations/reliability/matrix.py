@@ -1,4 +1,4 @@
-"""What becomes of a training when something fails: scheme x fault x phase, carried out inline."""
+"""The fault matrix: trains inline with each fault in each phase, and judges the outcome."""
 
 import hashlib
 import logging
@@ -60,7 +60,7 @@ Release = tuple[str, str, int, int]
 
 @dataclass(kw_only=True)
 class Witness:
-    """What the clients answered, as it was before masks.
+    """Records what the clients answer, before masks are added.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Witness:
     questions: set[Release] = field(default_factory=set)
 
     def watch(self, client: type[SchemeClient]) -> type[SchemeClient]:
-        """Return a client half that tells of its answers."""
+        """Return a client half that reports its replies to the witness."""
         witness = self
 
         def handle(
@@ -95,7 +95,7 @@ class Witness:
     def note(
         self, client: SchemeClient, phase: str, fields: Fields, answer: tuple[Arrays, Fields]
     ) -> None:
-        """Take an answer down; not what is sealed, which is other bytes each time."""
+        """Record a reply, unless it is sealed: sealed bytes differ every time."""
         if client.context is None:
             raise RuntimeError("a client without a context")
         name = client_id_from(client.context.node_config)
@@ -109,19 +109,19 @@ class Witness:
         self.keep(question, digest.digest())
 
     def keep(self, question: Release, answer: bytes) -> None:
-        """Keep the digest of an answer."""
+        """Record the digest of a reply."""
         self.answers[question].add(answer)
         self.questions.add(question)
 
     def forget(self, client: str) -> None:
-        """Forget a client whose ledger is gone: nothing can be held against a lost file."""
+        """Drop the records of a client whose ledger is lost."""
         for question in [question for question in self.answers if question[0] == client]:
             del self.answers[question]
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """How a training ended.
+    """The outcome of a training.
 
     Parameters
     ----------
@@ -183,9 +183,9 @@ class Cell:
     why: str = ""
 
 
-def rehearse(scene: SmallFederation, *, spot: Spot | None = None, fault: str = "") -> Outcome:
-    """Train a scene's federation, with a fault in a phase or without; go on if the server dies."""
-    outcome, witness = Outcome(), Witness(within=scene.within)
+def rehearse(federation: SmallFederation, *, spot: Spot | None = None, fault: str = "") -> Outcome:
+    """Train a federation, with a fault in a phase or without; go on if the server dies."""
+    outcome, witness = Outcome(), Witness(within=federation.within)
     strike = None
     if spot is not None:
         strike = Strike(
@@ -200,14 +200,14 @@ def rehearse(scene: SmallFederation, *, spot: Spot | None = None, fault: str = "
         kept, state, run_dir = (Path(folder, name) for name in ("nodes", "state", "run"))
         for path in (kept, state, run_dir):
             path.mkdir()
-        nodes = scene.nodes(kept)
+        nodes = federation.nodes(kept)
 
         def train(strike: Strike | None) -> None:
             resume = (run_dir / CHECKPOINT).exists()
             more = {"deadline": _DEADLINE} if fault in _WAITED_FOR else {}
-            strategy = scene.build(run_dir=run_dir, resume=resume, **more)
+            strategy = federation.build(run_dir=run_dir, resume=resume, **more)
             grid = FaultyGrid(
-                scene.app(witness.watch(scene.client)),
+                federation.app(witness.watch(federation.client)),
                 nodes,
                 state=state,
                 insecure_seed=SEED,
@@ -218,7 +218,7 @@ def rehearse(scene: SmallFederation, *, spot: Spot | None = None, fault: str = "
                 with acting_as_server(grid.run_id):
                     result = strategy.start(
                         grid,
-                        scene.arrays(),
+                        federation.arrays(),
                         num_rounds=ROUNDS,
                         timeout=_DEADLINE if fault in _WAITED_FOR else 60.0,
                     )
@@ -230,7 +230,9 @@ def rehearse(scene: SmallFederation, *, spot: Spot | None = None, fault: str = "
                 outcome.empty |= grid.empty
                 outcome.asked += grid.asked
                 outcome.carded |= {
-                    _named(scene, (client, release.phase, release.server_round, release.request))
+                    _named(
+                        federation, (client, release.phase, release.server_round, release.request)
+                    )
                     for release in strategy.releases
                     for client in release.clients
                 }
@@ -247,16 +249,16 @@ def rehearse(scene: SmallFederation, *, spot: Spot | None = None, fault: str = "
         except Exception as error:  # noqa: BLE001
             outcome.error, outcome.broken = f"{type(error).__name__}: {error}", True
         for question, them in witness.answers.items():
-            outcome.answers[_named(scene, question)] += len(them)
-        outcome.questions = {_named(scene, question) for question in witness.questions}
-        outcome.charges = _charges(state, scene.charged)
+            outcome.answers[_named(federation, question)] += len(them)
+        outcome.questions = {_named(federation, question) for question in witness.questions}
+        outcome.charges = _charges(state, federation.charged)
     return outcome
 
 
-def _named(scene: SmallFederation, question: Release) -> Release:
+def _named(federation: SmallFederation, question: Release) -> Release:
     """Return a question by the name under which it is charged."""
     client, phase, *_ = question
-    return (client, phase, 0, 0) if phase in scene.once else question
+    return (client, phase, 0, 0) if phase in federation.once else question
 
 
 def judge(
@@ -305,25 +307,30 @@ def judge(
 
 
 def carry_out(
-    scene: SmallFederation, clean: Outcome, spot: Spot, fault: str, *, silent: Outcome | None = None
+    federation: SmallFederation,
+    clean: Outcome,
+    spot: Spot,
+    fault: str,
+    *,
+    silent: Outcome | None = None,
 ) -> Cell:
     """Carry out one cell; the parameters are those of `judge`."""
-    outcome = rehearse(scene, spot=spot, fault=fault)
+    outcome = rehearse(federation, spot=spot, fault=fault)
     verdict, why = judge(clean, outcome, spot=spot, fault=fault, silent=silent)
     return Cell(fault=fault, phase=spot.name or spot.phase, verdict=verdict, why=why)
 
 
 def matrix(
-    scene: SmallFederation,
+    federation: SmallFederation,
     *,
     faults: Sequence[str] = tuple(FAULTS),
     told: Callable[[Cell], None] = lambda cell: None,
 ) -> list[Cell]:
-    """Carry out all cells of a scene, or those of some faults.
+    """Carry out all cells of a federation, or those of some faults.
 
     Parameters
     ----------
-    scene : SmallFederation
+    federation : SmallFederation
         The scheme.
     faults : sequence of str
         Keys of `FAULTS`.
@@ -336,19 +343,19 @@ def matrix(
         If the training without a fault fails, asks nothing in one of the phases, or ends at the
         model that it begins with: who is left out would not be missed.
     """
-    clean = rehearse(scene)
+    clean = rehearse(federation)
     if clean.error:
-        raise RuntimeError(f"{scene.title}: without a fault it ends with {clean.error}")
-    untrained = {name: array.numpy() for name, array in scene.arrays().items()}
+        raise RuntimeError(f"{federation.title}: without a fault it ends with {clean.error}")
+    untrained = {name: array.numpy() for name, array in federation.arrays().items()}
     if _same_model(clean, Outcome(model=untrained)):
-        raise RuntimeError(f"{scene.title}: the training does not move the model")
+        raise RuntimeError(f"{federation.title}: the training does not move the model")
     cells = []
-    for spot in scene.spots:
+    for spot in federation.spots:
         if (spot.phase, spot.server_round) not in clean.asked:
-            raise RuntimeError(f"{scene.title}: no question of phase {spot.phase}")
-        silent = rehearse(scene, spot=spot, fault="lost question")
+            raise RuntimeError(f"{federation.title}: no question of phase {spot.phase}")
+        silent = rehearse(federation, spot=spot, fault="lost question")
         for fault in faults:
-            cells.append(carry_out(scene, clean, spot, fault, silent=silent))
+            cells.append(carry_out(federation, clean, spot, fault, silent=silent))
             told(cells[-1])
     return cells
 

@@ -1,4 +1,4 @@
-"""The fault matrix and the long runs as tables: on the screen, and as a page."""
+"""Prints the fault matrix and the long runs as tables, on the screen and as a page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from flwr_privacy.wire.files import write_text
 
 from .endurance import Endured, endure
 from .endurance_faults import RATE
-from .federations import SCENES
+from .federations import FEDERATIONS
 from .grid import FAULTS
 from .matrix import VERDICTS, Cell
 
@@ -225,7 +225,7 @@ def write_long_runs(
     Parameters
     ----------
     schemes : sequence of str
-        Keys of `SCENES`.
+        Keys of `FEDERATIONS`.
     rounds, seed : int
         As those of `endure`.
     out : Path
@@ -233,7 +233,7 @@ def write_long_runs(
     say : callable
         Gets the lines for the screen.
     """
-    order = [scene.title for scene in SCENES.values()]
+    order = [federation.title for federation in FEDERATIONS.values()]
     defects = []
     for scheme in schemes:
         found = endure(scheme, rounds=rounds, seed=seed)

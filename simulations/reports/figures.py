@@ -18,13 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from .style import COLOURS, INK, PAPER, drawing
+
 __all__ = ["Reference", "Series", "Style", "chart", "svg_of", "swatch"]
 
-# Okabe and Ito's palette for all kinds of colour vision, without the yellow (too pale on white)
-# and with the colour of the text in place of black. Reading order is order of contrast.
-INK = "#010203"
-PAPER = "#fcfdfe"  # stands for the colour of the page, as INK does for that of its text
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)
 DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0, ()),
     (0, (5, 1.5)),
@@ -87,6 +84,7 @@ class Reference:
     y: float
 
 
+@drawing()
 def chart(
     series: Sequence[Series],
     *,
@@ -123,9 +121,9 @@ def chart(
     """
     wrapped = [line for note in notes for line in textwrap.wrap(note, NOTE_WIDTH)]
     width, height = SIZE
-    figure = Figure(figsize=(width, height + NOTE_HEIGHT * len(wrapped)), layout="constrained")
+    figure = Figure(figsize=(width, height + NOTE_HEIGHT * len(wrapped)))
     axes = figure.add_subplot()
-    axes.set_title("\n".join(wrapped), loc="left", fontsize=8.5, color=INK)
+    axes.set_title("\n".join(wrapped), loc="left")
     for one in series:
         axes.add_line(one.style.line(one.xs, one.ys))
     axes.relim()
@@ -146,7 +144,6 @@ def chart(
         axes.xaxis.set_minor_formatter(NullFormatter())
     if whole_xs:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _plain(axes)
     lines = [one.label for one in series] + ([reference.label] if reference else [])
     description = ". ".join([f"{ylabel} over {xlabel}: {', '.join(lines)}", *notes])
     return svg_of(figure, name=name, description=description)
@@ -206,20 +203,5 @@ def _draw(reference: Reference, axes: Axes) -> None:
         xytext=(4, -3),
         textcoords="offset points",
         verticalalignment="top",
-        color=INK,
         fontsize=8.5,
     )
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, color=INK, alpha=0.14, linewidth=0.6)
-    axes.set_axisbelow(True)
-    for spine in axes.spines.values():
-        spine.set_color(INK)
-        spine.set_alpha(0.5)
-    axes.tick_params(color=INK, labelcolor=INK, labelsize=9, length=3)
-    axes.tick_params(which="minor", length=0)
-    for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set_color(INK)
-        label.set_fontsize(10)

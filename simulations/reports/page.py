@@ -1,4 +1,4 @@
-"""Pieces of an HTML page that stands alone: tables, lists, figures, and the page around them.
+"""Builds a self-contained HTML page from tables, lists and figures.
 
 What is `Html` goes into the page as it is; any other text is escaped on its way.
 """

@@ -1,4 +1,4 @@
-"""Words and pieces that several sections of a report use."""
+"""HTML that several sections of a report use."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What a report says about privacy: what runs promise, what they spent, what it cost them."""
+"""A report's section on privacy: guarantees, epsilon spent, and what it cost in accuracy."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The report of one or more runs: one HTML file with everything in it, and the same as JSON.
+"""Writes the report of one or more runs: a self-contained HTML file, and the same as JSON.
 
 A report is a list of sections; a section is a function from the runs to a piece of HTML, or to
 none where it has nothing to say. To add one, write the function and put it into `SECTIONS`.

@@ -1,4 +1,4 @@
-"""Runs as a report sees them: read from their folders, with what they came to."""
+"""Reads runs from their folders for a report."""
 
 import math
 from collections.abc import Mapping, Sequence

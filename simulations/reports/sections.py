@@ -1,4 +1,4 @@
-"""What every report shows of its runs: how they ended, their curves, settings and versions."""
+"""A report's sections for all runs: how they ended, curves, settings and versions."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a report says of M2FDP's tiers: the tree, the noise of its tiers, what control chose."""
+"""A report's section on M2FDP: the tree, the noise of its tiers, what control chose."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The nodes of a tree as they are drawn: one by one, or equal siblings as one."""
+"""Groups equal siblings of a tree, so that a large tree can be drawn."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

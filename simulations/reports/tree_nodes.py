@@ -1,4 +1,4 @@
-"""The tree of a run as a report has it: whom the devices trust, and where noise enters.
+"""Reads the tree of a run: which nodes the devices trust, and where noise is added.
 
 The strategy writes it into the run folder as ``tree.json``:
 

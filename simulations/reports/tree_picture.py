@@ -1,4 +1,4 @@
-"""A picture of a tree of aggregators: whom the devices trust, and where noise enters."""
+"""Draws a tree of aggregators: which nodes the devices trust, and where noise is added."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 
-from .figures import INK, PAPER, svg_of
+from .figures import svg_of
+from .style import COLOURS, INK, PAPER
 from .tree_groups import MOST_NODES, Group, accumulated, tiers_of
 from .tree_nodes import TreeNode
 
 __all__ = ["tree_figure", "tree_svg", "write_picture"]
 
-TRUSTED = "#0072b2"
-NOISE = "#d55e00"
+TRUSTED, NOISE = COLOURS[:2]
 
 WIDTH = 7.4  # inches, as everything below
 ROW = 1.0

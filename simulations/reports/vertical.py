@@ -1,4 +1,4 @@
-"""What a report says of schemes whose clients have columns: what a round waits for and costs."""
+"""A report's section on vertical schemes: how long a round waits, and what it costs."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

@@ -1,36 +1,18 @@
-"""`flwr-privacy attack`: what a server finds in its view of a training, by scheme."""
+"""The attacks of `flwr-privacy attack`, by scheme: what a server finds in what it receives."""
 
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable
 
 from flwr_privacy.simulations.research.acfl.attack import report as report_acfl
-from flwr_privacy.simulations.research.attacks.setup import Report
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 from flwr_privacy.simulations.research.fedvs.attack import report as report_fedvs
 from flwr_privacy.simulations.research.m2fdp.attack import report as report_m2fdp
 from flwr_privacy.simulations.research.mspdq.attack import report as report_mspdq
 from flwr_privacy.simulations.research.secure_sum.attack import report as report_secure_sum
 from flwr_privacy.simulations.research.udp.attack import report as report_udp
 
-__all__ = ["ATTACKS", "Attack"]
+__all__ = ["ATTACKS"]
 
-
-class Attack(Protocol):
-    """Runs a round, attacks what the server has of it, and draws what was found."""
-
-    def __call__(
-        self,
-        *,
-        task: str | None,
-        clients: int | None,
-        records: int | None,
-        seed: int,
-        data_root: Path | None,
-        out: Path,
-    ) -> Report:
-        """Attack; None stands for the attack's own default."""
-
-
-ATTACKS: dict[str, Attack] = {
+ATTACKS: dict[str, Callable[[AttackOptions], Report]] = {
     "secure-sum": report_secure_sum,
     "mspdq": report_mspdq,
     "udp": report_udp,

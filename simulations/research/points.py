@@ -1,4 +1,4 @@
-"""What a function of an experiment is given and gives back."""
+"""Types of a function of an experiment: the points that it gets and the values it returns."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,1 +1,1 @@
-"""How a run is carried out on an engine, and what a user sees meanwhile."""
+"""Carries out runs on an engine and shows their progress."""

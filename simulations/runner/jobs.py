@@ -1,4 +1,4 @@
-"""Carry out a run on an engine, with a display of its progress, and keep how it ended."""
+"""Carries out runs on an engine, shows their progress, and records how they ended."""
 
 import logging
 import threading
@@ -29,7 +29,7 @@ SEED_WARNING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """Where runs are carried out.
+    """Options of the engine that carries out the runs.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def _logged(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
-    """Write down how the runs ended, if they fail or end here."""
+    """Record how the runs ended if they fail or end here."""
 
     def finish(status: str, error: str | None = None) -> None:
         for run in runs:
@@ -213,7 +213,7 @@ def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
 
 @contextmanager
 def shown(run: RunFolder) -> Iterator[None]:
-    """Show the rounds as the app writes them, whichever process it runs in."""
+    """Show the rounds while the app writes them, in whichever process it runs."""
     done = threading.Event()
     with Progress(run.path.name, run.settings.rounds) as progress:
 

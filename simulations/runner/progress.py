@@ -1,4 +1,4 @@
-"""What a user sees of a run while it goes on: a live panel, or plain lines where nobody watches."""
+"""Shows the progress of a run: a live panel in a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ REFRESH_PER_SECOND = 4
 
 
 class Progress:
-    """Display of one run.
+    """Shows the progress of one run.
 
     On a terminal it is a bar with the figures of the last round below it; the clock and the time
     left go on between rounds. Elsewhere (a pipe, a CI job) each round is one line of text.
@@ -77,7 +77,7 @@ class Progress:
             self._live.stop()
 
     def update(self, line: Mapping[str, Any]) -> None:
-        """Show the line of a round, as it is in ``metrics.jsonl``."""
+        """Show a line of ``metrics.jsonl``."""
         self._seconds = float(line.get("seconds", self._seconds))
         if self._round is None or line["round"] <= self._round:  # the first, or rounds done again
             self._bytes = {r: count for r, count in self._bytes.items() if r < line["round"]}

@@ -1,1 +1,1 @@
-"""A run as data: its settings, schemes by name, and the folder that it leaves."""
+"""Settings of a run, schemes by name, and the run folder."""

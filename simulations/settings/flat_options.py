@@ -1,4 +1,4 @@
-"""Strategies from flat keys, as the command line and experiment files have them.
+"""Builds strategies from flat keys, as the command line and experiment files use them.
 
 ``--set seed=1 --set epsilon=2`` is ``loop=LoopOptions(seed=1)`` and ``epsilon=2`` of a strategy:
 which object takes a key follows from the fields of the dataclasses.

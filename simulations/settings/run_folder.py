@@ -1,4 +1,4 @@
-"""Run folders: what a run was told, what came of it, and one line for every round.
+"""Run folders: the settings of a run, its summary, and one line for every round.
 
 Whoever writes or reads such a folder does it here: the app while it runs, the display that follows
 it, the report afterwards.
@@ -145,12 +145,12 @@ class RunFolder:
 
     @property
     def settings_path(self) -> Path:
-        """What the run was told: `Settings` as TOML."""
+        """The settings of the run: `Settings` as TOML."""
         return self.path / "settings.toml"
 
     @property
     def summary_path(self) -> Path:
-        """What came of it: status, times, versions, error."""
+        """The summary of the run: status, times, versions, error."""
         return self.path / "summary.json"
 
     @property
@@ -160,7 +160,7 @@ class RunFolder:
 
     @property
     def checkpoint_path(self) -> Path:
-        """What a resumed run starts from."""
+        """The checkpoint from which a resumed run starts."""
         return self.path / "checkpoint.bin"
 
     @property
@@ -170,7 +170,7 @@ class RunFolder:
 
     @property
     def card_path(self) -> Path:
-        """What the run promises and every charge, renewed in every round."""
+        """The guarantee of the run and every charge, rewritten in every round."""
         return self.path / "privacy-card.json"
 
     @property
@@ -180,7 +180,7 @@ class RunFolder:
 
     @property
     def settings(self) -> Settings:
-        """What the run was told.
+        """The settings of the run.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What came of the run so far.
+        """The summary of the run so far.
 
         Raises
         ------
@@ -241,7 +241,7 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep others from carrying out the run; that ends with this process, however it ends.
+        """Lock the run for this process; the lock ends with the process, even if it is killed.
 
         Raises
         ------
@@ -270,7 +270,7 @@ class RunFolder:
             file.write(json.dumps(dict(line)) + "\n")
 
     def update(self, **changes: Any) -> None:
-        """Replace some values of the summary; whoever reads sees all of them or none.
+        """Replace some values of the summary; a reader sees all of the changes or none.
 
         Raises
         ------
@@ -282,7 +282,7 @@ class RunFolder:
         self._write_summary({**self.summary, **changes})
 
     def begin(self) -> None:
-        """Note that the run begins now; a folder may be made long before.
+        """Record that the run begins; a folder may be made long before.
 
         Raises
         ------
@@ -292,7 +292,7 @@ class RunFolder:
         self.update(started=_now())
 
     def finish(self, status: str, error: str | None = None) -> None:
-        """Note how the run ended.
+        """Record how the run ended.
 
         Parameters
         ----------
@@ -491,7 +491,7 @@ class _Tail:
                 yield line
 
     def last(self) -> dict[str, Any] | None:
-        """Return the line that has no end yet, or None if it was cut."""
+        """Return the unfinished last line, or None if it was cut."""
         with self.path.open("rb") as file:
             file.seek(self.position)
             try:
@@ -500,7 +500,7 @@ class _Tail:
                 return None
 
     def rest(self) -> Iterator[dict[str, Any]]:
-        """Yield all that follows, when nobody writes any more."""
+        """Yield the remaining lines once nobody writes any more."""
         yield from self.lines()
         last = self.last()
         if last is not None:

@@ -47,7 +47,7 @@ __all__ = ["SCHEMES", "Scheme", "client_of", "scheme"]
 
 @dataclass(frozen=True)
 class Scheme:
-    """A scheme's two halves.
+    """The server half and the client half of a scheme.
 
     Parameters
     ----------

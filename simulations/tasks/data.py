@@ -32,7 +32,7 @@ LabelArray = NDArray[np.int64]
 
 
 def load(name: str, *, data_root: str | Path | None = None, download: bool = False) -> Dataset:
-    """Return a data set; a process reads each one once.
+    """Return a data set; a process reads each data set once.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def load(name: str, *, data_root: str | Path | None = None, download: bool = Fal
 
 
 def available(data_root: str | Path | None = None) -> dict[str, str]:
-    """Say of each data set whether it can be used, without raising.
+    """Report for each data set whether it can be used; does not raise.
 
     Returns
     -------

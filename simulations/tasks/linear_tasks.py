@@ -1,4 +1,4 @@
-"""Classification by linear regression: its model, its loss, and the features it rests on.
+"""Classification by linear regression: model, loss, and feature maps.
 
 The label of a record is a row of zeros with a 1 for its class, the prediction the column of
 ``phi(x) W`` that is largest. Schemes that train a torch model train W by its gradients, schemes for

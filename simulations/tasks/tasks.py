@@ -175,7 +175,7 @@ def regression_data(
 
 
 def regression_parameters(task: Task, settings: Settings) -> dict[str, Any]:
-    """Return what a strategy for linear regression must know of a task and its data.
+    """Return the parameters of a linear-regression strategy for a task and its data.
 
     The step of ``settings.training`` is one on the mean loss over all records; such a strategy's is
     one on their sum.

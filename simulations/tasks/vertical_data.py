@@ -1,4 +1,4 @@
-"""The data sets that come as columns of several parties or of none in particular.
+"""Parsers for the data sets whose columns belong to several parties.
 
 ``mfeat``: the six views of UCI's multiple features of handwritten digits, side by side, 649 columns
 of 2,000 digits; 40 % of them are test records.

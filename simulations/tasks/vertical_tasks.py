@@ -1,4 +1,4 @@
-"""What schemes train whose clients have columns of the same rows: data, and a central model.
+"""Tasks of vertical schemes: the clients' columns of the same rows, and the central model.
 
 The server has the labels and the central model, each client a block of columns. The features are
 brought into [0, 1] or [-1, 1], which such schemes take for granted: pixels by the least and the

@@ -23,8 +23,8 @@ from flwr_privacy.simulations.research.acfl.numpy_simulation import (
 )
 from flwr_privacy.simulations.research.acfl.synthetic_data import (
     SyntheticData,
-    heterogeneous_scene,
-    paper_scene,
+    heterogeneous_data,
+    paper_data,
 )
 from flwr_privacy.simulations.research.acfl.theory import coded_fixed_point
 
@@ -37,13 +37,13 @@ def noise(s: float) -> dict[str, float]:
     return {"sigma1_sq": s, "sigma2_sq": s}
 
 
-def falling(scene: SyntheticData) -> StepSize:
+def falling(data: SyntheticData) -> StepSize:
     """Return 1 / (lambda (t + 3))."""
-    return StepSize(1 / (3 * scene.convexity), "shifted", 3)
+    return StepSize(1 / (3 * data.convexity), "shifted", 3)
 
 
 def small(kind: str = "heterogeneous") -> SyntheticData:
-    make = heterogeneous_scene if kind == "heterogeneous" else paper_scene
+    make = heterogeneous_data if kind == "heterogeneous" else paper_data
     return make(3, N=6, m=12, d=4, o=3)
 
 
@@ -51,7 +51,7 @@ def small(kind: str = "heterogeneous") -> SyntheticData:
 
 
 def plainly(
-    scene: SyntheticData,
+    data: SyntheticData,
     setting: ACFLSettings,
     *,
     rounds: int,
@@ -60,22 +60,22 @@ def plainly(
     ridge: float,
 ) -> tuple[list[float], list[tuple[float, float]], Array]:
     """Train one setting device by device and round by round, as section 3.2 has it."""
-    answered = stragglers(scene, setting, rounds=rounds, seed=seed)
-    coded = coded_set(scene, setting, seed=seed)
+    answered = stragglers(data, setting, rounds=rounds, seed=seed)
+    coded = coded_set(data, setting, seed=seed)
     policy = setting.policy()
-    d, o = scene.start.shape
-    W = scene.start
-    losses = [loss(scene, W)]
+    d, o = data.start.shape
+    W = data.start
+    losses = [loss(data, W)]
     weights = []
     for t in range(1, rounds + 1):
         came = [
-            gradient(scene.features[i], scene.labels[i], W) for i in np.flatnonzero(answered[t - 1])
+            gradient(data.features[i], data.labels[i], W) for i in np.flatnonzero(answered[t - 1])
         ]
         size = setting.model_bound**2 if setting.alpha == "bounds" else np.sum(W**2)
         found = policy.weigh(
             t=t,
             answered=len(came),
-            devices=scene.devices,
+            devices=data.devices,
             squares=sum(float(np.sum(G**2)) for G in came),
             energy=coded_energy(float(size), setting.sigma1_sq, setting.sigma2_sq, d, o),
         )
@@ -84,14 +84,13 @@ def plainly(
             total = found.coded * moments_gradient(coded, W)
             total = total + found.received * sum(came, start=np.zeros((d, o))) + ridge * W
             W = W - steps.at(t) * total
-        losses.append(loss(scene, W))
+        losses.append(loss(data, W))
     return losses, weights, W
 
 
-def loss(scene: SyntheticData, W: Array) -> float:
+def loss(data: SyntheticData, W: Array) -> float:
     return sum(
-        float(np.sum((X @ W - Y) ** 2)) / 2
-        for X, Y in zip(scene.features, scene.labels, strict=True)
+        float(np.sum((X @ W - Y) ** 2)) / 2 for X, Y in zip(data.features, data.labels, strict=True)
     )
 
 
@@ -127,34 +126,34 @@ SEED = 2  # at a rate of 0.9 nobody answers in its first three rounds
 
 @cache
 def together(kind: str) -> TrainingCurve:
-    scene = small(kind)
+    data = small(kind)
     settings = list(SETTINGS.values())
-    return simulate(scene, settings, rounds=ROUNDS, steps=falling(scene), seed=SEED, ridge=RIDGE)
+    return simulate(data, settings, rounds=ROUNDS, steps=falling(data), seed=SEED, ridge=RIDGE)
 
 
 @pytest.mark.parametrize("kind", ["heterogeneous", "paper"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_all_settings_at_once_train_as_each_does_plainly(name: str, kind: str) -> None:
-    scene, row = small(kind), list(SETTINGS).index(name)
+    data, row = small(kind), list(SETTINGS).index(name)
     losses, weights, W = plainly(
-        scene, SETTINGS[name], rounds=ROUNDS, steps=falling(scene), seed=SEED, ridge=RIDGE
+        data, SETTINGS[name], rounds=ROUNDS, steps=falling(data), seed=SEED, ridge=RIDGE
     )
-    course = together(kind)
-    assert np.linalg.norm(course.models[row] - W) <= 1e-12 * np.linalg.norm(W)
-    assert np.abs(course.losses[row] - losses).max() <= 1e-12 * max(losses)
-    pairs = np.stack([course.coded[row], course.received[row]], axis=1)
+    curve = together(kind)
+    assert np.linalg.norm(curve.models[row] - W) <= 1e-12 * np.linalg.norm(W)
+    assert np.abs(curve.losses[row] - losses).max() <= 1e-12 * max(losses)
+    pairs = np.stack([curve.coded[row], curve.received[row]], axis=1)
     np.testing.assert_allclose(pairs, weights, rtol=1e-12, atol=1e-15)
 
 
 def test_blocks_of_rounds_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, settings = small(), [ACFLSettings(), ACFLSettings(straggler_rate=0.4, alpha=0)]
-    whole = simulate(scene, settings, rounds=25, steps=falling(scene), seed=1)
+    data, settings = small(), [ACFLSettings(), ACFLSettings(straggler_rate=0.4, alpha=0)]
+    whole = simulate(data, settings, rounds=25, steps=falling(data), seed=1)
     # Of a round and stream: A, R, A^2, A R, |R|^2, and the number.
     values = 2 * (4 * 4 + 4 * 3) + 2
     monkeypatch.setattr(
         "flwr_privacy.simulations.research.acfl.numpy_simulation._BLOCK", 7 * values * 2
     )
-    parts = simulate(scene, settings, rounds=25, steps=falling(scene), seed=1)
+    parts = simulate(data, settings, rounds=25, steps=falling(data), seed=1)
     np.testing.assert_allclose(parts.excess, whole.excess, rtol=1e-12)
 
 
@@ -162,155 +161,153 @@ def test_blocks_of_rounds_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_settings_meet_the_same_stragglers_and_the_same_noise() -> None:
-    scene = small()
+    data = small()
     few, many = (
-        stragglers(scene, ACFLSettings(straggler_rate=rate), rounds=500, seed=0)
+        stragglers(data, ACFLSettings(straggler_rate=rate), rounds=500, seed=0)
         for rate in (0.2, 0.4)
     )
     assert not (many & ~few).any()
     # Standard error of the share that answered, of 3000: 0.009.
     assert abs(many.mean() - 0.6) < 4 * 0.009
-    assert not stragglers(scene, ACFLSettings(silent=2), rounds=9, seed=0)[:, :2].any()
-    one, four = (coded_set(scene, ACFLSettings(**noise(s)), seed=0) for s in (1.0, 4.0))
-    exact = coded_set(scene, ACFLSettings(**noise(0)), seed=0)
+    assert not stragglers(data, ACFLSettings(silent=2), rounds=9, seed=0)[:, :2].any()
+    one, four = (coded_set(data, ACFLSettings(**noise(s)), seed=0) for s in (1.0, 4.0))
+    exact = coded_set(data, ACFLSettings(**noise(0)), seed=0)
     for part in range(2):
         np.testing.assert_allclose(four[part] - exact[part], 2 * (one[part] - exact[part]))
 
 
 def test_the_summed_noise_has_the_variance_of_all_devices() -> None:
-    scene = small()
-    sets = [
-        coded_set(scene, ACFLSettings(sigma1_sq=2.0, sigma2_sq=0.5), seed=n) for n in range(500)
-    ]
+    data = small()
+    sets = [coded_set(data, ACFLSettings(sigma1_sq=2.0, sigma2_sq=0.5), seed=n) for n in range(500)]
     for part, exact, s in (
-        ("features", scene.curvature, 2.0),
-        ("labels", scene.cross.sum(axis=0), 0.5),
+        ("features", data.curvature, 2.0),
+        ("labels", data.cross.sum(axis=0), 0.5),
     ):
         apart = np.array([getattr(one, part) - exact for one in sets])
-        squares = np.sum(apart**2, axis=(1, 2)) / (scene.devices * s)
+        squares = np.sum(apart**2, axis=(1, 2)) / (data.devices * s)
         degrees = exact.size
         assert abs(squares.mean() - degrees) < 4 * math.sqrt(2 * degrees / len(sets))
 
 
 def test_the_projected_set_is_without_bias_and_has_the_error_of_its_formula() -> None:
-    scene, s = small(), 0.2
+    data, s = small(), 0.2
     setting = ACFLSettings(alpha=0.5, encoding="scfl", sigma1_sq=s, sigma2_sq=0)
-    data = list(zip(scene.features, scene.labels, strict=True))
-    true = sum(gradient(X, Y, scene.start) for X, Y in data)
+    pairs = list(zip(data.features, data.labels, strict=True))
+    true = sum(gradient(X, Y, data.start) for X, Y in pairs)
     found = np.array(
-        [moments_gradient(coded_set(scene, setting, seed=n), scene.start) for n in range(2000)]
+        [moments_gradient(coded_set(data, setting, seed=n), data.start) for n in range(2000)]
     )
     errors = found - true
     standard = errors.std(axis=0, ddof=1) / math.sqrt(len(found))
     assert (np.abs(errors.mean(axis=0)) < 4 * standard).all()
     squares = np.sum(errors**2, axis=(1, 2))
-    expected = projected_mse(data, scene.start, c=4, s=s)
+    expected = projected_mse(pairs, data.start, c=4, s=s)
     assert abs(squares.mean() - expected) < 4 * squares.std(ddof=1) / math.sqrt(len(found))
 
 
 def test_the_scenes_are_what_they_are_said_to_be() -> None:
-    scene = paper_scene(0)
-    assert scene.features.shape == scene.labels.shape == (100, 100, 10)
+    data = paper_data(0)
+    assert data.features.shape == data.labels.shape == (100, 100, 10)
     # The mean square of uniform features is 1/3: A is near 10^4 / 3 I.
-    assert abs(np.trace(scene.curvature) / 10 / (1e4 / 3) - 1) < 0.02
-    assert scene.least_loss < 1e-20
-    assert loss(scene, scene.start) == pytest.approx(rehearsed_start(scene), rel=1e-9)
-    for entries in (scene.start, scene.best):
+    assert abs(np.trace(data.curvature) / 10 / (1e4 / 3) - 1) < 0.02
+    assert data.least_loss < 1e-20
+    assert loss(data, data.start) == pytest.approx(rehearsed_start(data), rel=1e-9)
+    for entries in (data.start, data.best):
         assert entries.min() > 0 - 1e-12
         assert entries.max() < 1 / 30 + 1e-12
-    apart = heterogeneous_scene(0)
+    apart = heterogeneous_data(0)
     gradients = apart.gram @ apart.best - apart.cross
     assert np.abs(gradients.sum(axis=0)).max() < 1e-10
     assert (np.linalg.norm(gradients, axis=(1, 2)) > 1).all()
     assert apart.convexity == pytest.approx(np.linalg.eigvalsh(apart.curvature).min())
-    assert (paper_scene(1).features != scene.features).all()
+    assert (paper_data(1).features != data.features).all()
 
 
-def rehearsed_start(scene: SyntheticData) -> float:
-    course = simulate(scene, [ACFLSettings()], rounds=1, steps=PAPER_STEPS, seed=0)
-    return float(course.losses[0, 0])
+def rehearsed_start(data: SyntheticData) -> float:
+    curve = simulate(data, [ACFLSettings()], rounds=1, steps=PAPER_STEPS, seed=0)
+    return float(curve.losses[0, 0])
 
 
 # -- Facts --------------------------------------------------------------------------------------
 
 
 def test_F9_without_noise_the_coded_data_are_all_that_is_needed() -> None:
-    scene = heterogeneous_scene(0)
-    exact = coded_set(scene, ACFLSettings(**noise(0)), seed=0)
-    for W in (scene.start, scene.best, np.ones(scene.start.shape)):
-        true = sum(gradient(X, Y, W) for X, Y in zip(scene.features, scene.labels, strict=True))
+    data = heterogeneous_data(0)
+    exact = coded_set(data, ACFLSettings(**noise(0)), seed=0)
+    for W in (data.start, data.best, np.ones(data.start.shape)):
+        true = sum(gradient(X, Y, W) for X, Y in zip(data.features, data.labels, strict=True))
         np.testing.assert_allclose(moments_gradient(exact, W), true, rtol=1e-10, atol=1e-11)
     settings = [
         ACFLSettings(alpha=0, straggler_rate=0),
         *(ACFLSettings(straggler_rate=p, **noise(0)) for p in (0.2, 0.4, 0.95)),
         ACFLSettings(silent=19, straggler_rate=0, assumed_rate=0.95, **noise(0)),
     ]
-    course = simulate(scene, settings, rounds=100, steps=falling(scene), seed=0)
-    assert (course.coded[1:] == 1).all()
-    assert (course.received[1:] == 0).all()
-    for model in course.models[1:]:
-        np.testing.assert_allclose(model, course.models[0], rtol=1e-9)
+    curve = simulate(data, settings, rounds=100, steps=falling(data), seed=0)
+    assert (curve.coded[1:] == 1).all()
+    assert (curve.received[1:] == 0).all()
+    for model in curve.models[1:]:
+        np.testing.assert_allclose(model, curve.models[0], rtol=1e-9)
 
 
 def test_F10_without_stragglers_it_is_gradient_descent_whatever_the_noise() -> None:
-    scene = heterogeneous_scene(0)
-    steps = falling(scene)
+    data = heterogeneous_data(0)
+    steps = falling(data)
     settings = [ACFLSettings(straggler_rate=0, **noise(s)) for s in (0.01, 1.0, 1e6)]
-    course = simulate(scene, settings, rounds=100, steps=steps, seed=0)
-    assert (course.coded == 0).all()
-    assert (course.received == 1).all()
-    W = scene.start
+    curve = simulate(data, settings, rounds=100, steps=steps, seed=0)
+    assert (curve.coded == 0).all()
+    assert (curve.received == 1).all()
+    W = data.start
     for t in range(1, 101):
-        W = W - steps.at(t) * (scene.curvature @ W - scene.cross.sum(axis=0))
-    for model in course.models:
+        W = W - steps.at(t) * (data.curvature @ W - data.cross.sum(axis=0))
+    for model in curve.models:
         np.testing.assert_allclose(model, W, rtol=1e-9)
 
 
 def test_F11_rounds_without_an_answer() -> None:
-    scene = small()
+    data = small()
     setting = ACFLSettings(straggler_rate=0.9)
-    came = stragglers(scene, setting, rounds=ROUNDS, seed=SEED).sum(axis=1)
+    came = stragglers(data, setting, rounds=ROUNDS, seed=SEED).sum(axis=1)
     first = int(np.flatnonzero(came)[0])
     assert first == 3
     later = np.flatnonzero((came == 0) & (np.arange(ROUNDS) > first))
-    course = simulate(scene, [setting], rounds=ROUNDS, steps=falling(scene), seed=SEED)
-    assert (course.excess[0, : first + 1] == course.excess[0, 0]).all()
-    assert np.isnan(course.coded[0, :first]).all()
-    assert np.isfinite(course.coded[0, first:]).all()
-    assert (course.coded[0, later] > 0).all()
+    curve = simulate(data, [setting], rounds=ROUNDS, steps=falling(data), seed=SEED)
+    assert (curve.excess[0, : first + 1] == curve.excess[0, 0]).all()
+    assert np.isnan(curve.coded[0, :first]).all()
+    assert np.isfinite(curve.coded[0, first:]).all()
+    assert (curve.coded[0, later] > 0).all()
     # Nobody at all: only weights that need no estimate do anything.
-    nobody = {"silent": scene.devices, "straggler_rate": 0, "assumed_rate": 0.999999}
+    nobody = {"silent": data.devices, "straggler_rate": 0, "assumed_rate": 0.999999}
     settings = [
         ACFLSettings(**nobody),
         ACFLSettings(alpha=1.0, **nobody),
         ACFLSettings(**BOUNDS, **nobody),
     ]
-    course = simulate(scene, settings, rounds=ROUNDS, steps=falling(scene), seed=SEED)
-    assert (course.models[0] == scene.start).all()
-    assert np.isfinite(course.excess).all()
-    assert (course.models[1:] != scene.start).all()
+    curve = simulate(data, settings, rounds=ROUNDS, steps=falling(data), seed=SEED)
+    assert (curve.models[0] == data.start).all()
+    assert np.isfinite(curve.excess).all()
+    assert (curve.models[1:] != data.start).all()
 
 
 def test_F13_a_constant_weight_settles_where_the_frozen_noise_puts_it() -> None:
-    scene, alpha = heterogeneous_scene(0), 0.5
+    data, alpha = heterogeneous_data(0), 0.5
     setting = ACFLSettings(alpha=alpha, straggler_rate=0.4, **noise(0.1))
-    coded = coded_set(scene, setting, seed=0)
-    cross = scene.cross.sum(axis=0)
+    coded = coded_set(data, setting, seed=0)
+    cross = data.cross.sum(axis=0)
     settles = coded_fixed_point(
-        scene.curvature,
+        data.curvature,
         cross,
-        coded.features - scene.curvature,
+        coded.features - data.curvature,
         coded.labels - cross,
         alpha,
     )
-    steps = StepSize(1 / (3 * scene.convexity), "shifted", 3)
-    course = simulate(scene, [setting], rounds=20_000, steps=steps, seed=0)
-    model = course.models[0]
+    steps = StepSize(1 / (3 * data.convexity), "shifted", 3)
+    curve = simulate(data, [setting], rounds=20_000, steps=steps, seed=0)
+    model = curve.models[0]
     assert np.linalg.norm(model - settles) < 0.02 * np.linalg.norm(settles)
-    assert np.linalg.norm(model - scene.best) > 5 * np.linalg.norm(model - settles)
-    apart = settles - scene.best
-    excess = np.sum(apart * (scene.curvature @ apart)) / 2
-    assert course.excess[0, -1] == pytest.approx(excess, rel=0.05)
+    assert np.linalg.norm(model - data.best) > 5 * np.linalg.norm(model - settles)
+    apart = settles - data.best
+    excess = np.sum(apart * (data.curvature @ apart)) / 2
+    assert curve.excess[0, -1] == pytest.approx(excess, rel=0.05)
 
 
 @cache
@@ -325,14 +322,14 @@ def on_the_papers_data() -> tuple[dict[tuple[float, str], Array], dict[float, Ar
         for s in (0.01, 1.0, 10.0):
             settings[p, f"ACFL {s:g}"] = ACFLSettings(**rate, **noise(s))
             settings[p, f"NA {s:g}"] = ACFLSettings(alpha=0.5, **rate, **noise(s))
-    courses = [
+    curves = [
         simulate(
-            paper_scene(seed), list(settings.values()), rounds=1000, steps=PAPER_STEPS, seed=seed
+            paper_data(seed), list(settings.values()), rounds=1000, steps=PAPER_STEPS, seed=seed
         )
         for seed in range(20)
     ]
-    losses = np.array([course.losses[:, -1] for course in courses])
-    weights = np.mean([course.coded for course in courses], axis=0)
+    losses = np.array([curve.losses[:, -1] for curve in curves])
+    weights = np.mean([curve.coded for curve in curves], axis=0)
     rows = {p: weights[list(settings).index((p, "ACFL 1"))] for p in (0.2, 0.4)}
     return dict(zip(settings, losses.T, strict=True)), rows
 
@@ -375,7 +372,7 @@ def test_F15_the_order_at_equal_epsilon() -> None:
     rows = np.array(
         [
             simulate(
-                paper_scene(seed),
+                paper_data(seed),
                 list(settings.values()),
                 rounds=1000,
                 steps=PAPER_STEPS,
@@ -402,9 +399,9 @@ def test_F18_on_devices_that_differ_the_adaptive_weight_has_a_floor() -> None:
     ]
     rows = []
     for seed in range(3):
-        scene = heterogeneous_scene(seed)
-        course = simulate(scene, settings, rounds=5000, steps=falling(scene), seed=seed)
-        rows.append(course.excess[:, [10, 1000, 5000]])
+        data = heterogeneous_data(seed)
+        curve = simulate(data, settings, rounds=5000, steps=falling(data), seed=seed)
+        rows.append(curve.excess[:, [10, 1000, 5000]])
     acfl, uncoded, horizon, half = np.mean(rows, axis=0)
     assert abs(acfl[2] / acfl[1] - 1) < 0.05
     assert uncoded[1] > 3 * uncoded[2]
@@ -420,9 +417,9 @@ def test_silent_devices_are_what_the_coded_data_are_for() -> None:
     ]
     rows = np.array(
         [
-            simulate(scene, settings, rounds=1000, steps=falling(scene), seed=seed).excess[:, -1]
+            simulate(data, settings, rounds=1000, steps=falling(data), seed=seed).excess[:, -1]
             for seed in range(6)
-            for scene in [heterogeneous_scene(seed)]
+            for data in [heterogeneous_data(seed)]
         ]
     )
     for better, worse in zip(rows.T[:-1], rows.T[1:], strict=True):
@@ -430,12 +427,12 @@ def test_silent_devices_are_what_the_coded_data_are_for() -> None:
 
 
 def test_a_setting_that_diverges_leaves_the_others_alone() -> None:
-    scene = paper_scene(0)
+    data = paper_data(0)
     fine = ACFLSettings()
     wild = ACFLSettings(alpha=1.0, **noise(1e9))
     steps = StepSize(1e-4)
-    both = simulate(scene, [fine, wild], rounds=2000, steps=steps, seed=0)
-    alone = simulate(scene, [fine], rounds=2000, steps=steps, seed=0)
+    both = simulate(data, [fine, wild], rounds=2000, steps=steps, seed=0)
+    alone = simulate(data, [fine], rounds=2000, steps=steps, seed=0)
     assert not np.isfinite(both.excess[1, -1])
     np.testing.assert_allclose(both.excess[0], alone.excess[0], rtol=1e-12)
 
@@ -496,4 +493,4 @@ def test_a_scene_whose_shapes_do_not_fit_is_refused(
 
 def test_a_scene_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="m = 0"):
-        paper_scene(0, m=0)
+        paper_data(0, m=0)

@@ -36,7 +36,7 @@ from flwr_privacy.simulations.research.acfl.numpy_simulation import (
     simulate,
     stragglers,
 )
-from flwr_privacy.simulations.research.acfl.synthetic_data import heterogeneous_scene
+from flwr_privacy.simulations.research.acfl.synthetic_data import heterogeneous_data
 from flwr_privacy.strategies import ACFL, DataBounds, Exact, LoopOptions, SetupVariances, Weighting
 
 DEVICES = [data_of(i) for i in range(4)]
@@ -236,13 +236,13 @@ def test_F12_weights_of_this_rounds_answers_are_biased_those_of_the_last_are_not
 def test_a_rehearsal_says_how_the_strategy_trains(
     setting: ACFLSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene, rounds = heterogeneous_scene(3, N=6, m=12, d=4, o=3), 12
+    data, rounds = heterogeneous_data(3, N=6, m=12, d=4, o=3), 12
     steps = StepSize(0.02, "shifted", 5)
-    course = simulate(scene, [setting], rounds=rounds, steps=steps, seed=2, ridge=0.3)
-    coded = coded_set(scene, setting, seed=2)
-    noise = coded.features - scene.curvature, coded.labels - scene.cross.sum(axis=0)
+    curve = simulate(data, [setting], rounds=rounds, steps=steps, seed=2, ridge=0.3)
+    coded = coded_set(data, setting, seed=2)
+    noise = coded.features - data.curvature, coded.labels - data.cross.sum(axis=0)
     set_noise(monkeypatch, {"0": noise}, (setting.sigma1_sq, setting.sigma2_sq))
-    answered = stragglers(scene, setting, rounds=rounds, seed=2)
+    answered = stragglers(data, setting, rounds=rounds, seed=2)
     names = {t: [str(i) for i in np.flatnonzero(~row)] for t, row in enumerate(answered, 1)}
     strategy = ACFL(
         privacy=SetupVariances(sigma1_sq=setting.sigma1_sq, sigma2_sq=setting.sigma2_sq),
@@ -260,13 +260,11 @@ def test_a_rehearsal_says_how_the_strategy_trains(
         ridge=0.3,
         loop=LoopOptions(stragglers=late(names)),
     )
-    app = acfl_client_app(
-        lambda c: (scene.features[int(name_of(c))], scene.labels[int(name_of(c))])
-    )
-    result = run(strategy, app, start=scene.start, nodes=6, num_rounds=rounds)
-    np.testing.assert_allclose(model_after(result), course.models[0], atol=1e-6)
+    app = acfl_client_app(lambda c: (data.features[int(name_of(c))], data.labels[int(name_of(c))]))
+    result = run(strategy, app, start=data.start, nodes=6, num_rounds=rounds)
+    np.testing.assert_allclose(model_after(result), curve.models[0], atol=1e-6)
     weights = [line["scheme"].get("alpha", math.nan) for line in result.history[1:]]
-    np.testing.assert_allclose(weights, course.coded[0], atol=1e-6)
+    np.testing.assert_allclose(weights, curve.coded[0], atol=1e-6)
 
 
 # -- Variants ------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from itertools import combinations
 
-import galois
 import numpy as np
 import pytest
 
@@ -10,17 +9,15 @@ from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs import (
-    batch_rank,
-    check_rank,
+    check_slack,
     pad_rows,
     pad_rows_paper,
-    privacy_matrix_rank,
     server_view_is_tight,
-    server_view_warning,
     slack,
 )
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.privacy.randomness import SecureRandom
+from tests.shared.ranks import rank_mod_p
 
 P = 2**31 - 1
 
@@ -29,7 +26,7 @@ def test_any_T_holders_have_an_invertible_block_and_more_have_no_larger_rank() -
     code = LagrangeCode(N=9, K=2, T=3, field=PrimeField(101))
     for size, rank in [(1, 1), (3, 3), (4, 3), (9, 3)]:
         for coalition in combinations(range(9), size):
-            assert privacy_matrix_rank(code, coalition) == rank
+            assert rank_mod_p(code.matrix[list(coalition), 2:], 101) == rank
 
 
 @pytest.mark.parametrize(
@@ -47,18 +44,9 @@ def test_any_T_holders_have_an_invertible_block_and_more_have_no_larger_rank() -
 )
 def test_F16_the_batches_of_the_six_data_sets(b: int, K: int, E: int, tight: bool) -> None:
     assert server_view_is_tight(b, K, 1, E) is tight
-    warning = server_view_warning(b, K, 1, E)
-    assert bool(warning) is not tight
-    if warning:
-        assert f"(K + T) b = {(K + 1) * b}" in warning
-        most = E // (K + 1)
-        assert f"at most {most} coded rows" in warning
-        assert server_view_is_tight(most, K, 1, E)
-        assert not server_view_is_tight(most + 1, K, 1, E)
-
-
-def test_a_warning_offers_no_smaller_batch_where_there_is_none() -> None:
-    assert "or batches" not in server_view_warning(1, 4, 1, 4)
+    most = E // (K + 1)
+    assert server_view_is_tight(most, K, 1, E)
+    assert not server_view_is_tight(most + 1, K, 1, E)
 
 
 def test_the_slack_is_zero_at_the_largest_batch_that_is_tight() -> None:
@@ -67,55 +55,38 @@ def test_the_slack_is_zero_at_the_largest_batch_that_is_tight() -> None:
     assert slack(16, 2, 1, 45) == -3
 
 
-@pytest.mark.parametrize("p", [5, 97])
-def test_the_rank_of_a_batch_is_that_over_the_field(p: int) -> None:
-    rng = np.random.default_rng(p)
-    GF = galois.GF(p)
-    for _ in range(20):
-        rows = rng.integers(0, p, (rng.integers(1, 7), rng.integers(1, 7)))
-        assert batch_rank(rows, p) == np.linalg.matrix_rank(GF(rows))
-
-
 def test_rows_that_repeat_or_depend_on_one_another_lower_the_rank() -> None:
     rows = np.random.default_rng(0).integers(-255, 256, (5, 40))
-    assert batch_rank(rows, P) == 5
-    assert batch_rank(np.concatenate([rows, rows[:1]]), P) == 5
-    assert batch_rank(np.concatenate([rows, rows[:1] + rows[1:2]]), P) == 5
-    assert batch_rank(np.concatenate([rows, 0 * rows[:1]]), P) == 5
+    assert rank_mod_p(rows, P) == 5
+    assert rank_mod_p(np.concatenate([rows, rows[:1]]), P) == 5
+    assert rank_mod_p(np.concatenate([rows, rows[:1] + rows[1:2]]), P) == 5
+    assert rank_mod_p(np.concatenate([rows, 0 * rows[:1]]), P) == 5
 
 
 def test_powers_of_binary_features_add_nothing_to_the_rank() -> None:
     bits = np.random.default_rng(0).integers(0, 2, (200, 30))
-    assert batch_rank(np.concatenate([bits, bits**2], axis=1), P) == 30
+    assert rank_mod_p(np.concatenate([bits, bits**2], axis=1), P) == 30
 
 
 def test_zero_pads_lower_the_rank_and_random_ones_do_not() -> None:
     segments = Segments(rows=7, K=2)
     rows = np.random.default_rng(0).integers(0, P, (7, 20))
-    assert batch_rank(pad_rows_paper(rows, segments), P) == 7
+    assert rank_mod_p(pad_rows_paper(rows, segments), P) == 7
     random = SecureRandom.insecure(0, "rank")
-    assert batch_rank(pad_rows(rows, segments, PrimeField(), random), P) == 8
+    assert rank_mod_p(pad_rows(rows, segments, PrimeField(), random), P) == 8
 
 
 def test_F16_batches_without_enough_slack_are_refused() -> None:
-    check_rank(b=43, K=6, T=1, E=784, p=P)
+    check_slack(b=43, K=6, T=1, E=784, p=P)
     with pytest.raises(InvalidParameterError, match="at most E - 3 = 43"):
-        check_rank(b=16, K=2, T=1, E=46, p=P)
+        check_slack(b=16, K=2, T=1, E=46, p=P)
     with pytest.raises(InvalidParameterError, match="without zero masks"):
-        check_rank(b=256, K=6, T=1, E=784, p=P)
+        check_slack(b=256, K=6, T=1, E=784, p=P)
 
 
 @pytest.mark.parametrize(("p", "needed"), [(P, 3), (4194301, 3), (65521, 5), (101, 10), (5, 28)])
 def test_the_slack_makes_up_for_a_small_field(p: int, needed: int) -> None:
     assert p**needed >= 2**64 > p ** (needed - 1)
-    check_rank(b=5, K=1, T=1, E=10 + needed, p=p)
+    check_slack(b=5, K=1, T=1, E=10 + needed, p=p)
     with pytest.raises(InvalidParameterError, match=r"\(K \+ T\) b = 10"):
-        check_rank(b=5, K=1, T=1, E=9 + needed, p=p)
-
-
-def test_ranks_of_the_clients_data_are_taken_into_account() -> None:
-    assert len(check_rank(b=5, K=2, T=1, E=60, p=P, ranks=[30, 30])) == 1
-    warnings = check_rank(b=5, K=2, T=1, E=60, p=P, ranks=[15, 15])
-    assert any("add up to 30, not to 60" in warning for warning in warnings)
-    with pytest.raises(InvalidParameterError, match="K b = 10"):
-        check_rank(b=5, K=2, T=1, E=60, p=P, ranks=[4, 5])
+        check_slack(b=5, K=1, T=1, E=9 + needed, p=p)

@@ -114,14 +114,14 @@ def setting(**values: Any) -> FedVSSettings:
     )
 
 
-def course(
-    scene: SyntheticData, own: FedVSSettings, *, rounds: int = 12, seed: int = 1, **values: Any
+def curve(
+    data: SyntheticData, own: FedVSSettings, *, rounds: int = 12, seed: int = 1, **values: Any
 ) -> TrainingCurve:
-    wide = scene.clients if own.aggregation == "concatenate" else 1
+    wide = data.clients if own.aggregation == "concatenate" else 1
     central = values.pop("central", None) or Perceptron((wide * own.embedding, 8, 2))
     watch = values.pop("watch", [rounds])
     return simulate(
-        scene, own, central, watch=watch, by=values.pop("by", "rounds"), rounds=rounds, seed=seed,
+        data, own, central, watch=watch, by=values.pop("by", "rounds"), rounds=rounds, seed=seed,
         **values,
     )  # fmt: skip
 
@@ -151,7 +151,7 @@ def test_F17_what_shares_decode_to_is_the_integer_sum_bit_for_bit(
 ) -> None:
     own = setting(**values)
     integers, coded = (
-        course(small(clients), replace(own, coded=coded), rounds=10) for coded in (False, True)
+        curve(small(clients), replace(own, coded=coded), rounds=10) for coded in (False, True)
     )
     assert same(integers, coded)
     assert integers.loss.tolist() == coded.loss.tolist()
@@ -161,7 +161,7 @@ def test_F17_what_shares_decode_to_is_the_integer_sum_bit_for_bit(
 def test_F17_who_straggles_does_not_change_the_model(coded: bool) -> None:
     own = setting(K=2, coded=coded)
     found = [
-        course(small(10), replace(own, slow=slow, delay_scale=scale), rounds=6)
+        curve(small(10), replace(own, slow=slow, delay_scale=scale), rounds=6)
         for slow, scale in (("drawn", 1.0), ("first", 1.0), ("last", 3.0), ("last", 0.0))
     ]
     assert all(same(found[0], other) for other in found[1:])
@@ -169,15 +169,15 @@ def test_F17_who_straggles_does_not_change_the_model(coded: bool) -> None:
 
 
 def test_the_first_sum_is_that_of_the_rounded_values() -> None:
-    scene, own = small(6), setting(K=1, data_bits=6, weight_bits=5)
+    data, own = small(6), setting(K=1, data_bits=6, weight_bits=5)
     central = Perceptron((5, 8, 2))
-    course(scene, own, rounds=1, central=central)
-    start = Clients(scene, replace(own, method="wait"), seed=1).weights
+    curve(data, own, rounds=1, central=central)
+    start = Clients(data, replace(own, method="wait"), seed=1).weights
     (given,) = central.embeddings
     exact = given.astype(np.float64) * 6 * 2**11
     np.testing.assert_allclose(exact, np.rint(exact), atol=1e-3)  # float32 of integers / 6
     # Within the rounding of weights (one unit of the grid each) of some rows of the rounded data.
-    powers = [np.concatenate([block, block**2], axis=1) for block in scene.blocks]
+    powers = [np.concatenate([block, block**2], axis=1) for block in data.blocks]
     rounded = [np.floor(2**6 * power + 0.5) / 2**6 for power in powers]
     plain = sum(x @ w for x, w in zip(rounded, start, strict=True)) / 6
     bound = sum(np.abs(x).sum(axis=1).max() for x in rounded) / 6 * 2.0**-5
@@ -188,18 +188,18 @@ def test_the_first_sum_is_that_of_the_rounded_values() -> None:
 
 def test_weights_are_kept_within_their_bound() -> None:
     own = setting(w_max=0.75)
-    assert max(np.abs(w).max() for w in course(small(), own).weights) == 0.75
-    free = course(small(), replace(own, project=False))
+    assert max(np.abs(w).max() for w in curve(small(), own).weights) == 0.75
+    free = curve(small(), replace(own, project=False))
     assert max(np.abs(w).max() for w in free.weights) > 0.75
 
 
 def test_FedVS_comes_to_waiting_for_all_as_bits_grow() -> None:
-    scene = small()  # over more rounds the kinks of ReLU make differences of their own
-    wait = course(scene, setting(method="wait", batch_size=41), rounds=2).weights
+    data = small()  # over more rounds the kinks of ReLU make differences of their own
+    wait = curve(data, setting(method="wait", batch_size=41), rounds=2).weights
     gaps = []
     for bits in (2, 6, 12):
         own = setting(K=1, data_bits=bits, weight_bits=bits, batch_size=41, project=False)
-        pairs = zip(course(scene, own, rounds=2).weights, wait, strict=True)
+        pairs = zip(curve(data, own, rounds=2).weights, wait, strict=True)
         gaps.append(max(np.abs(one - other).max() for one, other in pairs))
     assert gaps[0] > 8 * gaps[1] > 64 * gaps[2]
     assert gaps[2] < 1e-5
@@ -214,31 +214,31 @@ def test_the_most_segments_are_those_that_half_of_the_clients_can_decode() -> No
 
 
 def plainly(
-    scene: SyntheticData, weights: list[Array], batches: Sequence[NDArray[np.int64]]
+    data: SyntheticData, weights: list[Array], batches: Sequence[NDArray[np.int64]]
 ) -> list[Array]:
     """Train by waiting for all on given batches, by autograd of one matrix of all columns."""
     central = Perceptron((5, 8, 2))
     arrays: Arrays = central.initial()
-    data = np.concatenate([np.concatenate([b, b**2], axis=1) for b in scene.blocks], axis=1)
+    expanded = np.concatenate([np.concatenate([b, b**2], axis=1) for b in data.blocks], axis=1)
     joint = np.concatenate(weights)
     for rows in batches:
-        embedding = (data[rows] @ joint / scene.clients).astype(np.float32)
-        arrays, gradient, _ = central.step(arrays, embedding, scene.labels[rows], 0.5)
-        joint = joint - 0.5 * data[rows].T @ gradient / scene.clients
+        embedding = (expanded[rows] @ joint / data.clients).astype(np.float32)
+        arrays, gradient, _ = central.step(arrays, embedding, data.labels[rows], 0.5)
+        joint = joint - 0.5 * expanded[rows].T @ gradient / data.clients
     return np.split(joint, np.cumsum([len(w) for w in weights])[:-1])
 
 
 def test_waiting_for_all_is_gradient_descent_on_the_joint_columns() -> None:
-    scene, own = small(), setting(method="wait", batch_size=41)  # a batch is all rows
-    start = Clients(scene, own, seed=1).weights
-    expected = plainly(scene, start, [np.arange(41)] * 12)
-    for one, other in zip(course(scene, own).weights, expected, strict=True):
+    data, own = small(), setting(method="wait", batch_size=41)  # a batch is all rows
+    start = Clients(data, own, seed=1).weights
+    expected = plainly(data, start, [np.arange(41)] * 12)
+    for one, other in zip(curve(data, own).weights, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
 def test_a_masked_sum_is_that_of_waiting_for_all_up_to_its_grid() -> None:
-    scene = small()
-    wait, masked = (course(scene, setting(method=name)) for name in ("wait", "masked"))
+    data = small()
+    wait, masked = (curve(data, setting(method=name)) for name in ("wait", "masked"))
     assert not same(wait, masked)
     for one, other in zip(wait.weights, masked.weights, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3)
@@ -246,23 +246,23 @@ def test_a_masked_sum_is_that_of_waiting_for_all_up_to_its_grid() -> None:
 
 
 def test_who_is_ignored_never_learns_and_is_not_in_the_mean() -> None:
-    scene, own = small(), setting(method="ignore", slow="last")
+    data, own = small(), setting(method="ignore", slow="last")
     central = Perceptron((5, 8, 2))
-    found = course(scene, own, rounds=7, central=central)
+    found = curve(data, own, rounds=7, central=central)
     assert found.updates.tolist() == [7, 7, 7, 0, 0, 0]
-    start = Clients(scene, own, seed=1).weights
+    start = Clients(data, own, seed=1).weights
     assert all(np.array_equal(found.weights[n], start[n]) for n in (3, 4, 5))
     assert not any(np.array_equal(found.weights[n], start[n]) for n in (0, 1, 2))
     fast = SyntheticData(
-        blocks=scene.blocks[:3],
-        labels=scene.labels,
-        test_blocks=scene.test_blocks[:3],
-        test_labels=scene.test_labels,
+        blocks=data.blocks[:3],
+        labels=data.labels,
+        test_blocks=data.test_blocks[:3],
+        test_labels=data.test_labels,
     )
-    alone = course(fast, replace(own, method="wait"), rounds=7)
+    alone = curve(fast, replace(own, method="wait"), rounds=7)
     assert all(np.array_equal(found.weights[n], alone.weights[n]) for n in (0, 1, 2))
     assert found.accuracy.tolist() == alone.accuracy.tolist()  # they are tested alone
-    everybody = course(scene, replace(own, evaluate_all=True), rounds=7)
+    everybody = curve(data, replace(own, evaluate_all=True), rounds=7)
     assert everybody.loss.tolist() != found.loss.tolist()
 
 
@@ -291,12 +291,12 @@ def test_a_clip_gives_wait_dp_a_scale_that_does_not_depend_on_the_data() -> None
 
 
 def test_with_a_large_epsilon_wait_dp_is_waiting_for_all() -> None:
-    scene = small()
-    wait = course(scene, setting(method="wait"))
-    dp = course(scene, setting(method="wait-dp", epsilon=1e9, test_noise=True))
+    data = small()
+    wait = curve(data, setting(method="wait"))
+    dp = curve(data, setting(method="wait-dp", epsilon=1e9, test_noise=True))
     for one, other in zip(wait.weights, dp.weights, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
-    noisy = course(scene, setting(method="wait-dp", epsilon=5.0))
+    noisy = curve(data, setting(method="wait-dp", epsilon=5.0))
     assert np.abs(noisy.weights[0] - wait.weights[0]).max() > 0.01
 
 
@@ -320,10 +320,10 @@ def test_gradients_of_aggregates_are_their_finite_differences(how: str) -> None:
 @pytest.mark.parametrize("how", ["mean", "sum", "concatenate", "max"])
 @pytest.mark.parametrize("method", ["wait", "ignore", "vafl"])
 def test_all_aggregations_train(method: str, how: str) -> None:
-    scene = small(rows=80)
-    scene = replace(scene, test_blocks=scene.blocks, test_labels=scene.labels)
+    data = small(rows=80)
+    data = replace(data, test_blocks=data.blocks, test_labels=data.labels)
     own = setting(method=method, aggregation=how, learning_rate=0.1, batch_size=80)
-    found = course(scene, own, rounds=200, watch=[1, 200])
+    found = curve(data, own, rounds=200, watch=[1, 200])
     assert found.loss[1] < 0.95 * found.loss[0]
 
 
@@ -344,9 +344,9 @@ class Steady:
         return self.times[int(client_id)]
 
 
-def queue(scene: SyntheticData, times: tuple[float, ...], **values: Any) -> Queue:
+def queue(data: SyntheticData, times: tuple[float, ...], **values: Any) -> Queue:
     own = setting(method="vafl", **values)
-    return Queue(scene, own, Perceptron((5, 8, 2)), lambda n, cycle: times[n], 0.0, seed=1)
+    return Queue(data, own, Perceptron((5, 8, 2)), lambda n, cycle: times[n], 0.0, seed=1)
 
 
 def test_F26_clients_with_equal_delays_take_turns() -> None:
@@ -358,9 +358,9 @@ def test_F26_clients_with_equal_delays_take_turns() -> None:
 
 
 def test_F26_a_client_that_is_100_times_slower_stops_nobody() -> None:
-    scene = small(3)
-    found = course(
-        scene, setting(method="vafl", **NO_TIME), rounds=10_000, by="seconds", watch=[100.5],
+    data = small(3)
+    found = curve(
+        data, setting(method="vafl", **NO_TIME), rounds=10_000, by="seconds", watch=[100.5],
         delays=Steady((100.0, 1.0, 1.0)),
     )  # fmt: skip
     assert found.updates.tolist() == [1, 100, 100]
@@ -369,22 +369,22 @@ def test_F26_a_client_that_is_100_times_slower_stops_nobody() -> None:
 
 
 def test_vafl_uses_the_last_embeddings_of_all_others() -> None:
-    scene = small(3, rows=8)
+    data = small(3, rows=8)
     own, central = setting(method="vafl", batch_size=8), Perceptron((5, 8, 2))
-    course(scene, own, rounds=7, central=central, delays=Steady((1.0, 1.6, 10.0)))
+    curve(data, own, rounds=7, central=central, delays=Steady((1.0, 1.6, 10.0)))
     # The same by hand; a batch is all rows, in any order: sort the mean's rows to compare.
-    data = [np.concatenate([b, b**2], axis=1) for b in scene.blocks]
-    weights = Clients(scene, own, seed=1).weights
-    kept = [x @ w for x, w in zip(data, weights, strict=True)]
+    expanded = [np.concatenate([b, b**2], axis=1) for b in data.blocks]
+    weights = Clients(data, own, seed=1).weights
+    kept = [x @ w for x, w in zip(expanded, weights, strict=True)]
     arrays: Arrays = Perceptron((5, 8, 2)).initial()
     for n, given in zip((0, 1, 0, 0, 1, 0, 1), central.embeddings, strict=True):
-        kept[n] = data[n] @ weights[n]
+        kept[n] = expanded[n] @ weights[n]
         mean = np.mean(kept, axis=0)
         np.testing.assert_allclose(np.sort(given, axis=0), np.sort(mean, axis=0), atol=1e-5)
         arrays, gradient, _ = Perceptron((5, 8, 2)).step(
-            arrays, mean.astype(np.float32), scene.labels, 0.5
+            arrays, mean.astype(np.float32), data.labels, 0.5
         )
-        weights[n] = weights[n] - 0.5 * data[n].T @ gradient / 3
+        weights[n] = weights[n] - 0.5 * expanded[n].T @ gradient / 3
 
 
 # -- The clock ----------------------------------------------------------------------------------
@@ -394,8 +394,8 @@ def test_vafl_uses_the_last_embeddings_of_all_others() -> None:
     ("method", "quorum"), [("wait", 10), ("masked", 10), ("wait-dp", 10), ("fedvs", 5)]
 )
 def test_a_round_takes_what_the_delays_say(method: str, quorum: int) -> None:
-    scene, own = small(10), setting(method=method, **NO_TIME)
-    found = course(scene, own, rounds=5, watch=[1, 2, 3, 4, 5])
+    data, own = small(10), setting(method=method, **NO_TIME)
+    found = curve(data, own, rounds=5, watch=[1, 2, 3, 4, 5])
     delays = own.delays(10, seed=1)
     now = shared = 0.0
     for t in range(1, 6):
@@ -408,7 +408,7 @@ def test_a_round_takes_what_the_delays_say(method: str, quorum: int) -> None:
 
 def test_ignoring_waits_for_the_fast_clients_alone() -> None:
     own = setting(method="ignore", **NO_TIME)
-    found = course(small(10), own, rounds=3)
+    found = curve(small(10), own, rounds=3)
     delays = own.delays(10, seed=1)
     expected = sum(
         delays.race(delays.fast, seed=1, server_round=t, phase="train")[1] for t in (1, 2, 3)
@@ -431,7 +431,7 @@ def test_who_is_slow_is_drawn_from_the_seed() -> None:
 
 def test_without_delays_a_round_takes_its_messages_and_products() -> None:
     own = setting(delay_scale=0.0, K=2, bandwidth_mbps=1.0, speed=1e6)
-    found = course(small(10), own, rounds=2, watch=[1, 2])
+    found = curve(small(10), own, rounds=2, watch=[1, 2])
     widths = [2 * (1 + n % 3) for n in range(10)]
     # Ten rows in a batch: five coded ones for two segments. Three clients deal zero masks.
     costs = cost_model(N=10, K=2, T=1, rows=41, widths=widths, h=5, b=5)
@@ -451,7 +451,7 @@ def test_without_delays_a_round_takes_its_messages_and_products() -> None:
 
 
 def seconds_of_a_round(**values: Any) -> float:
-    found = course(small(28), setting(**values), rounds=25, watch=[1, 25])
+    found = curve(small(28), setting(**values), rounds=25, watch=[1, 25])
     return float(found.seconds[1] - found.seconds[0]) / 24
 
 
@@ -482,35 +482,35 @@ def test_F20_a_round_is_shorter_than_waiting_for_all_where_little_time_is_for_sh
 
 
 def test_moments_in_seconds_show_the_rounds_that_have_ended() -> None:
-    scene, own = small(), setting(method="wait")
-    by_round = course(scene, own, rounds=6, watch=list(range(7)))
+    data, own = small(), setting(method="wait")
+    by_round = curve(data, own, rounds=6, watch=list(range(7)))
     ends = by_round.seconds
     assert ends[0] == 0
     watch = [float(ends[3]) - 1e-6, float(ends[3]), float(ends[6]) + 1e6]
-    by_time = course(scene, own, rounds=6, watch=watch, by="seconds")
+    by_time = curve(data, own, rounds=6, watch=watch, by="seconds")
     assert by_time.rounds.tolist() == [2, 3, 6]
     assert by_time.loss.tolist() == by_round.loss[[2, 3, 6]].tolist()
     assert by_time.seconds.tolist() == ends[[2, 3, 6]].tolist()
 
 
 def test_a_training_that_has_made_all_rounds_stands_still() -> None:
-    found = course(small(), setting(), rounds=3, watch=[3, 50])
+    found = curve(small(), setting(), rounds=3, watch=[3, 50])
     assert found.rounds.tolist() == [3, 3]
     assert found.loss[0] == found.loss[1]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_seed_gives_the_same_training_and_another_seed_another(method: str) -> None:
-    scene, own = small(), setting(method=method)
-    one, again, other = (course(scene, own, rounds=4, seed=seed) for seed in (1, 1, 2))
+    data, own = small(), setting(method=method)
+    one, again, other = (curve(data, own, rounds=4, seed=seed) for seed in (1, 1, 2))
     assert same(one, again)
     assert one.seconds.tolist() == again.seconds.tolist()
     assert not same(one, other)
 
 
 def test_all_methods_start_from_the_same_weights() -> None:
-    scene = small()
-    starts = [Clients(scene, setting(method=method), seed=4).weights for method in METHODS]
+    data = small()
+    starts = [Clients(data, setting(method=method), seed=4).weights for method in METHODS]
     for weights in starts[1:]:
         assert all(np.array_equal(*pair) for pair in zip(starts[0], weights, strict=True))
 
@@ -589,7 +589,7 @@ def test_a_setting_that_does_not_fit_the_clients_is_refused(
     values: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        course(small(6), setting(**values))
+        curve(small(6), setting(**values))
 
 
 @pytest.mark.parametrize(
@@ -598,19 +598,19 @@ def test_a_setting_that_does_not_fit_the_clients_is_refused(
 )
 def test_moments_are_ascending(values: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        course(small(), setting(), **values)
+        curve(small(), setting(), **values)
 
 
 def test_blocks_have_the_same_rows_and_columns() -> None:
-    scene = small()
+    data = small()
     for name, value in (
-        ("blocks", (*scene.blocks[:1], scene.blocks[1][:-1])),
-        ("test_blocks", scene.test_blocks[:-1]),
-        ("labels", scene.labels[:-1]),
+        ("blocks", (*data.blocks[:1], data.blocks[1][:-1])),
+        ("test_blocks", data.test_blocks[:-1]),
+        ("labels", data.labels[:-1]),
         ("blocks", ()),
     ):
         with pytest.raises(DataError, match="blocks"):
-            replace(scene, **{name: value})
+            replace(data, **{name: value})
 
 
 def test_delays_and_code_agree_on_the_threshold() -> None:

@@ -17,7 +17,6 @@ from flwr_privacy.fedvs import (
     Scales,
     Segments,
     batch_of,
-    batch_rank,
     check_partial_sum,
     data_shares,
     decode_rows,
@@ -40,6 +39,7 @@ from flwr_privacy.simulations.research.fedvs.theory import (
     embedding_error_bound,
     embedding_error_rms,
 )
+from tests.shared.ranks import rank_mod_p
 
 Elements = NDArray[np.int64]
 
@@ -315,7 +315,7 @@ def test_F14_T_plus_one_holders_open_all_weights() -> None:
 
 def test_F14_in_small_fields_a_few_coalitions_of_T_plus_one_do_not_open_them() -> None:
     code = LagrangeCode(N=9, K=3, T=2, field=PrimeField(97))
-    ranks = [batch_rank(opening(code, list(c)), 97) for c in combinations(range(9), 3)]
+    ranks = [rank_mod_p(opening(code, list(c)), 97) for c in combinations(range(9), 3)]
     assert Counter(ranks) == {3: 83, 2: 1}
 
 

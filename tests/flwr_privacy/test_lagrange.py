@@ -16,11 +16,11 @@ from flwr_privacy.coding.lagrange import (
     lagrange_basis,
     max_partitions,
     max_stragglers,
-    rank_mod_p,
     recovery_threshold,
 )
 from flwr_privacy.errors import InvalidParameterError, NotEnoughSharesError, ProtocolError
 from flwr_privacy.privacy.randomness import SecureRandom
+from tests.shared.ranks import rank_mod_p
 
 LARGE, NARROW = PrimeField(MERSENNE_31), PrimeField(4194301)
 
@@ -297,10 +297,6 @@ def test_F13_any_T_rows_of_the_masks_columns_are_invertible(N, K, T, p):
     for coalition in combinations(range(N), T):
         square = element(chosen.matrix[list(coalition), K:])
         assert np.linalg.det(square) != 0
-        assert chosen.privacy_matrix_rank(coalition) == T
-    assert chosen.privacy_matrix_rank(range(N)) == T
-    assert chosen.privacy_matrix_rank([N - 1]) == 1
-    assert chosen.privacy_matrix_rank([]) == 0
 
 
 @pytest.mark.parametrize(("N", "K", "T"), [(28, 6, 1), (28, 13, 1), (16, 4, 3), (28, 3, 4)])
@@ -483,21 +479,3 @@ def test_answers_that_do_not_fit_are_refused():
     assert str(error.value) == "answers of shapes (2, 2) and (2, 3): expected one"
     with pytest.raises(InvalidParameterError, match="holder = 5: expected an integer from 0 to 4"):
         chosen.decode(answers | {5: np.zeros((2, 2), int)})
-    with pytest.raises(InvalidParameterError, match="coalition = 5: expected an integer from 0"):
-        chosen.privacy_matrix_rank([5])
-
-
-def test_the_rank_is_that_of_galois():
-    import galois
-
-    p = 2**13 - 1
-    element, rng = galois.GF(p), np.random.default_rng(p)
-    for rows, columns, rank in ((6, 9, 4), (9, 6, 6), (5, 5, 0), (7, 7, 7), (1, 4, 1)):
-        left, right = (
-            element(rng.integers(0, p, shape)) for shape in ((rows, rank), (rank, columns))
-        )
-        matrix = np.array(left @ right).astype(np.int64)
-        assert int(np.linalg.matrix_rank(element(matrix))) == rank
-        assert rank_mod_p(matrix, p) == rank
-        assert rank_mod_p(matrix - p, p) == rank
-    assert rank_mod_p(np.zeros((0, 3), int), p) == 0

@@ -23,10 +23,10 @@ from flwr_privacy.simulations.research.m2fdp.numpy_simulation import (
 from flwr_privacy.simulations.research.m2fdp.rounds import Rounds
 from flwr_privacy.simulations.research.m2fdp.synthetic_data import (
     SyntheticData,
-    labelled_scene,
+    generated_data,
+    labelled_data,
     random_patches,
     split,
-    synthetic_scene,
 )
 from flwr_privacy.simulations.tasks.data import load
 from flwr_privacy.wire.identity import stream
@@ -55,20 +55,20 @@ def quiet(N: int = 50, d: int = 2000) -> SyntheticData:
 # -- It is the plain algorithm ------------------------------------------------------------------
 
 
-def plainly(scene: SyntheticData, setting: M2FDPSettings, *, rounds: int, seed: int) -> Array:
+def plainly(data: SyntheticData, setting: M2FDPSettings, *, rounds: int, seed: int) -> Array:
     """Train device by device and node by node, without noise, in float64."""
     tree = setting.tree
-    W = np.zeros((scene.features.shape[2], scene.classes))
+    W = np.zeros((data.features.shape[2], data.classes))
     for t in range(1, rounds + 1):
         draws = stream(seed, "m2fdp batches", t)
-        shape = scene.labels.shape
+        shape = data.labels.shape
         taking = participants(tree, setting, t, seed)
         models = dict.fromkeys(tree.devices, W)
         tier_after = {s.start + s.steps: s.tier for s in setting.schedule.segments()}
         for k in range(1, setting.schedule.steps + 1):
             taken = draws.random(shape, dtype=np.float32) < setting.rate
             for i, device in enumerate(tree.devices):
-                g = gradient(scene.features[i][taken[i]], scene.labels[i][taken[i]], models[device])
+                g = gradient(data.features[i][taken[i]], data.labels[i][taken[i]], models[device])
                 if setting.clip is not None:
                     g = g * min(1.0, setting.clip / max(float(np.linalg.norm(g)), 1e-300))
                 falling = math.sqrt(t + 1) if setting.step_rule == "inv_sqrt" else 1.0
@@ -133,17 +133,17 @@ def gradient(X: NDArray[Any], labels: NDArray[Any], W: Array) -> Array:
     ],
 )
 def test_A1_noise_off_equals_nested_loops(tree: TierTree, more: dict[str, Any]) -> None:
-    scene = synthetic_scene(3, N=6, m=12, d=5, classes=3, each=2)
+    data = generated_data(3, N=6, m=12, d=5, classes=3, each=2)
     given = {"schedule": EventSchedule(steps=4, events={1: 2}), "learning_rate": 0.5, "clip": 0.5}
     setting = M2FDPSettings(tree=tree, calibration="none", rate=0.3, **{**given, **more})
-    course = simulate(scene, [setting], rounds=3, seed=4)
-    expected = plainly(scene, setting, rounds=3, seed=4)
-    assert np.linalg.norm(course.models[0] - expected) < 1e-5 * np.linalg.norm(expected)
-    assert not course.noise.any()
+    curve = simulate(data, [setting], rounds=3, seed=4)
+    expected = plainly(data, setting, rounds=3, seed=4)
+    assert np.linalg.norm(curve.models[0] - expected) < 1e-5 * np.linalg.norm(expected)
+    assert not curve.noise.any()
 
 
 def test_settings_together_train_as_each_does_alone() -> None:
-    scene = synthetic_scene(0, N=6, m=30, d=8)
+    data = generated_data(0, N=6, m=30, d=8)
     schedule = EventSchedule(steps=4, events={1: 2})
     paper = {"calibration": "paper", "alpha": 0.05, "schedule": schedule}
     settings = [
@@ -156,23 +156,23 @@ def test_settings_together_train_as_each_does_alone() -> None:
         ),
         M2FDPSettings(tree=TierTree.of_fanouts("2,3"), perturb=0.5, **paper),
     ]
-    together = simulate(scene, settings, rounds=5, seed=1)
+    together = simulate(data, settings, rounds=5, seed=1)
     for row, setting in enumerate(settings):
-        alone = simulate(scene, [setting], rounds=5, seed=1)
+        alone = simulate(data, [setting], rounds=5, seed=1)
         np.testing.assert_allclose(together.models[row], alone.models[0], rtol=2e-3, atol=2e-3)
         np.testing.assert_array_equal(together.noise[row], alone.noise[0])
         np.testing.assert_array_equal(together.energy[row], alone.energy[0])
 
 
 def test_a_perturbation_without_noise_is_a_longer_step() -> None:
-    scene = synthetic_scene(0, N=6, m=30, d=8)
+    data = generated_data(0, N=6, m=30, d=8)
     one = {"tree": TierTree.of_fanouts("2,3"), "calibration": "none", "clip": None}
     settings = [
         M2FDPSettings(**one, perturb=1.0, learning_rate=0.1),
         M2FDPSettings(**one, learning_rate=0.2),
     ]
-    course = simulate(scene, settings, rounds=4, seed=1)
-    np.testing.assert_allclose(course.models[0], course.models[1], rtol=1e-4, atol=1e-5)
+    curve = simulate(data, settings, rounds=4, seed=1)
+    np.testing.assert_allclose(curve.models[0], curve.models[1], rtol=1e-4, atol=1e-5)
 
 
 # -- The noise ----------------------------------------------------------------------------------
@@ -217,24 +217,24 @@ def test_the_noise_of_a_round_is_that_of_variance_by_tier(
 def test_what_the_models_get_has_the_variance_that_is_said(tree: TierTree) -> None:
     schedule = EVERY_5 if tree.depth > 1 else EventSchedule(steps=20)
     setting = M2FDPSettings(tree=tree, schedule=schedule, calibration="paper", learning_rate=0.5)
-    course = simulate(quiet(), [setting], rounds=2, seed=0)
-    said = np.sum(course.noise[0] ** 2)
+    curve = simulate(quiet(), [setting], rounds=2, seed=0)
+    said = np.sum(curve.noise[0] ** 2)
     # 20,000 values: the standard error of a variance is 1 %.
-    assert course.models[0].var() == pytest.approx(said, rel=0.04)
-    assert abs(course.models[0].mean()) < 4 * math.sqrt(said / course.models[0].size)
+    assert curve.models[0].var() == pytest.approx(said, rel=0.04)
+    assert abs(curve.models[0].mean()) < 4 * math.sqrt(said / curve.models[0].size)
 
 
 def test_the_variance_holds_on_an_uneven_tree_with_two_tiers_of_events() -> None:
     schedule = EventSchedule(steps=6, events={1: [4], 2: [1, 3]})
     setting = M2FDPSettings(tree=UNEVEN, schedule=schedule, calibration="paper")
-    course = simulate(quiet(N=6), [setting], rounds=1, seed=0)
+    curve = simulate(quiet(N=6), [setting], rounds=1, seed=0)
     z = noise_multiplier(q=0.05, n_comp=6, eps=1, delta=1e-5)
     # aa is under a, which b's like is not: 3 devices, released at steps 4 and 6; 3 alone under ab,
     # released at 1, 3, 4, 6; b with 2 devices once.
     sigma = 2 * 6 * z
     expected = 2 * (sigma / 3 / 4) ** 2 + 4 * (sigma / 4) ** 2 + (sigma / 2 / 2) ** 2
-    assert course.noise[0, 0] ** 2 == pytest.approx(expected, rel=1e-9)
-    assert course.models[0].var() == pytest.approx(expected, rel=0.04)
+    assert curve.noise[0, 0] ** 2 == pytest.approx(expected, rel=1e-9)
+    assert curve.models[0].var() == pytest.approx(expected, rel=0.04)
 
 
 def test_A13_a_star_is_local_noise_and_so_is_a_tree_that_nobody_trusts() -> None:
@@ -244,14 +244,14 @@ def test_A13_a_star_is_local_noise_and_so_is_a_tree_that_nobody_trusts() -> None
         M2FDPSettings(tree=TierTree.of_fanouts("10,5", p=0), **once),
         M2FDPSettings(tree=TierTree.of_fanouts("10,5", p=1), **once),
     ]
-    scene = synthetic_scene(0)
-    course = simulate(scene, settings, rounds=3, seed=0)
+    data = generated_data(0)
+    curve = simulate(data, settings, rounds=3, seed=0)
     z = noise_multiplier(q=0.05, n_comp=60, eps=1, delta=1e-5)
     device = z * 2 * 0.01 * 20
-    assert course.noise[0, 0] == pytest.approx(device / math.sqrt(50), rel=1e-6)
-    np.testing.assert_allclose(course.models[1], course.models[0], rtol=1e-3, atol=1e-3)
+    assert curve.noise[0, 0] == pytest.approx(device / math.sqrt(50), rel=1e-6)
+    np.testing.assert_allclose(curve.models[1], curve.models[0], rtol=1e-3, atol=1e-3)
     # Central noise at each of 10 edges of 5 devices.
-    assert course.noise[2, 0] == pytest.approx(device / 5 / math.sqrt(10), rel=1e-6)
+    assert curve.noise[2, 0] == pytest.approx(device / 5 / math.sqrt(10), rel=1e-6)
 
 
 def test_a_device_pays_its_budget_whatever_path_the_controller_takes() -> None:
@@ -306,22 +306,22 @@ def test_fewer_participants_are_drawn_evenly_and_cost_noise() -> None:
     expected = 5 * (edge / 10) ** 2 + 4 * 15 * (device / 30) ** 2
     assert rounds.of((20, 2, 3)).std ** 2 == pytest.approx(expected, rel=1e-9)
     assert rounds.counts((20, 2, 3)) == [2] * 5 + [3] * 5
-    course = simulate(quiet(), [setting], rounds=1, seed=0)
+    curve = simulate(quiet(), [setting], rounds=1, seed=0)
     # Composed over the one round that was asked for.
-    assert course.models[0].var() == pytest.approx(expected / 40, rel=0.04)
+    assert curve.models[0].var() == pytest.approx(expected / 40, rel=0.04)
 
 
 def test_A18_energy_and_delay_of_a_course() -> None:
-    scene = synthetic_scene(0, d=784)
+    data = generated_data(0, d=784)
     settings = [
         M2FDPSettings(tree=DEFAULT, schedule=EVERY_5, calibration="none"),
         M2FDPSettings(tree=DEFAULT, schedule=EVERY_5, calibration="none", path=[(5, 5, 5)]),
     ]
-    course = simulate(scene, settings, rounds=2, seed=0)
-    assert course.energy[0].tolist() == pytest.approx([0, 1.5183986, 3.0367972], rel=1e-6)
-    assert course.seconds[0].tolist() == pytest.approx([0, 5.458688, 10.917376], rel=1e-6)
-    assert course.energy[1].tolist() == pytest.approx([0, 0.4983206, 0.4983206], rel=1e-6)
-    assert course.accuracy[1, 2] == course.accuracy[1, 1]
+    curve = simulate(data, settings, rounds=2, seed=0)
+    assert curve.energy[0].tolist() == pytest.approx([0, 1.5183986, 3.0367972], rel=1e-6)
+    assert curve.seconds[0].tolist() == pytest.approx([0, 5.458688, 10.917376], rel=1e-6)
+    assert curve.energy[1].tolist() == pytest.approx([0, 0.4983206, 0.4983206], rel=1e-6)
+    assert curve.accuracy[1, 2] == curve.accuracy[1, 1]
 
 
 # -- Orderings ----------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_A18_energy_and_delay_of_a_course() -> None:
 def digits(devices: int, seed: int) -> SyntheticData:
     data = load("digits")
     size = float(np.sqrt(np.mean(data.features.astype(np.float64) ** 2) * 64))
-    return labelled_scene(
+    return labelled_data(
         data.features / size,
         data.labels,
         data.test_features / size,
@@ -351,9 +351,9 @@ def last(settings: Mapping[Any, M2FDPSettings], *, rounds: int) -> dict[Any, flo
     devices = len(next(iter(settings.values())).tree.devices)
     found = []
     for seed in range(3):
-        scene = digits(devices, seed)
-        course: TrainingCurve = simulate(scene, list(settings.values()), rounds=rounds, seed=seed)
-        found.append(course.accuracy[:, -1])
+        data = digits(devices, seed)
+        curve: TrainingCurve = simulate(data, list(settings.values()), rounds=rounds, seed=seed)
+        found.append(curve.accuracy[:, -1])
     return dict(zip(settings, np.mean(found, axis=0).tolist(), strict=True))
 
 
@@ -430,7 +430,7 @@ def test_a_split_is_fair_and_disjoint() -> None:
         assert sorted(numbers.tolist()) == [0] * 7 + [8] * 3
     assert (np.bincount(labels[parts.ravel()]) == 120).all()
     assert not np.array_equal(parts, split(labels, devices=50, each=3, seed=2))
-    few = labelled_scene(
+    few = labelled_data(
         np.eye(1200, dtype=np.float32),
         labels,
         np.eye(1200, dtype=np.float32),
@@ -481,11 +481,11 @@ def test_a_bad_setting_is_refused_by_name(more: dict[str, Any], text: str) -> No
 
 
 def test_a_rehearsal_that_does_not_fit_is_refused() -> None:
-    scene = synthetic_scene(0, N=10)
+    data = generated_data(0, N=10)
     with pytest.raises(InvalidParameterError, match="tree = '50 devices': expected 10 devices"):
-        simulate(scene, [M2FDPSettings(tree=DEFAULT)], rounds=1, seed=0)
+        simulate(data, [M2FDPSettings(tree=DEFAULT)], rounds=1, seed=0)
     with pytest.raises(InvalidParameterError, match="settings"):
-        simulate(scene, [], rounds=1, seed=0)
+        simulate(data, [], rounds=1, seed=0)
 
 
 def test_records_that_do_not_suffice_are_refused() -> None:

@@ -35,6 +35,18 @@ def imported(module: str) -> frozenset[str]:
     return frozenset(found & modules().keys())
 
 
+@cache
+def foreign(module: str) -> frozenset[str]:
+    """Return the packages outside of the product that a module imports, wherever in its source."""
+    found = set()
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(_source(node, module))
+    return frozenset({name.partition(".")[0] for name in found} - {"flwr_privacy"})
+
+
 def reached(starts: set[str]) -> set[str]:
     """Return what some modules import, and what that imports; packages are looked through."""
     found: set[str] = set()

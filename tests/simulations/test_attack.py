@@ -20,20 +20,20 @@ from flwr_privacy.simulations.research.secure_sum.attack import (
     invert,
     observe,
     read_codes,
-    scene_of,
+    setup_of,
 )
 
 CLIENTS = 20
 
 
 @pytest.fixture(scope="module")
-def scene() -> AttackSetup:
-    return scene_of("digits-linear", clients=CLIENTS, records=1, seed=0, data_root=None)
+def setup() -> AttackSetup:
+    return setup_of("digits-linear", clients=CLIENTS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
-def findings(scene: AttackSetup) -> dict[str, ViewFinding]:
-    return {finding.view: finding for finding in attack_secure_sum(scene)}
+def findings(setup: AttackSetup) -> dict[str, ViewFinding]:
+    return {finding.view: finding for finding in attack_secure_sum(setup)}
 
 
 def test_without_a_secure_sum_every_record_is_recovered(findings: dict[str, ViewFinding]) -> None:
@@ -44,14 +44,14 @@ def test_without_a_secure_sum_every_record_is_recovered(findings: dict[str, View
 
 
 def test_what_is_found_is_the_record_itself(
-    scene: AttackSetup, findings: dict[str, ViewFinding]
+    setup: AttackSetup, findings: dict[str, ViewFinding]
 ) -> None:
     found = findings["one upload, no secure sum"].found
-    np.testing.assert_allclose(found, scene.records(0, CLIENTS), atol=1e-3)
+    np.testing.assert_allclose(found, setup.records(0, CLIENTS), atol=1e-3)
 
 
 def test_a_masked_vector_says_as_much_as_a_random_one(
-    scene: AttackSetup, findings: dict[str, ViewFinding]
+    setup: AttackSetup, findings: dict[str, ViewFinding]
 ) -> None:
     recovery = findings["one masked vector"].recovery
     assert not recovery.recovered.any()
@@ -62,7 +62,7 @@ def test_a_masked_vector_says_as_much_as_a_random_one(
     random = np.array(
         [
             [
-                scene.matches(invert(scene, uniform_codes(scene, draws)), i, i + 1).similarities[0]
+                setup.matches(invert(setup, uniform_codes(setup, draws)), i, i + 1).similarities[0]
                 for i in range(CLIENTS)
             ]
             for _ in range(100)
@@ -72,14 +72,14 @@ def test_a_masked_vector_says_as_much_as_a_random_one(
     assert abs(recovery.similarities.mean() - random.mean()) < 5 * error
 
 
-def uniform_codes(scene: AttackSetup, draws: np.random.Generator) -> dict[str, np.ndarray]:
-    return {n: draws.integers(-(2**40), 2**40, a.shape) for n, a in scene.start.items()}
+def uniform_codes(setup: AttackSetup, draws: np.random.Generator) -> dict[str, np.ndarray]:
+    return {n: draws.integers(-(2**40), 2**40, a.shape) for n, a in setup.start.items()}
 
 
 def test_read_in_the_same_way_a_vector_without_masks_gives_the_record_away(
-    scene: AttackSetup,
+    setup: AttackSetup,
 ) -> None:
-    upload = observe(scene, clients=2).uploads[1]
+    upload = observe(setup, clients=2).uploads[1]
     secure_sum = SecureSum()
     bounds = secure_sum.bounds(CLIENTS)
     codes = {
@@ -87,10 +87,10 @@ def test_read_in_the_same_way_a_vector_without_masks_gives_the_record_away(
         for name in sorted(upload)
     }
     vector = pack(residues(codes, 3, bounds), bounds.modulus_bits)
-    read = read_codes(vector, bounds.modulus_bits, scene.start)
+    read = read_codes(vector, bounds.modulus_bits, setup.start)
     for name, array in codes.items():
         np.testing.assert_array_equal(read[name], 3 * array)
-    assert scene.matches(invert(scene, read), 1, 2).similarities[0] > 0.999
+    assert setup.matches(invert(setup, read), 1, 2).similarities[0] > 0.999
 
 
 def test_the_more_clients_a_sum_has_the_less_it_says_of_one_and_never_nothing(
@@ -105,8 +105,8 @@ def test_the_more_clients_a_sum_has_the_less_it_says_of_one_and_never_nothing(
     assert means[-1] > sums[CLIENTS].guessed.mean()
 
 
-def test_the_sum_that_is_opened_is_that_of_the_uploads(scene: AttackSetup) -> None:
-    plain, secret = (observe(scene, clients=3, secure_sum=s) for s in (None, SecureSum()))
+def test_the_sum_that_is_opened_is_that_of_the_uploads(setup: AttackSetup) -> None:
+    plain, secret = (observe(setup, clients=3, secure_sum=s) for s in (None, SecureSum()))
     for name, array in secret.mean.items():
         mean = sum(np.asarray(upload[name], np.float64) for upload in plain.uploads) / 3
         step = SecureSum().grid.step
@@ -116,21 +116,21 @@ def test_the_sum_that_is_opened_is_that_of_the_uploads(scene: AttackSetup) -> No
 
 
 def test_guesses_and_records_are_of_different_people_and_guesses_are_more_than_candidates(
-    scene: AttackSetup,
+    setup: AttackSetup,
 ) -> None:
-    assert scene.guesses.shape == (10 + 10, 64)
-    assert len(np.unique(scene.records(0, CLIENTS), axis=0)) == CLIENTS
-    distances = np.abs(scene.records(0, CLIENTS)[:, None] - scene.guesses).max(axis=2)
+    assert setup.guesses.shape == (10 + 10, 64)
+    assert len(np.unique(setup.records(0, CLIENTS), axis=0)) == CLIENTS
+    distances = np.abs(setup.records(0, CLIENTS)[:, None] - setup.guesses).max(axis=2)
     assert distances.min() > 0
 
 
 def test_several_records_of_a_client_are_attacked_together() -> None:
-    scene = scene_of("digits-mlp", clients=3, records=2, seed=1, data_root=None)
-    findings = attack_secure_sum(scene)
+    setup = setup_of("digits-mlp", clients=3, records=2, seed=1, data_root=None)
+    findings = attack_secure_sum(setup)
     assert [finding.view for finding in findings[2:]] == ["sum of 2 clients", "sum of 3 clients"]
     assert [len(f.recovery.similarities) for f in findings] == [6, 6, 4, 6]
     np.testing.assert_array_equal(
-        scene.records(1, 2), scene.features[1].reshape(2, 64).astype(np.float64)
+        setup.records(1, 2), setup.features[1].reshape(2, 64).astype(np.float64)
     )
     upload, masked, *_ = (finding.recovery.recovered for finding in findings)
     assert upload.all()  # of two records each is alone at some unit

@@ -1,6 +1,8 @@
 """What a server has of real trainings of ACFL, what is found in it, and what the command shows."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from flwr_privacy.simulations.research.acfl.linear_gradients import recover_mome
 from flwr_privacy.simulations.research.acfl.regression import Devices, Heard, listen
 from flwr_privacy.simulations.research.acfl.solving import NOISED, PLAIN, SUMMED, Attacked, attack
 from flwr_privacy.simulations.research.attack import ATTACKS
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 
 DEVICES, RECORDS = 3, 12
 
@@ -152,14 +155,8 @@ def test_the_command_prints_and_draws_it(
     attacked: Attacked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acfl, "attack", lambda devices: attacked)  # the one that is there
-    report = ATTACKS["acfl"](
-        task="digits-pixels",
-        clients=DEVICES,
-        records=RECORDS,
-        seed=0,
-        data_root=None,
-        out=tmp_path,
-    )
+    options = AttackOptions(task="digits-pixels", clients=DEVICES, records=RECORDS, out=tmp_path)
+    report = ATTACKS["acfl"](options)
     (table,) = report.tables
     assert table.row_count == 3 + 5 + 4 + 3
     assert "3 devices, records of each: 12, d = 64, o = 10" in str(table.title)
@@ -187,7 +184,6 @@ def test_the_command_prints_and_draws_it(
     ],
     ids=["task", "clients", "records", "seed"],
 )
-def test_what_is_not_allowed_is_named(change: dict[str, object], text: str, tmp_path: Path) -> None:
-    given = {"task": None, "clients": None, "records": None, "seed": 0, **change}
+def test_what_is_not_allowed_is_named(change: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        ATTACKS["acfl"](**given, data_root=None, out=tmp_path)  # type: ignore[arg-type]
+        ATTACKS["acfl"](replace(AttackOptions(out=tmp_path), **change))

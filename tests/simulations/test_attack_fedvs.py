@@ -1,7 +1,9 @@
 """What parties of FedVS find on the digits, and what the command prints and draws."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs.sharing import decode_rows
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.research.attack import ATTACKS
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 from flwr_privacy.simulations.research.fedvs import attack as fedvs
 from flwr_privacy.simulations.research.fedvs.attack_views import (
     Distance,
@@ -168,7 +171,7 @@ def test_the_command_prints_and_draws_it(
     monkeypatch.setattr(fedvs, "_ROUNDS", (5, 20))
     monkeypatch.setattr(fedvs, "_WEIGHT_BITS", (8, 16))
     monkeypatch.setattr(fedvs, "_WIDTHS", (16, 96))
-    found = ATTACKS["fedvs"](task=None, clients=6, records=20, seed=1, data_root=None, out=tmp_path)
+    found = ATTACKS["fedvs"](AttackOptions(clients=6, records=20, seed=1, out=tmp_path))
     shares, views, sums, labels, weights = found.tables
     assert str(shares.title).endswith("N = 6, K = 2, T = 1")
     assert shares.row_count == 3
@@ -208,7 +211,6 @@ def test_what_opens_against_the_promise_is_called_that() -> None:
     ],
     ids=["task", "few", "many", "records", "seed"],
 )
-def test_what_is_not_allowed_is_named(change: dict[str, object], text: str, tmp_path: Path) -> None:
-    given = {"task": None, "clients": None, "records": None, "seed": 0, **change}
+def test_what_is_not_allowed_is_named(change: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        ATTACKS["fedvs"](**given, data_root=None, out=tmp_path)  # type: ignore[arg-type]
+        ATTACKS["fedvs"](replace(AttackOptions(out=tmp_path), **change))

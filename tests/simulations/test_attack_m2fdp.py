@@ -4,8 +4,10 @@ The noise is from a cryptographic generator where no seed is given: what is asse
 the chance that stands beside it.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,34 +16,34 @@ from matplotlib.image import imread
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.attack import ATTACKS
-from flwr_privacy.simulations.research.attacks.setup import AttackSetup
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, AttackSetup
 from flwr_privacy.simulations.research.m2fdp import attack as m2fdp
 from flwr_privacy.simulations.research.m2fdp.forgery import FORGERIES, HONEST, Forged, forge
 from flwr_privacy.simulations.research.m2fdp.relay import Tapped, tap
 from flwr_privacy.simulations.research.m2fdp.zone import Sight, sights
 from flwr_privacy.simulations.research.m2fdp.zone_audit import audit_edges, audits, edge_audits
-from flwr_privacy.simulations.research.secure_sum.attack import scene_of
+from flwr_privacy.simulations.research.secure_sum.attack import setup_of
 
 MEMBERS = 5
 
 
 @pytest.fixture(scope="module")
-def scene() -> AttackSetup:
-    return scene_of("digits-linear", clients=MEMBERS, records=1, seed=0, data_root=None)
+def setup() -> AttackSetup:
+    return setup_of("digits-linear", clients=MEMBERS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
-def seen(scene: AttackSetup) -> dict[str, Sight]:
-    return {sight.name: sight for sight in sights(scene)}
+def seen(setup: AttackSetup) -> dict[str, Sight]:
+    return {sight.name: sight for sight in sights(setup)}
 
 
 def test_of_two_members_one_has_the_record_of_the_other(
-    scene: AttackSetup, seen: dict[str, Sight]
+    setup: AttackSetup, seen: dict[str, Sight]
 ) -> None:
     sight = seen["1 of 2"]
     assert sight.errors.max() < 1e-5  # what float32 leaves of an update of a norm of about 0.2
     assert sight.recovery.recovered.all()
-    np.testing.assert_allclose(sight.found, scene.records(1, 2), atol=0.05)
+    np.testing.assert_allclose(sight.found, setup.records(1, 2), atol=0.05)
 
 
 def test_members_that_work_together_have_it_in_any_zone(seen: dict[str, Sight]) -> None:
@@ -68,8 +70,8 @@ def test_without_clean_events_there_is_noise_only(seen: dict[str, Sight]) -> Non
 
 
 def test_a_zone_of_two_is_the_smallest_and_the_largest() -> None:
-    scene = scene_of("digits-mlp", clients=2, records=2, seed=1, data_root=None)
-    found = sights(scene)
+    setup = setup_of("digits-mlp", clients=2, records=2, seed=1, data_root=None)
+    found = sights(setup)
     assert [sight.name for sight in found] == ["1 of 2", "1 of 2, no clean event"]
     assert [len(sight.recovery.similarities) for sight in found] == [2, 2]
     assert found[0].recovery.recovered.all()
@@ -189,9 +191,7 @@ def test_only_the_lemma_with_clean_events_is_flagged() -> None:
 def test_one_run_of_the_command_shows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(m2fdp, "audits", partial(audits, epsilons=(4.0,), runs=2000))
     monkeypatch.setattr(m2fdp, "edge_audits", partial(edge_audits, edges=20))
-    report = ATTACKS["m2fdp"](
-        task=None, clients=3, records=None, seed=1, data_root=None, out=tmp_path
-    )
+    report = ATTACKS["m2fdp"](AttackOptions(clients=3, seed=1, out=tmp_path))
     zone, server, forgeries, paths, edges = report.tables
     rows = [table.row_count for table in report.tables]
     assert rows == [4, 2, len(FORGERIES) + 1, 4, 4]
@@ -222,7 +222,7 @@ def test_one_run_of_the_command_shows_all(tmp_path: Path, monkeypatch: pytest.Mo
         ({"seed": -1}, "seed = -1: expected an integer of at least 0"),
     ],
 )
-def test_what_is_not_allowed_is_named(values: dict[str, int], text: str, tmp_path: Path) -> None:
-    allowed = {"task": None, "clients": 2, "records": 1, "seed": 0, "data_root": None}
+def test_what_is_not_allowed_is_named(values: dict[str, Any], text: str, tmp_path: Path) -> None:
+    options = replace(AttackOptions(clients=2, records=1, out=tmp_path), **values)
     with pytest.raises(InvalidParameterError, match=text):
-        ATTACKS["m2fdp"](**{**allowed, **values}, out=tmp_path)  # type: ignore[arg-type]
+        ATTACKS["m2fdp"](options)

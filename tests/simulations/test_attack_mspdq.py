@@ -8,7 +8,7 @@ from apps import make
 
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.research.attacks.setup import AttackSetup
-from flwr_privacy.simulations.research.mspdq.attack import scene_of
+from flwr_privacy.simulations.research.mspdq.attack import setup_of
 from flwr_privacy.simulations.research.mspdq.images import reconstruct, reconstruct_sum
 from flwr_privacy.simulations.research.mspdq.mixing import layout_of, overhear, overhear_masked
 from flwr_privacy.simulations.research.mspdq.models import Estimate, Views, views_of
@@ -19,13 +19,13 @@ ALL = {"min_train_nodes": CLIENTS, "min_available_nodes": CLIENTS}
 
 
 @pytest.fixture(scope="module")
-def scene() -> AttackSetup:
-    return scene_of("digits-lenet", clients=CLIENTS, records=1, seed=0, data_root=None)
+def setup() -> AttackSetup:
+    return setup_of("digits-lenet", clients=CLIENTS, records=1, seed=0, data_root=None)
 
 
 @pytest.fixture(scope="module")
-def views(scene: AttackSetup) -> Views:
-    return views_of(scene)
+def views(setup: AttackSetup) -> Views:
+    return views_of(setup)
 
 
 def named(views: Views, name: str) -> Estimate:
@@ -46,10 +46,10 @@ def error(views: Views, name: str) -> float:
     ],
 )
 def test_what_is_overheard_are_the_messages_whose_means_the_server_sends(
-    scene: AttackSetup, strategy: MSP
+    setup: AttackSetup, strategy: MSP
 ) -> None:
-    seen = overhear(scene, strategy)
-    assert seen.messages.shape == (CLIENTS, 4, layout_of(scene).size)
+    seen = overhear(setup, strategy)
+    assert seen.messages.shape == (CLIENTS, 4, layout_of(setup).size)
     # The averages are sent in float32.
     np.testing.assert_allclose(
         seen.averages, seen.messages.mean(axis=0), atol=1e-6 * np.abs(seen.messages).max()
@@ -106,9 +106,9 @@ def test_more_steps_tell_more(views: Views) -> None:
     assert tracked[0][-1] == error(views, "MSPDQ 8: all messages")
 
 
-def test_a_masked_vector_reads_as_codes_of_chance(scene: AttackSetup, views: Views) -> None:
+def test_a_masked_vector_reads_as_codes_of_chance(setup: AttackSetup, views: Views) -> None:
     strategy = make(MSPDQ, secure_sum=SecureSum(), bound=0.25, **ALL)
-    seen = overhear_masked(scene, strategy, clients=CLIENTS)
+    seen = overhear_masked(setup, strategy, clients=CLIENTS)
     levels = strategy.terms.levels
     codes = (seen.messages[:, 1] - seen.messages[:, 0]) / seen.steps + (levels - 1) / 2
     assert np.abs(codes - np.rint(codes)).max() < 1e-6
@@ -127,7 +127,7 @@ def test_a_masked_vector_reads_as_codes_of_chance(scene: AttackSetup, views: Vie
     )
 
 
-def test_the_mean_that_is_opened_is_that_of_the_models(scene: AttackSetup, views: Views) -> None:
+def test_the_mean_that_is_opened_is_that_of_the_models(setup: AttackSetup, views: Views) -> None:
     assert list(views.sums) == [2, CLIENTS]
     for size, mean in views.sums.items():
         missed = mean - views.truth[:size].mean(axis=0)
@@ -139,10 +139,10 @@ def test_the_mean_that_is_opened_is_that_of_the_models(scene: AttackSetup, views
 
 
 def test_images_are_found_where_models_are_and_nowhere_else(
-    scene: AttackSetup, views: Views
+    setup: AttackSetup, views: Views
 ) -> None:
     images = {
-        name: reconstruct(scene, name, named(views, name).models)
+        name: reconstruct(setup, name, named(views, name).models)
         for name in (
             "FedAvg: upload",
             "MSP: message 0",
@@ -154,7 +154,7 @@ def test_images_are_found_where_models_are_and_nowhere_else(
     for name in ("FedAvg: upload", "MSP: 2 messages", "MSPDQ 4: all messages"):
         assert images[name].recovery.recovered.all()
         assert images[name].errors.max() < 1e-3
-        np.testing.assert_allclose(images[name].found, scene.records(0, CLIENTS), atol=0.1)
+        np.testing.assert_allclose(images[name].found, setup.records(0, CLIENTS), atol=0.1)
         assert images[name].labels == CLIENTS
     for name in ("MSP: message 0", "MSPDQ 8, secure: masked"):
         assert not images[name].recovery.recovered.any()
@@ -164,20 +164,20 @@ def test_images_are_found_where_models_are_and_nowhere_else(
         assert images[name].found.max() <= 1
 
 
-def test_a_mean_of_few_images_gives_them_away(scene: AttackSetup, views: Views) -> None:
-    images = reconstruct_sum(scene, "mean", views.sums[2], clients=2)
+def test_a_mean_of_few_images_gives_them_away(setup: AttackSetup, views: Views) -> None:
+    images = reconstruct_sum(setup, "mean", views.sums[2], clients=2)
     assert images.found.shape == (2, 64)
     assert images.recovery.recovered.all()
     assert images.labels is None
-    np.testing.assert_allclose(images.found, scene.records(0, 2), atol=0.3)
+    np.testing.assert_allclose(images.found, setup.records(0, 2), atol=0.3)
 
 
 def test_several_records_of_a_client_are_searched_for_together() -> None:
-    scene = scene_of("digits-lenet", clients=2, records=2, seed=3, data_root=None)
-    layout = layout_of(scene)
-    models = np.array([layout.vector(scene.train(i, scene.start)) for i in range(2)])
-    images = reconstruct(scene, "models", models)
+    setup = setup_of("digits-lenet", clients=2, records=2, seed=3, data_root=None)
+    layout = layout_of(setup)
+    models = np.array([layout.vector(setup.train(i, setup.start)) for i in range(2)])
+    images = reconstruct(setup, "models", models)
     assert images.labels is None
     assert images.converged.shape == images.errors.shape == (4,)
     assert images.recovery.recovered.all()
-    np.testing.assert_allclose(images.found, scene.records(0, 2), atol=0.1)
+    np.testing.assert_allclose(images.found, setup.records(0, 2), atol=0.1)

@@ -14,6 +14,7 @@ import pytest
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.attack import ATTACKS
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 from flwr_privacy.simulations.research.udp import attack as udp
 from flwr_privacy.simulations.research.udp.attack_membership import Inferred, infer
 from flwr_privacy.simulations.research.udp.canaries import (
@@ -128,9 +129,8 @@ def test_with_noise_not_more_than_the_ledger_allows(noised: Inferred) -> None:
 def test_one_run_of_the_command_shows_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(udp, "audit", partial(audit, rounds=1, canaries=600, guesses=150))
     monkeypatch.setattr(udp, "infer", partial(infer, rounds=2, shadows=4))
-    report = ATTACKS["udp"](
-        task="digits-linear", clients=3, records=12, seed=1, data_root=None, out=tmp_path
-    )
+    options = AttackOptions(task="digits-linear", clients=3, records=12, seed=1, out=tmp_path)
+    report = ATTACKS["udp"](options)
     audits, members = report.tables
     assert audits.row_count == 7
     assert "36 members and as many others" in str(members.title)

@@ -29,7 +29,7 @@ from flwr_privacy.simulations.reliability.endurance_checks import (
     size_of,
 )
 from flwr_privacy.simulations.reliability.endurance_faults import FaultPlan, Journal
-from flwr_privacy.simulations.reliability.federations import SCENES
+from flwr_privacy.simulations.reliability.federations import FEDERATIONS
 from flwr_privacy.simulations.reliability.grid import FAULTS
 from flwr_privacy.simulations.reliability.page import long_rows, page, sections, write_long_runs
 from flwr_privacy.strategies import UDP, SchemeStrategy
@@ -162,11 +162,11 @@ def test_a_charge_that_the_card_lacks_is_reported(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_training_that_ends_early_is_reported() -> None:
-    scene = replace(
-        SCENES["udp"], options={"unit": "user", "rounds": 500, "epsilon": 1.0, "delta": 1e-5}
+    federation = replace(
+        FEDERATIONS["udp"], options={"unit": "user", "rounds": 500, "epsilon": 1.0, "delta": 1e-5}
     )
-    stopped = replace(scene, options={**scene.options, "min_train_nodes": 9})
-    assert "InvalidParameterError" in endure("udp", rounds=20, rate=0, scene=stopped).wrong[0]
+    stopped = replace(federation, options={**federation.options, "min_train_nodes": 9})
+    assert "InvalidParameterError" in endure("udp", rounds=20, rate=0, federation=stopped).wrong[0]
 
 
 # -- The books -----------------------------------------------------------------------------------
@@ -252,12 +252,12 @@ def test_a_journal_forgets_what_came_before_a_ledger_was_lost(tmp_path: Path) ->
 # -- Faults --------------------------------------------------------------------------------------
 
 
-def strikes(course: FaultPlan, rounds: int) -> list[tuple[int, str, str, str]]:
+def strikes(plan: FaultPlan, rounds: int) -> list[tuple[int, str, str, str]]:
     found = []
     for server_round in range(1, rounds + 1):
         for phase in ("train", "evaluate"):
             for client in "0123":
-                if (strike := course.strike(phase, server_round, client)) is not None:
+                if (strike := plan.strike(phase, server_round, client)) is not None:
                     found.append((server_round, phase, client, strike.fault))
     return found
 
@@ -277,9 +277,9 @@ def test_faults_follow_from_the_seed_and_are_about_as_many_as_the_rate_says() ->
 
 
 def test_a_round_that_is_repeated_has_its_fault_once() -> None:
-    course = FaultPlan(kinds=("drop",), seed=1, rate=1)
-    assert strikes(course, 2)
-    assert all(course.strike("train", 2, client) is None for client in "0123")
+    plan = FaultPlan(kinds=("drop",), seed=1, rate=1)
+    assert strikes(plan, 2)
+    assert all(plan.strike("train", 2, client) is None for client in "0123")
 
 
 def test_a_course_of_faults_that_do_not_exist_is_refused() -> None:
@@ -331,7 +331,7 @@ def test_what_is_held_is_compared_by_name() -> None:
 def endured(scheme: str, **more: Any) -> Endured:
     nothing = Held(descriptors=(), threads=("MainThread",), processes=())
     values: dict[str, Any] = {
-        "title": SCENES[scheme].title,
+        "title": FEDERATIONS[scheme].title,
         "rounds": 500,
         "seed": 1,
         "faults": Counter({"drop": 3, "moved": 2, "server killed": 1}),
@@ -348,7 +348,7 @@ def endured(scheme: str, **more: Any) -> Endured:
 
 def test_a_row_says_what_became_of_a_run() -> None:
     rows = long_rows(endured("udp"))
-    title = SCENES["udp"].title
+    title = FEDERATIONS["udp"].title
     assert rows["Rounds"] == [title, "500", "1", "6", "491", "5", "4", "2", "1", "as it was"]
     assert rows["Books"][:3] == [title, "3", "3"]
     assert rows["Books"][3] == rows["Books"][4] == rows["Books"][5]
@@ -358,7 +358,7 @@ def test_a_row_says_what_became_of_a_run() -> None:
 
 
 def test_the_page_keeps_the_rows_of_other_schemes() -> None:
-    order = [scene.title for scene in SCENES.values()]
+    order = [federation.title for federation in FEDERATIONS.values()]
     first = page({}, order=order, long=[endured("udp")])
     both = page({}, order=order, earlier=first, long=[endured("fedavg")])
     assert sections(both)["Long runs"].count("| 500 | 1 |") == 2
@@ -379,6 +379,6 @@ def test_long_runs_are_written_one_by_one_and_defects_are_returned(
     monkeypatch.setattr(reliability_page, "endure", made_up)
     out, said = tmp_path / "page.md", list[str]()
     defects = write_long_runs(["udp", "fedavg"], rounds=70, seed=9, out=out, say=said.append)
-    assert defects == [f"{SCENES['udp'].title}: it broke"]
+    assert defects == [f"{FEDERATIONS['udp'].title}: it broke"]
     assert sections(out.read_text())["Long runs"].count("| 70 | 9 |") == 2
     assert any("rounds: 70" in line for line in said)

@@ -23,7 +23,7 @@ from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.simulations.app.server_app import build_strategy
 from flwr_privacy.simulations.cli import main
 from flwr_privacy.simulations.research.acfl.numpy_simulation import ACFLSettings, simulate
-from flwr_privacy.simulations.research.acfl.synthetic_data import paper_scene
+from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments import runs as experiment_runs
 from flwr_privacy.simulations.research.experiments.claims import Claim, Target, judge
@@ -35,7 +35,7 @@ from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.experiments.search import chosen
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import M2FDPSettings as MultiTier
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import simulate as rehearse_tiers
-from flwr_privacy.simulations.research.m2fdp.synthetic_data import synthetic_scene
+from flwr_privacy.simulations.research.m2fdp.synthetic_data import generated_data
 from flwr_privacy.simulations.runner.jobs import Engine
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.tasks.tasks import check_data
@@ -767,7 +767,7 @@ metrics = ["loss"]
 function = "acfl-loss"
 
 [base]
-scene = "paper"
+data = "paper"
 
 [sweep]
 key = "round"
@@ -807,8 +807,8 @@ def test_a_function_of_a_seed_is_judged_over_seeds(
         (4, "ACFL", 0),
     ]
     for seed in (3, 4):
-        course = simulate(
-            paper_scene(seed),
+        curve = simulate(
+            paper_data(seed),
             [
                 ACFLSettings(sigma1_sq=10, sigma2_sq=10),
                 ACFLSettings(alpha=0.5, sigma1_sq=10, sigma2_sq=10),
@@ -818,7 +818,7 @@ def test_a_function_of_a_seed_is_judged_over_seeds(
             seed=seed,
         )
         own = [run.values["loss"][0] for run in runs if run.seed == seed]
-        assert own == pytest.approx(course.losses[:, [0, 20]].ravel().tolist(), rel=1e-12)
+        assert own == pytest.approx(curve.losses[:, [0, 20]].ravel().tolist(), rel=1e-12)
     results = Results(experiment=rehearsed, full=False, runs=runs)
     assert results.seeds == [3, 4, 5]
     (finding,) = results.findings()
@@ -864,7 +864,7 @@ def test_a_rehearsal_that_diverged_is_a_result(
         ('metrics = ["loss"]', 'metrics = ["value"]', "metrics = 'value'"),
         ('metric = "loss"', 'metric = "value"', "claim R1: metric = 'value': expected loss"),
         ('metric = "loss"', "", "claim R1: metric = 'accuracy': expected loss"),
-        ('scene = "paper"', 'scene = "papre"', "scene = 'papre'.*nearest: 'paper'"),
+        ('data = "paper"', 'data = "papre"', "data = 'papre'.*nearest: 'paper'"),
         ("alpha = 0.5", "alhpa = 0.5", "setting = 'alhpa'.*nearest: 'alpha'"),
         ("alpha = 0.5", "epsilon = 1", "noise = 10: expected no noise beside epsilon"),
         ("alpha = 0.5", 'encoding = "scfl"', "alpha = 'estimated': expected a number"),
@@ -950,11 +950,11 @@ def test_a_rehearsal_of_tiers_is_read_off_by_round(tmp_path: Path) -> None:
     trusted = MultiTier(
         tree=TierTree.of_fanouts("4,3", p=1), schedule=schedule, calibration="paper", alpha=0.3
     )
-    scene = synthetic_scene(1, N=12)
-    course = rehearse_tiers(scene, [trusted], rounds=6, seed=1)
+    data = generated_data(1, N=12)
+    curve = rehearse_tiers(data, [trusted], rounds=6, seed=1)
     own = [run.values["accuracy"][0] for run in runs if (run.curve, run.seed) == ("Trusted", 1)]
-    assert own == pytest.approx(course.accuracy[0, [0, 3, 6]].tolist(), abs=2e-3)
-    jumps = np.abs(np.diff(course.accuracy[0])).mean()
+    assert own == pytest.approx(curve.accuracy[0, [0, 3, 6]].tolist(), abs=2e-3)
+    jumps = np.abs(np.diff(curve.accuracy[0])).mean()
     (last,) = [run for run in runs if (run.curve, run.seed, run.x) == ("Trusted", 1, 6)]
     assert last.values["jitter"][0] == pytest.approx(jumps, abs=1e-3)
     results = Results(experiment=chosen_figure, full=False, runs=runs)

@@ -47,21 +47,19 @@ def central(inputs: int, seed: int) -> TorchCentral:
 
 def test_points_are_read_off_a_rehearsal_of_the_tasks_columns() -> None:
     points = [{**POINT, "round": x, "method": "wait", "clients": 16} for x in (0, 3, 6)]
-    found = vertical.courses(points, 5, None)
+    found = vertical.curves(points, 5, None)
     own = FedVSSettings(method="wait", embedding=8, learning_rate=0.2)
-    course = simulate(
-        digits(16), own, central(8, 5), watch=[0, 3, 6], by="rounds", rounds=6, seed=5
-    )
-    assert [values["loss"] for values in found] == pytest.approx(course.loss.tolist(), rel=1e-4)
-    assert [values["accuracy"] for values in found] == pytest.approx(course.accuracy.tolist())
+    curve = simulate(digits(16), own, central(8, 5), watch=[0, 3, 6], by="rounds", rounds=6, seed=5)
+    assert [values["loss"] for values in found] == pytest.approx(curve.loss.tolist(), rel=1e-4)
+    assert [values["accuracy"] for values in found] == pytest.approx(curve.accuracy.tolist())
 
 
 def test_concatenated_embeddings_have_a_central_model_of_their_width() -> None:
     point = {**POINT, "method": "wait", "aggregation": "concatenate", "round": 2}
-    (found,) = vertical.courses([point], 0, None)
+    (found,) = vertical.curves([point], 0, None)
     own = FedVSSettings(method="wait", embedding=8, learning_rate=0.2, aggregation="concatenate")
-    course = simulate(digits(8), own, central(64, 0), watch=[2], by="rounds", rounds=6, seed=0)
-    assert found["loss"] == pytest.approx(course.loss[0], rel=1e-4)
+    curve = simulate(digits(8), own, central(64, 0), watch=[2], by="rounds", rounds=6, seed=0)
+    assert found["loss"] == pytest.approx(curve.loss[0], rel=1e-4)
 
 
 def test_points_that_differ_in_when_they_are_read_share_a_training(
@@ -77,7 +75,7 @@ def test_points_that_differ_in_when_they_are_read_share_a_training(
     points = [
         {**POINT, "method": method, "seconds": x} for x in (9, 2, 5) for method in ("wait", "fedvs")
     ]
-    vertical.courses(points, 0, None)
+    vertical.curves(points, 0, None)
     assert calls == [[2.0, 5.0, 9.0]] * 2
 
 
@@ -211,7 +209,7 @@ def test_no_data_is_read_when_points_are_checked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(vertical_tasks, "load", refused)
     point = {**POINT, "round": 1}
     with pytest.raises(AssertionError, match="data was read"):
-        vertical.courses([{**point, "test_records": 17}], 0, None)
+        vertical.curves([{**point, "test_records": 17}], 0, None)
     for name in files():
         chosen = description.experiment(name)
         check = FUNCTIONS[chosen.function].check

@@ -12,7 +12,7 @@ from flwr_privacy.privacy.ledger import LockedLedger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline.faults import KINDS
 from flwr_privacy.simulations.reliability import matrix as reliability
-from flwr_privacy.simulations.reliability.federations import SCENES, Spot
+from flwr_privacy.simulations.reliability.federations import FEDERATIONS, Spot
 from flwr_privacy.simulations.reliability.grid import FAULTS, Strike
 from flwr_privacy.simulations.reliability.matrix import (
     VERDICTS,
@@ -35,11 +35,11 @@ def clean() -> dict[str, Any]:
 
 
 def cell(clean: dict[str, Any], scheme: str, column: str, fault: str) -> Cell:
-    scene = SCENES[scheme]
+    federation = FEDERATIONS[scheme]
     if scheme not in clean:
-        clean[scheme] = rehearse(scene)
-    (spot,) = (s for s in scene.spots if column in (s.phase, s.name))
-    return carry_out(scene, clean[scheme], spot, fault)
+        clean[scheme] = rehearse(federation)
+    (spot,) = (s for s in federation.spots if column in (s.phase, s.name))
+    return carry_out(federation, clean[scheme], spot, fault)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_cell_is_what_it_is_known_to_be(
 
 def test_a_whole_matrix_has_no_empty_cell_and_no_defect() -> None:
     seen: list[Cell] = []
-    cells = matrix(SCENES["udp"], told=seen.append)
+    cells = matrix(FEDERATIONS["udp"], told=seen.append)
     assert cells == seen
     assert [(c.phase, c.fault) for c in cells] == [
         (p, f) for p in ("hello", "train") for f in FAULTS
@@ -90,22 +90,22 @@ def test_a_whole_matrix_has_no_empty_cell_and_no_defect() -> None:
     assert lines[0] == "| fault | hello | train |"
     assert len(lines) == 2 + len(FAULTS)
     assert all(line.count("|") == 4 and "|  |" not in line for line in lines)
-    assert sections(PAGE.read_text(encoding="utf-8"))[SCENES["udp"].title] == table(cells)
+    assert sections(PAGE.read_text(encoding="utf-8"))[FEDERATIONS["udp"].title] == table(cells)
 
 
 def test_a_training_that_does_not_move_the_model_tells_nothing() -> None:
     coarse = {"secure_sum": SecureSum(value_range=2.0**20)}  # every update is rounded to nothing
     with pytest.raises(RuntimeError, match="does not move the model"):
-        matrix(replace(SCENES["fedavg-sum"], options=coarse))
+        matrix(replace(FEDERATIONS["fedavg-sum"], options=coarse))
 
 
 def test_every_phase_of_every_scheme_has_a_column() -> None:
-    for name, scene in SCENES.items():
-        mine = {spot.phase for spot in scene.spots}
-        assert scene.client.phases - mine == ELSEWHERE.get(name, set()), name
+    for name, federation in FEDERATIONS.items():
+        mine = {spot.phase for spot in federation.spots}
+        assert federation.client.phases - mine == ELSEWHERE.get(name, set()), name
         assert "hello" in mine
         assert ({"keys", "shares"} <= mine) == (
-            "secure_sum" in scene.options or name == "central-dp"
+            "secure_sum" in federation.options or name == "central-dp"
         )
 
 
@@ -114,11 +114,13 @@ def test_the_faults_of_the_engine_are_all_in_the_matrix() -> None:
 
 
 def test_a_fault_happens_once_and_where_it_was_meant() -> None:
-    scene = SCENES["fedavg"]
-    outcome = rehearse(scene, spot=Spot(phase="train", server_round=3, client="1"), fault="drop")
+    federation = FEDERATIONS["fedavg"]
+    outcome = rehearse(
+        federation, spot=Spot(phase="train", server_round=3, client="1"), fault="drop"
+    )
     assert [line["accumulated"] for line in outcome.history[1:]] == [4, 4, 3]
-    never = rehearse(scene, spot=Spot(phase="train", server_round=9), fault="drop")
-    verdict = judge(rehearse(scene), never, spot=Spot(phase="train"), fault="drop")
+    never = rehearse(federation, spot=Spot(phase="train", server_round=9), fault="drop")
+    verdict = judge(rehearse(federation), never, spot=Spot(phase="train"), fault="drop")
     assert verdict == ("DEFECT", "the fault did not happen")
 
 
@@ -194,9 +196,9 @@ def test_who_is_left_out_leaves_the_model_of_a_training_without_the_answer(
     clean: dict[str, Any],
 ) -> None:
     cell(clean, "udp", "train", "delay")
-    spot = SCENES["udp"].spots[-1]
-    silent = rehearse(SCENES["udp"], spot=spot, fault="lost question")
-    dropped = rehearse(SCENES["udp"], spot=spot, fault="drop")
+    spot = FEDERATIONS["udp"].spots[-1]
+    silent = rehearse(FEDERATIONS["udp"], spot=spot, fault="lost question")
+    dropped = rehearse(FEDERATIONS["udp"], spot=spot, fault="drop")
     assert judge(clean["udp"], dropped, spot=spot, fault="drop", silent=silent)[0] == "left out"
     moved = {name: array + 1e-9 for name, array in dropped.model.items()}
     accumulated = replace(dropped, model=moved)
@@ -247,9 +249,9 @@ def test_a_page_keeps_what_was_not_carried_out_anew() -> None:
 
 def test_the_page_in_the_repository_has_every_cell() -> None:
     found = sections(PAGE.read_text(encoding="utf-8"))
-    for scene in SCENES.values():
-        lines = found[scene.title].splitlines()
-        columns = ["fault", *(spot.name or spot.phase for spot in scene.spots)]
+    for federation in FEDERATIONS.values():
+        lines = found[federation.title].splitlines()
+        columns = ["fault", *(spot.name or spot.phase for spot in federation.spots)]
         assert lines[0] == f"| {' | '.join(columns)} |"
         rows = [line.strip("| ").split(" | ") for line in lines[2:]]
         assert [row[0] for row in rows] == list(FAULTS)
@@ -260,15 +262,15 @@ def test_the_command_prints_and_writes_and_fails_for_a_defect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     cells = list(CELLS)
-    monkeypatch.setattr(reliability, "matrix", lambda scene: cells)
+    monkeypatch.setattr(reliability, "matrix", lambda federation: cells)
     done = command("reliability", "--scheme", "udp", "--out", "page.md")
     assert done.returncode == 0
     assert table(CELLS) in done.stdout
-    assert sections((tmp_path / "page.md").read_text())[SCENES["udp"].title] == table(CELLS)
+    assert sections((tmp_path / "page.md").read_text())[FEDERATIONS["udp"].title] == table(CELLS)
     cells[0] = replace(CELLS[0], verdict="DEFECT", why="it broke")
     done = command("reliability", "--scheme", "udp", "--out", "page.md")
     assert done.returncode == 1
-    assert f"defect: {SCENES['udp'].title}, drop, phase hello: it broke" in done.stderr
+    assert f"defect: {FEDERATIONS['udp'].title}, drop, phase hello: it broke" in done.stderr
     done = command("reliability", "--scheme", "none", "--out", "page.md")
     assert done.returncode == 2
     assert "scheme = 'none'" in done.stderr

@@ -1,4 +1,4 @@
-"""An in-process engine that drives the very same ServerApp and ClientApp objects without Ray."""
+"""An engine that runs the same ServerApp and ClientApp in one process, without Ray."""
 
 from .faults import Fault
 from .grid import InlineGrid

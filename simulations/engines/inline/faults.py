@@ -1,4 +1,4 @@
-"""Faults that the inline engine injects into replies, to see what a strategy makes of them."""
+"""Faults that the inline engine injects into replies, to test how a strategy handles them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -96,5 +96,5 @@ class Fault:
 def fault_of(
     faults: Iterable[Fault], question: Message, node_config: Mapping[str, object]
 ) -> Fault | None:
-    """Return the first fault that hits the reply to a question."""
+    """Return the first fault that hits the reply to a request."""
     return next((fault for fault in faults if fault.hits(question, node_config)), None)

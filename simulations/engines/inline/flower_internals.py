@@ -1,4 +1,4 @@
-"""The one module that touches what Flower keeps to itself, so that a Flower release breaks one."""
+"""All uses of Flower's private functions, so that a new Flower release breaks one module only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A Grid in the same process: questions are answered when somebody pulls their replies.
+"""A Grid in one process: it runs the client app when the strategy pulls a reply.
 
 A reply exists only from the pull that asks for it on, one at a time, so memory and order are those
 of a stream. Apps that fail become error replies, as with Flower's own engines.
@@ -107,7 +107,7 @@ class InlineGrid(Grid):
             )
 
     def close(self) -> None:
-        """Stop the worker processes; remove what the clients kept in a folder of the grid."""
+        """Stop the worker processes and remove the grid's temporary state folder."""
         self._pool.close()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -118,7 +118,7 @@ class InlineGrid(Grid):
         return self._run
 
     def set_run(self, run: Any) -> None:
-        """Take another description of the run."""
+        """Replace the description of the run."""
         self._run = run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
@@ -130,7 +130,7 @@ class InlineGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take questions; they are answered when their replies are pulled."""
+        """Take messages; each is answered when its reply is pulled."""
         ids = []
         for message in messages:
             message_id = uuid.uuid4().hex
@@ -149,7 +149,7 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer the first of the questions that is ready; return its reply, if one comes."""
+        """Run the first message that is ready; return its reply, if there is one."""
         now = time.monotonic()
         waiting = [i for i in message_ids if i in self._questions]
         ready = [i for i in waiting if self._ready_at.get(i, 0.0) <= now]

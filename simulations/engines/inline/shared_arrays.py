@@ -1,4 +1,4 @@
-"""Arrays between the processes of one machine: written once into a file, read where they lie.
+"""Shares arrays between the processes of one machine: writes each once, maps it everywhere.
 
 On Linux the file lies in memory, and whoever reads it maps it. What is pickled carries no more than
 its name and the places of the arrays.
@@ -65,7 +65,7 @@ def _remove_left_behind(parent: Path) -> None:
 
 
 class SharedArrays:
-    """The side that writes messages.
+    """The writing side of shared arrays.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class SharedArrays:
         return sorted(files)
 
     def release(self, files: list[str]) -> None:
-        """Remove the files that nobody needs any more."""
+        """Remove the files that no message uses any more."""
         for path in files:
             self._readers[path] -= 1
             if self._readers[path] == 0:
@@ -202,7 +202,7 @@ class _StateArray(LocalArray):
         return self._mapped() if held is None else held
 
     def hold(self) -> None:
-        """Stay readable when the file has gone."""
+        """Keep the array readable after its file is removed."""
         self.__dict__["held"] = self._mapped()
 
     def _mapped(self) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Where client apps run: in this process when their reply is wanted, or in worker processes."""
+"""Runs client apps: in this process when a reply is pulled, or in worker processes."""
 
 import ctypes
 import importlib
@@ -58,7 +58,7 @@ class _Worker:
         question.future = self._executor.submit(_work, question.message, question.context)
 
     def recover(self, question: _Question) -> None:
-        """Start another process, unless that was done since the question's process died."""
+        """Start a new process, unless one was started since the process of this message died."""
         if question.executor is self._executor:
             self._executor.shutdown(wait=False)
             self._begin()
@@ -79,7 +79,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """Runs a client app on questions.
+    """Runs a client app on messages.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class WorkerPool:
             worker.submit(question)
 
     def result(self, message_id: str) -> Outcome:
-        """Return the outcome of a question; waits for it.
+        """Wait for the outcome of a message and return it.
 
         A question whose process dies is put to a new one, by itself.
         """
@@ -160,7 +160,7 @@ class WorkerPool:
         return outcome
 
     def accept(self, context: Context, state: RecordDict) -> None:
-        """Let a node go on from the state after an answer."""
+        """Make the state after a reply the node's state."""
         context.state = state
         files = self._of_states.get(context.node_id)
         if not files:

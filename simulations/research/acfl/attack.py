@@ -1,4 +1,4 @@
-"""The attack on ACFL: what a server that follows the protocol learns of each device.
+"""The attack on ACFL: what an honest-but-curious server learns about each device.
 
 Real trainings run inline, with stragglers, on devices with a few digits each. The server solves for
 the moments of the devices, and what these say of the digits is read off.
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from flwr_privacy.errors import check_choice
+from flwr_privacy.simulations.reports.style import drawing
 from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
-from flwr_privacy.simulations.research.attacks.setup import Report
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 
 from .regression import DELTA, EPSILON, MI_EPSILON, RATE, TASKS, Devices
 from .solving import NOISED, PLAIN, SUMMED, Attacked, SolvedView, attack
@@ -27,54 +28,27 @@ _PICTURED = 8
 Matrix = NDArray[np.float64]
 
 
-def report(
-    *,
-    task: str | None,
-    clients: int | None,
-    records: int | None,
-    seed: int,
-    data_root: Path | None,
-    out: Path,
-) -> Report:
+def report(options: AttackOptions) -> Report:
     """Attack trainings with the paper's noise, under a secure sum, and with noise on everything.
 
-    Parameters
-    ----------
-    task : str, optional
-        One of `TASKS`, by default each of them.
-    clients : int, optional
-        Devices, 3 or more, by default 5.
-    records : int, optional
-        Records of each, by default 20.
-    seed : int
-        Root of the draws, noise and masks excepted.
-    data_root : Path, optional
-        Not needed: the digits come with scikit-learn.
-    out : Path
-        Folder for the pictures.
+    By default all tasks are attacked, on 5 devices with 20 records each; 3 devices is the least.
 
     Raises
     ------
     InvalidParameterError
         If a value is out of range, or a picture cannot be written.
     """
-    names = TASKS if task is None else (check_choice("task", task, TASKS),)
+    _, clients, records = options.chosen(task=TASKS[0], clients=_DEVICES, records=_RECORDS)
+    tasks = TASKS if options.task is None else (check_choice("task", options.task, TASKS),)
     attacked = [
-        attack(
-            Devices.of(
-                name,
-                devices=_DEVICES if clients is None else clients,
-                records=_RECORDS if records is None else records,
-                seed=seed,
-            )
-        )
-        for name in names
+        attack(Devices.of(task, devices=clients, records=records, seed=options.seed))
+        for task in tasks
     ]
     pictures = []
     for one in attacked:
-        pictures.append(_draw_errors(one, out / f"acfl-{one.devices.task}-errors.png"))
+        pictures.append(_draw_errors(one, options.out / f"acfl-{one.devices.task}-errors.png"))
         if one.devices.map is None:
-            pictures.append(_draw_images(one, out / f"acfl-{one.devices.task}.png"))
+            pictures.append(_draw_images(one, options.out / f"acfl-{one.devices.task}.png"))
     return Report(
         tables=[_table(one) for one in attacked],
         legend=_LEGEND,
@@ -121,16 +95,17 @@ AUC: chance that a record of a device lies nearer to the span of its A than anot
 images: found one by one and to the last bit, from A and from pixels being multiples of 1/16"""
 
 
+@drawing()
 def _draw_errors(one: Attacked, path: Path) -> Path:
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     for name, (rounds, errors) in one.curves.items():
         axes.semilogy(rounds, errors, marker=".", label=name)
     axes.set_xscale("log")
     axes.set_xlabel("answers of the device; sums of gradients")
     axes.set_ylabel("error of X^T X (median of the devices)")
-    axes.set_title(one.devices.task, fontsize="small")
-    axes.legend(fontsize="small")
+    axes.set_title(one.devices.task)
+    axes.legend()
     return save(figure, path)
 
 

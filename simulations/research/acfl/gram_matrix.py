@@ -1,4 +1,4 @@
-"""Which records are behind a Gram matrix? For few records it says almost everything.
+"""Recovers records from their Gram matrix; works for few records.
 
 ``A = X^T X`` and ``B = X^T Y`` of a device (see
 `flwr_privacy.simulations.research.acfl.linear_gradients` for how a server gets them) are often
@@ -44,7 +44,7 @@ _DELTA = 0.99  # of the Lovász condition
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Leak:
-    """What the moments of a device say of its records.
+    """What was recovered about the records of a device from its moments.
 
     Parameters
     ----------

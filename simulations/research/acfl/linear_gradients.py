@@ -1,4 +1,4 @@
-"""What did a device compute its gradients from? Solve for it: they are linear in the model.
+"""Recovers a device's moments from its gradients, which are linear in the model.
 
 The gradient of a device in adaptive coded federated learning is ``G = A W - B`` with the moments
 ``A = X^T X`` and ``B = X^T Y`` of its records, the same in every round. The server chooses W and
@@ -42,7 +42,7 @@ _DETERMINED = 1e-6  # squared length that a coordinate may lack in what the equa
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recovered:
-    """What gradients say of the moments of a device.
+    """The moments of a device, recovered from its gradients.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def estimate_moments(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecoveredDevices:
-    """What sums of gradients say of the moments of single devices.
+    """The moments of single devices, recovered from sums of gradients.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Many trainings at once in one process, without a network: to compare policies round by round.
+"""Simulates many ACFL trainings at once in NumPy, to compare policies round by round.
 
 The schemes of "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation"
 (arXiv, 2024), sections 3 and 5, on the data of one `SyntheticData`: ACFL with each of its policies,
@@ -110,7 +110,7 @@ class ACFLSettings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingCurve:
-    """How the trainings of a rehearsal went; S settings, T rounds.
+    """Losses and weights of the simulated trainings; S settings, T rounds.
 
     Parameters
     ----------
@@ -138,18 +138,18 @@ class TrainingCurve:
 
 
 def stragglers(
-    scene: SyntheticData, setting: ACFLSettings, *, rounds: int, seed: int
+    data: SyntheticData, setting: ACFLSettings, *, rounds: int, seed: int
 ) -> NDArray[np.bool_]:
     """Return who answers in which round, shape (rounds, N).
 
     All settings compare the same uniform numbers with their own rates: who misses a round at one
     rate misses it at every larger one.
     """
-    chances = _chances(seed).random((rounds, scene.devices))
+    chances = _chances(seed).random((rounds, data.devices))
     return _answered(chances, setting.straggler_rate, setting.silent)
 
 
-def coded_set(scene: SyntheticData, setting: ACFLSettings, *, seed: int) -> Moments:
+def coded_set(data: SyntheticData, setting: ACFLSettings, *, seed: int) -> Moments:
     """Return the sum of all coded data sets, so that the coded gradient is ``features W - labels``.
 
     Of ``moments`` ACFL, (4). The sum ``(Xt, Yt)`` of SCFL's projected data has the gradient
@@ -158,21 +158,21 @@ def coded_set(scene: SyntheticData, setting: ACFLSettings, *, seed: int) -> Mome
     The noise of two settings differs by its scale only.
     """
     draws = stream(seed, "acfl noise", setting.encoding)
-    devices, _, d = scene.features.shape
-    first, second = draws.normal(size=(d, d)), draws.normal(size=(d, scene.labels.shape[2]))
+    devices, _, d = data.features.shape
+    first, second = draws.normal(size=(d, d)), draws.normal(size=(d, data.labels.shape[2]))
     first *= math.sqrt(devices * setting.sigma1_sq)
     second *= math.sqrt(devices * setting.sigma2_sq)
     if setting.encoding == "moments":
-        return Moments(scene.curvature + first, scene.cross.sum(axis=0) + second)
-    projection = draws.normal(size=(devices, d, scene.features.shape[1]))
-    features = (projection @ scene.features).sum(axis=0) + first
-    labels = (projection @ scene.labels).sum(axis=0) + second
+        return Moments(data.curvature + first, data.cross.sum(axis=0) + second)
+    projection = draws.normal(size=(devices, d, data.features.shape[1]))
+    features = (projection @ data.features).sum(axis=0) + first
+    labels = (projection @ data.labels).sum(axis=0) + second
     bias = devices * setting.sigma1_sq * np.eye(d)
     return Moments(features.T @ features / d - bias, features.T @ labels / d)
 
 
 def simulate(
-    scene: SyntheticData,
+    data: SyntheticData,
     settings: Sequence[ACFLSettings],
     *,
     rounds: int,
@@ -184,7 +184,7 @@ def simulate(
 
     Parameters
     ----------
-    scene : SyntheticData
+    data : SyntheticData
         The data, and the first model.
     settings : Sequence of ACFLSettings
         What to train, at least one.
@@ -205,11 +205,11 @@ def simulate(
 
     Examples
     --------
-    >>> from flwr_privacy.simulations.research.acfl.synthetic_data import paper_scene
-    >>> scene = paper_scene(0, N=20, m=30)
+    >>> from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
+    >>> data = paper_data(0, N=20, m=30)
     >>> both = [ACFLSettings(), ACFLSettings(alpha=0.5)]
-    >>> course = simulate(scene, both, rounds=100, steps=StepSize(2e-3, "inverse"), seed=0)
-    >>> bool(course.excess[0, -1] < course.excess[1, -1] < course.excess[0, 0])
+    >>> curve = simulate(data, both, rounds=100, steps=StepSize(2e-3, "inverse"), seed=0)
+    >>> bool(curve.excess[0, -1] < curve.excess[1, -1] < curve.excess[0, 0])
     True
     """
     if not settings:
@@ -217,34 +217,34 @@ def simulate(
     check_integer("rounds", rounds, minimum=1)
     check_number("ridge", ridge, minimum=0)
     for setting in settings:
-        check_integer("silent", setting.silent, minimum=0, maximum=scene.devices)
-    course = TrainingCurve(
+        check_integer("silent", setting.silent, minimum=0, maximum=data.devices)
+    curve = TrainingCurve(
         excess=np.empty((len(settings), rounds + 1)),
-        least_loss=scene.least_loss,
+        least_loss=data.least_loss,
         coded=np.empty((len(settings), rounds)),
         received=np.empty((len(settings), rounds)),
-        models=np.repeat(scene.start[None], len(settings), axis=0),
+        models=np.repeat(data.start[None], len(settings), axis=0),
     )
-    answers = _Answers(settings, scene, rounds=rounds, seed=seed)
-    weighing = _Weighing(settings, scene)
-    coded = [coded_set(scene, setting, seed=seed) for setting in settings]
+    answers = _Answers(settings, data, rounds=rounds, seed=seed)
+    weighing = _Weighing(settings, data)
+    coded = [coded_set(data, setting, seed=seed) for setting in settings]
     features, labels = (np.array(part) for part in zip(*coded, strict=True))
-    models = course.models
+    models = curve.models
     with np.errstate(over="ignore", invalid="ignore"):  # of a model that diverges
         for t in range(1, rounds + 1):
-            apart = models - scene.best
-            course.excess[:, t - 1] = _excess(apart, scene)
+            apart = models - data.best
+            curve.excess[:, t - 1] = _excess(apart, data)
             received, squares, count = answers.of(t, apart)
             a, w = weighing.of(t, count, squares, _dot(models, models))
-            course.coded[:, t - 1], course.received[:, t - 1] = a, w
+            curve.coded[:, t - 1], curve.received[:, t - 1] = a, w
             step = a[:, None, None] * (features @ models - labels)
             step += w[:, None, None] * received
             step += ridge * models
             step *= steps.at(t)
             step[np.isnan(a)] = 0.0
             models -= step
-        course.excess[:, rounds] = _excess(models - scene.best, scene)
-    return course
+        curve.excess[:, rounds] = _excess(models - data.best, data)
+    return curve
 
 
 class _Answers:
@@ -256,15 +256,15 @@ class _Answers:
     """
 
     def __init__(
-        self, settings: Sequence[ACFLSettings], scene: SyntheticData, *, rounds: int, seed: int
+        self, settings: Sequence[ACFLSettings], data: SyntheticData, *, rounds: int, seed: int
     ) -> None:
         streams = list(dict.fromkeys((one.straggler_rate, one.silent) for one in settings))
         self._streams = streams
         self._of_setting = [streams.index((one.straggler_rate, one.silent)) for one in settings]
         self._chances = _chances(seed)
         self._rounds = rounds
-        gram, rest = scene.gram, scene.cross - scene.gram @ scene.best
-        number = np.ones(scene.devices)
+        gram, rest = data.gram, data.cross - data.gram @ data.best
+        number = np.ones(data.devices)
         self._devices = (gram, rest, gram @ gram, gram @ rest, _dot(rest, rest), number)
         values = sum(part[0].size for part in self._devices)
         self._block = max(1, _BLOCK // (values * len(streams)))
@@ -290,13 +290,13 @@ class _Answers:
 class _Weighing:
     """`AlphaPolicy` for all settings at once; what the rare cases are for is said there."""
 
-    def __init__(self, settings: Sequence[ACFLSettings], scene: SyntheticData) -> None:
-        d, o = scene.start.shape
+    def __init__(self, settings: Sequence[ACFLSettings], data: SyntheticData) -> None:
+        d, o = data.start.shape
         self._rate = np.array([one.rate for one in settings])
         self._noise = np.array([(d * one.sigma1_sq, d * o * one.sigma2_sq) for one in settings])
         self._predictable = np.array([one.predictable for one in settings])
         self._horizon = np.array([one.alpha == "horizon" for one in settings])
-        constant = [_constant(one, scene) for one in settings]
+        constant = [_constant(one, data) for one in settings]
         self._constant = np.array([weights is not None for weights in constant])
         self._given = np.array([weights or (math.nan, math.nan) for weights in constant])
         self._beta2 = np.zeros(len(settings))
@@ -318,16 +318,14 @@ class _Weighing:
         )
 
 
-def _constant(setting: ACFLSettings, scene: SyntheticData) -> Weights | None:
+def _constant(setting: ACFLSettings, data: SyntheticData) -> Weights | None:
     """Return the weights of a setting that has the same in all rounds."""
     if setting.alpha in ("estimated", "horizon"):
         return None
     energy = coded_energy(
-        (setting.model_bound or 0.0) ** 2, setting.sigma1_sq, setting.sigma2_sq, *scene.start.shape
+        (setting.model_bound or 0.0) ** 2, setting.sigma1_sq, setting.sigma2_sq, *data.start.shape
     )
-    return setting.policy().weigh(
-        t=1, answered=0, devices=scene.devices, squares=0.0, energy=energy
-    )
+    return setting.policy().weigh(t=1, answered=0, devices=data.devices, squares=0.0, energy=energy)
 
 
 def _stable_weights(p: Array, beta2: Array, energy: Array) -> tuple[Array, Array]:
@@ -358,5 +356,5 @@ def _dot(first: Array, second: Array) -> Array:
     return products
 
 
-def _excess(apart: Array, scene: SyntheticData) -> Array:
-    return _dot(apart, scene.curvature @ apart) / 2
+def _excess(apart: Array, data: SyntheticData) -> Array:
+    return _dot(apart, data.curvature @ apart) / 2

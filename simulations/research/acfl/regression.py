@@ -1,4 +1,4 @@
-"""Trainings of ACFL for the attack: real ones, inline, by a server that keeps what it is sent."""
+"""Runs real ACFL trainings inline for the attack, and records what the server receives."""
 
 import logging
 import math
@@ -135,7 +135,7 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Heard:
-    """What the server has of a training.
+    """Everything that the server receives in a training.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the server makes of its view of ACFL trainings, beside the truth."""
+"""Attacks the view of an ACFL server, and compares the result with the truth."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SolvedView:
-    """What the server makes of a part of what it has.
+    """The result of an attack on one part of the server's view.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class SolvedView:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Attacked:
-    """What was found in the trainings of a task.
+    """The results of all attacks on the trainings of a task.
 
     Parameters
     ----------

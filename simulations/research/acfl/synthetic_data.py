@@ -1,4 +1,4 @@
-"""Synthetic data on which ACFL is rehearsed: the paper's, and one whose devices differ.
+"""Synthetic data for simulations of ACFL: the paper's, and one whose devices differ.
 
 The paper is "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation"
 (arXiv, 2024). Its own data are realisable: one model fits all devices exactly, so at the optimum
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.wire.identity import stream
 
-__all__ = ["SyntheticData", "heterogeneous_scene", "paper_scene"]
+__all__ = ["SyntheticData", "heterogeneous_data", "paper_data"]
 
 Array = NDArray[np.float64]
 
@@ -100,9 +100,7 @@ class SyntheticData:
         return float(np.linalg.eigvalsh(self.curvature)[0])
 
 
-def paper_scene(
-    seed: int, *, N: int = 100, m: int = 100, d: int = 10, o: int = 10
-) -> SyntheticData:
+def paper_data(seed: int, *, N: int = 100, m: int = 100, d: int = 10, o: int = 10) -> SyntheticData:
     """Return the paper's data (Fig. 3 and 4): one model fits all devices exactly.
 
     Features are uniform on [-1, 1]; the true model and the first one have independent entries that
@@ -119,8 +117,8 @@ def paper_scene(
 
     Examples
     --------
-    >>> scene = paper_scene(0)
-    >>> scene.features.shape, round(scene.least_loss, 12)
+    >>> data = paper_data(0)
+    >>> data.features.shape, round(data.least_loss, 12)
     ((100, 100, 10), 0.0)
     """
     _check(N, m, d, o)
@@ -129,7 +127,7 @@ def paper_scene(
     return SyntheticData(features=features, labels=features @ truth, start=_start(seed, d, o))
 
 
-def heterogeneous_scene(
+def heterogeneous_data(
     seed: int, *, N: int = 20, m: int = 100, d: int = 10, o: int = 10
 ) -> SyntheticData:
     """Return data of devices that differ, in their features and in what fits them (ours).
@@ -151,8 +149,8 @@ def heterogeneous_scene(
 
     Examples
     --------
-    >>> scene = heterogeneous_scene(0)
-    >>> scene.least_loss > 10
+    >>> data = heterogeneous_data(0)
+    >>> data.least_loss > 10
     True
     """
     _check(N, m, d, o)

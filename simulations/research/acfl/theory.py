@@ -1,4 +1,4 @@
-"""The paper's bounds, what the noise truly does, and what an upload costs.
+"""The paper's bounds, the true effect of the noise, and the size of an upload.
 
 Source: "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation" (arXiv,
 2024). Symbols: N devices, d features, o labels, p the probability that a device straggles, alpha

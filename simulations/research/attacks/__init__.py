@@ -1,1 +1,1 @@
-"""Attacks that check what the docstrings promise, and what those of all schemes share."""
+"""Attacks that test the guarantees, and code that the attacks of all schemes share."""

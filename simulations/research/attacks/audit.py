@@ -1,4 +1,4 @@
-"""Is a mechanism as private as its ledger says? Hide coins in its input, and guess them.
+"""Audits a mechanism: hides coins in its input, guesses them, and bounds epsilon from below.
 
 Each of m canaries is one of two records, by a fair coin of its own; the mechanism runs once on all
 of them, and the auditor guesses coins from what it released. Too many right guesses refute the
@@ -162,7 +162,7 @@ def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta:
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunAudit:
-    """What guesses say of any mechanism.
+    """A lower bound of epsilon from guessed coins, for any mechanism.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def one_run_audit(
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianAudit:
-    """What guesses say of a mechanism that treats canaries independently, by Gaussian channels.
+    """A lower bound of mu from guessed coins, for independent Gaussian channels.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which images went into a gradient? Look for images that have the same gradient.
+"""Gradient matching: searches for images that have a given gradient.
 
 An update of one gradient step is the gradient, times the learning rate. The attack starts from
 noise and moves its pixels until the model's gradient at them is the one that was seen. It needs no
@@ -99,7 +99,7 @@ def infer_label(weight_gradient: ArrayLike) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
-    """What the search found.
+    """The images that the search found.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which records went into an update? Divide the rows of its first layer by their biases.
+"""Recovers records from an update: divides the first layer's rows by their biases.
 
 If a network begins with a linear layer, ``z = W x + b``, the gradients of one record at this layer
 are ``db``, that of its outputs, and ``dW[i] = db[i] x``. So ``x = dW[i] / db[i]`` for every unit i
@@ -141,7 +141,7 @@ def best_matches(candidates: ArrayLike, records: ArrayLike, *, known: ArrayLike 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recovery:
-    """What an attack found, beside a guess.
+    """How near an attack came to each record, and how near a guess comes.
 
     Parameters
     ----------

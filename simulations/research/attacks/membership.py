@@ -1,4 +1,4 @@
-"""Was a record in the training data? Members fit better than others.
+"""Membership inference: decides from a model whether a record was in the training data.
 
 The attacker has records, the trained model's loss or confidence on each, and nothing else; with
 shadow models, which it trains itself on data of which it knows the members, it also knows how a
@@ -154,7 +154,7 @@ def likelihood_ratio(
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How many members are found at a price in false alarms.
+    """The share of the members that is found at a given rate of false alarms.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """How well an attack tells members from non-members.
+    """How well an attack separates members from non-members.
 
     Parameters
     ----------

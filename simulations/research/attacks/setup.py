@@ -1,4 +1,4 @@
-"""What all attacks share: clients with a few records each, and rounds that are listened to."""
+"""Shared by all attacks: clients with a few records each, and rounds that are recorded."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,43 @@ from flwr_privacy.wire.message import RECORD, Fields, Header
 
 from .inversion import Matches, best_matches
 
-__all__ = ["AttackSetup", "HeardExchange", "Report", "listen", "quiet"]
+__all__ = ["AttackOptions", "AttackSetup", "HeardExchange", "Report", "listen", "quiet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackOptions:
+    """The options of an attack; None stands for the default of the attack.
+
+    Parameters
+    ----------
+    task : str, optional
+        What is trained: one of the attack's tasks.
+    clients : int, optional
+        Clients of the round or training.
+    records : int, optional
+        Records of each client; under FedVS rows that all clients share.
+    seed : int, default 0
+        Root of the draws, except those that are secret in the scheme: noise, masks, keys.
+    data_root : Path, optional
+        Folder with the data sets that no library brings.
+    out : Path
+        Folder for the pictures.
+    """
+
+    task: str | None = None
+    clients: int | None = None
+    records: int | None = None
+    seed: int = 0
+    data_root: Path | None = None
+    out: Path
+
+    def chosen(self, *, task: str, clients: int, records: int) -> tuple[str, int, int]:
+        """Return task, clients and records, with an attack's defaults for what is None."""
+        return (
+            task if self.task is None else self.task,
+            clients if self.clients is None else self.clients,
+            records if self.records is None else self.records,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,7 +175,7 @@ class AttackSetup:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeardExchange:
-    """A question to a client and its reply, as the server has them.
+    """A request to a client and its reply, as the server sees them.
 
     Parameters
     ----------
@@ -159,13 +195,13 @@ class HeardExchange:
 
 
 def listen(
-    scene: AttackSetup, strategy: SchemeStrategy, client: type[SchemeClient], *, clients: int
+    setup: AttackSetup, strategy: SchemeStrategy, client: type[SchemeClient], *, clients: int
 ) -> tuple[list[list[HeardExchange]], dict[str, NDArray[Any]]]:
     """Run a round with the first clients, inline.
 
     Parameters
     ----------
-    scene : AttackSetup
+    setup : AttackSetup
         The clients.
     strategy : SchemeStrategy
         The server half.
@@ -181,8 +217,8 @@ def listen(
     model : dict of str to ndarray
         The new model.
     """
-    start = ArrayRecord({name: Array(array) for name, array in scene.start.items()})
-    grid = _ListeningGrid(_client_app(scene, client), clients)
+    start = ArrayRecord({name: Array(array) for name, array in setup.start.items()})
+    grid = _ListeningGrid(_client_app(setup, client), clients)
     try:
         with quiet(), acting_as_server(grid.run_id):
             model = strategy.start(grid, start, num_rounds=1).arrays
@@ -193,7 +229,7 @@ def listen(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
-    """What an attack found, for the command line.
+    """The results of an attack, for the command line.
 
     Parameters
     ----------
@@ -253,15 +289,15 @@ def _all_arrays(message: Message) -> dict[str, NDArray[Any]]:
     return {name: array for record in records for name, array in _arrays(record).items()}
 
 
-def _client_app(scene: AttackSetup, client: type[SchemeClient]) -> ClientApp:
+def _client_app(setup: AttackSetup, client: type[SchemeClient]) -> ClientApp:
     app = ClientApp(mods=[as_mod(client)])
 
     @app.train()
     def train_one_step(message: Message, context: Context) -> Message:
         index = int(context.node_config["partition-id"])
-        trained = scene.train(index, _arrays(message.content.array_records["arrays"]))
+        trained = setup.train(index, _arrays(message.content.array_records["arrays"]))
         arrays = ArrayRecord({name: Array(array) for name, array in trained.items()})
-        metrics = MetricRecord({"num-examples": scene.labels.shape[1]})
+        metrics = MetricRecord({"num-examples": setup.labels.shape[1]})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     return app

@@ -1,4 +1,4 @@
-"""What the search of `gradient_matching` needs of torch, and its model."""
+"""Gradients in torch for `gradient_matching`, and the model that it attacks."""
 
 import copy
 from collections.abc import Mapping, Sequence

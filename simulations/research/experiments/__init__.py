@@ -1,1 +1,1 @@
-"""A paper's figures as experiments: what is trained, what is claimed, and whether it holds."""
+"""Reproduces a paper's figures: trains the curves, draws them, and checks the claims."""

@@ -1,4 +1,4 @@
-"""Claims of a paper as comparisons of curves, and whether they came true.
+"""Checks the claims of a paper by comparing curves.
 
 A claim compares runs of the same seed, and a verdict takes at least three seeds: **reproduced** or
 **not reproduced** where the mean difference is more than two standard errors on one side of what is
@@ -63,7 +63,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a paper says of its curves.
+    """A claim of a paper about its curves.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the runs of an experiment came to: values by round, and what they had cost by then."""
+"""Curves of an experiment from its runs: values by round, and the cost up to each round."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ NOT_FINITE = {"not finite", "range"}  # reasons with which a server refuses such
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """How a run was chosen among several of its seed.
+    """How a run was chosen among several runs of the same seed.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ SCALES = ("linear", "log")
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """A setting and the values it takes.
+    """A setting and its values.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What the file of a figure says.
+    """An experiment, as its TOML file describes it.
 
     Parameters
     ----------

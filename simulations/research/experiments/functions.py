@@ -1,4 +1,4 @@
-"""Functions that an experiment draws where a figure shows no training of the app.
+"""Functions for figures that show no training of the app, e.g. bounds and simulations.
 
 Some are formulas. Others are rehearsals: trainings by the mathematics alone, whose data, noise and
 stragglers depend on a seed, and which are judged over seeds as trainings are.
@@ -19,8 +19,8 @@ from flwr_privacy.simulations.research.acfl.numpy_simulation import (
 )
 from flwr_privacy.simulations.research.acfl.synthetic_data import (
     SyntheticData,
-    heterogeneous_scene,
-    paper_scene,
+    heterogeneous_data,
+    paper_data,
 )
 from flwr_privacy.simulations.research.acfl.theory import (
     convergence_bound,
@@ -87,19 +87,19 @@ def acfl_bound(point: Point) -> float:
 class _Stage:
     """Data of a rehearsal from a seed, and its step size."""
 
-    scene: Callable[[int], SyntheticData]
+    data: Callable[[int], SyntheticData]
     steps: Callable[[SyntheticData], StepSize]
 
 
 _STAGES = {
-    "paper": _Stage(paper_scene, lambda scene: StepSize(1e-4, "inverse")),
+    "paper": _Stage(paper_data, lambda data: StepSize(1e-4, "inverse")),
     # 1 / (lambda (t + 3))
     "heterogeneous": _Stage(
-        heterogeneous_scene, lambda scene: StepSize(1 / (3 * scene.convexity), "shifted", 3)
+        heterogeneous_data, lambda data: StepSize(1 / (3 * data.convexity), "shifted", 3)
     ),
 }
 _OF_SETTING = {field.name for field in fields(ACFLSettings)} - {"sigma1_sq", "sigma2_sq"}
-_OF_POINT = {"scene", "round", "noise", "epsilon"} | _OF_SETTING
+_OF_POINT = {"data", "round", "noise", "epsilon"} | _OF_SETTING
 
 
 def acfl_losses(points: Sequence[Point], seed: int) -> list[float]:
@@ -108,7 +108,7 @@ def acfl_losses(points: Sequence[Point], seed: int) -> list[float]:
     Parameters
     ----------
     points : Sequence of Mapping
-        ``scene``: ``paper`` or ``heterogeneous``; ``round``, after which the loss is taken;
+        ``data``: ``paper`` or ``heterogeneous``; ``round``, after which the loss is taken;
         ``noise``, the variance of all noise, or ``epsilon``, the nats of an upload that it is
         calibrated to; without both there is none. The rest are those of a `ACFLSettings`.
     seed : int
@@ -119,53 +119,53 @@ def acfl_losses(points: Sequence[Point], seed: int) -> list[float]:
     InvalidParameterError
         If a key is unknown or a value is not allowed.
     """
-    return _rehearsed(points, seed, lambda course, row, t: course.losses[row, t])
+    return _rehearsed(points, seed, lambda curve, row, t: curve.losses[row, t])
 
 
 def acfl_excess(points: Sequence[Point], seed: int) -> list[float]:
     """Return what `acfl_losses` returns less the least loss, f(W) - f(W*)."""
-    return _rehearsed(points, seed, lambda course, row, t: course.excess[row, t])
+    return _rehearsed(points, seed, lambda curve, row, t: curve.excess[row, t])
 
 
 def _rehearsed(
     points: Sequence[Point], seed: int, of: Callable[[TrainingCurve, int, int], float]
 ) -> list[float]:
-    """Train each setting once, all of a scene together, and read the points off."""
-    places: dict[str, dict[ACFLSettings, int]] = {}  # rows by setting, by scene
+    """Train each setting once, all on the same data together, and read the points off."""
+    places: dict[str, dict[ACFLSettings, int]] = {}  # rows by setting, by data
     rounds: dict[str, int] = {}
-    scenes: dict[str, SyntheticData] = {}
+    data_sets: dict[str, SyntheticData] = {}
     read = []
     for point in points:
         for key in point:
             check_choice("setting", key, _OF_POINT)
-        name = check_choice("scene", point["scene"], _STAGES)
-        if name not in scenes:
-            scenes[name] = _STAGES[name].scene(seed)
+        name = check_choice("data", point["data"], _STAGES)
+        if name not in data_sets:
+            data_sets[name] = _STAGES[name].data(seed)
         rows = places.setdefault(name, {})
-        row = rows.setdefault(_setting(point, scenes[name]), len(rows))
+        row = rows.setdefault(_setting(point, data_sets[name]), len(rows))
         rounds[name] = max(rounds.get(name, 1), int(point["round"]))
         read.append((name, row, int(point["round"])))
-    courses = {
+    curves = {
         name: simulate(
-            scenes[name],
+            data_sets[name],
             list(rows),
             rounds=rounds[name],
-            steps=_STAGES[name].steps(scenes[name]),
+            steps=_STAGES[name].steps(data_sets[name]),
             seed=seed,
         )
         for name, rows in places.items()
     }
-    return [float(of(courses[name], row, t)) for name, row, t in read]
+    return [float(of(curves[name], row, t)) for name, row, t in read]
 
 
-def _setting(point: Point, scene: SyntheticData) -> ACFLSettings:
+def _setting(point: Point, data: SyntheticData) -> ACFLSettings:
     own = {key: value for key, value in point.items() if key in _OF_SETTING}
     projected = own.get("encoding") == "scfl"
     s = point.get("noise", 0.0)
     if "epsilon" in point:
         if "noise" in point:
             raise InvalidParameterError("noise", s, "no noise beside epsilon, which it follows")
-        d, o = scene.start.shape
+        d, o = data.start.shape
         eps = point["epsilon"]
         s = sigma2_for_eps_projected(eps, d) if projected else sigma2_for_eps(eps, d, o)
     return ACFLSettings(**own, sigma1_sq=s, sigma2_sq=0.0 if projected else s)
@@ -173,7 +173,7 @@ def _setting(point: Point, scene: SyntheticData) -> ACFLSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """What is drawn.
+    """A function that an experiment draws.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ FUNCTIONS = {
     ),
     "fedvs": Function(
         measures={"accuracy": "accuracy on test rows"},
-        of=_kept(vertical.courses, "accuracy"),
+        of=_kept(vertical.curves, "accuracy"),
         seeded=True,
         check=vertical.check,
     ),
@@ -269,7 +269,7 @@ FUNCTIONS = {
             "accuracy": "accuracy on test rows",
             "value": "area under the ROC curve",
         },
-        of=_kept(vertical.courses, "accuracy", "value"),
+        of=_kept(vertical.curves, "accuracy", "value"),
         seeded=True,
         check=vertical.check,
     ),

@@ -1,4 +1,4 @@
-"""The picture of an experiment: its curves by rounds and by bits, or over a setting."""
+"""Draws an experiment: curves by rounds and by bits, or over the values of a parameter."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 from numpy.typing import NDArray
 
 from flwr_privacy.simulations.reports.figures import LOG_SPAN, Style
+from flwr_privacy.simulations.reports.style import drawing
 
 from .curves import MEASURES, TrainedRun
 from .description import Experiment, Sweep
@@ -30,6 +31,7 @@ TICKS = 12  # values of a setting that are marked on its axis
 NAMES = {"planned": "rounds planned", "rounds": "rounds taken"}
 
 
+@drawing()
 def draw(chosen: Experiment, runs: Sequence[TrainedRun], *, size: str) -> Figure:
     """Return a figure with a row for each metric and a column for each axis, or for the sweep.
 
@@ -49,7 +51,7 @@ def draw(chosen: Experiment, runs: Sequence[TrainedRun], *, size: str) -> Figure
     if below:
         abreast = 1 if any(run.note for run in runs) else 2
         width, height = 6.4, height + 0.2 * math.ceil(len(chosen.curves) / abreast)
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height))
     grid = figure.subplots(len(chosen.metrics), columns, squeeze=False, sharey="row")
     for row, metric in zip(grid, chosen.metrics, strict=True):
         if chosen.sweep is None:
@@ -60,7 +62,6 @@ def draw(chosen: Experiment, runs: Sequence[TrainedRun], *, size: str) -> Figure
         if metric in ("loss", *MEASURES):
             _log_where_wide(row[0], LOG_SPAN if chosen.sweep is None else WIDE)
         for axes in row:
-            axes.grid(visible=True, alpha=0.2)
             axes.autoscale_view()
         label = NAMES.get(metric, f"{metric} on test records")
         if chosen.function:
@@ -68,11 +69,11 @@ def draw(chosen: Experiment, runs: Sequence[TrainedRun], *, size: str) -> Figure
         row[0].set_ylabel(label)
     handles, labels = grid[0, 0].get_legend_handles_labels()
     if below:
-        figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=abreast)
+        figure.legend(handles, labels, loc="outside lower center", ncols=abreast)
     else:
-        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+        figure.legend(handles, labels, loc="outside right upper")
     over = f"\n{size}; {seeds} seeds: mean, smallest and largest"
-    figure.suptitle(chosen.title + ("" if size == "computed" else over), fontsize=10)
+    figure.suptitle(chosen.title + ("" if size == "computed" else over))
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The results of an experiment: tables, a JSON file beside the picture, all verdicts as a page."""
+"""Writes the results of an experiment: tables, JSON, picture, and the page of all verdicts."""
 
 import json
 import math
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from flwr_privacy import __version__
 from flwr_privacy.errors import DataError
+from flwr_privacy.simulations.reports.style import drawing
 from flwr_privacy.simulations.research.udp.theory import search_cost
 from flwr_privacy.simulations.settings.run_folder import flat_settings
 from flwr_privacy.wire.files import write_text
@@ -162,7 +163,8 @@ def save(results: Results, out: Path) -> tuple[Path, Path]:
     """Write the picture and the numbers into a folder; return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     picture, numbers = out / "figure.png", out / RESULTS
-    draw(results.experiment, results.runs, size=results.size).savefig(picture, dpi=150)
+    with drawing():
+        draw(results.experiment, results.runs, size=results.size).savefig(picture)
     write_text(numbers, json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n")
     return picture, numbers
 

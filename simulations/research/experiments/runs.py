@@ -1,4 +1,4 @@
-"""Carry out the runs of an experiment: each once, several at a time, and none twice.
+"""Trains the runs of an experiment, several at a time; finished runs are reused.
 
 Points of curves whose settings are the same share a run.
 """

@@ -1,4 +1,4 @@
-"""The best of several runs: which value of a setting a search would have chosen."""
+"""Picks the best of several runs: the value that a parameter search would have chosen."""
 
 import math
 from collections.abc import Sequence

@@ -17,8 +17,9 @@ from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import check_choice
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.reports.style import drawing
 from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
-from flwr_privacy.simulations.research.attacks.setup import Report
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 
 from .attack_views import (
     Coalition,
@@ -69,43 +70,20 @@ class _Found:
     left_out: bool
 
 
-def report(
-    *,
-    task: str | None,
-    clients: int | None,
-    records: int | None,
-    seed: int,
-    data_root: Path | None,
-    out: Path,
-) -> Report:
+def report(options: AttackOptions) -> Report:
     """Attack shares, views in tiny fields, sums, gradients and first weights.
 
-    Parameters
-    ----------
-    task : str, optional
-        One of `TASKS`.
-    clients : int, optional
-        Clients, 3 to 64, by default 16. K is 6, or as large as so many clients allow; T is 1.
-    records : int, optional
-        Digits that they share, 12 or more, by default 32.
-    seed : int
-        Root of the draws; shares and weights have randomness of their own.
-    data_root : Path, optional
-        Not needed: the digits come with scikit-learn.
-    out : Path
-        Folder for the pictures.
+    By default 16 clients (of 3 to 64) share 32 digits (12 or more). K is 6, or as large as so many
+    clients allow; T is 1.
 
     Raises
     ------
     InvalidParameterError
         If a value is out of range, or a picture cannot be written.
     """
-    check_choice("task", TASKS[0] if task is None else task, TASKS)
-    owners = Owners.of(
-        clients=_CLIENTS if clients is None else clients,
-        rows=_RECORDS if records is None else records,
-        seed=seed,
-    )
+    task, clients, records = options.chosen(task=TASKS[0], clients=_CLIENTS, records=_RECORDS)
+    check_choice("task", task, TASKS)
+    owners = Owners.of(clients=clients, rows=records, seed=options.seed)
     found = _attack(owners)
     lines = list(_promises(found))
     return Report(
@@ -118,9 +96,9 @@ def report(
         ],
         legend=_LEGEND,
         pictures=[
-            _draw_shares(found, out / "fedvs-shares.png"),
-            _draw_similar(found, out / "fedvs-similar.png"),
-            _draw_known(found, out / "fedvs-known-weights.png"),
+            _draw_shares(found, options.out / "fedvs-shares.png"),
+            _draw_similar(found, options.out / "fedvs-similar.png"),
+            _draw_known(found, options.out / "fedvs-known-weights.png"),
         ],
         verdict="\n".join(lines),
     )
@@ -293,20 +271,22 @@ def _draw_known(found: _Found, path: Path) -> Path:
     return draw(rows, path, title="digits, and what is found in sums and in weights")
 
 
+@drawing()
 def _draw_similar(found: _Found, path: Path) -> Path:
     order = np.argsort(found.owners.labels, kind="stable")
     last = [one for one in found.similar if one.rounds == max(_ROUNDS)]
-    figure = Figure(figsize=(3 * (len(last) + 1), 3.4), layout="constrained")
-    figure.suptitle("similarity of the digits, in the order of their labels", fontsize="small")
+    figure = Figure(figsize=(3 * (len(last) + 1), 3.4))
+    figure.suptitle("similarity of the digits, in the order of their labels")
     names = ["true", *(f"{one.weight_bits} bits: {one.correlation:.3f}" for one in last)]
     grams = [true_gram(found.owners), *(one.gram for one in last)]
     panels = figure.subplots(1, len(grams))
     high = float(grams[0].max())
     for axes, name, gram in zip(panels, names, grams, strict=True):
         axes.imshow(gram[np.ix_(order, order)], cmap="viridis", vmin=0, vmax=high)
-        axes.set_title(name, fontsize="small")
+        axes.set_title(name)
         axes.set_xticks([])
         axes.set_yticks([])
+        axes.spines[:].set_visible(False)
     return save(figure, path)
 
 

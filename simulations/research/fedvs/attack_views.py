@@ -1,4 +1,4 @@
-"""What each party of FedVS finds in what it has, one function for each attack.
+"""What each party of FedVS finds in its view; one function for each attack.
 
 The parties are a coalition of clients with their shares; the server with the clients' answers, with
 a client, and with the sums of many rounds; a client with the gradients; whoever knows the first
@@ -48,7 +48,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coalition:
-    """What some holders open together.
+    """What a coalition of share holders opens.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def _pixels(opened: Opened, share: NDArray[np.int64]) -> tuple[Matrix, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """How well two secrets are told apart in a tiny field.
+    """The total variation distance of the views of two secrets in a tiny field.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def _pair(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Similar:
-    """What the server knows of the Gram matrix of the rows.
+    """The Gram matrix of the rows, as the server recovers it.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def similar_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """What a client knows of the labels.
+    """The labels, as a client finds them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What computing and sending take in a rehearsal, beside the delays that are drawn.
+"""Virtual seconds for computing and sending in a simulation, without the drawn delays.
 
 What a client sends has 32 bits for each value of an embedding. All methods multiply equally fast,
 and every client has a link of its own.
@@ -32,19 +32,19 @@ class Clock(NamedTuple):
     """Until all have their shares of the data, once."""
 
 
-def clock_of(scene: SyntheticData, setting: FedVSSettings, batch: int) -> Clock:
+def clock_of(data: SyntheticData, setting: FedVSSettings, batch: int) -> Clock:
     """Return the seconds of a system.
 
     Parameters
     ----------
-    scene : SyntheticData
+    data : SyntheticData
         Its clients' columns.
     setting : FedVSSettings
         The system.
     batch : int
         Real rows of a step, for FedVS a multiple of K.
     """
-    N, h, widths = scene.clients, setting.embedding, setting.widths(scene)
+    N, h, widths = data.clients, setting.embedding, setting.widths(data)
 
     def sent(size: int) -> float:
         return transfer_seconds(size, setting.bandwidth_mbps)
@@ -59,7 +59,7 @@ def clock_of(scene: SyntheticData, setting: FedVSSettings, batch: int) -> Clock:
         N=N,
         K=K,
         T=setting.T,
-        rows=scene.rows,
+        rows=data.rows,
         widths=widths,
         h=h,
         b=batch // K,

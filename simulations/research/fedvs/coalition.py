@@ -1,4 +1,4 @@
-"""What do holders of coded shares know together? Solve for it, over the field.
+"""Solves, over the field, for what a coalition of share holders knows together.
 
 In FedVS every client holds a share of everybody's data and, in each round, of everybody's weights.
 A share is a linear combination of secrets and of uniform masks, with public coefficients. So all
@@ -27,6 +27,7 @@ Lattice Reduction and the Nearest Lattice Point Problem", 1986.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import galois
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -49,7 +50,7 @@ _DELTA = 0.99  # of the Lovász condition
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Opened:
-    """What the shares of a coalition say of the secrets, and all they say.
+    """Everything that the shares of a coalition say about the secrets.
 
     Parameters
     ----------
@@ -147,7 +148,7 @@ def open_shares(
     Returns
     -------
     Opened
-        The relations: by Gauss's elimination of the masks.
+        The relations: by elimination of the masks.
 
     Raises
     ------
@@ -171,14 +172,17 @@ def open_shares(
     if held.ndim < 1 or len(held) != len(made):
         raise InvalidParameterError("shares", held.shape, f"shares of {len(made)} holders")
     masks = made.shape[1] - secrets
-    ordered = np.concatenate([made[:, secrets:], made[:, :secrets]], axis=1)
-    reduced, steps = _reduce(ordered, field.p)
-    kept = ~reduced[:, :masks].any(axis=1) & reduced.any(axis=1)
-    values = field.matmul(steps[kept], field.reduce(held.reshape(len(held), -1)))
+    unknowns = made.shape[1]
+    equations = np.concatenate(
+        [made[:, secrets:], made[:, :secrets], held.reshape(len(held), -1)], axis=1
+    )
+    reduced = galois.GF(field.p)(field.reduce(equations)).row_reduce(ncols=unknowns)
+    rows = np.asarray(reduced, np.int64)
+    rows = rows[~rows[:, :masks].any(axis=1) & rows[:, masks:unknowns].any(axis=1)]
     return Opened(
         field=field,
-        relations=reduced[kept, masks:],
-        values=values.reshape(len(values), *held.shape[1:]),
+        relations=rows[:, masks:unknowns],
+        values=rows[:, unknowns:].reshape(len(rows), *held.shape[1:]),
     )
 
 
@@ -238,7 +242,7 @@ def small_secrets(
     middle = (low + high) // 2
     pivots = [int(np.flatnonzero(row)[0]) for row in opened.relations]
     entries = int(np.prod(shape, dtype=np.int64))
-    unit = np.array([[opened.field.inverse(step)]], np.int64)
+    unit = np.array([[pow(step, -1, p)]], np.int64)
     scaled = opened.field.matmul(unit, opened.values.reshape(1, -1)).reshape(rank, entries)
     points = np.zeros((entries, count), np.int64)
     points[:, pivots] = opened.field.signed(scaled.T)
@@ -248,25 +252,6 @@ def small_secrets(
     reach = max(high - middle, middle - low)
     certain = bool(rests.min() ** 2 > 4 * count * reach**2)
     return (near.T * step).reshape(count, *shape), np.reshape(fits, shape), certain
-
-
-def _reduce(matrix: Integers, p: int) -> tuple[Integers, Integers]:
-    """Return the reduced row echelon form, and what it is of the rows: steps @ matrix."""
-    rows = np.concatenate([matrix % p, np.eye(len(matrix), dtype=np.int64)], axis=1)
-    done = 0
-    for column in range(matrix.shape[1]):
-        candidates = np.flatnonzero(rows[done:, column])
-        if not len(candidates):
-            continue
-        first = done + int(candidates[0])
-        rows[[done, first]] = rows[[first, done]]
-        rows[done] = rows[done] * pow(int(rows[done, column]), -1, p) % p
-        others = np.arange(len(rows)) != done
-        rows[others] = (rows[others] - rows[others, column, None] * rows[done] % p) % p
-        done += 1
-        if done == len(rows):
-            break
-    return rows[:, : matrix.shape[1]], rows[:, matrix.shape[1] :]
 
 
 def _kernel(relations: Integers, pivots: Sequence[int], p: int) -> Integers:

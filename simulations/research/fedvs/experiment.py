@@ -1,6 +1,6 @@
-"""Rehearsals and counts of FedVS for experiments: what a curve's settings are as clients.
+"""Simulations and counts of FedVS for experiments, from the keys of a curve.
 
-The keys of a point of `courses`, beside those of `FedVSSettings` (``method``, ``K``, ``T``, ...),
+The keys of a point of `curves`, beside those of `FedVSSettings` (``method``, ``K``, ``T``, ...),
 of which order, embedding, learning rate and batch size are by default those of the task:
 
 ``data``
@@ -36,12 +36,12 @@ from flwr_privacy.wire.identity import derive_seed
 from .numpy_simulation import TrainingCurve, simulate
 from .synthetic_data import FedVSSettings, SyntheticData
 
-__all__ = ["COUNTS", "TABLE", "check", "costs", "courses", "epochs"]
+__all__ = ["COUNTS", "TABLE", "check", "costs", "curves", "epochs"]
 
 _OF_SETTING = {field.name for field in fields(FedVSSettings)}
-_SCENE = {"data", "clients", "records", "test_records"}
+_DATA = {"data", "clients", "records", "test_records"}
 _READ = {"seconds", "round"}
-_KEYS = _SCENE | _READ | {"rounds"} | _OF_SETTING
+_KEYS = _DATA | _READ | {"rounds"} | _OF_SETTING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ TABLE = {
 _EMBEDDING = 64
 
 
-def courses(points: Sequence[Point], seed: int, data_root: Path | None) -> list[Values]:
+def curves(points: Sequence[Point], seed: int, data_root: Path | None) -> list[Values]:
     """Return accuracy, loss and, of two classes, the area under the ROC curve, on test rows.
 
     Parameters
@@ -99,19 +99,19 @@ def courses(points: Sequence[Point], seed: int, data_root: Path | None) -> list[
         first = points[places[0]]
         by, key = ("seconds", "seconds") if "seconds" in first else ("rounds", "round")
         watch = sorted({float(points[place][key]) for place in places})
-        course = _trained(first, watch, by, seed, data_root)
+        curve = _trained(first, watch, by, seed, data_root)
         for place in places:
             at = watch.index(float(points[place][key]))
             found[place] = {
-                "accuracy": float(course.accuracy[at]),
-                "loss": float(course.loss[at]),
-                "value": float(course.auc[at]),
+                "accuracy": float(curve.accuracy[at]),
+                "loss": float(curve.loss[at]),
+                "value": float(curve.auc[at]),
             }
     return found
 
 
 def check(point: Point) -> FedVSSettings:
-    """Return the setting of a point of `courses`.
+    """Return the setting of a point of `curves`.
 
     Raises
     ------
@@ -246,18 +246,18 @@ def _trained(
 
     task, setting = vertical_task(point["data"]), check(point)
     clients = point.get("clients", task.clients)
-    scene = _scene(
+    data = _data(
         task.name, clients, point.get("records"), point.get("test_records"), seed, data_root
     )
     wide = clients if setting.aggregation == "concatenate" else 1
     central = TorchCentral(
         partial(task.central, wide * setting.embedding), seed=derive_seed(seed, "initialise")
     )
-    return simulate(scene, setting, central, watch=watch, by=by, rounds=point["rounds"], seed=seed)
+    return simulate(data, setting, central, watch=watch, by=by, rounds=point["rounds"], seed=seed)
 
 
 @lru_cache(maxsize=1)
-def _scene(
+def _data(
     name: str,
     clients: int,
     records: int | None,

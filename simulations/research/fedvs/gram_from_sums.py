@@ -1,4 +1,4 @@
-"""How alike are the rows? A split model's own sums say so, however they were computed.
+"""Recovers how similar the rows are from the sums of a split model's embeddings.
 
 The server of a vertical split model computes the gradient Gamma that all clients move by, and gets
 the mean of their embeddings, ``H = Xhat W / N``, as exactly as its secure sum computes it. On

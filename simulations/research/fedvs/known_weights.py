@@ -1,4 +1,4 @@
-"""What do embeddings say of the features for whom knows the weights? They are linear in both.
+"""Recovers features from embeddings when the weights are known: embeddings are linear in both.
 
 A client of a vertical split model owns the features ``Xhat`` and the weights ``W``, and both are
 secret; what others see is made of products. Whoever gets one of the two has equations in the other:

@@ -1,4 +1,4 @@
-"""Which rows have the same label? The gradients that clients are sent say so.
+"""Finds rows with the same label from the gradients that clients receive.
 
 In a vertical split model the labels are the server's alone, and all clients are sent the gradient
 of the loss with respect to each row's embedding. For a loss of scores it is ``J^T (q - y)`` with

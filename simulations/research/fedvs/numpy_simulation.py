@@ -1,4 +1,4 @@
-"""Trainings of FedVS and its rivals in one process, without a network, on a virtual clock.
+"""Simulates FedVS and its baselines in NumPy, on a virtual clock.
 
 The systems of "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for
 Split Models" (ICML 2023), section 6. All of a seed start from the same weights and meet the same
@@ -44,7 +44,7 @@ Floats = NDArray[np.float32]
 
 
 class Delays(Protocol):
-    """How long clients take: `HalfSlow`, or anything of its kind."""
+    """The delays of clients: `HalfSlow`, or a model with the same methods."""
 
     @property
     def fast(self) -> Sequence[str]:
@@ -60,7 +60,7 @@ class Delays(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingCurve:
-    """How a training went, at W moments.
+    """Accuracy and loss of a simulated training at W moments.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class _System(Protocol):
 
 
 def simulate(
-    scene: SyntheticData,
+    data: SyntheticData,
     setting: FedVSSettings,
     central: Central,
     *,
@@ -126,7 +126,7 @@ def simulate(
 
     Parameters
     ----------
-    scene : SyntheticData
+    data : SyntheticData
         The data.
     setting : FedVSSettings
         What to train.
@@ -146,17 +146,17 @@ def simulate(
     Raises
     ------
     InvalidParameterError
-        If a value is not allowed, or the setting does not fit the scene.
+        If a value is not allowed, or the setting does not fit the data.
     """
     check_choice("by", by, AXES)
     check_integer("rounds", rounds, minimum=1)
     if not len(watch) or list(watch) != sorted(watch):
         raise InvalidParameterError("watch", list(watch), "ascending numbers, one at least")
-    setting.check(scene)
+    setting.check(data)
     if delays is None:
-        delays = setting.delays(scene.clients, seed)
+        delays = setting.delays(data.clients, seed)
     kind = _QueueOfClients if setting.method == "vafl" else _Rounds
-    system: _System = kind(scene, setting, central, delays, seed)
+    system: _System = kind(data, setting, central, delays, seed)
     seen: dict[str, list[float]] = {
         name: [] for name in ("rounds", "seconds", "share_seconds", "accuracy", "loss", "auc")
     }
@@ -167,7 +167,7 @@ def simulate(
             system.step()
             done += 1
         if found is None:  # else nothing has changed since the last look
-            found = central.metrics(system.arrays, system.embed_tests(), scene.test_labels)
+            found = central.metrics(system.arrays, system.embed_tests(), data.test_labels)
         for name in ("accuracy", "loss", "auc"):
             seen[name].append(found.get(name, math.nan))
         seen["rounds"].append(done)
@@ -186,33 +186,33 @@ class _Rounds:
 
     def __init__(
         self,
-        scene: SyntheticData,
+        data: SyntheticData,
         setting: FedVSSettings,
         central: Central,
         delays: Delays,
         seed: int,
     ) -> None:
-        self._scene, self._setting, self._central = scene, setting, central
+        self._data, self._setting, self._central = data, setting, central
         self._delays, self._seed = delays, seed
-        self.clients = Clients(scene, setting, seed)
+        self.clients = Clients(data, setting, seed)
         self.arrays: Mapping[str, NDArray[Any]] = central.initial()
-        self.updates = np.zeros(scene.clients, np.int64)
+        self.updates = np.zeros(data.clients, np.int64)
         self.share_seconds = 0.0
-        self._who = list(range(scene.clients))
+        self._who = list(range(data.clients))
         if setting.method == "ignore":
             self._who = sorted(int(name) for name in delays.fast)
         self._tested = self._who
         if setting.evaluate_all:
-            self._tested = list(range(scene.clients))
-        K = setting.segments(scene.clients)
-        self._segments = Segments(rows=scene.rows, K=K)
+            self._tested = list(range(data.clients))
+        K = setting.segments(data.clients)
+        self._segments = Segments(rows=data.rows, K=K)
         self._coded_batch = min(-(-setting.batch_size // K), self._segments.length)
-        self._order = order(scene.rows, derive_seed(seed, "order"))
+        self._order = order(data.rows, derive_seed(seed, "order"))
         self._code = None
         if setting.method == "fedvs":
-            self._code = LagrangeCode(N=scene.clients, K=K, T=setting.T, field=setting.field)
+            self._code = LagrangeCode(N=data.clients, K=K, T=setting.T, field=setting.field)
         self._shares = _Shares(self.clients, self._segments, self._order, self._code, setting)
-        self._clock = clock_of(scene, setting, self._coded_batch * K)
+        self._clock = clock_of(data, setting, self._coded_batch * K)
         self._round, self._now, self._end = 0, self._clock.offline, -1.0
         self._shared = 0.0  # seconds of the next round until weights are shared
         self._fastest: list[int] = []
@@ -237,18 +237,18 @@ class _Rounds:
             self._segments.length, self._coded_batch, derive_seed(self._seed, "batch"), self._round
         )
         places = self._segments.real_rows(coded)
-        rows = self._order[places[places < self._scene.rows]]
+        rows = self._order[places[places < self._data.rows]]
         parts: dict[int, Floats] = {}
         if self._code is not None:
             embedding = self._shares.embed(coded, rows, self._round, self._fastest)
         else:
             parts = {n: self._embedded(n, rows) for n in self._who}
-            embedding = aggregate(parts, self._setting.aggregation, self._scene.clients)
+            embedding = aggregate(parts, self._setting.aggregation, self._data.clients)
         self.arrays, gradient, _ = self._central.step(
-            self.arrays, embedding, self._scene.labels[rows], self._setting.learning_rate
+            self.arrays, embedding, self._data.labels[rows], self._setting.learning_rate
         )
         if self._code is not None:
-            divisor = self._scene.clients if self._setting.aggregation == "mean" else 1
+            divisor = self._data.clients if self._setting.aggregation == "mean" else 1
             for n in self._who:
                 self.clients.learn(n, rows, gradient, divisor)
         else:
@@ -264,7 +264,7 @@ class _Rounds:
             parts = {
                 n: self.clients.noisy(n, part, "test", self._round) for n, part in parts.items()
             }
-        return aggregate(parts, self._setting.aggregation, self._scene.clients)
+        return aggregate(parts, self._setting.aggregation, self._data.clients)
 
     def _embedded(self, n: int, rows: NDArray[Any]) -> Floats:
         """Return what the server learns of a client's embeddings."""
@@ -356,13 +356,13 @@ class _QueueOfClients(Queue):
 
     def __init__(
         self,
-        scene: SyntheticData,
+        data: SyntheticData,
         setting: FedVSSettings,
         central: Central,
         delays: Delays,
         seed: int,
     ) -> None:
-        clock = clock_of(scene, setting, min(setting.batch_size, scene.rows))
+        clock = clock_of(data, setting, min(setting.batch_size, data.rows))
 
         def seconds(n: int, cycle: int) -> float:
             drawn = delays.finish_time(
@@ -370,4 +370,4 @@ class _QueueOfClients(Queue):
             )
             return drawn + clock.upload[n]
 
-        super().__init__(scene, setting, central, seconds, clock.back, seed)
+        super().__init__(data, setting, central, seconds, clock.back, seed)

@@ -1,4 +1,4 @@
-"""The clients of a rehearsal: their expanded data, their weights, and how embeddings are joined."""
+"""The clients of a simulation: expanded data, weights, and how embeddings are aggregated."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,13 +20,13 @@ Floats = NDArray[np.float32]
 
 
 class Clients:
-    """All clients of a setting, in the order of the scene.
+    """All clients of a setting, in the order of the data.
 
     Those of a seed start from the same weights, whatever the method. FedVS's data are rounded.
 
     Parameters
     ----------
-    scene : SyntheticData
+    data : SyntheticData
         The data.
     setting : FedVSSettings
         The system.
@@ -41,13 +41,13 @@ class Clients:
         The weights.
     """
 
-    def __init__(self, scene: SyntheticData, setting: FedVSSettings, seed: int) -> None:
+    def __init__(self, data: SyntheticData, setting: FedVSSettings, seed: int) -> None:
         self._setting, self._seed = setting, seed
-        self.data = [self._expanded(block) for block in scene.blocks]
-        self.test = [self._expanded(block) for block in scene.test_blocks]
+        self.data = [self._expanded(block) for block in data.blocks]
+        self.test = [self._expanded(block) for block in data.test_blocks]
         self.weights = [
             initial_weights(e, setting.embedding, SecureRandom.insecure(seed, "weights", n))
-            for n, e in enumerate(setting.widths(scene))
+            for n, e in enumerate(setting.widths(data))
         ]
         rate = setting.clients_learning_rate
         self._rate = setting.learning_rate if rate is None else rate

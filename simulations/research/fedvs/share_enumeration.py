@@ -1,4 +1,4 @@
-"""What can be told from views of FedVS at all? Count all of them, in a field of a few elements.
+"""Measures secrecy exactly: counts all views of FedVS in a field of a few elements.
 
 A proof of secrecy can be checked where masks are few: go through all of them, and compare how often
 each view comes up with one secret and with another. Half of the sum of the differences, the total

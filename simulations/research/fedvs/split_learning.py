@@ -146,7 +146,7 @@ class Owners:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Seen:
-    """What is to be seen of a training, by different parties.
+    """What the parties of a training see.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What is rehearsed: the columns of several clients, and a system of split learning on them."""
+"""Data and settings of a FedVS simulation: the columns of several clients."""
 
 import math
 from collections.abc import Sequence
@@ -141,7 +141,7 @@ class FedVSSettings:
     stragglers : int, optional
         How many clients are slow; half of them by default.
     slow : {"drawn", "first", "last"}, default "drawn"
-        Which: drawn from the seed, or the first or last ones of the scene. Where clients have rows
+        Which: drawn from the seed, or the first or last ones of the data. Where clients have rows
         of an image, those are one side of it, which the others cannot make good. The slowest is the
         last of them.
     log_base, batch : str, default "e" and "coded"
@@ -221,9 +221,9 @@ class FedVSSettings:
         """FedVS's field."""
         return PrimeField(self.prime)
 
-    def widths(self, scene: SyntheticData) -> list[int]:
+    def widths(self, data: SyntheticData) -> list[int]:
         """Return the columns e_n of each client's expanded data."""
-        return [expanded_width(columns, self.order) for columns in scene.columns]
+        return [expanded_width(columns, self.order) for columns in data.columns]
 
     def segments(self, clients: int) -> int:
         """Return K: that of the setting, else the largest; without a code it is 1.
@@ -260,8 +260,8 @@ class FedVSSettings:
     def _slow_ones(self, clients: int) -> int:
         return clients // 2 if self.stragglers is None else self.stragglers
 
-    def check(self, scene: SyntheticData) -> None:
-        """Refuse what does not fit the data of a scene.
+    def check(self, data: SyntheticData) -> None:
+        """Refuse what does not fit the data.
 
         Raises
         ------
@@ -270,9 +270,9 @@ class FedVSSettings:
             is too small.
         """
         if self.stragglers is not None:
-            check_integer("stragglers", self.stragglers, minimum=0, maximum=scene.clients)
+            check_integer("stragglers", self.stragglers, minimum=0, maximum=data.clients)
         if self.method == "fedvs":
-            self.segments(scene.clients)
-            self.scales.check(self.widths(scene), self.field)
-        elif self.method == "ignore" and self.stragglers == scene.clients:
+            self.segments(data.clients)
+            self.scales.check(self.widths(data), self.field)
+        elif self.method == "ignore" and self.stragglers == data.clients:
             raise InvalidParameterError("stragglers", self.stragglers, "fewer than clients")

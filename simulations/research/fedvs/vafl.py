@@ -1,4 +1,4 @@
-"""Asynchronous split learning, of a virtual clock: no client waits for another.
+"""Asynchronous split learning (VAFL) on a virtual clock: no client waits for another.
 
 The server keeps the last embedding of every row from every client. When a client's embeddings of
 a batch arrive, they take their places, the central model makes a step on that batch with what is
@@ -32,7 +32,7 @@ class Queue:
 
     Parameters
     ----------
-    scene, setting : Scene, Setting
+    data, setting : Scene, Setting
         What is trained.
     central : Central
         The central model.
@@ -54,26 +54,26 @@ class Queue:
 
     def __init__(
         self,
-        scene: SyntheticData,
+        data: SyntheticData,
         setting: FedVSSettings,
         central: Central,
         seconds: Callable[[int, int], float],
         back: float,
         seed: int,
     ) -> None:
-        self._scene, self._setting, self._central = scene, setting, central
+        self._data, self._setting, self._central = data, setting, central
         self._seconds, self._back, self._seed = seconds, back, seed
-        self.clients = Clients(scene, setting, seed)
+        self.clients = Clients(data, setting, seed)
         self.arrays: Mapping[str, NDArray[Any]] = central.initial()
-        self.updates = np.zeros(scene.clients, np.int64)
+        self.updates = np.zeros(data.clients, np.int64)
         self.arrivals: list[int] = []
         self.share_seconds = 0.0
-        everything = np.arange(scene.rows)
-        self._kept = np.stack([self.clients.embed(n, everything) for n in range(scene.clients)])
+        everything = np.arange(data.rows)
+        self._kept = np.stack([self.clients.embed(n, everything) for n in range(data.clients)])
         self._linear = setting.aggregation in ("mean", "sum")
         self._total = self._kept.sum(axis=0, dtype=np.float64)  # only of use where it is linear
         self._waiting: list[tuple[float, int, int]] = []
-        for n in range(scene.clients):
+        for n in range(data.clients):
             self._start(n, 0.0)
 
     def end(self) -> float:
@@ -88,7 +88,7 @@ class Queue:
         # The client's weights are still those with which it set out.
         rows = self._batch(n)
         own = self.clients.embed(n, rows)
-        how, clients = self._setting.aggregation, self._scene.clients
+        how, clients = self._setting.aggregation, self._data.clients
         parts = dict.fromkeys(range(clients), own)
         if self._linear:
             self._total[rows] += own.astype(np.float64) - self._kept[n, rows]
@@ -101,7 +101,7 @@ class Queue:
         self.arrays, gradient, _ = self._central.step(
             self.arrays,
             embedding.astype(np.float32),
-            self._scene.labels[rows],
+            self._data.labels[rows],
             self._setting.learning_rate,
         )
         self.clients.learn(n, rows, gradients(parts, gradient, how, [n])[n])
@@ -109,7 +109,7 @@ class Queue:
 
     def embed_tests(self) -> Floats:
         """Return the aggregate for the test rows, from the clients' present weights."""
-        clients = self._scene.clients
+        clients = self._data.clients
         parts = {n: self.clients.embed_tests(n) for n in range(clients)}
         return aggregate(parts, self._setting.aggregation, clients)
 
@@ -122,6 +122,6 @@ class Queue:
     def _batch(self, n: int) -> NDArray[np.int64]:
         """Return the rows of a client's batch, any of them with equal probability."""
         draws = stream(self._seed, "vafl batch", n, int(self.updates[n]))
-        size = min(self._setting.batch_size, self._scene.rows)
-        rows: NDArray[np.int64] = draws.choice(self._scene.rows, size, replace=False)
+        size = min(self._setting.batch_size, self._data.rows)
+        rows: NDArray[np.int64] = draws.choice(self._data.rows, size, replace=False)
         return rows

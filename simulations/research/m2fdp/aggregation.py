@@ -1,4 +1,4 @@
-"""One aggregation event on models as they are: the reference that the halves are compared with.
+"""One aggregation event on plain models: the reference for the strategy and the client.
 
 This is an aggregation of Algorithm 1 of "Differentially-Private Multi-Tier Federated Learning: A
 Formal Analysis and Evaluation" in float64. It draws no noise of its own: whoever calls it says what

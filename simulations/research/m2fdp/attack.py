@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from flwr_privacy.simulations.reports.style import COLOURS, drawing
 from flwr_privacy.simulations.research.attacks.inversion import Recovery
-from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
-from flwr_privacy.simulations.research.attacks.setup import AttackSetup, Report
-from flwr_privacy.simulations.research.secure_sum.attack import TASKS, scene_of
+from flwr_privacy.simulations.research.attacks.pictures import Row, draw, draw_scores, save
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, AttackSetup, Report
+from flwr_privacy.simulations.research.secure_sum.attack import TASKS, setup_of
 
 from .forgery import HONEST, Forged, forge
 from .relay import Tapped, tap
@@ -32,53 +33,28 @@ _CLIENTS = 5
 _PICTURED = 4.0  # epsilon of the audits in the picture
 
 
-def report(
-    *,
-    task: str | None,
-    clients: int | None,
-    records: int | None,
-    seed: int,
-    data_root: Path | None,
-    out: Path,
-) -> Report:
+def report(options: AttackOptions) -> Report:
     """Look from inside a zone, from between its nodes and from outside, and draw what was found.
 
-    Parameters
-    ----------
-    task : str, optional
-        What the members of the zone train: one of
-        `flwr_privacy.simulations.research.secure_sum.attack`'s, by default the first.
-    clients : int, optional
-        Members of the largest zone, by default 5.
-    records : int, optional
-        Records of each, by default 1.
-    seed : int
-        Root of the draws, noise and keys excepted.
-    data_root : Path, optional
-        Folder with the data sets that no library brings.
-    out : Path
-        Folder for the pictures.
+    By default the largest zone has 5 members with 1 record each, who train what the clients of
+    `flwr_privacy.simulations.research.secure_sum.attack` train.
 
     Raises
     ------
     InvalidParameterError, DataError
         If a value is out of range or a data set is missing; also if a picture cannot be written.
     """
-    scene = scene_of(
-        task or TASKS[0],
-        clients=_CLIENTS if clients is None else clients,
-        records=1 if records is None else records,
-        seed=seed,
-        data_root=data_root,
-    )
-    seen = sights(scene)
+    task, clients, records = options.chosen(task=TASKS[0], clients=_CLIENTS, records=1)
+    seed = options.seed
+    setup = setup_of(task, clients=clients, records=records, seed=seed, data_root=options.data_root)
+    seen = sights(setup)
     tapped = tap(seed=seed)
     forged = forge(seed=seed)
     audited = audits(seed=seed)
     through = edge_audits(seed=seed)
     return Report(
         tables=[
-            _zone_table(scene, seen),
+            _zone_table(setup, seen),
             _tap_table(tapped),
             _forgery_table(forged),
             _audit_table(audited),
@@ -86,8 +62,8 @@ def report(
         ],
         legend=_LEGEND,
         pictures=[
-            _draw_zone(scene, seen, out / f"m2fdp-{scene.task.name}.png"),
-            _draw_audits(audited, out / "m2fdp-audit.png"),
+            _draw_zone(setup, seen, options.out / f"m2fdp-{task}.png"),
+            _draw_audits(audited, options.out / "m2fdp-audit.png"),
         ],
         verdict="\n".join(
             (
@@ -100,9 +76,9 @@ def report(
     )
 
 
-def _zone_table(scene: AttackSetup, seen: Sequence[Sight]) -> Table:
-    _, records = scene.labels.shape
-    lines = Table(title=f"inside a zone: {scene.task.name}, records of each member: {records}")
+def _zone_table(setup: AttackSetup, seen: Sequence[Sight]) -> Table:
+    _, records = setup.labels.shape
+    lines = Table(title=f"inside a zone: {setup.task.name}, records of each member: {records}")
     lines.add_column("who looks at the average")
     for name in ("error of an update", "recovered", "similarity", "by guessing"):
         lines.add_column(name, justify="right")
@@ -232,10 +208,10 @@ def _verdict_of(found: PathAudit | EdgeAudit) -> str:
     return "FLAGGED" if found.flagged else "passes"
 
 
-def _draw_zone(scene: AttackSetup, seen: Sequence[Sight], path: Path) -> Path:
+def _draw_zone(setup: AttackSetup, seen: Sequence[Sight], path: Path) -> Path:
     """Draw the records of the other members, and what each look at the average says of them."""
-    clients, records = scene.labels.shape
-    rows = [Row(name="record", images=scene.records(1, clients), span=(0.0, 1.0))]
+    clients, records = setup.labels.shape
+    rows = [Row(name="record", images=setup.records(1, clients), span=(0.0, 1.0))]
     missing = np.full_like(rows[0].images, np.nan)  # drawn white
     for sight in seen:
         images, notes = missing.copy(), [""] * len(missing)
@@ -249,8 +225,9 @@ def _draw_zone(scene: AttackSetup, seen: Sequence[Sight], path: Path) -> Path:
     )
 
 
+@drawing()
 def _draw_audits(audited: Sequence[PathAudit], path: Path) -> Path:
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4))
     panels = figure.subplots(1, 3)
     pictured = [one for one in audited if round(one.ledger, 3) == _PICTURED] or list(audited)
     for axes, one in zip(panels[:2], (pictured[0], pictured[-1]), strict=True):
@@ -261,13 +238,10 @@ def _draw_audits(audited: Sequence[PathAudit], path: Path) -> Path:
 
 def _draw_scores(axes: Axes, one: PathAudit) -> None:
     reach = float(np.abs(one.scores).max())
-    bins = np.linspace(-reach, reach, 81)
-    for coin, colour, name in ((False, "tab:blue", "tails"), (True, "tab:orange", "heads")):
-        axes.hist(one.scores[one.coins == coin], list(bins), alpha=0.6, color=colour, label=name)
+    draw_scores(axes, one.scores, one.coins, names=("tails", "heads"), reach=reach)
     axes.set_title(
         f"{one.path.name}, noise for '{one.law}'\nledger at most {one.ledger:.2f}, audit at least "
-        f"{one.gaussian.epsilon:.2f}",
-        fontsize="small",
+        f"{one.gaussian.epsilon:.2f}"
     )
     axes.set_xlabel("evidence for heads in what is released")
     axes.set_ylabel("trainings")
@@ -277,12 +251,12 @@ def _draw_scores(axes: Axes, one: PathAudit) -> None:
 def _draw_bounds(axes: Axes, audited: Sequence[PathAudit]) -> None:
     labels = [f"{one.path.name},\n'{one.law}'" for one in audited]
     places = np.arange(len(audited))[::-1]
-    colours = ["tab:red" if one.flagged else "tab:green" for one in audited]
+    colours = [COLOURS[1] if one.flagged else COLOURS[2] for one in audited]
     axes.barh(places, [one.gaussian.epsilon for one in audited], color=colours, height=0.6)
     axes.plot([one.ledger for one in audited], places, "k|", markersize=16, label="ledger")
-    axes.set_yticks(places, labels, fontsize="small")
+    axes.set_yticks(places, labels)
     axes.set_xlabel("epsilon: audit at least, ledger at most")
-    axes.legend(fontsize="small", loc="lower right")
+    axes.legend(loc="lower right")
 
 
 def _zone_verdict(seen: Sequence[Sight]) -> list[str]:

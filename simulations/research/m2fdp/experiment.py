@@ -1,4 +1,4 @@
-"""Rehearsals of M2FDP for experiments: what a curve's settings are as trees, schedules and noise.
+"""Simulations of M2FDP for experiments: trees, schedules and noise from the keys of a curve.
 
 The keys of a point, beside those of `M2FDPSettings` (``learning_rate``, ``clip``, ``calibration``,
 ...):
@@ -41,7 +41,7 @@ from flwr_privacy.simulations.research.points import Point, Values
 from flwr_privacy.simulations.tasks.data import load
 
 from .numpy_simulation import M2FDPSettings, TrainingCurve, simulate
-from .synthetic_data import SyntheticData, labelled_scene, random_patches, synthetic_scene
+from .synthetic_data import SyntheticData, generated_data, labelled_data, random_patches
 
 __all__ = ["accuracies", "check", "choices", "costs", "privacy"]
 
@@ -60,12 +60,12 @@ _OF_SETTING = {field.name for field in fields(M2FDPSettings)} - {
     "path",
     "drift",
 }
-_SCENE = {"data", "labels", "records"}
+_DATA = {"data", "labels", "records"}
 _TREE = {"fanouts", "depth", "devices", "subnets", "subnet", "p"}
 _COURSE = {"steps", "period", "rounds", "control"}
 _READ = {"round", "target"}
 _LINKS = {"star_link", "delay_mode", "step_energy"}
-_KEYS = _SCENE | _TREE | _COURSE | _READ | _LINKS | _OF_SETTING
+_KEYS = _DATA | _TREE | _COURSE | _READ | _LINKS | _OF_SETTING
 
 
 def accuracies(points: Sequence[Point], seed: int, data_root: Path | None) -> list[Values]:
@@ -91,9 +91,9 @@ def accuracies(points: Sequence[Point], seed: int, data_root: Path | None) -> li
         If data is missing.
     """
 
-    def read(point: Point, course: TrainingCurve, row: int) -> Values:
+    def read(point: Point, curve: TrainingCurve, row: int) -> Values:
         last = int(point.get("round", point["rounds"]))
-        reached = course.accuracy[row, : last + 1]
+        reached = curve.accuracy[row, : last + 1]
         jumps = np.abs(np.diff(reached[-_CALM - 1 :]))
         jitter = float(jumps.mean()) if len(jumps) else 0.0
         return {"accuracy": float(reached[-1]), "jitter": jitter}
@@ -107,13 +107,13 @@ def costs(points: Sequence[Point], seed: int, data_root: Path | None) -> list[Va
     Parameters and errors are those of `accuracies`.
     """
 
-    def read(point: Point, course: TrainingCurve, row: int) -> Values:
-        there = np.flatnonzero(course.accuracy[row] >= point["target"])
+    def read(point: Point, curve: TrainingCurve, row: int) -> Values:
+        there = np.flatnonzero(curve.accuracy[row] >= point["target"])
         if not len(there):
             return {"energy": np.inf, "delay": np.inf}
         return {
-            "energy": float(course.energy[row, there[0]]),
-            "delay": float(course.seconds[row, there[0]]),
+            "energy": float(curve.energy[row, there[0]]),
+            "delay": float(curve.seconds[row, there[0]]),
         }
 
     return _rehearsed(points, seed, data_root, read)
@@ -165,7 +165,7 @@ def privacy(point: Point) -> str:
     what all data of a device cost (Gaussian DP) and what one record costs at most (RDP, Poisson
     batches), both with the sensitivity that holds under the worst drift.
     """
-    left = {key: value for key, value in point.items() if key not in _SCENE | _READ}
+    left = {key: value for key, value in point.items() if key not in _DATA | _READ}
     return _privacy(json.dumps(left, sort_keys=True))
 
 
@@ -227,33 +227,33 @@ def _rehearsed(
     data_root: Path | None,
     read: Callable[[Point, TrainingCurve, int], Values],
 ) -> list[Values]:
-    """Train each setting once, all of one scene together, and read the points off."""
-    stages: dict[str, dict[str, Point]] = {}  # points by what is trained, by scene
+    """Train each setting once, all on the same data together, and read the points off."""
+    stages: dict[str, dict[str, Point]] = {}  # points by what is trained, by data
     places = []
     for point in points:
         setting = check(point)
-        stage = {key: value for key, value in point.items() if key in _SCENE | _LINKS}
+        stage = {key: value for key, value in point.items() if key in _DATA | _LINKS}
         rounds = point["rounds"] if setting.path is None else len(setting.path)
-        scene = json.dumps([sorted(stage.items()), len(setting.tree.devices), rounds])
+        data = json.dumps([sorted(stage.items()), len(setting.tree.devices), rounds])
         trained = {key: value for key, value in point.items() if key not in _READ}
         row = json.dumps(sorted(trained.items()))
-        stages.setdefault(scene, {}).setdefault(row, point)
-        places.append((scene, row))
-    courses: dict[str, TrainingCurve] = {}
+        stages.setdefault(data, {}).setdefault(row, point)
+        places.append((data, row))
+    curves: dict[str, TrainingCurve] = {}
     for name, rows in stages.items():
         settings = [_setting(point) for point in rows.values()]
         first = next(iter(rows.values()))
         path = settings[0].path
-        courses[name] = simulate(
-            _scene(first, len(settings[0].tree.devices), seed, data_root),
+        curves[name] = simulate(
+            _data(first, len(settings[0].tree.devices), seed, data_root),
             settings,
             rounds=first["rounds"] if path is None else len(path),
             seed=seed,
             resources=ResourceModel(**{key: first[key] for key in _LINKS if key in first}),
         )
     return [
-        read(point, courses[scene], list(stages[scene]).index(row))
-        for point, (scene, row) in zip(points, places, strict=True)
+        read(point, curves[data], list(stages[data]).index(row))
+        for point, (data, row) in zip(points, places, strict=True)
     ]
 
 
@@ -304,12 +304,12 @@ def _tree(point: Point) -> TierTree:
     return TierTree.of_fanouts(numbers[:depth], p=point.get("p", 0))
 
 
-def _scene(point: Point, devices: int, seed: int, data_root: Path | None) -> SyntheticData:
+def _data(point: Point, devices: int, seed: int, data_root: Path | None) -> SyntheticData:
     name, each = point["data"], point.get("labels", _LABELS)
     if name == "synthetic":
-        return synthetic_scene(seed, N=devices, each=each)
+        return generated_data(seed, N=devices, each=each)
     features, labels, test_features, test_labels = _READERS[name](data_root)
-    return labelled_scene(
+    return labelled_data(
         features,
         labels,
         test_features,

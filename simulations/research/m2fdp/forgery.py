@@ -1,4 +1,4 @@
-"""What a server gets that does not follow M2FDP: it forges, replays, and asks twice.
+"""What a malicious M2FDP server gets: it forges messages, replays them, and asks twice.
 
 The server has the questions and answers of a real training with aggregators that are nodes of their
 own (`relay` beside this file). In further rounds it asks the same nodes by itself, with fields of
@@ -31,12 +31,12 @@ Fields = dict[str, Any]
 
 
 class Refused(Exception):
-    """A node refused; the text says why."""
+    """A node refused a request; the text gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forged:
-    """What the server tried, and what came of it.
+    """A forgery that the server tried, and its outcome.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Forged:
 
 
 class Server:
-    """A server that asks by itself, over the grid of a training that is over."""
+    """A server that sends requests of its own, over the grid of a finished training."""
 
     def __init__(self, grid: TappedGrid) -> None:
         self.grid = grid

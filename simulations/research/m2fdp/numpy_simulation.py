@@ -1,4 +1,4 @@
-"""Multi-tier trainings in one process, without a network: to compare systems round by round.
+"""Simulates multi-tier trainings in NumPy, to compare systems round by round.
 
 The scheme of "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and
 Evaluation", Algorithm 1, and what it is compared with, on the data of one `SyntheticData`. The
@@ -32,7 +32,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingCurve:
-    """How the trainings of a rehearsal went; S settings, T rounds.
+    """Accuracy and costs of the simulated trainings; S settings, T rounds.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class TrainingCurve:
 
 
 def simulate(
-    scene: SyntheticData,
+    data: SyntheticData,
     settings: Sequence[M2FDPSettings],
     *,
     rounds: int,
@@ -67,10 +67,10 @@ def simulate(
 
     Parameters
     ----------
-    scene : SyntheticData
+    data : SyntheticData
         The data.
     settings : Sequence of M2FDPSettings
-        What to train, at least one; all trees have as many devices as the scene. The scene's first
+        What to train, at least one; all trees have as many devices as the data. The data's first
         device is the first leaf.
     rounds : int
         T, at least 1.
@@ -86,30 +86,30 @@ def simulate(
 
     Examples
     --------
-    >>> from flwr_privacy.simulations.research.m2fdp.synthetic_data import synthetic_scene
+    >>> from flwr_privacy.simulations.research.m2fdp.synthetic_data import generated_data
     >>> from flwr_privacy.m2fdp.schedule import EventSchedule
     >>> from flwr_privacy.m2fdp.tree.tree import TierTree
-    >>> scene = synthetic_scene(0, N=10)
+    >>> data = generated_data(0, N=10)
     >>> tree, schedule = TierTree.of_fanouts("2,5", p=0.5), EventSchedule(steps=4, events={1: 2})
     >>> both = [M2FDPSettings(tree=tree, schedule=schedule, calibration="none"),
     ...         M2FDPSettings(tree=tree, schedule=schedule, epsilon=0.1)]
-    >>> course = simulate(scene, both, rounds=5, seed=0)
-    >>> bool(course.accuracy[0, -1] > course.accuracy[1, -1])
+    >>> curve = simulate(data, both, rounds=5, seed=0)
+    >>> bool(curve.accuracy[0, -1] > curve.accuracy[1, -1])
     True
     """
     if not settings:
         raise InvalidParameterError("settings", [], "at least one")
     check_integer("rounds", rounds, minimum=1)
     for setting in settings:
-        if len(setting.tree.devices) != scene.devices:
+        if len(setting.tree.devices) != data.devices:
             found = f"{len(setting.tree.devices)} devices"
-            raise InvalidParameterError("tree", found, f"{scene.devices} devices, as the scene has")
-    course = TrainingCurve(
+            raise InvalidParameterError("tree", found, f"{data.devices} devices, as the data have")
+    curve = TrainingCurve(
         accuracy=np.zeros((len(settings), rounds + 1)),
         energy=np.zeros((len(settings), rounds + 1)),
         seconds=np.zeros((len(settings), rounds + 1)),
         noise=np.zeros((len(settings), rounds)),
-        models=np.zeros((len(settings), scene.features.shape[2], scene.classes), np.float32),
+        models=np.zeros((len(settings), data.features.shape[2], data.classes), np.float32),
     )
     groups: dict[tuple[object, ...], list[int]] = {}  # settings whose steps are those of each other
     for row, setting in enumerate(settings):
@@ -117,8 +117,8 @@ def simulate(
         groups.setdefault((setting.rate, steps), []).append(row)
     for rows in groups.values():
         plans = [Rounds(settings[row], rounds) for row in rows]
-        _Group(scene, plans, rows, course, seed).train(resources or ResourceModel())
-    return course
+        _Group(data, plans, rows, curve, seed).train(resources or ResourceModel())
+    return curve
 
 
 class _Group:
@@ -129,20 +129,20 @@ class _Group:
 
     def __init__(
         self,
-        scene: SyntheticData,
+        data: SyntheticData,
         plans: Sequence[Rounds],
         rows: Sequence[int],
-        course: TrainingCurve,
+        curve: TrainingCurve,
         seed: int,
     ) -> None:
-        self._scene, self._plans, self._rows, self._course = scene, plans, rows, course
+        self._data, self._plans, self._rows, self._curve = data, plans, rows, curve
         self._seed = seed
         self._settings = [plan.setting for plan in plans]
-        devices, records, d = scene.features.shape
-        self._records = scene.features.reshape(devices * records, d)
-        self._signs = np.full((devices * records, scene.classes), -1, dtype=np.float32)
-        self._signs[np.arange(devices * records), scene.labels.ravel()] = 1
-        self._center = np.zeros((d, len(plans) * scene.classes), dtype=np.float32)
+        devices, records, d = data.features.shape
+        self._records = data.features.reshape(devices * records, d)
+        self._signs = np.full((devices * records, data.classes), -1, dtype=np.float32)
+        self._signs[np.arange(devices * records), data.labels.ravel()] = 1
+        self._center = np.zeros((d, len(plans) * data.classes), dtype=np.float32)
         self._models = np.empty((devices, *self._center.shape), dtype=np.float32)
         limits = [np.inf if one.clip is None else one.clip for one in self._settings]
         self._limits = np.array(limits)
@@ -150,22 +150,22 @@ class _Group:
         self._last_noise = np.zeros(len(plans))
 
     def train(self, resources: ResourceModel) -> None:
-        """Train, and write into the course."""
-        course, planned = self._course, len(self._plans[0].plan)
-        course.accuracy[self._rows, 0] = self._accuracy()
-        for t in range(1, course.noise.shape[1] + 1):
-            for of in (course.accuracy, course.energy, course.seconds):
+        """Train, and write into the curve."""
+        curve, planned = self._curve, len(self._plans[0].plan)
+        curve.accuracy[self._rows, 0] = self._accuracy()
+        for t in range(1, curve.noise.shape[1] + 1):
+            for of in (curve.accuracy, curve.energy, curve.seconds):
                 of[self._rows, t] = of[self._rows, t - 1]
             if t <= planned:
                 self._round(t)
-                course.accuracy[self._rows, t] = self._accuracy()
+                curve.accuracy[self._rows, t] = self._accuracy()
                 self._charge(t, resources)
         for index, row in enumerate(self._rows):
-            course.models[row] = self._center[:, self._columns(index)]
+            curve.models[row] = self._center[:, self._columns(index)]
 
     def _round(self, t: int) -> None:
         rates = np.array([one.step_size(t) for one in self._settings])
-        keys = stream(self._seed, "m2fdp participants", t).random(self._scene.devices)
+        keys = stream(self._seed, "m2fdp participants", t).random(self._data.devices)
         events: dict[int, list[tuple[int, Event]]] = {}
         taking = []
         lengths = rates * np.where(np.isfinite(self._limits), self._limits, 0)
@@ -173,7 +173,7 @@ class _Group:
             choice = plan.plan[t - 1]
             taking.append(plan.participants(choice, keys))
             one = plan.of(choice)
-            self._last_noise[index] = self._course.noise[self._rows[index], t - 1] = (
+            self._last_noise[index] = self._curve.noise[self._rows[index], t - 1] = (
                 one.std * lengths[index]
             )
             for event in one.events:
@@ -186,7 +186,7 @@ class _Group:
             for index, event in events.get(k, []):
                 nodes = len(event.std)
                 if nodes not in noise and event.std.any():
-                    size = (nodes, self._models.shape[1], self._scene.classes)
+                    size = (nodes, self._models.shape[1], self._data.classes)
                     own = stream(self._seed, "m2fdp noise", t, k, nodes)
                     noise[nodes] = own.standard_normal(size, dtype=np.float32)
                 scaled = float(lengths[index]) * event.std
@@ -211,12 +211,12 @@ class _Group:
         norms = np.sqrt(squares.reshape(len(moves), len(self._plans), -1).sum(axis=2))
         limits = self._limits.astype(np.float32)
         factors = rates * np.minimum(1, limits / np.maximum(norms, np.float32(1e-30)))
-        moves *= np.repeat(factors, self._scene.classes, axis=1)[:, None, :]
+        moves *= np.repeat(factors, self._data.classes, axis=1)[:, None, :]
         self._models -= moves
 
     def _batch(self, draws: np.random.Generator) -> tuple[Floats, Floats, Floats]:
         """Return records of all devices, each in with probability q, their signs and weights."""
-        devices, records, _ = self._scene.features.shape
+        devices, records, _ = self._data.features.shape
         taken = draws.random((devices, records), dtype=np.float32) < self._settings[0].rate
         rows, columns = np.nonzero(taken)
         sizes = taken.sum(axis=1)
@@ -254,14 +254,14 @@ class _Group:
             self._models[event.active, :, columns] = means[node_of[event.active]]
 
     def _columns(self, index: int) -> slice:
-        classes = self._scene.classes
+        classes = self._data.classes
         return slice(index * classes, (index + 1) * classes)
 
     def _accuracy(self) -> Array:
-        scores = (self._scene.test_features @ self._center).reshape(
-            len(self._scene.test_labels), len(self._plans), -1
+        scores = (self._data.test_features @ self._center).reshape(
+            len(self._data.test_labels), len(self._plans), -1
         )
-        right = np.argmax(scores, axis=2) == self._scene.test_labels[:, None]
+        right = np.argmax(scores, axis=2) == self._data.test_labels[:, None]
         return np.asarray(right.mean(axis=0))
 
     def _charge(self, t: int, resources: ResourceModel) -> None:
@@ -271,9 +271,9 @@ class _Group:
             cost = resources.round(
                 TierCounts.of(plan.setting.tree),
                 steps=choice[0],
-                parameters=self._scene.parameters,
+                parameters=self._data.parameters,
                 events={tier: len(schedule.at(tier)) for tier in schedule.events},
                 participants=plan.counts(choice),
             )
-            self._course.energy[row, t] += cost.energy
-            self._course.seconds[row, t] += cost.seconds
+            self._curve.energy[row, t] += cost.energy
+            self._curve.seconds[row, t] += cost.seconds

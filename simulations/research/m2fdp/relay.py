@@ -1,4 +1,4 @@
-"""What a server finds that passes messages on between the nodes of M2FDP.
+"""What a server finds in the messages that it passes on between M2FDP's nodes.
 
 A training with aggregators that are nodes of their own runs inline, with clean events, and every
 byte that crosses the server is noted, as Flower sends it. What the devices computed is known here,
@@ -70,7 +70,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Computed:
-    """What a device computed.
+    """The model that a device started from, and the one that it trained.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Computed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Passage:
-    """A question that crosses.
+    """A request that crosses the server.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Passage:
 
 @dataclass(frozen=True, kw_only=True)
 class Tapped:
-    """What was found in the bytes that crossed.
+    """What was found in the bytes that crossed the server.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Tapped:
 
 
 class Training:
-    """A training that somebody listens to.
+    """A training whose messages are recorded.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a rehearsed training does in each round: its averages, its noise, who takes part.
+"""The rounds of a simulated training: who takes part, which averages, how much noise.
 
 The scheme is that of "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and
 Evaluation", Algorithm 1. Everything here is known before any data is looked at: `Rounds` turns a
@@ -178,7 +178,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundResult:
-    """What rounds with one choice have in common.
+    """What rounds with the same choice have in common.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
-"""Data on which M2FDP is rehearsed: labelled records, split over devices that have few labels each.
+"""Data for simulations of M2FDP: labelled records, with few labels on each device.
 
 The paper ("Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation")
 says of its split only that it is not i.i.d.; here every device has a few of the labels, and equally
 many records of each. Its images are not in here: a
-`SyntheticData` is made from any labelled records, or from the synthetic ones of `synthetic_scene`.
+`SyntheticData` is made from any labelled records, or from the synthetic ones of `generated_data`.
 
 Everything here comes from ordinary seeded generators: it is data, and protects nobody.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import DataError, InvalidParameterError, check_integer
 from flwr_privacy.wire.identity import stream
 
-__all__ = ["SyntheticData", "labelled_scene", "random_patches", "split", "synthetic_scene"]
+__all__ = ["SyntheticData", "generated_data", "labelled_data", "random_patches", "split"]
 
 Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -143,7 +143,7 @@ def split(labels: Labels, *, devices: int, each: int, seed: int) -> Labels:
     return parts
 
 
-def labelled_scene(
+def labelled_data(
     features: Features,
     labels: Labels,
     test_features: Features,
@@ -193,7 +193,7 @@ def labelled_scene(
     )
 
 
-def synthetic_scene(
+def generated_data(
     seed: int, *, N: int = 50, m: int = 60, d: int = 40, classes: int = 10, each: int = 3
 ) -> SyntheticData:
     """Return records of Gaussian classes (ours): means on a sphere, and noise as large as that.
@@ -211,8 +211,8 @@ def synthetic_scene(
 
     Examples
     --------
-    >>> scene = synthetic_scene(0, N=10)
-    >>> scene.features.shape, scene.parameters
+    >>> data = generated_data(0, N=10)
+    >>> data.features.shape, data.parameters
     ((10, 60, 40), 400)
     """
     for name, value in (("N", N), ("m", m), ("d", d)):
@@ -229,7 +229,7 @@ def synthetic_scene(
 
     features, labels = records(N * m)
     test_features, test_labels = records(100 * classes)
-    return labelled_scene(
+    return labelled_data(
         features, labels, test_features, test_labels, devices=N, seed=seed, each=each
     )
 

@@ -32,7 +32,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiblingView:
-    """What members of a zone compute of the others.
+    """What members of a zone compute about the other members.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a trusted path of M2FDP releases, read by the insecure parent outside.
+"""What the insecure parent reads in the releases of a trusted path of M2FDP.
 
 The boundary node noises what leaves its zone, and the noise is for the *sensitivity*: how far the
 data of one device can move the release. After a clean event all members of the zone train on from a
@@ -219,7 +219,7 @@ def crafted_release(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PathAudit:
-    """What was read in the releases of a path, beside what its ledger says.
+    """What an audit read in the releases of a path, beside the epsilon of its ledger.
 
     Parameters
     ----------

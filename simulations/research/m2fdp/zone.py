@@ -37,7 +37,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sight:
-    """What members of a zone made of the average of all.
+    """What members of a zone recover from the average of all.
 
     Parameters
     ----------
@@ -60,12 +60,12 @@ class Sight:
     first: int
 
 
-def sights(scene: AttackSetup) -> list[Sight]:
+def sights(setup: AttackSetup) -> list[Sight]:
     """Return what members see, in zones of several sizes, with and without clean events.
 
     Parameters
     ----------
-    scene : AttackSetup
+    setup : AttackSetup
         The clients, two or more; the first ones are the zone.
 
     Returns
@@ -73,22 +73,22 @@ def sights(scene: AttackSetup) -> list[Sight]:
     list of Sight
         A zone of two first, with a clean event and without, then larger ones up to all clients.
     """
-    clients = len(scene.labels)
-    uploads = np.array([_upload(scene, index) for index in range(clients)])
+    clients = len(setup.labels)
+    uploads = np.array([_upload(setup, index) for index in range(clients)])
     found = []
     for size in sorted({size for size in (*_ZONES, clients) if size <= clients}):
-        average = _sent(scene, size, clean_events=True)
-        found.append(_look(scene, f"1 of {size}", uploads[:size], average, 1))
+        average = _sent(setup, size, clean_events=True)
+        found.append(_look(setup, f"1 of {size}", uploads[:size], average, 1))
         if size == clients and size > 2:
             name = f"{size - 1} of {size}"
-            found.append(_look(scene, name, uploads[:size], average, size - 1))
+            found.append(_look(setup, name, uploads[:size], average, size - 1))
         if size == 2:
-            noised = _sent(scene, size, clean_events=False)
-            found.append(_look(scene, "1 of 2, no clean event", uploads[:2], noised, 1))
+            noised = _sent(setup, size, clean_events=False)
+            found.append(_look(setup, "1 of 2, no clean event", uploads[:2], noised, 1))
     return found
 
 
-def _sent(scene: AttackSetup, size: int, *, clean_events: bool) -> Vector:
+def _sent(setup: AttackSetup, size: int, *, clean_events: bool) -> Vector:
     """Return what a member is sent after the first local step, less what it started from."""
     strategy = M2FDP(
         tree=TierTree.of_fanouts((1, size), p=1.0),
@@ -102,33 +102,33 @@ def _sent(scene: AttackSetup, size: int, *, clean_events: bool) -> Vector:
         min_train_nodes=size,
         min_available_nodes=size,
     )
-    exchanges, model = listen(scene, strategy, M2FDPClient, clients=size)
+    exchanges, model = listen(setup, strategy, M2FDPClient, clients=size)
     if not clean_events:
-        return _update(scene, model)
+        return _update(setup, model)
     asked = [exchange.sent for exchange in exchanges[0] if exchange.phase == TRAIN]
-    return _update(scene, asked[1])
+    return _update(setup, asked[1])
 
 
-def _upload(scene: AttackSetup, index: int) -> Vector:
+def _upload(setup: AttackSetup, index: int) -> Vector:
     """Return the update that a client sends: it knows its own."""
-    update = _update(scene, scene.train(index, scene.start))
+    update = _update(setup, setup.train(index, setup.start))
     clip(update, _CLIPPING_NORM)
     return update
 
 
-def _update(scene: AttackSetup, model: Mapping[str, NDArray[Any]]) -> Vector:
-    return Update.between(scene.start, model, list(scene.start)).vector
+def _update(setup: AttackSetup, model: Mapping[str, NDArray[Any]]) -> Vector:
+    return Update.between(setup.start, model, list(setup.start)).vector
 
 
-def _look(scene: AttackSetup, name: str, uploads: Vector, average: Vector, together: int) -> Sight:
+def _look(setup: AttackSetup, name: str, uploads: Vector, average: Vector, together: int) -> Sight:
     """Return what the first so many members make of the average."""
     size = len(uploads)
     own = uploads[:together].mean(axis=0)
     view = sibling_view([average], [own], weight=together / size)
-    layout = Update(np.empty(0), {n: np.shape(array) for n, array in scene.start.items()})
-    candidates = invert(scene, layout.arrays(view.updates[0]))
-    matches = scene.matches(candidates, together, size)
-    guesses = scene.matches(scene.guesses, together, size)
+    layout = Update(np.empty(0), {n: np.shape(array) for n, array in setup.start.items()})
+    candidates = invert(setup, layout.arrays(view.updates[0]))
+    matches = setup.matches(candidates, together, size)
+    guesses = setup.matches(setup.guesses, together, size)
     return Sight(
         name=name,
         errors=view.errors(uploads[together:, None])[:, 0],

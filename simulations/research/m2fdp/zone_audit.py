@@ -60,7 +60,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeAudit:
-    """What an audit found in a round.
+    """The result of an audit of one round.
 
     Parameters
     ----------

@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from flwr_privacy.errors import check_choice
+from flwr_privacy.simulations.reports.style import INK, drawing
 from flwr_privacy.simulations.research.attacks.inversion import Recovery
 from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
-from flwr_privacy.simulations.research.attacks.setup import AttackSetup, Report
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, AttackSetup, Report
 from flwr_privacy.simulations.research.attacks.torch_gradients import sigmoid_lenet
 from flwr_privacy.simulations.settings.run_settings import TrainingSettings
 from flwr_privacy.simulations.tasks import tasks
@@ -23,7 +24,7 @@ from flwr_privacy.simulations.tasks import tasks
 from .images import Images, reconstruct, reconstruct_sum
 from .models import BITS, EPSILON, SECRET_ROUNDS, Views, views_of
 
-__all__ = ["TASKS", "report", "scene_of"]
+__all__ = ["TASKS", "report", "setup_of"]
 
 _ONE_STEP = TrainingSettings(learning_rate=0.1)  # the paper's in round 1
 
@@ -52,84 +53,61 @@ _CLIENTS = 6
 _NEAR = 0.1  # of the update: an error below which a model counts as given away
 
 
-def report(
-    *,
-    task: str | None,
-    clients: int | None,
-    records: int | None,
-    seed: int,
-    data_root: Path | None,
-    out: Path,
-) -> Report:
+def report(options: AttackOptions) -> Report:
     """Attack rounds of MSP and MSPDQ, with and without a secure sum, and draw what was found.
 
-    Parameters
-    ----------
-    task : str, optional
-        One of `TASKS`, by default the first.
-    clients : int, optional
-        Clients of the round, by default 6.
-    records : int, optional
-        Records of each, by default 1.
-    seed : int
-        Root of the draws; splits, rounding and masks excepted, which are secret.
-    data_root : Path, optional
-        Folder with the data sets that no library brings.
-    out : Path
-        Folder for the pictures.
+    By default 6 clients have 1 record each. Splits, rounding and masks are secret: the seed does
+    not give them.
 
     Raises
     ------
     InvalidParameterError, DataError
         As `AttackSetup.of`; also if a picture cannot be written.
     """
-    scene = scene_of(
-        task or next(iter(TASKS)),
-        clients=_CLIENTS if clients is None else clients,
-        records=records or 1,
-        seed=seed,
-        data_root=data_root,
+    task, clients, records = options.chosen(task=next(iter(TASKS)), clients=_CLIENTS, records=1)
+    setup = setup_of(
+        task, clients=clients, records=records, seed=options.seed, data_root=options.data_root
     )
-    views = views_of(scene)
-    images = [reconstruct(scene, e.name, e.models) for e in views.estimates if e.pictured]
+    views = views_of(setup)
+    images = [reconstruct(setup, e.name, e.models) for e in views.estimates if e.pictured]
     images += [
-        reconstruct_sum(scene, f"MSPDQ 8, secure: mean of {size}", mean, clients=size)
+        reconstruct_sum(setup, f"MSPDQ 8, secure: mean of {size}", mean, clients=size)
         for size, mean in views.sums.items()
     ]
     return Report(
-        tables=[_models_table(scene, views), _images_table(scene, images)],
+        tables=[_models_table(setup, views), _images_table(setup, images)],
         legend=_LEGEND,
         pictures=[
             draw(
-                _rows(scene, images),
-                out / f"mspdq-{scene.task.name}.png",
+                _rows(setup, images),
+                options.out / f"mspdq-{task}.png",
                 title="below each image: mean squared error, of pixels from 0 to 1",
-                step=records or 1,
+                step=records,
             ),
-            _draw_curves(views, out / f"mspdq-{scene.task.name}-steps.png"),
+            _draw_curves(views, options.out / f"mspdq-{task}-steps.png"),
         ],
         verdict=_verdict(views, images),
     )
 
 
-def scene_of(
+def setup_of(
     task: str, *, clients: int, records: int, seed: int, data_root: str | Path | None
 ) -> AttackSetup:
     """Return the clients of a task of `TASKS`; see `AttackSetup.of`."""
     return AttackSetup.of(
         TASKS[check_choice("task", task, TASKS)],
         clients=clients,
-        records=records or 1,
+        records=records,
         seed=seed,
         data_root=data_root,
         candidates=clients * records,
     )
 
 
-def _models_table(scene: AttackSetup, views: Views) -> Table:
+def _models_table(setup: AttackSetup, views: Views) -> Table:
     """Return the errors of the clients' models, and of the round's result."""
-    clients, records = scene.labels.shape
-    lines = Table(title=f"{scene.task.name}, {clients} clients, records of each: {records}")
+    clients, records = setup.labels.shape
+    lines = Table(title=f"{setup.task.name}, {clients} clients, records of each: {records}")
     lines.add_column("what runs")
     lines.add_column("what it takes")
     for name in ("update", "model", "cosine", "result"):
@@ -149,9 +127,9 @@ def _models_table(scene: AttackSetup, views: Views) -> Table:
     return lines
 
 
-def _images_table(scene: AttackSetup, images: list[Images]) -> Table:
+def _images_table(setup: AttackSetup, images: list[Images]) -> Table:
     """Return how many images were found, and how near."""
-    lines = Table(title=f"{scene.task.name}: images, by gradient matching (iDLG)")
+    lines = Table(title=f"{setup.task.name}: images, by gradient matching (iDLG)")
     lines.add_column("what it takes")
     for name in ("found", "MSE", "cosine", "labels", "searched"):
         lines.add_column(name, justify="right")
@@ -187,35 +165,34 @@ searched: the true image matches what was seen no better than the image that was
   and an eye in the picture"""
 
 
-def _rows(scene: AttackSetup, images: list[Images]) -> list[Row]:
+def _rows(setup: AttackSetup, images: list[Images]) -> list[Row]:
     """Return the images of all clients, and what each view says of them."""
-    clients = len(scene.labels)
-    rows = [Row(name="image", images=scene.records(0, clients), span=scene.span)]
+    clients = len(setup.labels)
+    rows = [Row(name="image", images=setup.records(0, clients), span=setup.span)]
     return rows + [
         Row(
             name=one.view,
             images=one.found,
             notes=[f"{error:.1g}" for error in one.errors],
-            span=scene.span,
+            span=setup.span,
         )
         for one in images
         if len(one.errors) == len(rows[0].images)
     ]
 
 
+@drawing()
 def _draw_curves(views: Views, path: Path) -> Path:
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     for name, errors in views.curves.items():
         axes.semilogy(np.arange(1, len(errors) + 1), errors, marker=".", label=name)
     last = views.estimates[-1]
     for estimate, style in ((views.estimates[-2], ":"), (last, "--")):
-        axes.axhline(
-            views.error(estimate.models), color="black", linestyle=style, label=estimate.name
-        )
+        axes.axhline(views.error(estimate.models), color=INK, linestyle=style, label=estimate.name)
     axes.set_xlabel("mixing steps that the server has heard")
     axes.set_ylabel("error of a client's update")
-    axes.legend(fontsize="small")
+    axes.legend()
     return save(figure, path)
 
 

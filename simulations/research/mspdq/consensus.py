@@ -1,4 +1,4 @@
-"""What did a client train? Undo the mixing of MSP and MSPDQ, which is linear.
+"""Recovers what a client trained: undoes the mixing of MSP and MSPDQ, which is linear.
 
 The server of `flwr_privacy.mspdq` hears every visible sub-state and sends every average, so it
 knows all of the equations

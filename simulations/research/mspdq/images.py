@@ -1,4 +1,4 @@
-"""Which images does a model give away that is one gradient step away? By gradient matching."""
+"""Recovers images from a model that is one gradient step away, by gradient matching."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Images:
-    """What was found of the images of the first clients in one view.
+    """The images of the first clients that were found in one view.
 
     Parameters
     ----------
@@ -60,26 +60,26 @@ class Images:
     converged: NDArray[np.bool_]
 
 
-def reconstruct(scene: AttackSetup, view: str, models: Vectors) -> Images:
+def reconstruct(setup: AttackSetup, view: str, models: Vectors) -> Images:
     """Attack each client's model, or what the server takes for it.
 
     Parameters
     ----------
-    scene : AttackSetup
+    setup : AttackSetup
         The clients.
     view : str
         Name of the view.
     models : ndarray, shape (clients, d)
-        A model for each client of the scene.
+        A model for each client of `setup`.
     """
-    found = [_search(scene, model, i, i + 1, _ITERATIONS) for i, model in enumerate(models)]
+    found = [_search(setup, model, i, i + 1, _ITERATIONS) for i, model in enumerate(models)]
     inferred = None
-    if scene.labels.shape[1] == 1:
+    if setup.labels.shape[1] == 1:
         inferred = sum(
-            label == own for (_, label, _), own in zip(found, scene.labels[:, 0], strict=True)
+            label == own for (_, label, _), own in zip(found, setup.labels[:, 0], strict=True)
         )
     return _images(
-        scene,
+        setup,
         view,
         [best.records for best, _, _ in found],
         labels=inferred,
@@ -87,36 +87,36 @@ def reconstruct(scene: AttackSetup, view: str, models: Vectors) -> Images:
     )
 
 
-def reconstruct_sum(scene: AttackSetup, view: str, model: Vectors, *, clients: int) -> Images:
+def reconstruct_sum(setup: AttackSetup, view: str, model: Vectors, *, clients: int) -> Images:
     """Attack the mean model of the first clients, as if all their records were one client's.
 
     The labels are given to the attack.
     """
-    best, _, done = _search(scene, model, 0, clients, _SUM_ITERATIONS)
-    return _images(scene, view, [best.records], labels=None, converged=[done])
+    best, _, done = _search(setup, model, 0, clients, _SUM_ITERATIONS)
+    return _images(setup, view, [best.records], labels=None, converged=[done])
 
 
 def _search(
-    scene: AttackSetup, model: Vectors, first: int, end: int, iterations: int
+    setup: AttackSetup, model: Vectors, first: int, end: int, iterations: int
 ) -> tuple[Reconstruction, int, bool]:
     """Return the candidates for the records of some clients, the label, and whether it converged.
 
     The label is inferred where they have one record, and -1 otherwise.
     """
-    layout = layout_of(scene)
-    start = layout.vector(scene.start)
-    rate = scene.task.training.learning_rate
+    layout = layout_of(setup)
+    start = layout.vector(setup.start)
+    rate = setup.task.training.learning_rate
     gradient = layout.arrays(observed_gradient(start, model, learning_rate=rate))
-    records = scene.records(first, end)
-    labels, label = scene.labels[first:end].reshape(-1), -1
+    records = setup.records(first, end)
+    labels, label = setup.labels[first:end].reshape(-1), -1
     if len(labels) == 1:
         last = [name for name, array in gradient.items() if array.ndim == 2][-1]
         label = infer_label(gradient[last])
         labels = np.array([label])
-    network = initialise(scene.task.model, 0)
-    set_arrays(network, scene.start)
+    network = initialise(setup.task.model, 0)
+    set_arrays(network, setup.start)
     loss = matching_loss(network, gradient, labels)
-    draws = stream(scene.seed, "starts", first, end)
+    draws = stream(setup.seed, "starts", first, end)
     enough = max(_TOLERANCE, loss(records)[0])
     with threadpool_limits(limits=1):  # on vectors this short, threads only wait for each other
         tries = (
@@ -135,7 +135,7 @@ def _search(
 
 
 def _images(
-    scene: AttackSetup,
+    setup: AttackSetup,
     view: str,
     candidates: Sequence[Vectors],
     *,
@@ -143,20 +143,20 @@ def _images(
     converged: Sequence[bool],
 ) -> Images:
     """Compare groups of candidates with the records of equal groups of clients."""
-    low, high = scene.span
-    each = sum(map(len, candidates)) // scene.labels.shape[1] // len(candidates)
+    low, high = setup.span
+    each = sum(map(len, candidates)) // setup.labels.shape[1] // len(candidates)
     matches = [
-        scene.matches(np.clip(group, low, high), i * each, (i + 1) * each)
+        setup.matches(np.clip(group, low, high), i * each, (i + 1) * each)
         for i, group in enumerate(candidates)
     ]
     clients = each * len(candidates)
     found = np.concatenate([one.found for one in matches])
-    missed = (found - scene.records(0, clients)) / (high - low)
+    missed = (found - setup.records(0, clients)) / (high - low)
     return Images(
         view=view,
         recovery=Recovery(
             similarities=np.concatenate([one.similarities for one in matches]),
-            guessed=scene.matches(scene.guesses, 0, clients).similarities,
+            guessed=setup.matches(setup.guesses, 0, clients).similarities,
         ),
         found=found,
         errors=(missed**2).mean(axis=1),

@@ -1,4 +1,4 @@
-"""What a server has of a learning round of MSP, MSPDQ or JoPEQ, and what models it makes of it."""
+"""Records what the server receives in a round of MSP, MSPDQ or JoPEQ, and fits models to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Vectors = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Overheard:
-    """What the server has of a learning round with n clients and K mixing steps.
+    """What the server receives in a learning round with n clients and K mixing steps.
 
     Parameters
     ----------
@@ -68,17 +68,17 @@ class Overheard:
         )
 
 
-def layout_of(scene: AttackSetup) -> Layout:
-    """Return the order of the scene's weights in a vector; its arrays have float64."""
-    wide = {name: array.astype(np.float64) for name, array in scene.start.items()}
+def layout_of(setup: AttackSetup) -> Layout:
+    """Return the order of the setup's weights in a vector; its arrays have float64."""
+    wide = {name: array.astype(np.float64) for name, array in setup.start.items()}
     return Layout.of(wide, released_names(wide))
 
 
-def overhear(scene: AttackSetup, strategy: MSP) -> Overheard:
+def overhear(setup: AttackSetup, strategy: MSP) -> Overheard:
     """Run a round of all clients without a secure sum, from a start other than ``global``."""
     client = MSPDQClient if isinstance(strategy, MSPDQ) else MSPClient
-    exchanges, model = listen(scene, strategy, client, clients=len(scene.labels))
-    terms, layout = strategy.terms, layout_of(scene)
+    exchanges, model = listen(setup, strategy, client, clients=len(setup.labels))
+    terms, layout = strategy.terms, layout_of(setup)
     heard = [_heard(own, terms, layout) for own in exchanges]
     averages = [layout.vector(e.sent) for e in exchanges[0] if e.phase == MIX]
     return Overheard(
@@ -89,14 +89,14 @@ def overhear(scene: AttackSetup, strategy: MSP) -> Overheard:
     )
 
 
-def overhear_masked(scene: AttackSetup, strategy: MSPDQ, *, clients: int) -> Overheard:
+def overhear_masked(setup: AttackSetup, strategy: MSPDQ, *, clients: int) -> Overheard:
     """Run a round of the first clients under a secure sum with one mixing step.
 
     The server has no client's codes. It reads each masked vector as if it were one.
     """
-    exchanges, model = listen(scene, strategy, MSPDQClient, clients=clients)
-    terms, layout = strategy.terms, layout_of(scene)
-    start = layout.vector(scene.start)
+    exchanges, model = listen(setup, strategy, MSPDQClient, clients=clients)
+    terms, layout = strategy.terms, layout_of(setup)
+    start = layout.vector(setup.start)
     bits = strategy.bounds_of([str(i) for i in range(clients)], 1).modulus_bits
     messages, steps = [], []
     for own in exchanges:
@@ -115,11 +115,11 @@ def overhear_masked(scene: AttackSetup, strategy: MSPDQ, *, clients: int) -> Ove
     )
 
 
-def overhear_jopeq(scene: AttackSetup, strategy: JoPEQFedAvg) -> list[Vectors]:
+def overhear_jopeq(setup: AttackSetup, strategy: JoPEQFedAvg) -> list[Vectors]:
     """Run a round of all clients, and return their models as the server decodes them."""
-    exchanges, _ = listen(scene, strategy, JoPEQFedAvgClient, clients=len(scene.labels))
-    layout = layout_of(scene)
-    start, models = layout.vector(scene.start), []
+    exchanges, _ = listen(setup, strategy, JoPEQFedAvgClient, clients=len(setup.labels))
+    layout = layout_of(setup)
+    start, models = layout.vector(setup.start), []
     for index, own in enumerate(exchanges):
         upload = next(e for e in own if e.phase == TRAIN)
         codes = unpack(upload.arrays[CODES], strategy.bits, layout.size)

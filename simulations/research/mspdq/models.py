@@ -1,4 +1,4 @@
-"""What a server takes for the clients' models in a round of each kind."""
+"""Estimates the clients' models from the server's view, for each kind of round."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ EPSILON = 1.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
-    """What the server takes for the clients' models.
+    """An estimate of the clients' models.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Estimate:
 
 @dataclass(kw_only=True, eq=False)
 class Views:
-    """What the server has of a round of each kind, and makes of it.
+    """What the server receives in a round of each kind, with its estimates.
 
     Parameters
     ----------
@@ -110,38 +110,38 @@ class Views:
         return float(np.mean((found * true).sum(axis=1) / lengths))
 
 
-def views_of(scene: AttackSetup) -> Views:
+def views_of(setup: AttackSetup) -> Views:
     """Run a round of each kind, and return what the server makes of it."""
-    layout = layout_of(scene)
-    start, clients = layout.vector(scene.start), len(scene.labels)
-    truth = np.array([layout.vector(scene.train(i, scene.start)) for i in range(clients)])
+    layout = layout_of(setup)
+    start, clients = layout.vector(setup.start), len(setup.labels)
+    truth = np.array([layout.vector(setup.train(i, setup.start)) for i in range(clients)])
     views = Views(start=start, truth=truth, estimates=[], sums={}, results={}, curves={})
-    _plain(scene, views)
-    _split(scene, views)
-    _quantized(scene, views)
-    _summed(scene, views)
+    _plain(setup, views)
+    _split(setup, views)
+    _quantized(setup, views)
+    _summed(setup, views)
     return views
 
 
-def _plain(scene: AttackSetup, views: Views) -> None:
+def _plain(setup: AttackSetup, views: Views) -> None:
     """Add FedAvg."""
-    clients, layout = len(scene.labels), layout_of(scene)
+    clients, layout = len(setup.labels), layout_of(setup)
     strategy = FedAvg(fraction_evaluate=0.0, **_all(clients))
-    exchanges, model = listen(scene, strategy, FedAvgClient, clients=clients)
+    exchanges, model = listen(setup, strategy, FedAvgClient, clients=clients)
     uploads = [next(layout.vector(e.arrays) for e in own if e.phase == TRAIN) for own in exchanges]
     views.add("FedAvg", "upload", uploads, pictured=True)
     views.results["FedAvg"] = layout.vector(model)
 
 
-def _split(scene: AttackSetup, views: Views) -> None:
+def _split(setup: AttackSetup, views: Views) -> None:
     """Add MSP: with couplings that are known and secret, and with Laplace noise."""
-    everybody = _all(len(scene.labels))
-    seen = _hear(scene, views, "MSP", MSP(**everybody), pictured=True)
+    everybody = _all(len(setup.labels))
+    seen = _hear(setup, views, "MSP", MSP(**everybody), pictured=True)
     views.add("MSP", "2 messages", _two_messages(seen), pictured=True)
 
     name = "MSP, secret gain"
     strategy = MSP(coupling="random", mixing_rounds=SECRET_ROUNDS, **everybody)
-    seen = _hear(scene, views, name, strategy)
+    seen = _hear(setup, views, name, strategy)
     kappa, eps_s = seen.terms.kappa, seen.terms.eps_s
     law = [
         recover_w_split_law(own, seen.averages, kappa=kappa, eps_s=eps_s) for own in seen.messages
@@ -153,35 +153,35 @@ def _split(scene: AttackSetup, views: Views) -> None:
     norms = np.abs(views.truth - views.start).sum(axis=1)
     scale = laplace_scale(2 * float(norms.max()), EPSILON)
     strategy = MSP(split="laplace", scale=scale, **everybody)
-    seen = _hear(scene, views, "MSP+Lap", strategy, pictured=True)
+    seen = _hear(setup, views, "MSP+Lap", strategy, pictured=True)
     views.add("MSP+Lap", "2 messages", _two_messages(seen), pictured=True)
 
 
-def _quantized(scene: AttackSetup, views: Views) -> None:
+def _quantized(setup: AttackSetup, views: Views) -> None:
     """Add MSPDQ without a secure sum, and JoPEQ."""
-    everybody = _all(len(scene.labels))
+    everybody = _all(len(setup.labels))
     for bits in BITS:
         name, pictured = f"MSPDQ {bits}", bits in (BITS[0], BITS[-1])
-        seen = _hear(scene, views, name, MSPDQ(bits=bits, **everybody), pictured=pictured)
+        seen = _hear(setup, views, name, MSPDQ(bits=bits, **everybody), pictured=pictured)
         views.add(name, "all messages", _tracked(seen, seen.terms.rounds), pictured=pictured)
         views.curves[f"{name}: all messages"] = _curve(views, seen, _tracked)
 
     name = "MSPDQ 8, paper"
-    seen = _hear(scene, views, name, MSPDQ(paper=True, replacement=False, **everybody))
+    seen = _hear(setup, views, name, MSPDQ(paper=True, replacement=False, **everybody))
     views.add(name, "all messages", _tracked(seen, seen.terms.rounds), pictured=True)
 
     jopeq = JoPEQFedAvg(epsilon=EPSILON, **everybody)
-    views.add("JoPEQ 8", "upload", overhear_jopeq(scene, jopeq), pictured=True)
+    views.add("JoPEQ 8", "upload", overhear_jopeq(setup, jopeq), pictured=True)
 
 
-def _summed(scene: AttackSetup, views: Views) -> None:
+def _summed(setup: AttackSetup, views: Views) -> None:
     """Add MSPDQ under a secure sum: over two clients, and over all."""
-    name, clients = "MSPDQ 8, secure", len(scene.labels)
+    name, clients = "MSPDQ 8, secure", len(setup.labels)
     largest = np.abs(views.truth - views.start).max()
     bound = 2.0 ** float(np.ceil(np.log2(largest)))
     for size in sorted({2, clients}):
         strategy = MSPDQ(secure_sum=SecureSum(), bound=bound, **_all(size))
-        seen = overhear_masked(scene, strategy, clients=size)
+        seen = overhear_masked(setup, strategy, clients=size)
         views.sums[size] = seen.mean()
     views.results[name] = seen.averages[-1]
     views.add(name, "masked", _tracked(seen, seen.terms.rounds), pictured=True)
@@ -193,10 +193,10 @@ def _all(clients: int) -> dict[str, Any]:
 
 
 def _hear(
-    scene: AttackSetup, views: Views, name: str, strategy: MSP, *, pictured: bool = False
+    setup: AttackSetup, views: Views, name: str, strategy: MSP, *, pictured: bool = False
 ) -> Overheard:
     """Run a round; its first messages, as they are, are an estimate."""
-    seen = overhear(scene, strategy)
+    seen = overhear(setup, strategy)
     views.results[name] = seen.averages[-1]
     views.add(name, "message 0", seen.messages[:, 0], pictured=pictured)
     return seen

@@ -1,4 +1,4 @@
-"""All parties of a mixing in one process: to try settings out, and to see what the server sees.
+"""Simulates all parties of a mixing in NumPy, with the view of the server.
 
 The same sub-states, codecs and widths as in a training, without a network.
 """
@@ -21,7 +21,7 @@ Vectors = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transcript:
-    """What the server saw of one learning round without a secure sum, and how it ended.
+    """The messages of one learning round without a secure sum, and its result.
 
     Parameters
     ----------

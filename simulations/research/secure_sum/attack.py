@@ -20,7 +20,12 @@ from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.masked import MASKED, values_of
 from flwr_privacy.simulations.research.attacks.inversion import Matches, Recovery, invert_linear
 from flwr_privacy.simulations.research.attacks.pictures import Row, draw
-from flwr_privacy.simulations.research.attacks.setup import AttackSetup, Report, listen
+from flwr_privacy.simulations.research.attacks.setup import (
+    AttackOptions,
+    AttackSetup,
+    Report,
+    listen,
+)
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
 from flwr_privacy.simulations.tasks import tasks
 from flwr_privacy.strategies import FedAvg
@@ -36,7 +41,7 @@ __all__ = [
     "observe",
     "read_codes",
     "report",
-    "scene_of",
+    "setup_of",
 ]
 
 TASKS = ("digits-linear", "digits-mlp", "mnist-mlp")
@@ -46,60 +51,36 @@ SUMS = (2, 5, 10, 20)
 """Numbers of clients whose sum is attacked, beside all."""
 
 
-def report(
-    *,
-    task: str | None,
-    clients: int | None,
-    records: int | None,
-    seed: int,
-    data_root: Path | None,
-    out: Path,
-) -> Report:
+def report(options: AttackOptions) -> Report:
     """Attack the views of a round with and without the secure sum, and draw what was found.
 
-    Parameters
-    ----------
-    task : str, optional
-        One of `TASKS`, by default the first.
-    clients : int, optional
-        Clients of the round, by default 20.
-    records : int, optional
-        Records of each, by default 1.
-    seed : int
-        Root of the draws, masks excepted.
-    data_root : Path, optional
-        Folder with the data sets that no library brings.
-    out : Path
-        Folder for the picture.
+    By default 20 clients have 1 record each. Masks are secret: the seed does not give them.
 
     Raises
     ------
     InvalidParameterError, DataError
         As `AttackSetup.of`; also if the picture cannot be written.
     """
-    scene = scene_of(
-        task or TASKS[0],
-        clients=DEFAULT_CLIENTS if clients is None else clients,
-        records=records or 1,
-        seed=seed,
-        data_root=data_root,
+    task, clients, records = options.chosen(task=TASKS[0], clients=DEFAULT_CLIENTS, records=1)
+    setup = setup_of(
+        task, clients=clients, records=records, seed=options.seed, data_root=options.data_root
     )
-    findings = attack_secure_sum(scene)
+    findings = attack_secure_sum(setup)
     picture = draw(
-        _rows(scene, findings),
-        out / f"secure-sum-{scene.task.name}.png",
+        _rows(setup, findings),
+        options.out / f"secure-sum-{task}.png",
         title="below each image: similarity to the record",
-        step=records or 1,
+        step=records,
     )
     return Report(
-        tables=[_table(scene, findings)],
-        legend=_legend(scene),
+        tables=[_table(setup, findings)],
+        legend=_legend(setup),
         pictures=[picture],
         verdict=_verdict(findings),
     )
 
 
-def scene_of(
+def setup_of(
     task: str, *, clients: int, records: int, seed: int, data_root: str | Path | None
 ) -> AttackSetup:
     """Return the clients of a task of `TASKS`, and as many guesses as the first layer has units.
@@ -113,18 +94,18 @@ def scene_of(
     )
 
 
-def invert(scene: AttackSetup, update: Arrays) -> NDArray[np.float64]:
+def invert(setup: AttackSetup, update: Arrays) -> NDArray[np.float64]:
     """Return what an update of the model, in any unit, says of records.
 
     The model's first two arrays are weight and bias of the layer that sees the records.
     """
-    weight, bias = list(scene.start)[:2]
+    weight, bias = list(setup.start)[:2]
     return invert_linear(update[weight], update[bias])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class View:
-    """What a server that follows the protocol has of a round.
+    """What an honest-but-curious server sees of a round.
 
     Parameters
     ----------
@@ -139,12 +120,12 @@ class View:
     mean: Arrays
 
 
-def observe(scene: AttackSetup, *, clients: int, secure_sum: SecureSum | None = None) -> View:
+def observe(setup: AttackSetup, *, clients: int, secure_sum: SecureSum | None = None) -> View:
     """Run a round of federated averaging with the first clients, and return what the server has.
 
     Parameters
     ----------
-    scene : AttackSetup
+    setup : AttackSetup
         The clients.
     clients : int
         How many of them take part.
@@ -158,14 +139,14 @@ def observe(scene: AttackSetup, *, clients: int, secure_sum: SecureSum | None = 
         min_available_nodes=clients,
         secure_sum=secure_sum,
     )
-    exchanges, model = listen(scene, strategy, client, clients=clients)
+    exchanges, model = listen(setup, strategy, client, clients=clients)
     replies = [next(e.arrays for e in own if e.phase == TRAIN) for own in exchanges]
     if secure_sum is None:
-        uploads = [_difference(reply, scene.start) for reply in replies]
+        uploads = [_difference(reply, setup.start) for reply in replies]
     else:
         bits = secure_sum.bounds(clients).modulus_bits
-        uploads = [read_codes(reply[MASKED], bits, scene.start) for reply in replies]
-    return View(uploads=uploads, mean=_difference(model, scene.start))
+        uploads = [read_codes(reply[MASKED], bits, setup.start) for reply in replies]
+    return View(uploads=uploads, mean=_difference(model, setup.start))
 
 
 def read_codes(vector: NDArray[np.uint8], bits: int, model: Arrays) -> Arrays:
@@ -207,7 +188,7 @@ class ViewFinding:
     found: NDArray[np.float64]
 
 
-def attack_secure_sum(scene: AttackSetup) -> list[ViewFinding]:
+def attack_secure_sum(setup: AttackSetup) -> list[ViewFinding]:
     """Attack single uploads, masked vectors, and the sums of more and more clients.
 
     Returns
@@ -216,24 +197,24 @@ def attack_secure_sum(scene: AttackSetup) -> list[ViewFinding]:
         Single uploads of all clients without a secure sum, single masked vectors of all clients,
         then sums; the sum of all clients last.
     """
-    clients = len(scene.labels)
-    plain = observe(scene, clients=clients)
+    clients = len(setup.labels)
+    plain = observe(setup, clients=clients)
     sizes = [*(size for size in SUMS if size < clients), clients]
-    sums = {size: observe(scene, clients=size, secure_sum=SecureSum()) for size in sizes}
+    sums = {size: observe(setup, clients=size, secure_sum=SecureSum()) for size in sizes}
     findings = [
-        _one_by_one(scene, "one upload, no secure sum", plain.uploads),
-        _one_by_one(scene, "one masked vector", sums[clients].uploads),
+        _one_by_one(setup, "one upload, no secure sum", plain.uploads),
+        _one_by_one(setup, "one masked vector", sums[clients].uploads),
     ]
     for size, view in sums.items():
-        matches = scene.matches(invert(scene, view.mean), 0, size)
-        findings.append(_finding(scene, f"sum of {size} clients", [matches]))
+        matches = setup.matches(invert(setup, view.mean), 0, size)
+        findings.append(_finding(setup, f"sum of {size} clients", [matches]))
     return findings
 
 
-def _table(scene: AttackSetup, findings: Sequence[ViewFinding]) -> Table:
+def _table(setup: AttackSetup, findings: Sequence[ViewFinding]) -> Table:
     """Return the findings as a table."""
-    clients, records = scene.labels.shape
-    lines = Table(title=f"{scene.task.name}, {clients} clients, records of each: {records}")
+    clients, records = setup.labels.shape
+    lines = Table(title=f"{setup.task.name}, {clients} clients, records of each: {records}")
     lines.add_column("what the server sees")
     for name in ("recovered", "similarity", "largest", "by guessing"):
         lines.add_column(name, justify="right")
@@ -252,12 +233,12 @@ def _table(scene: AttackSetup, findings: Sequence[ViewFinding]) -> Table:
     return lines
 
 
-def _legend(scene: AttackSetup) -> str:
+def _legend(setup: AttackSetup) -> str:
     """Return what the columns of `table` are."""
     return (
         "similarity: cosine of a record and the candidate nearest to it, the mean test record\n"
         "  taken off both; mean over the records, and the largest\n"
-        f"by guessing: the mean where the candidates are {len(scene.guesses)} test records and "
+        f"by guessing: the mean where the candidates are {len(setup.guesses)} test records and "
         "means of classes\n"
         f"recovered: similarity of {Recovery.level} or more, and more than by guessing; a better "
         "attack may\n  recover others, since without noise nothing bounds what a sum says"
@@ -273,13 +254,13 @@ def _verdict(findings: Sequence[ViewFinding]) -> str:
     )
 
 
-def _rows(scene: AttackSetup, findings: Sequence[ViewFinding]) -> list[Row]:
+def _rows(setup: AttackSetup, findings: Sequence[ViewFinding]) -> list[Row]:
     """Return the records, what three views say of them, and the best guesses."""
-    clients = len(scene.labels)
-    guess = scene.matches(scene.guesses, 0, clients)
+    clients = len(setup.labels)
+    guess = setup.matches(setup.guesses, 0, clients)
     found = [(f.view, f.found, f.recovery.similarities) for f in (*findings[:2], findings[-1])]
     return [
-        Row(name="record", images=scene.records(0, clients)),
+        Row(name="record", images=setup.records(0, clients)),
         *(
             Row(name=name, images=images, notes=[f"{one:.2f}" for one in similarities])
             for name, images, similarities in (*found, ("guess", guess.found, guess.similarities))
@@ -292,20 +273,20 @@ def _difference(trained: Arrays, start: Arrays) -> Arrays:
     return update.arrays(update.vector)
 
 
-def _one_by_one(scene: AttackSetup, view: str, uploads: Sequence[Arrays]) -> ViewFinding:
+def _one_by_one(setup: AttackSetup, view: str, uploads: Sequence[Arrays]) -> ViewFinding:
     """Return what each upload says of the records of its own client."""
     matches = [
-        scene.matches(invert(scene, upload), index, index + 1)
+        setup.matches(invert(setup, upload), index, index + 1)
         for index, upload in enumerate(uploads)
     ]
-    return _finding(scene, view, matches)
+    return _finding(setup, view, matches)
 
 
-def _finding(scene: AttackSetup, view: str, matches: Sequence[Matches]) -> ViewFinding:
+def _finding(setup: AttackSetup, view: str, matches: Sequence[Matches]) -> ViewFinding:
     """Join the matches of the first clients, and put guesses beside them."""
     similarities = np.concatenate([one.similarities for one in matches])
-    clients = len(similarities) // scene.labels.shape[1]
-    guessed = scene.matches(scene.guesses, 0, clients).similarities
+    clients = len(similarities) // setup.labels.shape[1]
+    guessed = setup.matches(setup.guesses, 0, clients).similarities
     return ViewFinding(
         view=view,
         recovery=Recovery(similarities=similarities, guessed=guessed),

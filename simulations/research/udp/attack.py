@@ -15,9 +15,10 @@ from rich.table import Table
 
 from flwr_privacy.clients import UDPClient
 from flwr_privacy.errors import check_choice, check_integer
+from flwr_privacy.simulations.reports.style import COLOURS, INK, drawing
 from flwr_privacy.simulations.research.attacks.membership import roc
-from flwr_privacy.simulations.research.attacks.pictures import save
-from flwr_privacy.simulations.research.attacks.setup import Report
+from flwr_privacy.simulations.research.attacks.pictures import draw_scores, save
+from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 
 from .attack_membership import ALARMS, RECORDS, SHADOWS, TASKS, Inferred, infer
 from .canaries import CEILING, CONFIDENCE, GUESSES, ROUNDS, Audited, WeakNoiseUDPClient, audit
@@ -52,62 +53,41 @@ Only record level is audited. At user level a canary would be all data of a clie
   are too few in a run for this"""
 
 
-def report(
-    *,
-    task: str | None,
-    clients: int | None,
-    records: int | None,
-    seed: int,
-    data_root: Path | None,
-    out: Path,
-) -> Report:
+def report(options: AttackOptions) -> Report:
     """Audit trainings with and without noise, infer membership, and draw what was found.
 
-    Parameters
-    ----------
-    task : str, optional
-        What the membership attack trains: one of `TASKS`, by default the first.
-    clients : int, optional
-        Clients of each training, by default 2.
-    records : int, optional
-        Records of each client in the membership attack, by default 50.
-    seed : int
-        Root of the draws, noise excepted.
-    data_root : Path, optional
-        Folder with the data sets that no library brings.
-    out : Path
-        Folder for the picture.
+    By default 2 clients train; in the membership attack they have 50 records each.
 
     Raises
     ------
     InvalidParameterError, DataError
         If a value is out of range or a data set is missing; also if the picture cannot be written.
     """
-    count = _CLIENTS if clients is None else clients
-    check_integer("seed", seed, minimum=0)
-    name = check_choice("task", TASKS[0] if task is None else task, TASKS)
+    task, clients, records = options.chosen(task=TASKS[0], clients=_CLIENTS, records=RECORDS)
+    seed = check_integer("seed", options.seed, minimum=0)
+    check_choice("task", task, TASKS)
     halves: tuple[type[UDPClient], ...] = (UDPClient, WeakNoiseUDPClient)
     audits = [
-        audit(epsilon, client=half, seed=seed, clients=count)
+        audit(epsilon, client=half, seed=seed, clients=clients)
         for epsilon in _EPSILONS
         for half in halves
     ]
-    audits.append(audit(None, seed=seed, clients=count))
+    audits.append(audit(None, seed=seed, clients=clients))
     inferred = [
         infer(
             epsilon,
-            task=name,
+            task=task,
             seed=seed,
-            clients=count,
-            records=RECORDS if records is None else records,
-            data_root=data_root,
+            clients=clients,
+            records=records,
+            data_root=options.data_root,
         )
         for epsilon in (None, _MEMBERSHIP_EPSILON)
     ]
     return Report(
-        tables=[_audit_table(audits), _membership_table(name, inferred)],
+        tables=[_audit_table(audits), _membership_table(task, inferred)],
         legend=_LEGEND,
-        pictures=[_draw(audits, inferred, out / f"udp-{name}.png")],
+        pictures=[_draw(audits, inferred, options.out / f"udp-{task}.png")],
         verdict=_verdict(audits, inferred),
     )
 
@@ -158,8 +138,9 @@ def _membership_table(task: str, inferred: Sequence[Inferred]) -> Table:
     return lines
 
 
+@drawing()
 def _draw(audits: Sequence[Audited], inferred: Sequence[Inferred], path: Path) -> Path:
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4))
     panels = figure.subplots(1, 3)
     pictured = [a for a in audits if a.mechanism.startswith(f"epsilon {_PICTURED:g}")]
     reach = max(float(np.abs(one.scores).max()) for one in pictured)
@@ -170,13 +151,10 @@ def _draw(audits: Sequence[Audited], inferred: Sequence[Inferred], path: Path) -
 
 
 def _draw_scores(axes: Axes, one: Audited, reach: float) -> None:
-    bins = np.linspace(-reach, reach, 81)
-    for coin, colour, name in ((False, "tab:blue", "-1"), (True, "tab:orange", "+1")):
-        axes.hist(one.scores[one.coins == coin], list(bins), alpha=0.6, color=colour, label=name)
+    draw_scores(axes, one.scores, one.coins, names=("-1", "+1"), reach=reach)
     axes.set_title(
         f"{one.mechanism}\nledger at most {one.ledger:.2f}, one run at least "
-        f"{one.one_run.epsilon:.2f}, Gaussian at least {one.gaussian.epsilon:.2f}",
-        fontsize="small",
+        f"{one.one_run.epsilon:.2f}, Gaussian at least {one.gaussian.epsilon:.2f}"
     )
     axes.set_xlabel("what the server reads of a canary")
     axes.set_ylabel("canaries")
@@ -186,9 +164,7 @@ def _draw_scores(axes: Axes, one: Audited, reach: float) -> None:
 def _draw_roc(axes: Axes, inferred: Sequence[Inferred]) -> None:
     least = 1 / (len(inferred[0].members) // 2)
     for run, style in zip(inferred, ("-", "--"), strict=True):
-        for (name, scores), colour in zip(
-            run.scores.items(), ("tab:blue", "tab:orange", "tab:green"), strict=True
-        ):
+        for (name, scores), colour in zip(run.scores.items(), COLOURS, strict=False):
             alarms, found = roc(scores, run.members)
             axes.loglog(
                 np.maximum(alarms, least / 2),
@@ -198,13 +174,13 @@ def _draw_roc(axes: Axes, inferred: Sequence[Inferred]) -> None:
                 drawstyle="steps-post",
                 label=f"{run.mechanism}: {name}",
             )
-    axes.plot([least / 2, 1], [least / 2, 1], color="black", linestyle=":", label="guessing")
+    axes.plot([least / 2, 1], [least / 2, 1], color=INK, linestyle=":", label="guessing")
     axes.set_xlim(least / 2, 1)
     axes.set_ylim(least / 2, 1.1)
-    axes.set_title("membership", fontsize="small")
+    axes.set_title("membership")
     axes.set_xlabel("false alarms")
     axes.set_ylabel("members found")
-    axes.legend(fontsize="x-small")
+    axes.legend()
 
 
 def _verdict(audits: Sequence[Audited], inferred: Sequence[Inferred]) -> str:

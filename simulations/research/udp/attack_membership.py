@@ -1,4 +1,4 @@
-"""Which records was a model trained on? Membership inference on trainings of UDP.
+"""Membership inference on models trained with UDP.
 
 Every place in the clients' data is one of two records, by a coin; the attack gets the final model,
 which the real strategy and clients trained, and says which of the records were in the training.
@@ -50,7 +50,7 @@ _CONFIDENCE = 0.99
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inferred:
-    """What membership inference found in a run.
+    """The results of membership inference on a run.
 
     Parameters
     ----------

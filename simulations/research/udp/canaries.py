@@ -1,4 +1,4 @@
-"""Is UDP's noise what its ledger says? An audit through the real strategy and the real client.
+"""Audits UDP's noise through the real strategy and the real client, by canaries.
 
 A client has m canaries, each one of two opposite records, by a coin. The model is linear
 and its loss is its output, so the gradient of a record is the record: canary j pulls at weight j
@@ -83,7 +83,7 @@ class _WeakNoise(UDPTerms):
 
 
 class WeakNoiseUDPClient(UDPClient):
-    """A client with a defect: it adds a third of the noise that it was asked for and charges for.
+    """A defective client: it adds a third of the noise that it charges for.
 
     It serves to show that the audit finds such a thing.
     """
@@ -96,7 +96,7 @@ class WeakNoiseUDPClient(UDPClient):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """What an audit found in a run.
+    """The results of an audit of a run.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The moments of the paper's proof, and what the server sees of who takes part."""
+"""The moments of the paper's proof, and the epsilon against a server that sees who takes part."""
 
 import math
 from collections.abc import Sequence

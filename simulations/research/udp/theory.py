@@ -1,4 +1,4 @@
-"""What the paper proves of UDP, and what holds: moments, the view of the server, convergence.
+"""The paper's theorems on UDP and their corrections: moments, the server's view, convergence.
 
 Symbols: Dl is the L2 sensitivity of a release and r = Dl / sigma; K of U clients are asked in each
 of T rounds, q = K / U; F is the loss, d the number of its parameters.
@@ -42,7 +42,7 @@ _ROUNDING = 1e-12  # by which eta may exceed 1 / Lc
 
 @dataclass(frozen=True, kw_only=True)
 class PLProblem:
-    """What Theorem 2 assumes of a training.
+    """The constants of a training that Theorem 2 assumes.
 
     One full-gradient step per round, without clipping, weights 1 / K, and on the loss F of every
     client: Lc-smooth, and ``F(w) - min F <= |grad F(w)|^2 / (2 mu)`` (PL). The paper's experiments

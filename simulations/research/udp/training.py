@@ -1,4 +1,4 @@
-"""Trainings of UDP at record level for the attacks: real ones, inline, and an attacker's own."""
+"""Trainings of UDP at record level for the attacks: real ones inline, and simulated ones."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -99,6 +99,12 @@ def test_elimination_agrees_with_an_independent_field() -> None:
         np.testing.assert_array_equal(opened.relations, np.asarray(expected)[:rank])
 
 
+def test_a_share_that_does_not_fit_leaves_what_the_first_ones_say() -> None:
+    shares, made = [[13], [17], [22]], [[1, 2], [1, 3], [1, 4]]  # 5 + 2 * 4, 5 + 3 * 4, no 21
+    opened = open_shares(shares, made, secrets=1, field=PrimeField(97))
+    assert opened.secrets == {0: 5}
+
+
 def small(lagrange: LagrangeCode, X: np.ndarray, holders: list[int]) -> Opened:
     shares = data_shares(lagrange, lagrange.field.reduce(X), random("small"))
     return open_shares(

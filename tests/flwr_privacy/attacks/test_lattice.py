@@ -6,7 +6,7 @@ import pytest
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.attacks.lattice import (
+from tests.shared.lattice import (
     FIRST,
     SECOND,
     UNDECIDED,

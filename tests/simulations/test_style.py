@@ -1,0 +1,39 @@
+"""The look of all pictures: it holds where something is drawn, and nowhere else."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from flwr_privacy.simulations.reports.figures import Series, Style, chart
+from flwr_privacy.simulations.reports.style import COLOURS, drawing
+from flwr_privacy.simulations.research.attacks.pictures import Row, draw, draw_scores
+
+
+def test_an_app_that_draws_on_its_own_keeps_its_look(tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    points = Series(label="run", style=Style(0), xs=[1, 2], ys=[1, 2])
+    assert "<svg" in chart([points], name="one", xlabel="x", ylabel="y")
+    draw([Row(name="record", images=np.eye(4))], tmp_path / "rows.png", title="rows")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_scores_of_tails_and_heads_have_the_first_two_colours() -> None:
+    with drawing():
+        axes = Figure().subplots()
+        scores, coins = np.array([-1.0, -1.0, 1.0]), np.array([False, False, True])
+        draw_scores(axes, scores, coins, names=("tails", "heads"), reach=2.0)
+    tails, heads = axes.containers
+    assert [to_hex(one[0].get_facecolor()) for one in (tails, heads)] == list(COLOURS[:2])
+    assert [sum(bar.get_height() for bar in one) for one in (tails, heads)] == [2, 1]
+    assert [text.get_text() for text in axes.legend().get_texts()] == ["tails", "heads"]
+
+
+def test_a_long_title_has_room_above_few_images(tmp_path: Path) -> None:
+    title = "other members' records in the zone's average; similarity"
+    path = draw([Row(name="record", images=np.eye(4)[:2])], tmp_path / "rows.png", title=title)
+    image = imread(path)[:, :, :3].mean(axis=2)
+    assert (image[:, :3] == 1).all()  # no letter is cut off at the left
