@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import Grid
 
-from flwr_privacy.central_dp.guarantee import promise
+from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.mean import CentralMean
 from flwr_privacy.central_dp.mechanism import (
     DISTRIBUTED,
@@ -38,7 +38,7 @@ from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import released_names
@@ -319,7 +319,7 @@ class CentralDP(SchemeStrategy):
         if secure_sum is not None and self.terms is not None and self.terms.noise == DISTRIBUTED:
             least = secure_sum.threshold_of(self._cohort)
             quorum = self._cohort, least, secure_sum.colluders_of(self._cohort)
-        return promise(
+        return guarantee_of(
             **self._mode,
             epsilon=self._budget["epsilon"],
             delta=self._budget["delta"],
@@ -368,7 +368,7 @@ class CentralDP(SchemeStrategy):
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training; nobody whose budget is spent."""
         if self.fraction_train == 0 or (self._amplified and not self._goes_on()):
             return {}
@@ -397,7 +397,7 @@ class CentralDP(SchemeStrategy):
         counts = Counter(client for release in self.releases for client in release.clients)
         spent = {c for c, count in counts.items() if not self.schedule.affordable(count)}
         # A node that has said who it is goes by its address all the same under a user's own start.
-        return spent | {node for node, client in self.books.names.items() if client in spent}
+        return spent | {node for node, client in self.charge_log.names.items() if client in spent}
 
     def _goes_on(self) -> bool:
         """Tell whether everybody can be charged once more, where everybody is."""
@@ -446,7 +446,7 @@ class CentralDP(SchemeStrategy):
             delta=schedule.delta,
             gap=schedule.gap,
             clipping_norm=norm,
-            grid=Grid.below(norm, bits=bits).exponent,
+            grid=CodeGrid.below(norm, bits=bits).exponent,
             parties=parties,
             keep_back=tuple(self._clipping["keep_back"]),
         )

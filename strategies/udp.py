@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import Grid
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import (
@@ -269,7 +269,7 @@ class UDP(SchemeStrategy):
 
     # -- A round -----------------------------------------------------------------------------
 
-    def setup(self, grid: FlowerGrid) -> None:
+    def setup(self, grid: Grid) -> None:
         """Check that every client has a budget.
 
         Raises
@@ -281,7 +281,7 @@ class UDP(SchemeStrategy):
             raise InvalidParameterError(name, clients, "a budget for each of these clients")
 
     def train_round(
-        self, grid: FlowerGrid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Train one round; one whose clients did not share their secrets for a sum is over."""
         self._asked = False
@@ -292,7 +292,7 @@ class UDP(SchemeStrategy):
         return trained
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Sample clients and return the messages to them; none once the training is over."""
         if not self.federation.met:  # a user's own start: the first replies will be the hello
@@ -381,7 +381,7 @@ class UDP(SchemeStrategy):
         return arrays, metrics
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask all clients how good the model is, where they judge it; else nobody."""
         if self._judged_by != CLIENTS or not self._trained:
@@ -500,7 +500,7 @@ class UDP(SchemeStrategy):
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training."""
         if self.fraction_train == 0:
             return {}

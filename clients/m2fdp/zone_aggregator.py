@@ -12,7 +12,7 @@ from flwr_privacy.m2fdp import DOWN, EVENT, UP, Delivery, Duty, Upload, ZoneAver
 from flwr_privacy.m2fdp.messages import going_down, going_up, packed, unpacked
 from flwr_privacy.pipeline.mechanism import Release
 from flwr_privacy.pipeline.sealed import Letter, Opened, Sealed, Step
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.message import Fields
@@ -82,7 +82,7 @@ def _average(fields: Fields, duty: Duty, opened: Opened) -> Release | Step:
     uploads = [unpacked(content, duty) for content in opened.contents]
     if len({upload.codes.size for upload in uploads}) != 1:
         raise ProtocolError("the children's answers have different sizes")
-    mean = averaged(uploads, duty.drift, tier=duty.own_tier, grid=Grid(duty.grid))
+    mean = averaged(uploads, duty.drift, tier=duty.own_tier, grid=CodeGrid(duty.grid))
     if duty.way == UP:
         return _step(fields, duty, replace(mean, floor=max(mean.floor, opened.floor)))
     if duty.way == DOWN:

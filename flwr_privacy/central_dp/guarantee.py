@@ -6,13 +6,13 @@ from flwr_privacy.privacy.guarantee import Guarantee
 
 from .mechanism import DISTRIBUTED, POISSON, SERVER
 
-__all__ = ["Quorum", "promise"]
+__all__ = ["Quorum", "guarantee_of"]
 
 Quorum = tuple[int, int, int]
 """Clients of a cohort, least number of them in a sum that is opened, and colluders."""
 
 
-def promise(
+def guarantee_of(
     *,
     noise: str,
     sampling: str,
@@ -42,7 +42,7 @@ def promise(
 
     Examples
     --------
-    >>> promise(
+    >>> guarantee_of(
     ...     noise="server", sampling="poisson", epsilon=8.0, delta=1e-5, summed=False, quorum=None,
     ...     kept_back=[], insecure=False,
     ... ).neighbours

@@ -15,7 +15,7 @@ from flwr_privacy.privacy.adaptive_clipping import (
     fraction_below,
 )
 from flwr_privacy.privacy.failures import FAILED_NAME
-from flwr_privacy.privacy.grid import EvenMean, Grid
+from flwr_privacy.privacy.grid import CodeGrid, EvenMean
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import Update, check_start
@@ -77,7 +77,7 @@ class ClippedUpdate(Mechanism):
         # A share of noise may leave 32 bits on the way.
         code: Any = np.int64 if terms.noise == DISTRIBUTED else np.int32
         out = np.empty(update.vector.size, code)
-        return _Measured(update, Grid(terms.grid).encode(update.vector, out))
+        return _Measured(update, CodeGrid(terms.grid).encode(update.vector, out))
 
     def failed(self, start: Arrays) -> _Measured:
         """Return the update of a training that changed nothing, and that it failed."""
@@ -119,7 +119,7 @@ def add_noise(
     """
     update, count = terms.share_sigmas()
     for name in sorted(codes, key=lambda name: (name == FAILED_NAME, name)):
-        sigma = update / Grid(terms.grid).step
+        sigma = update / CodeGrid(terms.grid).step
         if name == COUNT_NAME and count is not None:
             sigma = count / COUNT_GRID.step
         noise = discrete_gaussian(codes[name].size, sigma, random)
@@ -159,7 +159,7 @@ class CentralMean(EvenMean):
 
     def __init__(self, start: Arrays, terms: CentralDPTerms) -> None:
         names, code = terms.names(start), terms.failed_code
-        super().__init__(start, Grid(terms.grid), names, failed_code=code)
+        super().__init__(start, CodeGrid(terms.grid), names, failed_code=code)
         self._terms = terms
         if terms.count_share:
             self.template[COUNT_NAME] = ((1,), np.dtype(np.int32))

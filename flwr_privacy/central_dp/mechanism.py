@@ -37,7 +37,7 @@ from flwr_privacy.privacy.adaptive_clipping import (
 )
 from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.updates import SMALLEST_NORM, released_names
 from flwr_privacy.udp import GRID_SHARE, participations
 from flwr_privacy.wire.arrays import Arrays
@@ -311,7 +311,7 @@ class CentralDPTerms:
         _check_budget(self.epsilon, self.delta)
         check_number("gap", self.gap, minimum=0)
         sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)
-        Grid(self.grid)
+        CodeGrid(self.grid)
         check_integer("parties", self.parties, minimum=1, maximum=MOST_PARTIES)
         if self.noise == SERVER and self.parties != 1:
             raise InvalidParameterError("parties", self.parties, "1: the server adds the noise")
@@ -352,7 +352,7 @@ class CentralDPTerms:
         """Code of a training that failed; 0 where a failure is no secret: noise by the server."""
         if self.noise == SERVER:
             return 0
-        return failed_code(self.clipping_norm, Grid(self.grid).step)
+        return failed_code(self.clipping_norm, CodeGrid(self.grid).step)
 
     def failed_sigma(self, clients: Collection[str]) -> float:
         """Return the noise in a sum over clients of the count of those that failed, in clients."""
@@ -377,7 +377,7 @@ class CentralDPTerms:
         """
         update, count = self.share_sigmas()
         entries = dimension + bool(self.failed_code)
-        gap = summed_gap(entries, update / Grid(self.grid).step, self.parties)
+        gap = summed_gap(entries, update / CodeGrid(self.grid).step, self.parties)
         if count is not None:
             gap += summed_gap(1, count / COUNT_GRID.step, self.parties)
         return gap
@@ -389,7 +389,7 @@ class CentralDPTerms:
         that was cut off would hide less.
         """
         update, count = self.share_sigmas() if self.noise == DISTRIBUTED else (0.0, 0.0)
-        largest = (self.clipping_norm + SHARE_REACH * update) / Grid(self.grid).step
+        largest = (self.clipping_norm + SHARE_REACH * update) / CodeGrid(self.grid).step
         if self.count_share:
             room = SHARE_REACH * (count or 0.0) / COUNT_GRID.step
             largest = max(largest, count_code(within=True) + room)

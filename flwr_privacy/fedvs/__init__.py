@@ -15,7 +15,6 @@ from flwr_privacy.lazy import lazy
 if TYPE_CHECKING:
     from flwr_privacy.coding.lagrange import max_partitions, max_stragglers, recovery_threshold
 
-    from .central import Central
     from .costs import Costs, cost_model
     from .network import embed, expand, expanded_width, gradient_of, initial_weights, project
     from .privacy import (
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
         round_stochastic,
     )
     from .rows import Segments, batch_of, batches, order
+    from .server_model import ServerModel
     from .sharing import (
         data_shares,
         decode_rows,
@@ -54,10 +54,10 @@ else:
 
 __all__ = [
     "SLACK_BITS",
-    "Central",
     "Costs",
     "Scales",
     "Segments",
+    "ServerModel",
     "batch_of",
     "batch_rank",
     "batches",

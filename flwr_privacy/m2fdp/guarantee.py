@@ -9,7 +9,7 @@ from .options import PaperNoise, TierPrivacy
 from .plan import RoundPlan
 from .schedule import EventSchedule
 
-__all__ = ["promise"]
+__all__ = ["guarantee_of"]
 
 _NEIGHBOURS = {
     "user": "all data of one device are replaced by any others",
@@ -18,7 +18,7 @@ _NEIGHBOURS = {
 _PROTECTS = {"user": "all data of a device", "record": "one record of a device"}
 
 
-def promise(
+def guarantee_of(
     privacy: TierPrivacy,
     tree: TierTree,
     schedule: EventSchedule,
@@ -50,7 +50,7 @@ def promise(
     Examples
     --------
     >>> from flwr_privacy.m2fdp import DeviceNoise, EventSchedule, TierTree
-    >>> promise(
+    >>> guarantee_of(
     ...     DeviceNoise(), TierTree.of_fanouts((2, 3), p=1.0), EventSchedule(),
     ...     plan=None, relay=False, kept_back=[], insecure=False,
     ... ).neighbours

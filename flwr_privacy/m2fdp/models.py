@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.layout import Layout
 
@@ -69,7 +69,7 @@ class TreeModels:
         The global model.
     layout : Layout
         Which arrays of it are trained.
-    grids : Mapping of str to Grid
+    grids : Mapping of str to CodeGrid
         What a code of the devices of a lowest aggregator means; in a zone all have one.
     drift : Drift
         How models of a zone drift apart.
@@ -87,7 +87,7 @@ class TreeModels:
         start: Arrays,
         layout: Layout,
         *,
-        grids: Mapping[str, Grid],
+        grids: Mapping[str, CodeGrid],
         drift: Drift,
         min_children: int,
         bound: Callable[[int], float],

@@ -13,7 +13,7 @@ from typing import Any
 from flwr_privacy.accounting import Charge, fitting, spent
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp.tree.tree import TierTree
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
 
 from .noise import sigma
@@ -139,7 +139,7 @@ class ZoneRelease:
         Probability that a record is in any of their batches; 1 counts none.
     sensitivity : float
         L2 sensitivity when everybody takes part, without rounding.
-    grid : Grid
+    grid : CodeGrid
         The finest grid that holds the codes and the noise of all releases of a round at this tier.
     """
 
@@ -147,7 +147,7 @@ class ZoneRelease:
     multiplier: float
     sampling: float
     sensitivity: float
-    grid: Grid
+    grid: CodeGrid
 
     def charge(self) -> Charge | None:
         """Return what it costs a device; None without noise."""
@@ -238,7 +238,7 @@ class RoundPlan:
         }
 
     @cached_property
-    def grids(self) -> dict[str, Grid]:
+    def grids(self) -> dict[str, CodeGrid]:
         """The grid of the devices of each lowest aggregator."""
         last = self.exchanges[-1]
         return {leaf: self.release_of(leaf, last).grid for leaf in last.leaves}
@@ -292,7 +292,7 @@ class RoundPlan:
             periods = self.schedule.periods(boundary)
             planned = [self._release(boundary, period) for period in periods]
             # One grid for all periods of a round: the coarsest.
-            grid = Grid(max(release.grid.exponent for release in planned))
+            grid = CodeGrid(max(release.grid.exponent for release in planned))
             for period, release in zip(periods, planned, strict=True):
                 releases[boundary, period[-1].index] = replace(release, grid=grid)
         return releases
@@ -301,12 +301,12 @@ class RoundPlan:
         steps = _steps(period)
         sensitivity = self._sensitivity(boundary, period)
         multiplier = self._multiplier(boundary, period, sensitivity)
-        grid = Grid.holding(VALUE_RANGE * len(self.exchanges))
+        grid = CodeGrid.holding(VALUE_RANGE * len(self.exchanges))
         if self.privacy.clipping_norm is not None:
             # With room for the noise of zones in which few take part. What is beyond saturates,
             # and more room would leave the noise of large zones few steps of the grid.
             worst = min(2 * self.bound(steps), sensitivity * self._thinning(boundary))
-            grid = Grid.holding(self.bound(steps) + NOISE_REACH * multiplier * worst)
+            grid = CodeGrid.holding(self.bound(steps) + NOISE_REACH * multiplier * worst)
         record = isinstance(self.privacy, RecordNoise)
         return ZoneRelease(
             steps=steps,

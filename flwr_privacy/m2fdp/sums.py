@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
-from flwr_privacy.privacy.grid import CODE_LIMIT, EvenMean, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, EvenMean
 from flwr_privacy.wire.arrays import Arrays
 
 __all__ = ["TierSums"]
@@ -20,7 +20,7 @@ class _NarrowMean(EvenMean):
     They take half the memory, and a fraction of the time: an addition casts nothing.
     """
 
-    def __init__(self, start: Arrays, grid: Grid, names: list[str]) -> None:
+    def __init__(self, start: Arrays, grid: CodeGrid, names: list[str]) -> None:
         super().__init__(start, grid, names)
         self._reached: dict[str, int] = {}  # by name, no entry of the sum is larger
 
@@ -43,7 +43,7 @@ class _NarrowMean(EvenMean):
         super()._add(name, array, weight)
 
 
-_ANY = Grid(0)  # what a code means, groups may differ in
+_ANY = CodeGrid(0)  # what a code means, groups may differ in
 
 _SEPARATOR = "/"  # between group and array in a state; no group's name has one
 

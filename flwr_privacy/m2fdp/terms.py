@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.pipeline.mechanism import Plan
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.policy import UNITS
 from flwr_privacy.wire.identity import check_client_id
 
@@ -201,7 +201,7 @@ class M2FDPTerms(_Released):
         check_integer("tier", self.tier, minimum=0, maximum=self.depth - 1)
         # Whether an update fits into codes must not depend on the update.
         largest = self.clipping_norm or VALUE_RANGE
-        if largest > Grid(self.grid).step * CODE_LIMIT:
+        if largest > CodeGrid(self.grid).step * CODE_LIMIT:
             raise InvalidParameterError("grid", self.grid, f"one with codes up to {largest:g}")
         if not 0 < check_number("sampling_rate", self.sampling_rate) <= 1:
             raise InvalidParameterError("sampling_rate", self.sampling_rate, "above 0, at most 1")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.privacy.grid import Grid, saturated
+from flwr_privacy.privacy.grid import CodeGrid, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 
@@ -51,7 +51,11 @@ class Upload:
 
 
 def averaged(
-    uploads: list[Upload] | tuple[NDArray[Any], int, Reach], drift: Drift, *, tier: int, grid: Grid
+    uploads: list[Upload] | tuple[NDArray[Any], int, Reach],
+    drift: Drift,
+    *,
+    tier: int,
+    grid: CodeGrid,
 ) -> Upload:
     """Return the mean of the children's codes, rounded to the grid (to the nearest, half up).
 
@@ -64,7 +68,7 @@ def averaged(
         How the bound goes on.
     tier : int
         Of the node that averages.
-    grid : Grid
+    grid : CodeGrid
         What a code means.
 
     Notes
@@ -75,7 +79,7 @@ def averaged(
     Examples
     --------
     >>> drift, own = Drift(), Reach(anchor=2, own=2.0)
-    >>> mean = averaged((np.array([7, -4]), 4, own), drift, tier=1, grid=Grid(-10))
+    >>> mean = averaged((np.array([7, -4]), 4, own), drift, tier=1, grid=CodeGrid(-10))
     >>> mean.codes.tolist(), round(mean.reach.total, 3)
     ([2, -1], 0.501)
     """
@@ -99,7 +103,9 @@ def averaged(
     return Upload(mean, drift.averaged(children, tier=tier, slack=slack), floor)
 
 
-def trained(drift: Drift, reach: Reach, bound: float, steps: int, grid: Grid, size: int) -> Reach:
+def trained(
+    drift: Drift, reach: Reach, bound: float, steps: int, grid: CodeGrid, size: int
+) -> Reach:
     """Return how far the data of one device can move a device's codes after its training.
 
     Parameters
@@ -112,7 +118,7 @@ def trained(drift: Drift, reach: Reach, bound: float, steps: int, grid: Grid, si
         Largest L2 norm of its update; 0 where nothing is clipped, and nothing protected.
     steps : int
         Local steps.
-    grid : Grid
+    grid : CodeGrid
         To which the update is truncated.
     size : int
         Number of codes.
@@ -121,7 +127,9 @@ def trained(drift: Drift, reach: Reach, bound: float, steps: int, grid: Grid, si
     return drift.trained(reach, bound=bound, steps=steps, slack=slack)
 
 
-def noised(codes: Codes, *, sigma: float, grid: Grid, random: SecureRandom) -> NDArray[np.int32]:
+def noised(
+    codes: Codes, *, sigma: float, grid: CodeGrid, random: SecureRandom
+) -> NDArray[np.int32]:
     """Return codes with exact discrete Gaussian noise, as they travel.
 
     Parameters
@@ -130,7 +138,7 @@ def noised(codes: Codes, *, sigma: float, grid: Grid, random: SecureRandom) -> N
         Codes; they are changed.
     sigma : float
         Standard deviation in units of the weights.
-    grid : Grid
+    grid : CodeGrid
         What a code means.
     random : SecureRandom
         Source of the noise.
@@ -145,7 +153,7 @@ def noised(codes: Codes, *, sigma: float, grid: Grid, random: SecureRandom) -> N
     return saturated(codes)
 
 
-def check_gap(dimension: int, *, sigma: float, grid: Grid) -> None:
+def check_gap(dimension: int, *, sigma: float, grid: CodeGrid) -> None:
     """Refuse a grid that is too coarse for the noise to be worth what is charged for it.
 
     Raises

@@ -9,7 +9,7 @@ from flwr_privacy.coding.packing import packed_bytes, unpack
 from flwr_privacy.coding.quantize import Codes, Knobs
 from flwr_privacy.errors import InvalidParameterError, check_number
 from flwr_privacy.privacy.averaging import ReplyRefusedError
-from flwr_privacy.privacy.grid import Grid, GridMean
+from flwr_privacy.privacy.grid import CodeGrid, GridMean
 
 from .codec import Codec, DecodedSum, decode_start, uncentred
 from .intervals import Intervals, Widths
@@ -243,4 +243,4 @@ def outweighs(draws: Mapping[str, int], *, least: int) -> bool:
 
 def code_sum(size: int) -> GridMean:
     """Return an empty sum of so many codes, each times its client's draws."""
-    return GridMean({CODES: np.broadcast_to(np.zeros((), np.float64), size)}, Grid(0), [CODES])
+    return GridMean({CODES: np.broadcast_to(np.zeros((), np.float64), size)}, CodeGrid(0), [CODES])

@@ -11,7 +11,7 @@ import math
 
 from flwr_privacy.errors import check_number
 
-from .grid import Grid
+from .grid import CodeGrid
 from .updates import SMALLEST_NORM
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
 LARGEST_NORM = 1e100
 """Largest norm to clip to."""
 
-COUNT_GRID = Grid(-16)
-"""Grid of the count of updates within the norm, in half units; see `count_code`."""
+COUNT_GRID = CodeGrid(-16)
+"""CodeGrid of the count of updates within the norm, in half units; see `count_code`."""
 
 COUNT_NAME = "flwr-privacy.count"
 """Name of the count among the arrays of a reply."""

@@ -179,21 +179,21 @@ class PrivacyCard:
                     f"the card states epsilon {stated} ({name}), its charges give {computed}"
                 )
             numbers[name] = (stated, computed)
-        promise = self.guarantee
-        if promise.spent is not None and not _agree(
-            promise.spent, numbers.get(promise.accountant, (math.nan, math.nan))[1]
+        guarantee = self.guarantee
+        if guarantee.spent is not None and not _agree(
+            guarantee.spent, numbers.get(guarantee.accountant, (math.nan, math.nan))[1]
         ):
             raise DataError(
-                f"the guarantee says that epsilon {promise.spent} ({promise.accountant}) was "
+                f"the guarantee says that epsilon {guarantee.spent} ({guarantee.accountant}) was "
                 f"spent, the charges give {numbers}"
             )
-        if promise.epsilon is not None and self.releases:
+        if guarantee.epsilon is not None and self.releases:
             if not numbers:
                 raise DataError("the card has releases and states no epsilon")
             least = min(computed for _, computed in numbers.values())
-            if least > promise.epsilon * (1 + _TOLERANCE):
+            if least > guarantee.epsilon * (1 + _TOLERANCE):
                 raise DataError(
-                    f"the charges give epsilon {least}, the guarantee says {promise.epsilon}"
+                    f"the charges give epsilon {least}, the guarantee says {guarantee.epsilon}"
                 )
         self._verify_answers()
         return numbers
@@ -271,9 +271,9 @@ class PrivacyCard:
         """Return the card as a page that refers to nothing outside of it."""
         charges = self.charges()
         counts = Counter(len(own) for own in charges.values())
-        promise = self.guarantee.to_dict()
+        guarantee = self.guarantee.to_dict()
         rows = [
-            *((key.replace("_", " "), _words(value)) for key, value in promise.items()),
+            *((key.replace("_", " "), _words(value)) for key, value in guarantee.items()),
             *((f"epsilon ({name})", f"{total:.6g}") for name, total in self.stated.items()),
             ("clients charged", str(len(charges))),
             ("releases", _histories(counts)),

@@ -17,7 +17,7 @@ from flwr_privacy.wire.arrays import Arrays
 from .averaging import EvenWeights, ReplyRefusedError, WeightedMean
 from .failures import FAILED_NAME
 
-__all__ = ["CODE_LIMIT", "MOST_WEIGHT", "EvenMean", "Grid", "GridMean", "saturated"]
+__all__ = ["CODE_LIMIT", "MOST_WEIGHT", "CodeGrid", "EvenMean", "GridMean", "saturated"]
 
 CODE_LIMIT = 2**31 - 1
 """Codes lie between minus this and this."""
@@ -31,7 +31,7 @@ _Code = TypeVar("_Code", np.int32, np.int64)
 
 
 @dataclass(frozen=True)
-class Grid:
+class CodeGrid:
     """All multiples of a power of two.
 
     Parameters
@@ -41,7 +41,7 @@ class Grid:
 
     Examples
     --------
-    >>> grid = Grid(-2)
+    >>> grid = CodeGrid(-2)
     >>> codes = grid.encode(np.array([0.99, -0.99]))
     >>> codes, grid.step * codes
     (array([ 3, -3]), array([ 0.75, -0.75]))
@@ -53,24 +53,24 @@ class Grid:
         check_integer("grid", self.exponent, minimum=-500, maximum=500)
 
     @classmethod
-    def below(cls, bound: float, *, bits: int) -> "Grid":
+    def below(cls, bound: float, *, bits: int) -> "CodeGrid":
         """Return the coarsest grid with at least ``2**bits`` steps up to `bound`.
 
         Examples
         --------
-        >>> Grid.below(1.5, bits=8)
-        Grid(exponent=-8)
+        >>> CodeGrid.below(1.5, bits=8)
+        CodeGrid(exponent=-8)
         """
         return cls(math.frexp(bound)[1] - 1 - bits)
 
     @classmethod
-    def holding(cls, reach: float) -> "Grid":
+    def holding(cls, reach: float) -> "CodeGrid":
         """Return the finest grid that has codes for all values up to `reach`.
 
         Examples
         --------
-        >>> Grid.holding(1.0)
-        Grid(exponent=-30)
+        >>> CodeGrid.holding(1.0)
+        CodeGrid(exponent=-30)
         """
         # A code less for what rounding may add to a value at the end.
         return cls(math.frexp(reach / (CODE_LIMIT - 1))[1])
@@ -135,7 +135,7 @@ class GridMean(WeightedMean):
     ----------
     start : Mapping of str to ndarray
         The model that the updates start from.
-    grid : Grid
+    grid : CodeGrid
         What the codes mean.
     names : list of str
         Which arrays of the model the updates are of. `finish` returns the others unchanged.
@@ -149,7 +149,7 @@ class GridMean(WeightedMean):
 
     Examples
     --------
-    >>> mean = GridMean({"w": np.ones(2), "n": np.array(7)}, Grid(-1), ["w"])
+    >>> mean = GridMean({"w": np.ones(2), "n": np.array(7)}, CodeGrid(-1), ["w"])
     >>> mean.accumulate("a", {"w": np.array([2, 4], np.int32)}, weight=1)
     >>> mean.accumulate("b", {"w": np.array([-2, 0], np.int32)}, weight=3)
     >>> mean.finish()
@@ -159,7 +159,7 @@ class GridMean(WeightedMean):
     sum_dtype = np.dtype(np.int64)
 
     def __init__(
-        self, start: Arrays, grid: Grid, names: list[str], *, failed_code: int = 0
+        self, start: Arrays, grid: CodeGrid, names: list[str], *, failed_code: int = 0
     ) -> None:
         code = np.zeros((), np.int32)
         super().__init__({name: np.broadcast_to(code, np.shape(start[name])) for name in names})

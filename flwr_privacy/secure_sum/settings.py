@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.privacy.grid import CODE_LIMIT, MOST_WEIGHT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, MOST_WEIGHT, CodeGrid
 
 __all__ = ["COMPLETE_UP_TO", "LARGEST_COHORT", "Bounds", "SecureSum"]
 
@@ -90,10 +90,10 @@ class SecureSum:
         return math.ceil(self.value_range / self.grid.step)
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> CodeGrid:
         """The finest grid with at most ``2**bits`` steps over the range."""
         mantissa, exponent = math.frexp(self.value_range)
-        return Grid(exponent - (mantissa == 0.5) - (self.bits - 1))
+        return CodeGrid(exponent - (mantissa == 0.5) - (self.bits - 1))
 
     def threshold_of(self, cohort: int) -> int:
         """Return the least number of clients in the sum over a cohort.

@@ -7,7 +7,7 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice, check_number
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
 from flwr_privacy.privacy.averaging import WeightedMean
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
@@ -131,6 +131,6 @@ class LossTerms(Mechanism):
         """Return an empty mean of losses."""
         return WeightedMean({})
 
-    def _noise_of(self, bound: float) -> tuple[Grid, float]:
-        grid = Grid.below(bound / _LOSS_STEPS, bits=0)
+    def _noise_of(self, bound: float) -> tuple[CodeGrid, float]:
+        grid = CodeGrid.below(bound / _LOSS_STEPS, bits=0)
         return grid, self.noise_multiplier * (bound + grid.step)  # a loss is truncated to the grid

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 
 from .formulas import mu_star
 from .loss import LossTerms
@@ -250,7 +250,7 @@ class UDPPlan:
                 z = 1 / (_TOO_MUCH * mu_star(schedule.epsilon, schedule.delta))
         return schedule.noise_multiplier if z is None else z
 
-    def _grid(self, terms: UDPTerms) -> Grid:
+    def _grid(self, terms: UDPTerms) -> CodeGrid:
         if terms.parties:
             reach = terms.reach(terms.max_records)
             sigma = terms.noise_multiplier * terms.shared_sensitivity() / math.sqrt(terms.parties)
@@ -260,7 +260,7 @@ class UDPPlan:
             sigma = terms.noise_multiplier * _largest_sensitivity(terms)
             spread, most = _NOISE_REACH * sigma / reach, _GRID_BITS[terms.unit]
         room = math.floor(math.log2(CODE_LIMIT / (1 + spread))) - 1
-        return Grid.below(reach, bits=self.privacy.grid_bits or max(1, min(most, room)))
+        return CodeGrid.below(reach, bits=self.privacy.grid_bits or max(1, min(most, room)))
 
 
 def _largest_sensitivity(terms: UDPTerms) -> float:

@@ -12,7 +12,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_integ
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, GridMean, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import SMALLEST_NORM, Update, check_start, released_names
@@ -206,7 +206,7 @@ class UDPTerms(Mechanism):
             self._check_share(dimension, facts.records, rounding)
         elif sigma is not None and self.noise_multiplier:
             sigma += self.noise_multiplier * rounding
-            step = Grid(self.grid).step
+            step = CodeGrid(self.grid).step
             self._check_reach(self.reach(facts.records or 1) + _NOISE_REACH * sigma)
             self._check_gap(discretisation_gap(dimension, sigma / step))
         return Plan(
@@ -243,7 +243,7 @@ class UDPTerms(Mechanism):
     def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
         """Return the codes of the update with all of the noise, a share of it, or none."""
         update, weight, bound, _ = measured
-        grid, vector = Grid(self.grid), update.vector
+        grid, vector = CodeGrid(self.grid), update.vector
         if self.parties:
             return self._shared(measured, random)
         if plan.charge is None:
@@ -259,7 +259,7 @@ class UDPTerms(Mechanism):
 
     def accumulator(self, start: Arrays) -> GridMean:
         """Return an empty sum of codes."""
-        names, grid, failed = self._names(start), Grid(self.grid), self._failed_code()
+        names, grid, failed = self._names(start), CodeGrid(self.grid), self._failed_code()
         if self.parties:
             counts = self.unit == RECORD_UNIT
             return SharedMean(start, grid, names, counts=counts, failed_code=failed)
@@ -276,7 +276,7 @@ class UDPTerms(Mechanism):
         if self.unit == RECORD_UNIT:
             np.multiply(update.vector, weight, out=update.vector)
             out[RECORDS_NAME] = np.array([weight], np.int64)
-        grid = Grid(self.grid)
+        grid = CodeGrid(self.grid)
         codes = grid.encode(update.vector)
         share = self._share() / grid.step
         codes += discrete_gaussian(codes.size, share, random)
@@ -294,7 +294,7 @@ class UDPTerms(Mechanism):
         return {FAILED_NAME: code + discrete_gaussian(1, sigma, random)}
 
     def _failed_code(self) -> int:
-        return failed_code(self.clipping_norm, Grid(self.grid).step) if self.count_failed else 0
+        return failed_code(self.clipping_norm, CodeGrid(self.grid).step) if self.count_failed else 0
 
     def _names(self, start: Arrays) -> list[str]:
         if self.count_failed and FAILED_NAME in start:
@@ -334,11 +334,11 @@ class UDPTerms(Mechanism):
     def _apart(self, dimension: int) -> float:
         """Return what truncation to the grid may add to the sensitivity."""
         # It shortens a vector: two updates clipped as a whole stay within twice the norm.
-        return 0.0 if self.unit == USER_UNIT else Grid(self.grid).step * math.sqrt(dimension)
+        return 0.0 if self.unit == USER_UNIT else CodeGrid(self.grid).step * math.sqrt(dimension)
 
     def _check_share(self, dimension: int, records: int | None, rounding: float) -> None:
         """Refuse a grid on which shares of noise do not do what the charge says, or do not fit."""
-        step, share = Grid(self.grid).step, self._share()
+        step, share = CodeGrid(self.grid).step, self._share()
         if share / step < SMALLEST_SHARE:
             raise InvalidParameterError(
                 "grid",
@@ -362,7 +362,7 @@ class UDPTerms(Mechanism):
             )
 
     def _check_reach(self, reach: float) -> None:
-        step = Grid(self.grid).step
+        step = CodeGrid(self.grid).step
         if reach / step > CODE_LIMIT:
             raise InvalidParameterError(
                 "grid",

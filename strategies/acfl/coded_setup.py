@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 from flwr.app import RecordDict
-from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_privacy.acfl.descent import Descent
@@ -55,7 +55,7 @@ class CodedSetup(SchemeStrategy):
         coded = self._set_up.coded
         return None if coded is None else coded.moments
 
-    def setup(self, grid: FlowerGrid) -> None:
+    def setup(self, grid: Grid) -> None:
         """Have every client encode its data, once for an experiment.
 
         Raises
@@ -83,7 +83,7 @@ class CodedSetup(SchemeStrategy):
             )
             raise ProtocolError(f"the setup failed, there are no coded data: {said}")
 
-    def _take_in(self, grid: FlowerGrid, server_round: int, clients: list[str]) -> None:
+    def _take_in(self, grid: Grid, server_round: int, clients: list[str]) -> None:
         """Have clients that come later encode their data; a secure sum has no place for them."""
         if lacking := sorted(self._without_rate().intersection(clients)):
             logger.warning("clients %s have no straggler_rate and take no part", lacking)
@@ -115,7 +115,7 @@ class CodedSetup(SchemeStrategy):
             )
             self.secure_sum.bounds(asked, code_limit=CODE_LIMIT, largest_weight=1)
 
-    def _ask_for_codes(self, grid: FlowerGrid, server_round: int, assigned: Assigned) -> None:
+    def _ask_for_codes(self, grid: Grid, server_round: int, assigned: Assigned) -> None:
         self._set_up.terms = terms = self._planned().setup_terms(parties=self._parties())
         self.announce()
         set_up = {c for r in self.releases if r.phase == SETUP for c in r.clients}
@@ -136,10 +136,10 @@ class CodedSetup(SchemeStrategy):
         self._set_up.join(mean, terms)
         self.descent.renew()
 
-    def _everybody(self, grid: FlowerGrid, server_round: int) -> Assigned:
+    def _everybody(self, grid: Grid, server_round: int) -> Assigned:
         return self.messenger.sample(grid, server_round, SETUP, fraction=1.0, minimum=1)
 
-    def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round among those that were set up; of the setup, everybody."""
         if server_round == 0:
             return self._everybody(grid, 0)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import Grid
 
 from flwr_privacy.acfl.descent import Descent, effective_rate
 from flwr_privacy.acfl.guarantee import guarantee_of, setup_privacy
@@ -204,7 +204,7 @@ class ACFL(CodedSetup):
     # -- A round -----------------------------------------------------------------------------
 
     def train_round(
-        self, grid: FlowerGrid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Ask for gradients and make a step; without any, one by the coded data alone."""
         if self.newcomers:
@@ -218,7 +218,7 @@ class ACFL(CodedSetup):
         return self.aggregate_train(server_round, replies)
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the questions for gradients.
 

@@ -7,9 +7,9 @@ costs; it then also works under a user's own ``start`` that calls only Flower's 
 scheme that talks to the clients several times a round overrides `train_round` with a program that
 calls `ask`, and goes on with the sum of the answers.
 
-What a strategy is made of is in modules of its own: the rounds (`server_loop`), questions and
-replies (`messenger`), the way of the answers (`transport`), charges and card (`books`), the step
-to the new model (`model_step`), and what outlives a run (`experiment`).
+The parts of a strategy have modules of their own: the rounds (`server_loop`), requests and replies
+(`messenger`), plain replies or secure sums (`transport`), charges and privacy card (`charge_log`),
+the step to the new model (`model_step`), and what is kept across runs (`experiment`).
 """
 
 import logging
@@ -49,7 +49,7 @@ from flwr_privacy.strategies.transport.transport import Plain, Transport
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
 
-from .books import Books
+from .charge_log import ChargeLog
 from .model_step import ModelStep
 from .running_statistics import settled
 from .server_loop import EvaluateFn, ServerLoop
@@ -147,7 +147,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 is_last=self._is_last,
                 bounds_of=self.bounds_of,
             )
-        self.books = Books(self.experiment)
+        self.charge_log = ChargeLog(self.experiment)
         self.trained = TrainedCount()
         self._instructions: dict[str, Instruction] = {}  # the last of each phase
         self.newcomers: list[str] = []  # clients that came since the round before
@@ -305,13 +305,15 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         final : bool, default False
             Whether to state epsilon by every accountant; some take seconds.
         """
-        self.books.note_late(self.messenger.came_late())
-        return self.books.card(self._promise, accountant=self._accountant, final=final)
+        self.charge_log.note_late(self.messenger.came_late())
+        return self.charge_log.card(
+            self._extended_guarantee, accountant=self._accountant, final=final
+        )
 
     @property
     def releases(self) -> list[CardRelease]:
         """Every charge so far."""
-        return self.books.releases
+        return self.charge_log.releases
 
     # -- Flower's abstract methods -----------------------------------------------------------
 
@@ -441,7 +443,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             quorum=quorum,
         )
         # Durable before a message leaves: a run that breaks off now has asked.
-        self.books.note(self.messenger.request_log(phase), instruction)
+        self.charge_log.note(self.messenger.request_log(phase), instruction)
         return messages
 
     def collect(
@@ -454,7 +456,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         metrics_fn = self._metrics_fns.get(phase)
         contents = add_up(mean, request_log, messages, take=take, keep=metrics_fn is not None)
         # Also where the sum is not opened: the answers have left the nodes.
-        self.books.charge(request_log, instruction)
+        self.charge_log.charge(request_log, instruction)
         mean = self.transport.opened(mean, request_log, instruction)
         # A trusted server adds its noise here: nobody below gets a sum without it.
         released = instruction.released(mean if mean.weight else None)
@@ -501,7 +503,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def announce(self) -> None:
         """Log the promise, once; call it when the clients of a secure sum are known."""
         if not self._announced:
-            logger.info("%s", self._promise().text())
+            logger.info("%s", self._extended_guarantee().text())
             self._announced = True
 
     # -- Parts -------------------------------------------------------------------------------
@@ -519,8 +521,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 f"{', '.join(given)}: works only where this strategy's own start runs the rounds"
             )
 
-    def _promise(self) -> Guarantee:
-        return self.transport.promised(self.guarantee())
+    def _extended_guarantee(self) -> Guarantee:
+        return self.transport.extend_guarantee(self.guarantee())
 
     def _is_last(self, server_round: int) -> bool:
         return self.planned_rounds is not None and server_round >= self.planned_rounds

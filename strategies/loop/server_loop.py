@@ -63,7 +63,7 @@ class ServerLoop:
     ) -> None:
         self._strategy = strategy
         self._experiment = strategy.experiment
-        self._books = strategy.books
+        self._charge_log = strategy.charge_log
         self._grid = grid
         self._rounds = rounds
         self._train_config = ConfigRecord() if train_config is None else train_config
@@ -79,8 +79,8 @@ class ServerLoop:
         if state is None:
             return initial_arrays
         strategy = self._strategy
-        strategy.messenger.load_state(state["conversation"])
-        self._books.load(PrivacyCard.from_json(state["card"]))
+        strategy.messenger.load_state(state["messenger"])
+        self._charge_log.load(PrivacyCard.from_json(state["card"]))
         strategy.transport.load_state(state["secure_sum"])
         strategy.trained = TrainedCount.from_state(state["trained"])
         strategy.load_state_dict(state["scheme_state"])
@@ -115,9 +115,9 @@ class ServerLoop:
                     break
                 arrays = self._train(line, arrays)
             card = self._end_round(line, arrays)
-        charged = len(self._books.releases)
-        self._books.charge_broken_off()
-        if card is None or len(self._books.releases) > charged:
+        charged = len(self._charge_log.releases)
+        self._charge_log.charge_broken_off()
+        if card is None or len(self._charge_log.releases) > charged:
             card = strategy.card(final=True)
             self._experiment.keep_card(card)
         result = self._experiment.result(arrays, card.guarantee)
@@ -131,7 +131,7 @@ class ServerLoop:
     def _train(self, line: Line, arrays: ArrayRecord) -> ArrayRecord:
         """Return the model after a round's training."""
         strategy, server_round = self._strategy, line["round"]
-        self._books.earlier = None
+        self._charge_log.earlier = None
         strategy.newcomers = strategy.messenger.meet(self._grid)
         if strategy.newcomers:
             logger.info("joined: %s", strategy.newcomers)
@@ -142,7 +142,7 @@ class ServerLoop:
         line["skipped"] = trained is None
         line["train"] = plain(dict(metrics or {}))
         if self._experiment.run_dir and (self._evaluate_fn or strategy.fraction_evaluate):
-            self._books.charge_broken_off()
+            self._charge_log.charge_broken_off()
             card = strategy.card()
             known = {**line, "scheme": self._numbers(line, card), "seconds": self._seconds()}
             self._experiment.end_training(known, arrays, card=card, **self._state())
@@ -155,7 +155,7 @@ class ServerLoop:
             line["evaluate"] = self._evaluate(server_round, arrays)
         server = self._evaluate_fn(server_round, arrays) if self._evaluate_fn else None
         line["server"] = plain(dict(server or {}))
-        self._books.charge_broken_off()
+        self._charge_log.charge_broken_off()
         card = strategy.card(final=server_round >= self._rounds or bool(strategy.stop()))
         line["scheme"] = self._numbers(line, card)
         line |= strategy.messenger.counts()
@@ -169,7 +169,7 @@ class ServerLoop:
         strategy = self._strategy
         if strategy.fraction_evaluate == 0:
             return {}
-        self._books.earlier = None  # who answers may say that its noise is from a seed
+        self._charge_log.earlier = None  # who answers may say that its noise is from a seed
         messages = strategy.configure_evaluate(
             server_round, arrays, self._evaluate_config, self._grid
         )
@@ -187,7 +187,7 @@ class ServerLoop:
         """Return what a resume needs besides the model, the history and the charges."""
         strategy = self._strategy
         return {
-            "conversation": strategy.messenger.state(),
+            "messenger": strategy.messenger.state(),
             "scheme_state": strategy.state_dict(),
             "inner": strategy.model_step.state_dict(),
             "secure_sum": strategy.transport.state(),

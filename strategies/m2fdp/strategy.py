@@ -36,7 +36,7 @@ from flwr_privacy.m2fdp import (
     TierSums,
     TierTree,
     TreeModels,
-    promise,
+    guarantee_of,
 )
 from flwr_privacy.m2fdp.plan import STEP_RULES
 from flwr_privacy.privacy.card import PrivacyCard
@@ -360,7 +360,7 @@ class M2FDP(SchemeStrategy):
     def guarantee(self) -> Guarantee:
         """Return the promise of this training."""
         kept = [] if self._plan is None else set(self._template) - set(self._layout.parts)
-        return promise(
+        return guarantee_of(
             self.privacy,
             self.tree,
             self.schedule,

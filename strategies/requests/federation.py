@@ -96,8 +96,8 @@ class Federation:
 
         Returns
         -------
-        books : list of RequestLog
-            The books of the questions.
+        logs : list of RequestLog
+            The logs of the requests.
         joined : list of str
             The clients of the new nodes; nobody where nodes play simulated clients.
 
@@ -118,8 +118,8 @@ class Federation:
             return [], []
         question = RecordDict({RECORD: ConfigRecord(header.write())})
         size = payload_bytes(question)
-        # A book for each: the same identity from two nodes is no repeated reply but a conflict.
-        books = {
+        # One log for each node: one identity from two nodes is a conflict, not a repeated reply.
+        logs = {
             node: RequestLog(header, {node: [""]}, bytes_down=size, wire_bytes_down=size)
             for node in strangers
         }
@@ -128,7 +128,7 @@ class Federation:
         joined = []
         for message in exchange(grid, messages, deadline=deadline, idle=_SILENCE):
             node = message.metadata.src_node_id
-            for reply in books.get(node, RequestLog(header, {})).replies([message]):
+            for reply in logs.get(node, RequestLog(header, {})).replies([message]):
                 if isinstance(reply, ClientReply) and self._admit(node, reply):
                     joined.append(reply.client_id)
         for node in strangers:
@@ -138,14 +138,14 @@ class Federation:
         if not self._nodes and not self.met:
             raise ProtocolError(
                 f"none of {len(strangers)} nodes said who it is: wrap their app in the client half "
-                f"of '{header.scheme}' ({_refusals(books.values())})"
+                f"of '{header.scheme}' ({_refusals(logs.values())})"
             )
         if len(joined) < len(strangers):
-            logger.warning("%d of %d nodes were kept out", len(strangers) - len(joined), len(books))
+            logger.warning("%d of %d nodes were kept out", len(strangers) - len(joined), len(logs))
         if not self.met:
             self.met = True
             self.cohorts = not set(self._virtual) <= set(self._nodes)
-        return list(books.values()), [] if self.cohorts else joined
+        return list(logs.values()), [] if self.cohorts else joined
 
     def clients(self) -> list[str]:
         """Return the identities of all clients that can be asked, in a fixed order.
@@ -353,8 +353,8 @@ class Federation:
         return False
 
 
-def _refusals(books: Iterable[RequestLog]) -> str:
-    counts: Counter[str] = sum((request_log.refused for request_log in books), Counter())
+def _refusals(logs: Iterable[RequestLog]) -> str:
+    counts: Counter[str] = sum((request_log.refused for request_log in logs), Counter())
     return ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "no reply"
 
 

@@ -92,7 +92,7 @@ class Messenger:
         self._deadline = deadline
         self._weighted_by = weighted_by
         self._untimed = frozenset(untimed)
-        self._books: dict[str, RequestLog] = {}
+        self._logs: dict[str, RequestLog] = {}
         self._tally = Tally()
         self._open: dict[str, tuple[RequestLog, int, float]] = {}  # unanswered: book, node, expiry
         self._came_late: list[tuple[RequestLog, list[str]]] = []
@@ -113,8 +113,8 @@ class Messenger:
         header = Header(
             scheme=self._scheme, experiment_id=self._experiment.id, phase=HELLO, server_round=0
         )
-        books, joined = self.federation.meet(grid, header, self.timeout)
-        self._tally.add(*books)
+        logs, joined = self.federation.meet(grid, header, self.timeout)
+        self._tally.add(*logs)
         return joined
 
     def sample(
@@ -237,7 +237,7 @@ class Messenger:
         """
         header = self._header(phase, server_round)
         late, virtual_seconds = self._late(header, assigned, quorum)
-        request_log = self._books[phase] = RequestLog(
+        request_log = self._logs[phase] = RequestLog(
             header,
             assigned,
             cohorts=self.federation.cohorts,
@@ -290,12 +290,12 @@ class Messenger:
         ProtocolError
             If there was none.
         """
-        if phase not in self._books:
+        if phase not in self._logs:
             raise ProtocolError(
                 f"there is no question of phase '{phase}': a configure_{phase} of your own must "
                 f"return the messages of super().configure_{phase}"
             )
-        return self._books[phase]
+        return self._logs[phase]
 
     def counts(self) -> dict[str, Any]:
         """Return what was counted since the last call: bytes of all, fates of the last training."""
@@ -324,7 +324,7 @@ class Messenger:
 
         Between rounds: the next one may be prepared in one exchange with the end of this one.
         """
-        for request_log in self._books.values():
+        for request_log in self._logs.values():
             self.federation.release(request_log.free)
             request_log.free = set()
 

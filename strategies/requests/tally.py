@@ -21,15 +21,15 @@ class Tally:
     """The counts of a round."""
 
     def __init__(self) -> None:
-        self._books: list[RequestLog] = []  # not counted yet: their answers may still come
+        self._logs: list[RequestLog] = []  # not counted yet: their answers may still come
         self._late_answers = self._late_bytes = 0
         self._sizes: Counter[str] = Counter()
         self._fates: dict[str, Any] = {}
         self._seconds = 0.0
 
-    def add(self, *books: RequestLog) -> None:
+    def add(self, *logs: RequestLog) -> None:
         """Have exchanges counted."""
-        self._books.extend(books)
+        self._logs.extend(logs)
 
     def add_late(self, request_log: RequestLog, reply: Message) -> None:
         """Count an answer that came after its exchange."""
@@ -72,7 +72,7 @@ class Tally:
 
     def _count(self) -> None:
         """Add the exchanges to the counts."""
-        for request_log in self._books:
+        for request_log in self._logs:
             _say_who_is_missing(request_log)
             if request_log.header.phase == TRAIN:
                 self._fates |= request_log.counts()
@@ -83,9 +83,9 @@ class Tally:
             self._seconds += request_log.virtual_seconds
         # The nodes are greeted all at once.
         self._sizes["exchanges"] += any(
-            request_log.header.phase == HELLO for request_log in self._books
+            request_log.header.phase == HELLO for request_log in self._logs
         )
-        self._books = []
+        self._logs = []
 
 
 def _say_who_is_missing(request_log: RequestLog) -> None:

@@ -239,7 +239,7 @@ class Summed:
             "sum_modulus_bits": session.bounds.modulus_bits,
         }
 
-    def promised(self, guarantee: Guarantee) -> Guarantee:
+    def extend_guarantee(self, guarantee: Guarantee) -> Guarantee:
         """Return a scheme's promise with what the server does not see of the sums so far."""
         return replace(guarantee, secure_sum=self._guarantee.text())
 

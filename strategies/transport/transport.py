@@ -70,7 +70,7 @@ class Transport(Protocol):
     def metrics(self) -> dict[str, float]:
         """Return the numbers of a round, for the history."""
 
-    def promised(self, guarantee: Guarantee) -> Guarantee:
+    def extend_guarantee(self, guarantee: Guarantee) -> Guarantee:
         """Return a scheme's promise with what the way of the answers adds to it."""
 
     def state(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Plain:
         """Return nothing."""
         return {}
 
-    def promised(self, guarantee: Guarantee) -> Guarantee:
+    def extend_guarantee(self, guarantee: Guarantee) -> Guarantee:
         """Return the promise as it is."""
         return guarantee
 

@@ -68,7 +68,7 @@ class FedVS(DataCoding):
 
     Parameters
     ----------
-    fraction_train, ..., labels, central, ...
+    fraction_train, ..., labels, server_model, ...
         Those of `VerticalStrategy`.
     K : int, optional
         Segments of the rows: the more, the less a client computes, and the more answers it takes.
@@ -134,10 +134,10 @@ class FedVS(DataCoding):
     Examples
     --------
     >>> from functools import partial
-    >>> from flwr_privacy.clients.torch import TorchCentral, mlp
+    >>> from flwr_privacy.clients.torch import TorchServerModel, mlp
     >>> from flwr_privacy.strategies import FedVS
-    >>> central = TorchCentral(partial(mlp, (64, 32, 2)))
-    >>> strategy = FedVS(labels=[0, 1, 1, 0], central=central, T=1, batch_size=2, order=1)
+    >>> server_model = TorchServerModel(partial(mlp, (64, 32, 2)))
+    >>> strategy = FedVS(labels=[0, 1, 1, 0], server_model=server_model, T=1, batch_size=2, order=1)
     """
 
     K: int | None = None

@@ -59,7 +59,7 @@ class SplitVFL(VerticalStrategy):
 
     Parameters
     ----------
-    fraction_train, ..., labels, central, ...
+    fraction_train, ..., labels, server_model, ...
         Those of `VerticalStrategy`. With a `secure_sum` the server sees sums of embeddings; use
         ``threshold`` of all clients to wait for all. Tests are on plain embeddings even then.
     method : {"wait", "ignore", "vafl", "wait-dp"}, default "wait"

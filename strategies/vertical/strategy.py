@@ -1,8 +1,8 @@
 """Vertical split learning on the server: what schemes have in common whose clients own columns.
 
 The clients turn their columns of a batch into embeddings, the server aggregates them, goes on with
-a central model and its labels, and returns the gradient with respect to the aggregate. A round is
-one step on one mini-batch. The strategy's arrays are the central model; the clients' weights stay
+a server model and its labels, and returns the gradient with respect to the aggregate. A round is
+one step on one mini-batch. The strategy's arrays are the server model; the clients' weights stay
 with them.
 """
 
@@ -26,10 +26,10 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.fedvs.central import Central
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.rows import Segments, batch_of
+from flwr_privacy.fedvs.server_model import ServerModel
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.strategies.requests.request_log import arrays_of
 from flwr_privacy.strategies.state.experiment import SchemeResult
@@ -57,8 +57,8 @@ class VerticalStrategy(ColumnOwners):
         FedAvg's and those of `SchemeStrategy`. All clients take part in every round.
     labels : (M,) array
         Labels of the training rows, in the order of the clients' rows.
-    central : Central
-        The central model, e.g. `flwr_privacy.clients.torch.TorchCentral`.
+    server_model : ServerModel
+        The server model, e.g. `flwr_privacy.clients.torch.TorchServerModel`.
     test_labels : (m,) array, optional
         Labels of the clients' part ``test``; without them nothing is evaluated.
     embedding : int, default 64
@@ -72,7 +72,7 @@ class VerticalStrategy(ColumnOwners):
     batch_size : int, default 32
         Rows of a mini-batch.
     learning_rate : float, default 0.05
-        Step size of the central model.
+        Step size of the server model.
     client_learning_rate : float, optional
         Step size of the clients' weights; by default `learning_rate`.
     aggregation : {"mean", "sum"}, default "mean"
@@ -96,7 +96,7 @@ class VerticalStrategy(ColumnOwners):
     """
 
     labels: ArrayLike
-    central: Central
+    server_model: ServerModel
     test_labels: ArrayLike | None = None
     embedding: int = 64
     order: int | Mapping[str, int] = 2
@@ -119,13 +119,13 @@ class VerticalStrategy(ColumnOwners):
             allowed = "nothing: the scheme itself says for how many answers a round waits"
             raise InvalidParameterError("quorum", self.loop.quorum, allowed)
         if self.inner is not None:
-            allowed = "None: the central model makes the steps"
+            allowed = "None: the server model makes the steps"
             raise InvalidParameterError("inner", self.inner, allowed)
-        if not isinstance(self.central, Central):
+        if not isinstance(self.server_model, ServerModel):
             raise InvalidParameterError(
-                "central",
-                type(self.central).__name__,
-                "a Central: initial, step, scores and metrics",
+                "server_model",
+                type(self.server_model).__name__,
+                "a ServerModel: initial, step, scores and metrics",
             )
         self._labels = {TRAIN_PART: label_vector("labels", self.labels)}
         if self.test_labels is not None:
@@ -225,7 +225,7 @@ class VerticalStrategy(ColumnOwners):
         """Train; see `SchemeStrategy.start`.
 
         What the strategy finds on the part ``test`` stands beside what `evaluate_fn` returns, which
-        sees the central model.
+        sees the server model.
         """
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -257,7 +257,7 @@ class VerticalStrategy(ColumnOwners):
         places, counted = segments.real_rows(coded), segments.counted(coded)
         labels = self._ordered_labels(TRAIN_PART)[places[counted]]
         embedding = aggregate.values[counted]
-        renewed, gradient, loss = self.central.step(
+        renewed, gradient, loss = self.server_model.step(
             self._template, embedding, labels, self.learning_rate
         )
         results: list[Any] = [*renewed.values(), gradient, loss]
@@ -305,7 +305,7 @@ class VerticalStrategy(ColumnOwners):
         grid : Grid
             Flower's grid.
         arrays : ArrayRecord
-            The central model, e.g. that of the result.
+            The server model, e.g. that of the result.
         part : str, default "test"
             Which of the clients' rows.
 
@@ -321,7 +321,7 @@ class VerticalStrategy(ColumnOwners):
         """
         server_round = self.planned_rounds or 1
         values = self._all_embeddings(grid, server_round, part)
-        scores = self.central.scores(arrays_of(arrays), values)
+        scores = self.server_model.scores(arrays_of(arrays), values)
         ordered = np.empty_like(scores)
         ordered[self._common_order(part)] = scores
         return ordered
@@ -371,7 +371,7 @@ class VerticalStrategy(ColumnOwners):
             try:
                 values = self._all_embeddings(grid, server_round, TEST_PART)
                 labels = self._ordered_labels(TEST_PART)
-                found = dict(self.central.metrics(arrays_of(arrays), values, labels))
+                found = dict(self.server_model.metrics(arrays_of(arrays), values, labels))
             except ProtocolError as error:
                 logger.warning("round %d is not evaluated: %s", server_round, error)
         if last:  # the clients' weights are to be those that go with the model

@@ -24,7 +24,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.m2fdp import SCHEME, Duty, M2FDPTerms, TierSums
 from flwr_privacy.m2fdp.zone import GAP
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.ledger import Entry, Ledger
 from flwr_privacy.wire.documents import loads
 from flwr_privacy.wire.fields import write
@@ -33,7 +33,7 @@ from flwr_privacy.wire.pins import Identity
 
 Fields = dict[str, Any]
 
-GRID = Grid(-24)
+GRID = CodeGrid(-24)
 START = {"w": np.linspace(-1, 1, 6).reshape(2, 3), "b": np.zeros(2), "n": np.array(3)}
 TERMS: Fields = {
     "unit": "user",
@@ -694,7 +694,7 @@ def test_an_update_that_no_code_holds_is_refused_without_clipping(tmp_path: Path
 
 def test_codes_have_room_for_noise_up_to_their_limit(tmp_path: Path) -> None:
     """The largest deviation that fits a grid; beyond the limit codes saturate and stay int32."""
-    grid = Grid.holding(0.5)
+    grid = CodeGrid.holding(0.5)
     arrays, _ = Node(tmp_path).ask(terms(grid=grid.exponent, noise_multiplier=5.0))
     codes = np.concatenate([a.reshape(-1) for a in arrays.values()])
     assert codes.dtype == np.int32

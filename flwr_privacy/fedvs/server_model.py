@@ -6,16 +6,16 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Central"]
+__all__ = ["ServerModel"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @runtime_checkable
-class Central(Protocol):
-    """A central model W_0: its weights are given and returned, it keeps none itself.
+class ServerModel(Protocol):
+    """A server model W_0: its weights are given and returned, it keeps none itself.
 
-    `flwr_privacy.clients.torch.TorchCentral` makes one of a torch module.
+    `flwr_privacy.clients.torch.TorchServerModel` makes one of a torch module.
     """
 
     def initial(self) -> dict[str, NDArray[Any]]:

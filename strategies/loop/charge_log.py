@@ -15,10 +15,10 @@ from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.state.experiment import Experiment
 
-__all__ = ["Books"]
+__all__ = ["ChargeLog"]
 
 
-class Books:
+class ChargeLog:
     """The charges of one training.
 
     Parameters
@@ -92,13 +92,13 @@ class Books:
             self._release(question, costs, set(noted))
 
     def card(
-        self, promise: Callable[[], Guarantee], *, accountant: str | None, final: bool
+        self, guarantee: Callable[[], Guarantee], *, accountant: str | None, final: bool
     ) -> PrivacyCard:
         """Return the promise, every charge so far, and what they come to.
 
         Parameters
         ----------
-        promise : callable
+        guarantee : callable
             Returns what this run promises.
         accountant : str, optional
             Who adds up; by default the tightest that knows the charges.
@@ -107,7 +107,7 @@ class Books:
         """
         card = PrivacyCard(
             experiment_id=self._experiment.id,
-            guarantee=self.earlier or promise(),
+            guarantee=self.earlier or guarantee(),
             releases=self.releases,
         )
         if card.guarantee.delta is None:
