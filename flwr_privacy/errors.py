@@ -132,7 +132,7 @@ class FieldRangeError(DataError):
 
 
 class LedgerError(FlwrPrivacyError):
-    """A node's ledger, kept replies or policy cannot be used, or has no place to lie."""
+    """A node's ledger, reply cache or policy cannot be used, or has no folder."""
 
     exit_code = 7
 

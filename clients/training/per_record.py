@@ -164,7 +164,7 @@ class PerRecordPlan:
     def sensitivity(self, records: int | None = None) -> float:
         """Return the sensitivity of the exact steps: `flwr_privacy.udp.sensitivity.sensitivity`.
 
-        Where the plan declares the number of records, `records` plays no part.
+        Where the plan declares the number of records, `records` is not used.
 
         Raises
         ------

@@ -235,7 +235,7 @@ class Descent:
         return self._seen if self._policy is None else self._policy.state()
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._seen, self._policy = state, None
 
     def _rate_of(self, coded: CodedData | None) -> float:

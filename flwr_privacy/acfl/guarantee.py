@@ -67,7 +67,7 @@ def guarantee_of(
     coded_only: bool,
     insecure: bool,
 ) -> Guarantee:
-    """Return the promise of a training.
+    """Return the guarantee of a training.
 
     Parameters
     ----------

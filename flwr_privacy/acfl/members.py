@@ -57,7 +57,7 @@ class CodedMembers:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self.names = list(state["members"])
         if state["setup"] is not None:
             self.terms = records.read(SetupTerms, state["setup"])

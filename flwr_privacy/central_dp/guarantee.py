@@ -1,4 +1,4 @@
-"""What central differential privacy promises in each of its four modes."""
+"""States the guarantee of central differential privacy in each of its four modes."""
 
 from collections.abc import Collection
 
@@ -23,7 +23,7 @@ def guarantee_of(
     kept_back: Collection[str],
     insecure: bool,
 ) -> Guarantee:
-    """Return the promise of a training; see `flwr_privacy.central_dp.mechanism.CentralDPPlan`.
+    """Return the guarantee of a training; see `flwr_privacy.central_dp.mechanism.CentralDPPlan`.
 
     Parameters
     ----------

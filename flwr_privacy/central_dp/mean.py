@@ -80,11 +80,11 @@ class ClippedUpdate(Mechanism):
         return _Measured(update, CodeGrid(terms.grid).encode(update.vector, out))
 
     def failed(self, start: Arrays) -> _Measured:
-        """Return the update of a training that changed nothing, and that it failed."""
+        """Return the zero update, marked as that of a failed training."""
         return self.measure(start, start)._replace(failed=True)
 
     def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
-        """Return the codes with a share of the noise, or without any."""
+        """Return the codes with a share of the noise, or without noise."""
         update, vector, failed = measured
         codes: dict[str, NDArray[Any]] = update.arrays(vector)
         if self.terms.count_share:
@@ -105,7 +105,7 @@ class ClippedUpdate(Mechanism):
 def add_noise(
     codes: dict[str, NDArray[np.int64]], terms: CentralDPTerms, random: SecureRandom
 ) -> None:
-    """Add the noise of one who adds any, in place: a client's share, or the trusted server's whole.
+    """Add one party's noise in place: a client's share, or the trusted server's whole noise.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def add_noise(
 
 
 class CentralMean(EvenMean):
-    """Mean of clipped updates as codes; with the count of those within the norm, if there is one.
+    """The mean of clipped updates as codes, with the count of updates within the norm, if any.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class CentralMean(EvenMean):
             self.template[COUNT_NAME] = ((1,), np.dtype(np.int32))
 
     def add_noise(self, random: SecureRandom) -> None:
-        """Add the noise of a trusted server to the sums, of however few replies; once.
+        """Add the trusted server's noise to the sums, once, however few replies are in them.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class CentralMean(EvenMean):
         add_noise(self._sums, self._terms, random)
 
     def settle(self, number: float) -> float | None:
-        """Make it the mean over a number of contributions; take the count out.
+        """Divide the sums by a number of contributions; remove and return the count.
 
         Parameters
         ----------

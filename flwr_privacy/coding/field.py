@@ -1,4 +1,4 @@
-"""Arithmetic modulo a prime below 2**31: exact matrix products at the speed of BLAS.
+"""Computes modulo a prime below 2**31: exact matrix products at the speed of BLAS.
 
 An element is an integer in ``[0, p)``, in an array of any integer dtype; what comes back is int64.
 
@@ -108,7 +108,7 @@ def largest_prime_below(n: int) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Operand:
-    """A matrix that `PrimeField.prepare` made ready for many products.
+    """A matrix prepared for many products by `PrimeField.prepare`.
 
     It takes 8 bytes an element and limb. It is not shown: it may be secret.
     """
@@ -186,7 +186,7 @@ class PrimeField:
         return reduced.astype(np.int64, copy=False)
 
     def signed(self, elements: Elements) -> NDArray[np.int64]:
-        """Return each element as the integer next to zero that it stands for.
+        """Map each element to the integer nearest to zero that is congruent to it.
 
         Up to ``(p - 1) / 2`` an element stands for itself, beyond it for itself less p.
         """
@@ -195,7 +195,7 @@ class PrimeField:
         return values
 
     def inverse(self, a: int) -> int:
-        """Return the element that times `a` is 1.
+        """Return the multiplicative inverse of `a`.
 
         Raises
         ------
@@ -212,7 +212,7 @@ class PrimeField:
         return pow(a, -1, self.p)
 
     def prepare(self, matrix: Elements) -> Operand:
-        """Return a matrix as a factor of many products: it is split once.
+        """Prepare a matrix for many products by splitting it into limbs once.
 
         Parameters
         ----------
@@ -305,7 +305,7 @@ class PrimeField:
         return elements
 
     def to_bytes(self, elements: Elements) -> bytes:
-        """Return elements as they travel: `bits` bits each, least significant first, in C order.
+        """Encode elements with `bits` bits each, least significant first, in C order.
 
         Raises
         ------
@@ -318,7 +318,7 @@ class PrimeField:
         return words.tobytes() if self.bits == 32 else pack(words, self.bits).tobytes()
 
     def from_bytes(self, data: bytes, size: int) -> NDArray[np.int64]:
-        """Return the elements that `to_bytes` wrote. The bytes may come from an adversary.
+        """Decode the elements that `to_bytes` encoded. The bytes may come from an adversary.
 
         Parameters
         ----------

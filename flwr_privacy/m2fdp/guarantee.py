@@ -28,7 +28,7 @@ def guarantee_of(
     kept_back: Collection[str],
     insecure: bool,
 ) -> Guarantee:
-    """Return the promise of a training.
+    """Return the guarantee of a training.
 
     Parameters
     ----------
@@ -128,6 +128,7 @@ def _of_zones(relay: bool) -> list[str]:
             "the keys that a device or an aggregator pins are the others'",
         ]
     return [
-        "the server is trusted: it plays the secure aggregators, sees the updates of their devices "
-        "without noise, and adds the noise (a simulation; `relay` makes them nodes of their own)",
+        "the server is trusted: it simulates the secure aggregators, sees the updates of their "
+        "devices without noise, and adds the noise (a simulation; `relay` makes them nodes of "
+        "their own)",
     ]

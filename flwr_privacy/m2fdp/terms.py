@@ -168,7 +168,7 @@ class M2FDPTerms(_Released):
         Whether the device adds the noise itself: its parent is not trusted.
     sealed : bool
         Whether the answer is sealed to the parent, which is a node of its own; else the server
-        plays the aggregators, in a simulation.
+        simulates the aggregators.
     event, tier : int
         Number of the event that follows in this round, and the tier up to which it goes.
     siblings : list of str

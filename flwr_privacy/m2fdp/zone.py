@@ -2,7 +2,7 @@
 
 A zone is all that lies under one boundary node. Its models are ``public start + step * codes``: all
 of its devices had the start at the last noised release, and everything since then is in the codes,
-which only members see. The same functions serve the server that plays the aggregators of a
+which only members see. The same functions serve the server that simulates the aggregators of a
 simulation, and an aggregator that is a node of its own.
 """
 

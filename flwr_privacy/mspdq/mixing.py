@@ -159,7 +159,7 @@ class Mixing:
 class SubStates:
     """What a client keeps of its model while it mixes; secret.
 
-    Arrays may have a leading axis of clients, to play many at once; gains and weights then are
+    Arrays may have a leading axis of clients, to run many at once; gains and weights then are
     numbers, or columns with one for each client.
 
     Parameters

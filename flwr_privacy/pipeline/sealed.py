@@ -1,4 +1,4 @@
-"""Answers that only a node's neighbours can read: a sealed transport around a release.
+"""Seals a node's answers for its neighbours in a tree, so that the server cannot read them.
 
 The neighbours in a tree of aggregators talk through a server that must not read what they say. The
 node believes a neighbour by the key that it pins, and sends what has no noise yet to nobody but the
@@ -28,7 +28,7 @@ SEALED = "sealed"
 
 @dataclass(frozen=True, kw_only=True)
 class Letter:
-    """A sealed message from a neighbour or to one.
+    """A sealed message from or to a neighbour.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Letter:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What a node has opened, and what the answer must say of its policy.
+    """The messages that a node has opened, and its policy's least noise.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step towards a release: what it makes stays sealed between neighbours, and costs nothing.
+    """A step towards a release: its result stays sealed between neighbours and costs nothing.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Sealed:
-    """An answer that is made of sealed messages, or sealed for neighbours, or both.
+    """An answer that is computed from sealed messages, or sealed for neighbours, or both.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Sealed:
 
 
 def answer_sealed(store: NodeStore, request: Request, sealed: Sealed) -> Answer:
-    """Open what came, carry out the release or step, and seal what it comes to.
+    """Open the received messages, carry out the release or step, and seal its result.
 
     Parameters
     ----------

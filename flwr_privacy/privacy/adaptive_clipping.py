@@ -1,4 +1,4 @@
-"""Adaptive clipping: the norm follows a quantile of the updates' norms, through a noised count.
+"""Adapts the clipping norm to a quantile of the updates' norms, estimated by a noised count.
 
 Each client says in half units whether its update was within the norm; the sum of that is noised and
 released with the sum of the updates, as one release.
@@ -41,7 +41,7 @@ _SMALLEST = math.ulp(0.0)
 
 
 def split(noise_multiplier: float, count_share: float) -> tuple[float, float | None]:
-    """Return the noise multipliers of the update and of the count, from that of both together.
+    """Split a noise multiplier into one of the update and one of the count.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The grid on which noised values live: powers of two, int32 codes, sums that are exact.
+"""The grid of all noised values: multiples of a power of two, int32 codes, exact sums.
 
 A value is a multiple of the grid's step. Noise is added to the integer code, never to a float, and
 a sum of codes is the same in any order.
@@ -32,7 +32,7 @@ _Code = TypeVar("_Code", np.int32, np.int64)
 
 @dataclass(frozen=True)
 class CodeGrid:
-    """All multiples of a power of two.
+    """The multiples of a power of two; a value on the grid is an integer code times the step.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ class GridMean(WeightedMean):
 
     @property
     def failed(self) -> float:
-        """How many trainings failed, with the noise of the sum; 0 where they are not counted."""
+        """The noised number of failed trainings; 0 where they are not counted."""
         if not self._failed_code or not self.clients:
             return 0.0
         return float(self._sums[FAILED_NAME][0]) / self._failed_code
@@ -208,4 +208,4 @@ class GridMean(WeightedMean):
 
 
 class EvenMean(EvenWeights, GridMean):
-    """The same where every reply weighs 1, because its noise is for that."""
+    """A `GridMean` in which every reply weighs 1, because its noise is scaled for that."""

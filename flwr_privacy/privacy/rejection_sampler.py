@@ -1,4 +1,4 @@
-"""Exact samples from a law on the integers: a histogram of columns, and rejection.
+"""Samples a law on the integers exactly, by rejection from a histogram of columns.
 
 The law is P(k) = f(k) / sum f with f(k) = exp(-E(k)), where the energy E(k) is a rational number,
 even in k, zero at k = 0, convex and growing. (Gaussian: k^2 / (2 sigma^2). Laplace: |k| / scale.)

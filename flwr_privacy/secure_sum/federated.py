@@ -14,7 +14,7 @@ __all__ = ["FedAvgSumTerms"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgSumTerms:
-    """What a client is told of the vectors that federated averaging sums.
+    """The round config of a secure sum of plain federated averaging's updates.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class FedAvgSumTerms:
     keep_back: tuple[str, ...] = ()
 
     def names(self, model: Arrays) -> list[str]:
-        """Return the arrays of a model whose updates are sent, running statistics included.
+        """Return the names of the arrays whose updates are sent, running statistics included.
 
         Raises
         ------

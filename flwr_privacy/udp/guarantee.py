@@ -28,7 +28,7 @@ def guarantee_of(
     kept_back: Iterable[str],
     insecure: bool,
 ) -> Guarantee:
-    """Return the promise of a training.
+    """Return the guarantee of a training.
 
     Parameters
     ----------

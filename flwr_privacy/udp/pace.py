@@ -144,7 +144,7 @@ class Pace(ABC):
         return dict(vars(self))
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned.
+        """Restore what `state` returned.
 
         Raises
         ------

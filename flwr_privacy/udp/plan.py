@@ -104,7 +104,7 @@ class UDPPlan:
         self.plain_terms(self.privacy.parties_of(2), noise_multiplier=1.0)
 
     def settle(self, loss: float | None) -> None:
-        """Note that a round is over, and how good its model is."""
+        """Record that a round is over, and the loss of its model."""
         self.pace.after(loss)
         self.T_history.append(self.pace.planned)
 

@@ -235,7 +235,7 @@ class UDPTerms(Mechanism):
         return _Measured(update, weight, bound)
 
     def failed(self, start: Arrays) -> _Measured | None:
-        """Return the update of a training that changed nothing, and that it failed."""
+        """Return the zero update, marked as that of a failed training."""
         if self.unit != USER_UNIT:
             return None
         return self.measure(start, start)._replace(failed=True)

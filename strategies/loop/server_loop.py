@@ -1,4 +1,4 @@
-"""The rounds of one training, for every scheme: train, checkpoint, evaluate, checkpoint.
+"""Runs the rounds of one training, for every scheme: train, checkpoint, evaluate, checkpoint.
 
 A round that has something to show writes two checkpoints. The first, with its charges, comes before
 anybody sees the round's model: a run that is killed while the model is shown goes on with that
@@ -74,7 +74,7 @@ class ServerLoop:
         self._began = time.monotonic()
 
     def begin(self, initial_arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model to go on from: the initial one, or a checkpoint's."""
+        """Return the model to start from: the initial model or a checkpoint's."""
         state = self._experiment.begin(initial_arrays)
         if state is None:
             return initial_arrays
@@ -92,7 +92,7 @@ class ServerLoop:
         return to_record(state["arrays"])
 
     def run(self, arrays: ArrayRecord) -> SchemeResult:
-        """Train the rounds that are left; return what came of all.
+        """Run the remaining rounds; return the result of the whole training.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class ServerLoop:
         return arrays
 
     def _end_round(self, line: Line, arrays: ArrayRecord) -> PrivacyCard:
-        """Have a model evaluated and complete its round's line; write checkpoint and card."""
+        """Evaluate a model, complete its round's line, and write checkpoint and privacy card."""
         strategy, server_round = self._strategy, line["round"]
         if server_round > 0:
             line["evaluate"] = self._evaluate(server_round, arrays)
@@ -177,14 +177,14 @@ class ServerLoop:
         return plain(dict(strategy.aggregate_evaluate(server_round, replies) or {}))
 
     def _numbers(self, line: Line, card: PrivacyCard) -> dict[str, Any]:
-        """Return the scheme's numbers; a run that only evaluates has no others of the training."""
+        """Return the scheme's numbers; those of a training by an earlier run are in the line."""
         sums = self._strategy.transport.metrics()
         trained = self._strategy.trained.numbers(line["round"])
         own = {**trained, **self._strategy.round_metrics(card)}
         return {**plain(sums), **line.get("scheme", {}), **plain(own)}
 
     def _state(self) -> dict[str, Any]:
-        """Return what a resume needs besides the model, the history and the charges."""
+        """Return the state that a resume needs besides the model, the history and the charges."""
         strategy = self._strategy
         return {
             "messenger": strategy.messenger.state(),

@@ -1,4 +1,4 @@
-"""What a round's exchanges came to: bytes, what became of the answers, virtual seconds."""
+"""Counts a round's exchanges: bytes, outcomes of the replies, virtual seconds."""
 
 import logging
 from collections import Counter
@@ -28,7 +28,7 @@ class Tally:
         self._seconds = 0.0
 
     def add(self, *logs: RequestLog) -> None:
-        """Have exchanges counted."""
+        """Register exchanges to be counted."""
         self._logs.extend(logs)
 
     def add_late(self, request_log: RequestLog, reply: Message) -> None:
@@ -65,7 +65,7 @@ class Tally:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned, before anything is asked."""
+        """Restore what `state` returned; call it before the first request."""
         self._seconds = state["tallied_seconds"]
         self._sizes, self._fates = Counter(state["sizes"]), dict(state["fates"])
         self._late_answers, self._late_bytes = state["late"]
@@ -89,7 +89,7 @@ class Tally:
 
 
 def _say_who_is_missing(request_log: RequestLog) -> None:
-    """Log who did not answer a question for whose answer was waited."""
+    """Log the clients that did not answer although the server waited for them."""
     if request_log.header.phase == HELLO or (
         request_log.quorum is not None and request_log.accumulated >= request_log.quorum
     ):

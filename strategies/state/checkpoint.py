@@ -1,4 +1,4 @@
-"""Checkpoints: a state in one file that is whole or refused."""
+"""Saves and loads checkpoints: a state in one file; a damaged file is refused."""
 
 from pathlib import Path
 from typing import Any

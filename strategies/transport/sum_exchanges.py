@@ -1,4 +1,4 @@
-"""The exchanges of a secure sum beside that of the vectors: keys, and shares dealt and revealed."""
+"""Asks clients of a secure sum for keys, for shares of secrets, and to reveal shares."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ _LENGTHS = {_KEY_BYTES, 0, 64}  # of a key, and of a signature if there is one
 
 
 class Dealing(NamedTuple):
-    """A session whose clients deal its secrets, and where they are."""
+    """A session whose clients are to deal secrets, with their nodes."""
 
     session: Session
     assigned: Assigned
 
 
 class Revealing(NamedTuple):
-    """A session of which clients reveal what takes the masks off the sum of the survivors."""
+    """A session whose clients reveal the shares that remove the masks from the survivors' sum."""
 
     session: Session
     assigned: Assigned
@@ -59,7 +59,7 @@ class SumExchanges:
         self._tries: Counter[str] = Counter()
 
     def learn_keys(self, grid: Grid, server_round: int) -> None:
-        """Ask those for their keys who are there and have not said them."""
+        """Ask connected clients without a known key for their keys."""
         everybody = self._messenger.sample(grid, server_round, KEYS, fraction=1.0, minimum=0)
         unknown = {
             client
@@ -86,7 +86,7 @@ class SumExchanges:
         revealing: Revealing | None,
         dealing: Dealing | None,
     ) -> None:
-        """Have clients reveal shares of one session, and clients deal those of another."""
+        """Ask clients to reveal shares of one session and to deal those of another."""
         own: dict[str, RecordDict] = {}
         asked: dict[int, list[str]] = {}
         if revealing is not None:

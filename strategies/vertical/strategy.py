@@ -1,4 +1,4 @@
-"""Vertical split learning on the server: what schemes have in common whose clients own columns.
+"""The shared strategy of vertical split learning, in which clients own columns.
 
 The clients turn their columns of a batch into embeddings, the server aggregates them, goes on with
 a server model and its labels, and returns the gradient with respect to the aggregate. A round is
@@ -49,7 +49,7 @@ AGGREGATIONS = ("mean", "sum")
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class VerticalStrategy(ColumnOwners):
-    """Base of the strategies whose clients own columns.
+    """Base of the strategies in which clients own columns.
 
     Parameters
     ----------
@@ -182,11 +182,11 @@ class VerticalStrategy(ColumnOwners):
         raise NotImplementedError
 
     def deliver(self, grid: Grid, server_round: int) -> None:
-        """Give the clients the pending gradient, if there is one, and ask them nothing."""
+        """Send the clients the pending gradient, if there is one, and ask nothing else."""
         raise NotImplementedError
 
     def _told(self, server_round: int, clients: Collection[str]) -> None:
-        """Forget the pending gradient; say who has not got it."""
+        """Forget the pending gradient, and warn of clients that did not get it."""
         missing = natural(set(self.members).difference(clients))
         if self._pending is not None and missing:
             logger.warning(
@@ -197,11 +197,11 @@ class VerticalStrategy(ColumnOwners):
         self._pending = None
 
     def segments(self, part: str) -> Segments:
-        """Return how the rows of a part lie in its coded rows; by default one by one."""
+        """Return the segments of a part's rows in its coded rows; by default one row each."""
         return Segments(rows=self._rows(part), K=1)
 
     def batch(self, server_round: int) -> NDArray[np.int64]:
-        """Return the coded rows of a round's mini-batch: every epoch has all of them once."""
+        """Return the coded rows of a round's mini-batch; every epoch has each row once."""
         seed = derive_seed(self.experiment.seed, "vertical batches")
         length = self.segments(TRAIN_PART).length
         return batch_of(length, self.batch_rows(), seed, server_round)
@@ -240,7 +240,7 @@ class VerticalStrategy(ColumnOwners):
     def train_round(
         self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make one step on one mini-batch; skip the round if the embeddings cannot be had."""
+        """Make one step on one mini-batch; skip the round if embeddings are missing."""
         if late := sorted(set(self.newcomers).difference(self.members)):
             logger.warning("clients %s came after the setup and take no part", late)
         self._template = arrays_of(arrays)
@@ -283,7 +283,7 @@ class VerticalStrategy(ColumnOwners):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Refuse a `start` of the user's own: a round takes more than one exchange.
+        """Raise an error under a user's own `start`: a round takes more than one exchange.
 
         Raises
         ------
@@ -326,14 +326,14 @@ class VerticalStrategy(ColumnOwners):
         ordered[self._common_order(part)] = scores
         return ordered
 
-    # -- What the books and the history say --------------------------------------------------
+    # -- The privacy card and the history ----------------------------------------------------
 
     def round_metrics(self, card: Any) -> dict[str, float]:
         """Return the numbers of the round."""
         return dict(self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who takes part, and the gradient that they have not got yet."""
+        """Return the members and the pending gradient."""
         pending = self._pending
         return {
             "members": self.members,
@@ -348,7 +348,7 @@ class VerticalStrategy(ColumnOwners):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self.members = list(state["members"])
         self._enrolled = {name: Enrolled(**told) for name, told in state["enrolled"].items()}
         self._updates = state["updates"]
@@ -361,7 +361,7 @@ class VerticalStrategy(ColumnOwners):
     def _judged(
         self, grid: Grid, server_round: int, arrays: ArrayRecord, *, last: bool
     ) -> dict[str, float]:
-        """Return what the model does on the test rows, if it is time to see."""
+        """Return the metrics on the test rows, if this round evaluates."""
         found: dict[str, float] = {}
         every = self.evaluate_every or math.ceil(
             self.segments(TRAIN_PART).length / self.batch_rows()
@@ -391,7 +391,7 @@ class VerticalStrategy(ColumnOwners):
         return found
 
     def rows_at_a_time(self, part: str) -> int:
-        """Return how many coded rows are evaluated at a time; by default all."""
+        """Return the number of coded rows to evaluate at a time; by default all."""
         return self.segments(part).length
 
     def _ordered_labels(self, part: str) -> NDArray[Any]:

@@ -35,7 +35,7 @@ from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import M2FDP, AdaptiveControl
-from flwr_privacy.strategies.m2fdp.played_aggregators import PlayedAggregators
+from flwr_privacy.strategies.m2fdp.simulated_aggregators import SimulatedAggregators
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import RECORD
 
@@ -215,8 +215,10 @@ class Noise:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, values: Mapping[str, float]) -> None:
         self.values, self.drawn = values, list[str]()
         monkeypatch.setattr(ContextStore, "random", lambda own, question, purpose: own.client_id)
-        monkeypatch.setattr(PlayedAggregators, "_random", lambda own, purpose, node, *where: node)
-        for module in ("m2fdp.release", "strategies.played_aggregators"):
+        monkeypatch.setattr(
+            SimulatedAggregators, "_random", lambda own, purpose, node, *where: node
+        )
+        for module in ("m2fdp.release", "strategies.m2fdp.simulated_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", self.noised)
 
     def noised(self, codes: Any, *, sigma: float, grid: CodeGrid, random: Any) -> Any:
@@ -393,7 +395,7 @@ class Spy:
             self.steps.append(grid.step)
             return out
 
-        for module in ("m2fdp.release", "strategies.played_aggregators"):
+        for module in ("m2fdp.release", "strategies.m2fdp.simulated_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", noised)
 
 
