@@ -1,4 +1,4 @@
-"""What ACFL promises, as text and data."""
+"""States the guarantee of ACFL, as text and data."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a training asks of its clients: parameters checked once, and the terms that follow."""
+"""Plans a training's requests: parameters checked once, and the round config that follows."""
 
 import math
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What a user asks for; the parameters are those of `flwr_privacy.strategies.ACFL`.
+    """The checked options of `flwr_privacy.strategies.ACFL`.
 
     Raises
     ------
@@ -158,7 +158,7 @@ class ACFLPlan:
     rounds: int
 
     def setup_terms(self, *, parties: int) -> SetupTerms:
-        """Return what the setup asks.
+        """Return the round config of the setup.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class ACFLPlan:
         return terms
 
     def gradient_terms(self, model: NDArray[np.float64], *, parties: int) -> GradientTerms:
-        """Return what a round asks.
+        """Return the round config of a round.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What a client releases under ACFL: its coded data set, and gradients of a squared loss."""
+"""The releases of an ACFL client: its coded data set, and gradients of a squared loss."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -99,7 +99,7 @@ class CodedData(Mechanism):
 
 @dataclass(frozen=True)
 class CodedGradient(Mechanism):
-    """The gradient of a client's squared loss at a model, and what tells its size.
+    """The gradient of a client's squared loss at a model, and values that give its size.
 
     Parameters
     ----------

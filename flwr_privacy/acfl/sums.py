@@ -1,4 +1,4 @@
-"""The sums that ACFL needs of its clients: coded data sets, and gradients with their size."""
+"""Sums the answers of ACFL's clients: coded data sets, and gradients with their size."""
 
 import math
 from typing import NamedTuple
@@ -38,7 +38,7 @@ _PARTS = 2.0**30  # of a step of the grid, in which the rest of a square is coun
 
 
 class Heard(NamedTuple):
-    """What a round's answers came to.
+    """The sums of a round's answers.
 
     Parameters
     ----------

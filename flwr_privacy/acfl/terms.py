@@ -1,4 +1,4 @@
-"""What the server asks of a client: the fields of ACFL on the wire."""
+"""The round config of ACFL: the fields that the server sends to a client."""
 
 import math
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ _LEAST_STEPS = 4.0  # of the grid in a standard deviation, below which the gap i
 
 @dataclass(frozen=True, kw_only=True)
 class DataTerms:
-    """What a client's data must be, so that noise and bounds mean the same to everybody.
+    """The shape and bounds that a client's data must have, the same for all clients.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class DataTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class SetupTerms(DataTerms):
-    """What the server asks of a client's setup.
+    """The round config of a client's setup.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ class SetupTerms(DataTerms):
             _check_gap(self, self.entries, min(self.sigma_features, self.sigma_labels))
 
     def charge(self) -> Charge | None:
-        """Return what the answer costs a record that is added or removed, if it has a cost.
+        """Return the charge of the answer for a record added or removed, if it has one.
 
         None without noise, and for a projection, whose cost to a record has no bound.
         """
@@ -251,7 +251,7 @@ class SetupTerms(DataTerms):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTerms(DataTerms):
-    """What the server asks of a client's gradient.
+    """The round config of a client's gradient.
 
     Parameters
     ----------
@@ -351,7 +351,7 @@ class GradientTerms(DataTerms):
             _check_gap(self, self.entries, self.sigma)
 
     def charge(self) -> Charge | None:
-        """Return what the answer costs a record that is added or removed; None without noise."""
+        """Return the charge of the answer for a record added or removed; None without noise."""
         if self.noise != RECORD:
             return None
         return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)

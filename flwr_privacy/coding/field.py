@@ -227,6 +227,7 @@ class PrimeField:
         whole = self._centred(_matrix("matrix", matrix))
         if self._limbs == 1:
             return Operand(self.p, whole[None])
+        # Two limbs of about half the bits: their products add up exactly in float64.
         limbs = np.empty((2, *whole.shape))
         np.multiply(whole, 1 / self._radix, out=limbs[0])
         np.rint(limbs[0], out=limbs[0])
@@ -294,6 +295,7 @@ class PrimeField:
             words = np.empty(room.size, np.uint32)
             random.fill(words)
             words &= mask
+            # Drawn again, not reduced: remainders of uniform words are not uniform.
             refused = np.flatnonzero(words >= self.p)
             while refused.size:
                 again = np.empty(refused.size, np.uint32)

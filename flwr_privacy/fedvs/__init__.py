@@ -1,4 +1,4 @@
-"""FedVS: vertical split learning on Lagrange-coded shares, which stragglers do not hold up.
+"""FedVS: vertical split learning on Lagrange-coded shares, which does not wait for stragglers.
 
 Source: "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for Split
 Models" (ICML 2023). Clients hold columns of the same rows, the server the labels. Every client

@@ -1,4 +1,4 @@
-"""What FedVS promises, as text and data."""
+"""States the guarantee of FedVS, as text and data."""
 
 from flwr_privacy.privacy.guarantee import Guarantee
 

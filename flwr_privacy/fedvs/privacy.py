@@ -1,4 +1,4 @@
-"""What coalitions and the server can see, and the conditions under which it is no more than meant.
+"""Checks the conditions under which coalitions and the server see no more than they should.
 
 The server decodes more than it needs: all of a polynomial of degree ``2 (K + T - 1)``, of which
 only the values at K nodes are meant for it. Without masks that vanish at these nodes the rest says
@@ -60,7 +60,7 @@ def privacy_matrix_rank(code: LagrangeCode, coalition: Sequence[int]) -> int:
 
 
 def slack(b: int, K: int, T: int, E: int) -> int:
-    """Return ``E - (K + T) b``, by how many columns the condition on the server's view is met.
+    """Return ``E - (K + T) b``, the margin of the condition on the server's view in columns.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def server_view_is_tight(b: int, K: int, T: int, E: int) -> bool:
 
 
 def server_view_warning(b: int, K: int, T: int, E: int) -> str:
-    """Return what to tell a user whose batch is not tight; nothing if it is.
+    """Return the warning about a batch that is not tight; empty if it is.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def batch_rank(rows: NDArray[Any], p: int) -> int:
 def check_rank(
     *, b: int, K: int, T: int, E: int, p: int, ranks: Sequence[int] | None = None
 ) -> list[str]:
-    """Refuse batches that answers without zero masks do not protect; return what to warn of.
+    """Refuse batches whose answers without zero masks are not protected; return a warning.
 
     Parameters
     ----------

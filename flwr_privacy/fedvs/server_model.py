@@ -1,4 +1,4 @@
-"""The model of the server, which goes on from the clients' embeddings, as schemes see it."""
+"""The server's model of split learning, which maps the clients' embeddings to predictions."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +13,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @runtime_checkable
 class ServerModel(Protocol):
-    """A server model W_0: its weights are given and returned, it keeps none itself.
+    """The server's model W_0; its methods take and return weights, the object stores none.
 
     `flwr_privacy.clients.torch.TorchServerModel` makes one of a torch module.
     """

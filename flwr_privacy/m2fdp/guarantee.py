@@ -1,4 +1,4 @@
-"""What M2FDP promises, by how its noise is calibrated and where its aggregators are."""
+"""States the guarantee of M2FDP, by the calibration of its noise and the place of aggregators."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""What the members of a trusted zone seal for each other, and what both ends must agree on."""
+"""Encodes the sealed messages within a trusted zone, and the data that both ends must agree on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def going_up(
     receiver: str,
     children: Sequence[str],
 ) -> tuple[Part, ...]:
-    """Return what an answer to a parent is bound to: the event, both ends, all who were asked.
+    """Return the associated data of an answer to a parent: event, both ends, all siblings asked.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def going_down(
     tier: int,
     children: Sequence[str],
 ) -> tuple[Part, ...]:
-    """Return what a model for a child is bound to; `tier` is the child's.
+    """Return the associated data of a model for a child; `tier` is the child's.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def going_down(
 
 
 def packed(upload: Upload, terms: M2FDPTerms | Duty | Delivery) -> bytes:
-    """Return an upload as bytes, with what sender and receiver must agree on."""
+    """Encode an upload, with the values that sender and receiver must agree on."""
     reach, codes = upload.reach, upload.codes
     if max(codes.max(initial=0), -codes.min(initial=0)) <= CODE_LIMIT:
         codes = codes.astype(np.int32)
@@ -88,7 +88,7 @@ def packed(upload: Upload, terms: M2FDPTerms | Duty | Delivery) -> bytes:
 
 
 def unpacked(content: bytes, terms: M2FDPTerms | Duty | Delivery) -> Upload:
-    """Return the upload of a member of the zone.
+    """Decode the upload of a member of the zone.
 
     Raises
     ------

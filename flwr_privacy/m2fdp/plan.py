@@ -1,4 +1,4 @@
-"""What the server settles before a round: who is asked when, and with which noise.
+"""The server's plan of a round: the devices of each exchange, and their noise.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
 sections III and IV; what is ours is said where it is.
@@ -46,7 +46,7 @@ _ROUNDING = 1 + 1e-6  # what a sum of charges, one by one, may come to beyond al
 
 @dataclass(frozen=True)
 class Asked:
-    """What the devices of one lowest aggregator are asked in an exchange.
+    """The request to the devices of one lowest aggregator in an exchange.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange of a round: questions to devices, then an event.
+    """One exchange of a round: requests to devices, then an event.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def boundary_tier(tree: TierTree, leaf: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ZoneRelease:
-    """A noised release of a round, as it is planned.
+    """A planned noised release of a round.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class ZoneRelease:
     grid: CodeGrid
 
     def charge(self) -> Charge | None:
-        """Return what it costs a device; None without noise."""
+        """Return the charge of a device; None without noise."""
         if self.multiplier == 0:
             return None
         return Charge(noise_multiplier=self.multiplier, sampling=self.sampling, gap=GAP)
@@ -221,7 +221,7 @@ class RoundPlan:
         return self.release(boundary_tier(self.tree, leaf), exchange.leaves[leaf].end)
 
     def of_release(self, leaf: str, exchange: Exchange) -> dict[str, Any]:
-        """Return what all nodes of a zone must know of the release that their answers go into."""
+        """Return the fields that all nodes of a zone get about the release of their answers."""
         privacy, release = self.privacy, self.release_of(leaf, exchange)
         return {
             "unit": privacy.unit,
@@ -254,7 +254,7 @@ class RoundPlan:
         return self._true[boundary]
 
     def check(self, size: int) -> None:
-        """Refuse noise that its grid does not do justice to, before anybody is asked.
+        """Refuse a grid that is too coarse for the noise, before any request.
 
         Parameters
         ----------

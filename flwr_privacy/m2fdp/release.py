@@ -1,4 +1,4 @@
-"""What leaves a device or an aggregator of a tree: an update, or an average.
+"""The releases of a tree's nodes: a device's update, or an aggregator's average.
 
 It has its noise, or it goes into a release of the zone, which gets it from a parent that the node
 trusts.
@@ -145,7 +145,7 @@ class SealedUpdate(DeviceUpdate):
         return self.measure(start, self.model(start)) if self.terms.unit == "user" else None
 
     def noise(self, measured: Update, plan: Plan, random: SecureRandom) -> Answer:
-        """Return what is to be sealed: the codes of the zone with this update, without noise."""
+        """Return the content to seal: the codes of the zone with this update, without noise."""
         terms, grid = self.terms, CodeGrid(self.terms.grid)
         codes = grid.encode(measured.vector)
         reach = Reach(anchor=terms.depth) if self.zone is None else self.zone.reach
@@ -158,7 +158,7 @@ class SealedUpdate(DeviceUpdate):
 
 @dataclass(frozen=True)
 class ZoneAverage(Mechanism):
-    """The average that an aggregator hands out with noise, once a period.
+    """The noised average that an aggregator releases, once a period.
 
     Parameters
     ----------
@@ -192,5 +192,5 @@ class ZoneAverage(Mechanism):
         return {CODES: codes}, {METRICS: {}, "sigma": sigma}
 
     def accumulator(self, start: Arrays) -> WeightedMean:
-        """Refuse: an aggregator's answer is one."""
+        """Raise an error: an aggregator's answer is not summed with others."""
         raise ProtocolError("answers of aggregators are not summed")

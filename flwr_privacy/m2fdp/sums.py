@@ -1,4 +1,4 @@
-"""Sums of codes, one per group of clients: what the clients of each lowest aggregator sent."""
+"""Sums codes per group of clients, one group for each lowest aggregator."""
 
 import copy
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ class TierSums(WeightedMean):
         return sorted(self._means[group].clients) if group in self._means else []
 
     def count(self, client_id: str) -> None:
-        """Note a client whose answer is not summed here: nobody but its group may see it.
+        """Count a client whose answer is not summed here, because only its group may see it.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class TierSums(WeightedMean):
         return sums
 
     def finish(self) -> dict[str, NDArray[np.generic]]:
-        """Refuse: what the groups' sums come to is for the tree to say."""
+        """Raise an error: only the tree can average the groups' sums."""
         raise TypeError("sums of several groups have no mean of their own")
 
     def _group_of(self, client_id: str) -> str:

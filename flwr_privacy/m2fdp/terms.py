@@ -1,4 +1,4 @@
-"""What the server asks of a device and of an aggregator: the fields of M2FDP on the wire."""
+"""The round config of M2FDP: the fields that the server sends to devices and aggregators."""
 
 from dataclasses import dataclass, field
 
@@ -64,7 +64,7 @@ def any_batch(rate: float, steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Released:
-    """What both kinds of node must know of a noised release.
+    """The fields about a noised release that devices and aggregators share.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class _Released:
 
     @property
     def drift(self) -> Drift:
-        """How models drift apart."""
+        """The law by which models drift apart."""
         return Drift(law=self.law, growth=self.growth)
 
     @property
@@ -143,7 +143,7 @@ class _Released:
         )
 
     def charge(self) -> Charge | None:
-        """Return what the release costs a device; None where there is no noise and no account."""
+        """Return a device's charge for the release; None if there is no noise to account for."""
         if self.noise_multiplier == 0:
             return None
         return Charge(noise_multiplier=self.noise_multiplier, sampling=self.sampling, gap=GAP)
@@ -151,7 +151,7 @@ class _Released:
 
 @dataclass(frozen=True, kw_only=True)
 class M2FDPTerms(_Released):
-    """What the server asks of a device's training.
+    """The round config of a device's training.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ class M2FDPTerms(_Released):
 
 @dataclass(frozen=True, kw_only=True)
 class Duty(_Released):
-    """What the server asks of an aggregator: to average what its children sealed.
+    """The request to an aggregator to average its children's sealed answers.
 
     Parameters
     ----------
@@ -282,7 +282,7 @@ class Duty(_Released):
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery(_Released):
-    """What the server asks of an aggregator after a clean event above it: to pass it on.
+    """The request to an aggregator to pass on the model of a clean event above it.
 
     Parameters
     ----------

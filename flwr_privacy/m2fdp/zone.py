@@ -1,4 +1,4 @@
-"""What the nodes of a trusted zone do with codes: average them, and noise what leaves the zone.
+"""Averages codes within a trusted zone, and adds noise to the average that leaves it.
 
 A zone is all that lies under one boundary node. Its models are ``public start + step * codes``: all
 of its devices had the start at the last noised release, and everything since then is in the codes,
@@ -33,7 +33,7 @@ Codes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Upload:
-    """What a member of a zone hands to its parent: codes, and how far one device can move them.
+    """The upload of a zone's member to its parent: codes, and how far one device can move them.
 
     Parameters
     ----------

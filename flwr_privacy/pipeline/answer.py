@@ -155,13 +155,16 @@ def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool
         If the release was charged and there is no answer.
     """
     check_going_on(store, request.question.experiment_id)
+    # The charge is for the release, which several requests may lead to.
     if release.name is not None:
         request = replace(request, question=release.name)
+    # A resumed round may send the same request in other bytes (sealed anew): it stays the same.
     if release.asked is not None:
         delivery = {key: request.fields[key] for key in _DELIVERY & set(request.fields)}
         request = replace(request, fields={**release.asked, **delivery})
     mechanism, facts = release.mechanism, Facts()
     start = dict(request.arrays)  # each decoded once
+    # Once without facts: what can be refused now is refused before the user's code runs.
     plan = mechanism.plan(start, facts)
     _admit(store, request, plan, sealed)
     if plan.charge is None:
@@ -169,6 +172,7 @@ def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool
     planned = _planned(store, request, plan)
     if release.facts is not None:
         entries = store.ledger.entries()
+        # A request that is charged already needs no budget.
         if all(entry.question != request.question for entry in entries):
             planned.check_affordable(entries)  # before the user's code is called
         try:
@@ -179,6 +183,7 @@ def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool
                 _charged(store, request, release, plan, planned)
                 raise _stopped(store, request.question.experiment_id, error) from None
             raise
+        # Once more with the facts, which may allow less.
         plan = mechanism.plan(start, facts)
         _admit(store, request, plan, sealed)
     if release.rehearsal is not None:
@@ -476,11 +481,13 @@ def _charged(
         If it cannot be charged, or had its one attempt.
     """
     question, (cache, key) = request.question, _cache(store, request, release)
+    # Check and charge under one lock: two processes must not both see room for the last release.
     with store.ledger.locked() as locked:
         charged = [n for n, entry in enumerate(locked.entries) if entry.question == question]
         mine = [n for n in charged if locked.entries[n].digest == request.digest]
         if plan.once:
             check_unanswered(question, locked.entries)
+        # The parent adds the noise, once for all answers of a period: they share one charge.
         elif charged and plan.noise_follows:
             _check_alike(planned.entry(), [locked.entries[n] for n in charged])
             return charged[-1], None
@@ -518,6 +525,7 @@ def _answered(
         if plan.noise_follows:  # the answers of a period share one charge, and none is kept
             locked.answer(number)
             return made
+        # Another process answered on this charge while the user's code ran: its reply counts.
         if number in locked.answered:
             cache, key = _cache(store, request, release)
             if (kept := cache.find(request.question, key)) is not None:

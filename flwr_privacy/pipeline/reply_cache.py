@@ -122,10 +122,12 @@ class ReplyCache:
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             with exclusive_lock(self.folder / "lock", timeout=_LOCK_TIMEOUT):
+                # Under the lock: another process may have answered, and only one reply is sent.
                 if (found := self.find(question, key)) is not None:
                     return found
                 content = _label(question, key) + reply
                 write_sealed(self._path(question, key), _MAGIC, content, durable=self.durable)
+                # After the write: a crash in between leaves too many replies, never too few.
                 for earlier in self._superseded(question):
                     earlier.unlink()
         except OSError as error:

@@ -150,8 +150,10 @@ def answer_sealed(store: NodeStore, request: Request, sealed: Sealed) -> Answer:
             channels[letter.peer] = channel_to(store, request.scheme, experiment_id, *given)
     contents = [channels[one.peer].open(one.sealed, *one.about) for one in sealed.received]
     made = sealed.release(Opened(contents=contents, floor=store.policy.min_sigma or 0.0))
+    # Nobody to seal it for: it leaves with its own noise, like every release.
     if isinstance(made, Release) and not sealed.sent:
         return answer(store, request, made)
+    # Only what is sealed for the trusted parent may leave without noise.
     to_parent = [letter.peer for letter in sealed.sent] == [sealed.parent]
     if isinstance(made, Release):
         _, own = answer(store, request, made, sealed=to_parent)

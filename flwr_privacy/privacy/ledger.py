@@ -275,10 +275,12 @@ class Ledger:
         self._check_folder()
         with ExitStack() as stack:
             try:
+                # A file of its own: each write replaces the ledger, and with it a lock on it.
                 lock = self.path.with_name(self.path.name + ".lock")
                 stack.enter_context(exclusive_lock(lock, timeout=timeout))
             except OSError as error:
                 raise self._error(f"cannot be opened: {error.strerror}") from error
+            # Under the lock: others may have charged since `entries` was read.
             content = self._read()
             locked = LockedLedger(self, content, *self._parse(content))
             stack.callback(locked.close)
@@ -286,7 +288,7 @@ class Ledger:
 
     def _check_folder(self) -> None:
         if not self.path.parent.is_dir():
-            raise self._error(f"has no place to lie: there is no folder {self.path.parent}")
+            raise self._error(f"has no folder: there is no {self.path.parent}")
 
     def _read(self) -> bytes:
         """Read the file: a header line, then one line per charge and per answer."""
@@ -407,6 +409,7 @@ class LockedLedger:
             raise RuntimeError("the ledger is not held any more: write inside `locked`")
         content = self._content + _line(values)
         try:
+            # The whole file anew, then renamed: a crash leaves the old ledger or the new one.
             write_sealed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
         except OSError as error:
             raise LedgerError(

@@ -270,10 +270,12 @@ class Participant:
         shares = {me: session["own"]}
         for peer, key, sealed in zip(dealers, joined.mask_keys, joined.sealed, strict=True):
             if peer == me:
+                # With another key the others would share their masks with somebody else.
                 if key != KeyPair.of(session["private"]).public:
                     raise ProtocolError("the server has another mask key for this client")
                 continue
             try:
+                # The key that was dealt with: the server cannot exchange it in between.
                 known = self.state["peers"][peer]
                 share = channel(peer, known).open(sealed, *associated, peer, me, key)
             except ProtocolError as error:
@@ -311,9 +313,13 @@ class Participant:
         seeds = [(self_seed(self.experiment_id, session, own["seed"]), 1)]
         for peer, key in keys.items():
             if peer != self.client_id:
+                # The requests are part of the seed: masks of clients that were asked different
+                # things do not cancel.
                 pair = (self.client_id, peer)
                 seed = pair_seed(masks, key, self.experiment_id, session, pair, own["asked"])
+                # One of a pair adds the mask and the other subtracts it: it cancels in the sum.
                 seeds.append((seed, 1 if self.client_id < peer else -1))
+        # Once: two vectors under the same masks would give away their difference.
         own.update(masked=True, private=b"", seed=b"")
         return add_masks(vector, bits, seeds)
 
@@ -358,6 +364,7 @@ class Participant:
                 "threshold: such a sum is not opened"
             )
         self._check_nobody_left(own, names)
+        # From now on no invitation to this sum or an earlier one is accepted.
         self.state["opened"] = list(_key(own))
         if "survivors" not in own:
             own["survivors"] = names

@@ -171,6 +171,7 @@ class Session:
         """
         did = "dealt their secrets"
         self._check_enough(did, len(self._dealt), self.least)
+        # Repeated: without one dealer, others may have too few around them.
         while lonely := [c for c in self._dealt if len(self._around(c)) < self._local(c)]:
             for client in lonely:
                 del self._dealt[client]
@@ -222,6 +223,7 @@ class Session:
                 if digest != dealt[start : start + DIGEST_BYTES]:
                     raise ReplyRefusedError("malformed", f"a damaged share of client {dealer}")
                 opened.append((dealer, kind, holder, share))
+        # Stored once all are checked: a reply with one damaged share counts for nothing.
         for dealer, kind, holder, share in opened:
             self._shares.setdefault((dealer, kind), {})[holder] = share
         self._revealed.add(client)

@@ -1,4 +1,4 @@
-"""What UDP promises, as text and data."""
+"""States the guarantee of UDP, as text and data."""
 
 from collections.abc import Iterable
 

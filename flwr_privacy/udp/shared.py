@@ -1,4 +1,4 @@
-"""The sum of updates whose noise the clients of a secure sum share."""
+"""Averages updates whose noise the clients of a secure sum add in shares."""
 
 import numpy as np
 from numpy.typing import NDArray

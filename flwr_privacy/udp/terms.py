@@ -1,4 +1,4 @@
-"""A client's training under UDP: what travels, what it plans, how it is bounded and noised."""
+"""A client's training under UDP: its fields on the wire, its plan, its bounds and noise."""
 
 import math
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ _ROOM = 1 / 64
 
 
 class Steps(NamedTuple):
-    """What steps on gradients that were clipped per record came to."""
+    """The result of steps on gradients that were clipped per record."""
 
     arrays: Arrays
     records: int
@@ -57,7 +57,7 @@ class _Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class UDPTerms(Mechanism):
-    """What the server asks of a client's training, and the mechanism that answers it.
+    """The round config of a client's training, and the mechanism that answers it.
 
     Parameters
     ----------
@@ -177,11 +177,11 @@ class UDPTerms(Mechanism):
 
     @property
     def proven(self) -> bool:
-        """Whether the noise is for what the training does."""
+        """Whether the sensitivity of the training is proven."""
         return self.bound != "unproven" or (self.epochs == 1 and not self.batch_size)
 
     def charge(self) -> Charge | None:
-        """Return what one release costs; None where there is no noise and no account."""
+        """Return the charge of one release; None if there is no noise to account for."""
         if self.noise_multiplier == 0:
             return None
         return Charge(

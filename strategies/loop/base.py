@@ -276,6 +276,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         check_integer("num_rounds", num_rounds, minimum=1)
         if self.messenger.recorded:
+            # A second training is a new experiment: under the old identity clients would answer
+            # its requests from their reply caches.
             self.loop = replace(self.loop, experiment_id=None, resume=False)
             self._build()
         self.messenger.timeout = check_number("timeout", timeout, minimum=1e-9)
@@ -322,6 +324,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     ) -> list[Message]:
         """Sample clients and return the messages to their nodes."""
         if not self.messenger.recorded:
+            # A user's own start: this class's loop is not there to refuse or stop.
             self._check_own_start()
             if self.trained.too_few:
                 raise TooFewTrainedError(self.trained.text(), [])
@@ -330,6 +333,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         config = ConfigRecord({**config, "server-round": server_round})
         arrays, config = self.model_step.configure(server_round, arrays, config)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        # Under a secure sum only clients that dealt are asked, and the quorum suffices to open it.
         assigned = self.transport.clients(grid, server_round)
         quorum = self.transport.quorum(self.quorum)
         instruction = self.instruct(server_round)
@@ -428,6 +432,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         content, own = self.transport.question(phase, content, instruction.own)
         adds_up = instruction.adds_up
         if adds_up is None:
+            # A scheme with its own `take` needs every reply by itself, unless it says otherwise.
             adds_up = instruction.take is None
         messages = self.messenger.ask(
             server_round,
@@ -471,6 +476,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 sigma=instruction.failed_sigma(mean.clients),
                 quorum=self.quorum,
             )
+        # One client whose noise comes from a seed is enough to void the guarantee.
         self._insecure |= "insecure-noise" in mean.metrics()
         if metrics_fn is not None and contents:
             return mean, metrics_fn(contents, self.weighted_by_key)

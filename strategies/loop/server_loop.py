@@ -88,6 +88,7 @@ class ServerLoop:
         self._first_round = int(state["round"]) + 1
         self._unfinished = dict(state["line"])
         last = self._unfinished or self._experiment.history.lines[-1]
+        # The history counts the seconds of all runs.
         self._began -= float(last["seconds"])
         return to_record(state["arrays"])
 
@@ -103,6 +104,7 @@ class ServerLoop:
         """
         strategy = self._strategy
         card: PrivacyCard | None = None
+        # An earlier run trained this round; to train it again would be a second release.
         if self._unfinished:
             card = self._end_round({**self._unfinished, "rounds": self._rounds}, arrays)
         for server_round in range(self._first_round, self._rounds + 1):
@@ -111,10 +113,12 @@ class ServerLoop:
                 if reason := strategy.stop():
                     logger.warning("the training ends before round %d: %s", server_round, reason)
                     break
+                # No error yet: it is raised below, with the result so far.
                 if strategy.trained.too_few:
                     break
                 arrays = self._train(line, arrays)
             card = self._end_round(line, arrays)
+        # An interrupted run may have sent requests that no round has sent again.
         charged = len(self._charge_log.releases)
         self._charge_log.charge_broken_off()
         if card is None or len(self._charge_log.releases) > charged:
@@ -132,6 +136,7 @@ class ServerLoop:
         """Return the model after a round's training."""
         strategy, server_round = self._strategy, line["round"]
         self._charge_log.earlier = None
+        # Nodes may join between rounds.
         strategy.newcomers = strategy.messenger.meet(self._grid)
         if strategy.newcomers:
             logger.info("joined: %s", strategy.newcomers)
@@ -141,6 +146,7 @@ class ServerLoop:
         arrays = arrays if trained is None else trained
         line["skipped"] = trained is None
         line["train"] = plain(dict(metrics or {}))
+        # Before anybody sees the model, its charges are on disk: see the module's docstring.
         if self._experiment.run_dir and (self._evaluate_fn or strategy.fraction_evaluate):
             self._charge_log.charge_broken_off()
             card = strategy.card()
@@ -156,6 +162,7 @@ class ServerLoop:
         server = self._evaluate_fn(server_round, arrays) if self._evaluate_fn else None
         line["server"] = plain(dict(server or {}))
         self._charge_log.charge_broken_off()
+        # Only the last card states epsilon by every accountant: some take seconds.
         card = strategy.card(final=server_round >= self._rounds or bool(strategy.stop()))
         line["scheme"] = self._numbers(line, card)
         line |= strategy.messenger.counts()
@@ -180,6 +187,7 @@ class ServerLoop:
         """Return the scheme's numbers; those of a training by an earlier run are in the line."""
         sums = self._strategy.transport.metrics()
         trained = self._strategy.trained.numbers(line["round"])
+        # A resumed run has not opened the sums of this round: the line knows their numbers.
         own = {**trained, **self._strategy.round_metrics(card)}
         return {**plain(sums), **line.get("scheme", {}), **plain(own)}
 

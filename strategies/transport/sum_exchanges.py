@@ -68,6 +68,7 @@ class SumExchanges:
         }
         if not unknown:
             return
+        # Counted when asked, so that clients that never answer do not delay every round.
         self._tries.update(unknown)
         messages = self._messenger.ask(server_round, KEYS, RecordDict(), only(everybody, unknown))
         replies = self._messenger.exchange(grid, messages, phase=KEYS)
@@ -100,6 +101,7 @@ class SumExchanges:
             _add(asked, dealing.assigned)
             for client in names_in(dealing.assigned):
                 record = ConfigRecord(write(dealing.session.invitation(client)))
+                # A client in both sessions gets both requests in one message.
                 own[client] = RecordDict({**own.get(client, {}), DEAL: record})
         messages = self._messenger.ask(server_round, SHARES, RecordDict(), asked, own=own)
         request_log = self._messenger.request_log(SHARES)
@@ -131,6 +133,7 @@ def _take_shares(
         revealing.session.take_revealed(client, revealing.survivors, revealed.keys, revealed.seeds)
     if dealing is not None and DEAL in own[client]:
         record = _record(reply, DEAL)
+        # What it revealed above counts all the same.
         if "refused" in record:
             raise ReplyRefusedError("error", f"client {client}: {record['refused']}")
         dealing.session.take_dealt(client, read(Dealt, record))

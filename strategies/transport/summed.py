@@ -125,6 +125,7 @@ class Summed:
         """
         self._grid, self._summed = grid, 0
         self._exchanges.learn_keys(grid, server_round)
+        # The clients of this round may have dealt when the last sum was opened.
         self._now, self._next = self._next, None
         if self._now is not None and self._now.session.server_round == server_round:
             try:
@@ -287,6 +288,7 @@ class Summed:
         answering = {client for client in survivors if session.can_answer(client, survivors)}
         self._next = None  # also where there is no later step
         self._next = self._next_step(survivors, asked) if again else self._next_round()
+        # One exchange opens this sum and has the clients of the next one deal.
         self._exchanges.share(
             self._connected(),
             session.server_round,
@@ -385,6 +387,7 @@ def opened_mean(
     weight = int(values[-1])
     largest = int(max(values[:-1].max(initial=0), -values[:-1].min(initial=0)))
     heaviest = min(bounds.weight_limit, len(survivors) * bounds.largest_weight)
+    # A wrong vector cannot be seen under its masks: at least the sum must be possible.
     if not 0 <= weight <= heaviest or largest > weight * bounds.code_limit:
         raise NotOpenedError("the sum is of no vectors that are allowed: somebody sent a wrong one")
     arrays, place = {}, 0
