@@ -1,4 +1,4 @@
-"""An aggregator that its children trust: what it makes of what they sealed, and for whom.
+"""Runs an aggregator that its children trust: averages their sealed answers, relays models.
 
 What is opened, allowed, charged and sealed is settled by `flwr_privacy.pipeline.sealed`.
 """
@@ -21,7 +21,7 @@ __all__ = ["average", "deliver", "parents_key"]
 
 
 def average(me: str, fields: Fields) -> Sealed:
-    """Average what the children sealed, and hand it on as the event has it.
+    """Average the children's sealed answers, and release or seal the result as the event requires.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def _average(fields: Fields, duty: Duty, opened: Opened) -> Release | Step:
 
 
 def deliver(me: str, fields: Fields) -> Sealed:
-    """Open the model of a clean event above, and seal it for each child; as `average`."""
+    """Open the model of a clean event above and seal it for each child; parameters as `average`."""
     delivery = records.read(Delivery, fields)
     about = going_down(
         fields,
@@ -167,7 +167,7 @@ def _for_children(
 
 
 def parents_key(fields: Fields) -> dict[str, Any]:
-    """Return the key of the parent in a question, as `Letter` takes it."""
+    """Return the key of the parent in a request, as `Letter` takes it."""
     return {"key": fields.get("parent-key"), "signature": fields.get("parent-signature")}
 
 

@@ -315,7 +315,7 @@ class SchemeClient(NumPyClient):
         return {**numbers_of(metrics), "loss": float(loss), _NUM_EXAMPLES: int(examples)}
 
     def check_unaccounted(self, *, sigma: float | None = 0.0, noised: bool = False) -> None:
-        """Decline an uncharged answer that the policy does not allow; see `check_unaccounted`."""
+        """Decline an uncharged answer that the policy does not allow; see `pipeline.release`."""
         check_unaccounted(
             self._rules(),
             scheme=self.scheme,

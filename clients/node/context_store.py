@@ -263,5 +263,5 @@ def _folder(context: Context) -> Path:
         )
     folder = Path(str(named))
     if not folder.is_dir():
-        raise LedgerError(f"the privacy ledger has no folder: there is no {folder}")
+        raise LedgerError(f"the privacy ledger has no folder: there is no folder {folder}")
     return folder

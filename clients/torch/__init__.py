@@ -1,4 +1,4 @@
-"""The one room for torch: models, and the training and evaluation of a client."""
+"""All torch code of a client: models, training and evaluation."""
 
 from .computing import Loss, allotted_device
 from .extractor import FrozenExtractor

@@ -151,7 +151,7 @@ class TorchServerModel:
     def metrics(
         self, arrays: Arrays, embedding: NDArray[np.float32], labels: NDArray[Any]
     ) -> dict[str, float]:
-        """Return how well some rows are classified.
+        """Return the classification metrics of some rows.
 
         Parameters and errors are those of `step`.
 

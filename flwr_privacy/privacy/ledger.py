@@ -288,7 +288,7 @@ class Ledger:
 
     def _check_folder(self) -> None:
         if not self.path.parent.is_dir():
-            raise self._error(f"has no folder: there is no {self.path.parent}")
+            raise self._error(f"has no folder: there is no folder {self.path.parent}")
 
     def _read(self) -> bytes:
         """Read the file: a header line, then one line per charge and per answer."""
