@@ -1,7 +1,7 @@
 """A round of FedVS by its mathematics alone, against plain split learning of the same sizes.
 
 Fashion-MNIST with 28 clients of one row of pixels each. Seconds are of the CPU of all clients and
-the server together, with one thread of BLAS. The central model is the same on both sides and left
+the server together, with one thread of BLAS. The server model is the same on both sides and left
 out.
 """
 

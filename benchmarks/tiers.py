@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid as FlowerGrid
-from flwr.serverapp import ServerApp
+from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from numpy.typing import NDArray
 
 from flwr_privacy.m2fdp import Drift, EventSchedule, TierSums, TierTree, TreeModels, exchanges
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies.requests.request_log import arrays_of
 from flwr_privacy.wire.layout import Layout
@@ -32,7 +31,7 @@ TREE = TierTree.of_fanouts((10, 10, 10))
 PARAMETERS = 1_000_000
 REPETITIONS = 3
 VARIANTS = 5  # different models among the answers
-GRID = Grid(-24)
+GRID = CodeGrid(-24)
 RIVAL = "Flower's FedAvg.aggregate_train for each aggregator, tier by tier"
 
 START = {"layer": np.zeros(PARAMETERS, np.float32)}
@@ -44,14 +43,14 @@ def tiers() -> Iterator[Comparison]:
     server_app = ServerApp()
 
     @server_app.main()
-    def main(grid: FlowerGrid, context: Context) -> None:
+    def main(grid: Grid, context: Context) -> None:
         results.extend(_measure(grid))
 
     run_inline(server_app, ClientApp(), nodes=1)
     yield from results
 
 
-def _measure(grid: FlowerGrid) -> list[Comparison]:
+def _measure(grid: Grid) -> list[Comparison]:
     draws = np.random.default_rng(0)
     codes = [draws.integers(-(2**20), 2**20, PARAMETERS, dtype=np.int32) for _ in range(VARIANTS)]
     stream = _Stream(grid, codes)
@@ -96,7 +95,7 @@ def _measure(grid: FlowerGrid) -> list[Comparison]:
 class _Stream:
     """The answers of the devices: codes on our side, models on the rival's."""
 
-    def __init__(self, grid: FlowerGrid, codes: list[NDArray[np.int32]]) -> None:
+    def __init__(self, grid: Grid, codes: list[NDArray[np.int32]]) -> None:
         (node,) = grid.get_node_ids()
         self._question = Message(RecordDict({"config": ConfigRecord()}), node, "train")
         self._codes = [_record(array) for array in codes]

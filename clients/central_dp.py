@@ -26,7 +26,7 @@ class CentralDPClient(SchemeClient):
     secure sum of at least as many clients as the noise was planned for, charges its own ledger
     before its share leaves, and declines what would pass the budget of the experiment or the node's
     policy. With noise by the server its answers have none: a node whose policy limits epsilon or
-    noise declines them, and its ledger does not know them, as they are the trusted server's books.
+    noise declines them, and its ledger does not have them: the trusted server keeps that account.
     A training that fails tells the server nothing that is not charged: see
     `flwr_privacy.pipeline.answer`.
     Not covered: a server that says of the clients of a sum what is not so (how often it draws them,

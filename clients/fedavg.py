@@ -24,7 +24,7 @@ class FedAvgClient(SchemeClient):
     bare: ClassVar[bool] = True
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unprotected:
-        """Return what came out of a training."""
+        """Return the release of a training's result."""
 
         def work(_: object) -> Answer:
             trained = train(arrays)

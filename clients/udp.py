@@ -1,4 +1,4 @@
-"""UDP on the client: which of the user's code answers which question.
+"""UDP on the client: releases of the user's training and evaluation.
 
 What is released, in which order, and what it costs is the pipeline's
 (`flwr_privacy.pipeline.answer`).

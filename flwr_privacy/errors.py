@@ -1,4 +1,4 @@
-"""Errors that a user can cause, each with the exit code of the command line.
+"""Errors that a user can cause, each with its exit code on the command line.
 
 A message names the parameter, its value and what is allowed. Anything else that is raised is a
 defect of the library.
@@ -132,7 +132,7 @@ class FieldRangeError(DataError):
 
 
 class LedgerError(FlwrPrivacyError):
-    """A node's ledger, kept replies or policy cannot be used, or has no place to lie."""
+    """A node's ledger, reply cache or policy cannot be used, or has no folder."""
 
     exit_code = 7
 

@@ -1,4 +1,4 @@
-"""Errors for wrong keywords that say what the right one is, or which object takes it."""
+"""Raises errors for wrong keywords that name the right one, or the object that takes it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def checked_keywords(cls: type[T]) -> type[T]:
-    """Have a dataclass explain a keyword that it does not have, or that is missing; a decorator.
+    """Make a dataclass explain unknown and missing keywords; a decorator.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def checked_keywords(cls: type[T]) -> type[T]:
 
 
 def check_options(cls: type, options: Any, *names: str) -> None:
-    """Refuse values that are none of the dataclasses that some fields take.
+    """Refuse values that are not of a dataclass that their field takes.
 
     Parameters
     ----------

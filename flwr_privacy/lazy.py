@@ -1,4 +1,4 @@
-"""Packages that import what they are asked for, and nothing before: a node loads its scheme alone.
+"""Makes packages import their modules on first use, so that a node loads only its scheme.
 
 The package has its imports under ``if TYPE_CHECKING``, where type checkers see them, and says
 ``else: __getattr__, __dir__ = lazy(__name__)``. A name that one of its modules has too cannot be

@@ -1,4 +1,4 @@
-"""Simulated stragglers: how many virtual seconds a client takes for an answer.
+"""Simulates stragglers: draws the virtual seconds that a client takes for an answer.
 
 The times cost no real time. They are a function of (seed, round, client, phase) alone, so they are
 the same on every engine and after a resume.
@@ -18,7 +18,7 @@ KINDS = ("constant", "exponential", "lognormal")
 
 
 class Stragglers:
-    """A law of delays, which says who is late in an exchange; fill in `finish_time`."""
+    """Base of the laws of delays, which decide the late clients of an exchange."""
 
     def finish_time(
         self, *, seed: int | str, server_round: int, client_id: str, phase: str, request: int = 0

@@ -1,4 +1,4 @@
-"""Our accountants behind Flower's `PrivacyAccountant` protocol, for Flower's own strategies."""
+"""Adapts our accountants to Flower's `PrivacyAccountant` protocol, for Flower's own strategies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ _ACCOUNTANTS = {
 
 
 class FlowerAccountant:
-    """A drop-in for Flower's `RdpAccountant`: tighter, and a check takes microseconds.
+    """A drop-in replacement for Flower's `RdpAccountant`: tighter, and a check takes microseconds.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class FlowerAccountant:
     def would_exceed(
         self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1
     ) -> bool:
-        """Return whether more releases pass the budget; nothing is added.
+        """Return whether more releases would exceed the budget; nothing is added.
 
         Parameters
         ----------
@@ -146,7 +146,7 @@ class FlowerAccountant:
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take over a state from `state_dict`; the charges so far are forgotten.
+        """Load a state from `state_dict`; the charges so far are discarded.
 
         Raises
         ------

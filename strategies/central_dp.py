@@ -1,8 +1,8 @@
 """Central differential privacy on the server: DP-FedAvg with noise in shares, or by the server.
 
-What the noise is follows from a budget over the whole training. The books of who was asked how
-often are the server's; they live in the releases of the privacy card, so they survive a resume and
-count whoever was asked, whether an answer came or not.
+The noise follows from a budget for the whole training. The server records how often
+each client was asked, in the releases of the privacy card. So the record survives a resume and
+counts every client that was asked, whether its answer came or not.
 """
 
 import math
@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import Grid
 
-from flwr_privacy.central_dp.guarantee import promise
+from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.mean import CentralMean
 from flwr_privacy.central_dp.mechanism import (
     DISTRIBUTED,
@@ -38,7 +38,7 @@ from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import released_names
@@ -213,7 +213,7 @@ class CentralDP(SchemeStrategy):
     # -- A round -----------------------------------------------------------------------------
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the terms of a round; noise of the server is added before the mean is taken."""
+        """Return the round config; the server's noise is added before the mean is computed."""
         self._cohort = self.transport.cohort
         terms = self.terms = self._plan(self._cohort, self.clipping_norm)
         names = terms.names(self._template)
@@ -231,7 +231,7 @@ class CentralDP(SchemeStrategy):
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
-        """Return the bounds of the codes, noise included; everybody weighs 1."""
+        """Return the bounds of the codes, noise included; every client weighs 1."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
         cohort = len(clients)
@@ -248,7 +248,7 @@ class CentralDP(SchemeStrategy):
     def _noised(
         self, server_round: int, terms: CentralDPTerms, mean: WeightedMean | None
     ) -> CentralMean | None:
-        """Return the sum with noise, if it is the server's; choose the next clipping norm."""
+        """Add the server's noise to the sum, if it adds any; choose the next clipping norm."""
         if mean is None and self._releases:
             mean = CentralMean(self._template, terms)
         if not isinstance(mean, CentralMean):
@@ -270,10 +270,10 @@ class CentralDP(SchemeStrategy):
         return mean
 
     def _charged(self, request_log: RequestLog) -> set[str]:
-        """Return who is charged: whoever was asked, or where samples are secret everybody."""
+        """Return the charged clients: those asked, or all clients where samples are secret."""
         if not self._amplified:
             return set(request_log.released())
-        self._releases = self._goes_on()  # before this round is on the books
+        self._releases = self._goes_on()  # before this round is charged
         if not self._releases:
             return set()
         if self.federation.met:
@@ -281,7 +281,7 @@ class CentralDP(SchemeStrategy):
         return set(self._known)
 
     def stop(self) -> str:
-        """Return why the training ends: the budget is spent."""
+        """Return why the training ends: the budget is used up."""
         if self.schedule is None:
             return ""
         meant = f"the {self.schedule.releases} releases that the budget is for"
@@ -297,7 +297,7 @@ class CentralDP(SchemeStrategy):
         return f"{len(spent)} clients have made {meant}, and {left} are left of {needed} needed"
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
-        """Return what was spent, the clipping norm and noise of the round, and how many fit."""
+        """Return the epsilon spent, and the round's clipping norm, noise and unclipped fraction."""
         spent = card.guarantee.spent or 0.0
         numbers = {
             "epsilon": spent,
@@ -308,10 +308,10 @@ class CentralDP(SchemeStrategy):
             numbers["clipping_norm"] = self.terms.clipping_norm
         return numbers
 
-    # -- The promise, and what a resume needs ------------------------------------------------
+    # -- The guarantee, and the state of a resume --------------------------------------------
 
     def guarantee(self) -> Guarantee:
-        """Return the promise; before the first round with the budget as it was asked for."""
+        """Return the guarantee; before the first round it states the requested budget."""
         kept_back = set(self._template)
         if kept_back:
             kept_back -= set(released_names(self._template, self._clipping["keep_back"]))
@@ -319,7 +319,7 @@ class CentralDP(SchemeStrategy):
         if secure_sum is not None and self.terms is not None and self.terms.noise == DISTRIBUTED:
             least = secure_sum.threshold_of(self._cohort)
             quorum = self._cohort, least, secure_sum.colluders_of(self._cohort)
-        return promise(
+        return guarantee_of(
             **self._mode,
             epsilon=self._budget["epsilon"],
             delta=self._budget["delta"],
@@ -330,7 +330,7 @@ class CentralDP(SchemeStrategy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule, the clipping norm, and the secret of the samples."""
+        """Return the schedule, the clipping norm, and the secret seed of the samples."""
         return {
             "schedule": None if self.schedule is None else asdict(self.schedule),
             "clipping": dict(self._clipping),
@@ -341,7 +341,7 @@ class CentralDP(SchemeStrategy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the schedule, the clipping norm, and the secret of the samples.
+        """Restore the schedule, the clipping norm, and the secret seed of the samples.
 
         Raises
         ------
@@ -368,8 +368,8 @@ class CentralDP(SchemeStrategy):
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
-        """Draw the clients of a round's training; nobody whose budget is spent."""
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
+        """Draw the clients of a round's training, except those whose budget is used up."""
         if self.fraction_train == 0 or (self._amplified and not self._goes_on()):
             return {}
         alone = self._mode["sampling"] == POISSON
@@ -391,20 +391,20 @@ class CentralDP(SchemeStrategy):
         )
 
     def _spent(self) -> set[str]:
-        """Return the clients that were charged as often as their budget is meant for."""
+        """Return the clients that were charged as often as their budget allows."""
         if self.schedule is None or self._amplified:
             return set()
         counts = Counter(client for release in self.releases for client in release.clients)
         spent = {c for c, count in counts.items() if not self.schedule.affordable(count)}
         # A node that has said who it is goes by its address all the same under a user's own start.
-        return spent | {node for node, client in self.books.names.items() if client in spent}
+        return spent | {node for node, client in self.charge_log.names.items() if client in spent}
 
     def _goes_on(self) -> bool:
-        """Tell whether everybody can be charged once more, where everybody is."""
+        """Tell whether all clients can be charged once more, where all are charged every round."""
         return self.schedule is None or self.schedule.affordable(len(self.releases))
 
     def _expected(self) -> float:
-        """Return the number of clients that a secret sample has in expectation."""
+        """Return the expected number of clients of a secret sample."""
         return self._scheduled().q * self._population
 
     def _random(self, server_round: int) -> SecureRandom:
@@ -413,7 +413,7 @@ class CentralDP(SchemeStrategy):
         return SecureRandom.insecure(self._insecure_seed, "noise", server_round)
 
     def _scheduled(self) -> CentralDPPlan:
-        """Return the schedule; it is made when it is known how many clients there are."""
+        """Return the schedule; it is made once the number of clients is known."""
         if self.schedule is None:
             rounds = self._rounds or self.planned_rounds
             if rounds is None:
@@ -428,7 +428,7 @@ class CentralDP(SchemeStrategy):
         return self.schedule
 
     def _plan(self, asked: int, norm: float) -> CentralDPTerms:
-        """Return the terms for a cohort of so many clients and a clipping norm."""
+        """Return the round config for a cohort size and a clipping norm."""
         schedule, parties = self._scheduled(), 1
         if self._mode["noise"] == DISTRIBUTED and self.secure_sum is not None:
             parties = self.secure_sum.parties_of(asked)
@@ -446,7 +446,7 @@ class CentralDP(SchemeStrategy):
             delta=schedule.delta,
             gap=schedule.gap,
             clipping_norm=norm,
-            grid=Grid.below(norm, bits=bits).exponent,
+            grid=CodeGrid.below(norm, bits=bits).exponent,
             parties=parties,
             keep_back=tuple(self._clipping["keep_back"]),
         )

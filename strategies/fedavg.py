@@ -1,4 +1,4 @@
-"""Federated averaging on the shared loop: the baseline, and the proof of the loop."""
+"""Federated averaging on the shared loop: the baseline without noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class FedAvg(SchemeStrategy):
         self._keep_back = tuple(self.keep_back)
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the terms of a secure sum, if there is one: updates are sent as codes then."""
+        """Return the round config; under a secure sum, clients send their updates as codes."""
         if self.secure_sum is None:
             return super().instruct(server_round)
         terms = self._terms(self.secure_sum)
@@ -66,11 +66,11 @@ class FedAvg(SchemeStrategy):
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
-        """Return the bounds that the parameters of the secure sum give."""
+        """Return the bounds that follow from the parameters of the secure sum."""
         return (self.secure_sum or SecureSum()).bounds(len(clients))
 
     def guarantee(self) -> Guarantee:
-        """Return that nothing is promised, or what the secure sum hides."""
+        """Return a guarantee of nothing, or of what the secure sum hides."""
         if self.secure_sum is None:
             return Guarantee(scheme=self.scheme, protects="nothing", adversary="nobody")
         kept = set(self._template)

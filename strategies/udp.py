@@ -1,7 +1,7 @@
-"""UDP on the server: the noise follows from a budget over the whole training.
+"""UDP on the server: computes the noise from a budget for the whole training.
 
 The clients add the noise and keep the budget; the server plans it, adds up what they send, and
-keeps the books that the privacy card shows.
+records the charges that the privacy card shows.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import Grid
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import (
@@ -135,7 +135,7 @@ class UDP(SchemeStrategy):
     true figure, and with `ClientLosses` the losses that clients report have no noise and no
     promise at all (``unprotected_test_loss``). With ``noise="pld_secret"`` the adversary is
     somebody who does not learn who takes part, which the server does. With
-    ``sensitivity_bound="unproven"`` and with ``noise="none"`` nothing is promised.
+    ``sensitivity_bound="unproven"`` and with ``noise="none"`` nothing is guaranteed.
 
     Examples
     --------
@@ -186,7 +186,7 @@ class UDP(SchemeStrategy):
             self._only_with_start["a noise or budget of each client"] = True
 
     def _check_together(self) -> None:
-        """Refuse what does not go together."""
+        """Refuse options that do not go together."""
         privacy, secret = self.privacy, self._participants_are == SECRET
         noise = privacy.noise
         together = (
@@ -269,7 +269,7 @@ class UDP(SchemeStrategy):
 
     # -- A round -----------------------------------------------------------------------------
 
-    def setup(self, grid: FlowerGrid) -> None:
+    def setup(self, grid: Grid) -> None:
         """Check that every client has a budget.
 
         Raises
@@ -281,9 +281,9 @@ class UDP(SchemeStrategy):
             raise InvalidParameterError(name, clients, "a budget for each of these clients")
 
     def train_round(
-        self, grid: FlowerGrid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Train one round; one whose clients did not share their secrets for a sum is over."""
+        """Train one round; it counts as done if secret sharing for its sum fails."""
         self._asked = False
         trained = super().train_round(grid, server_round, arrays, config)
         if not self._asked:
@@ -292,7 +292,7 @@ class UDP(SchemeStrategy):
         return trained
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Sample clients and return the messages to them; none once the training is over."""
         if not self.federation.met:  # a user's own start: the first replies will be the hello
@@ -307,7 +307,7 @@ class UDP(SchemeStrategy):
         return super().configure_train(server_round, arrays, config, grid)
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the terms of a round, and the noise and budget of clients that have their own."""
+        """Return the round config, with noise and budget of clients that have their own."""
         self._asked = True
         self._loss = None  # of the round before
         plan, honest = self._begun(), 0
@@ -357,7 +357,7 @@ class UDP(SchemeStrategy):
         )
 
     def _charged(self, request_log: RequestLog) -> set[str]:
-        """Return who is charged: whoever was asked, or where participants are secret everybody."""
+        """Return the charged clients: those asked, or all clients where participants are secret."""
         if self._participants_are == VISIBLE:
             return set(request_log.released())
         if self.federation.met:
@@ -367,7 +367,7 @@ class UDP(SchemeStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the replies; where the server judges the model, discount the rounds."""
+        """Add up the replies; if the server evaluates the model, discount the rounds."""
         if self._begun().pace.over:  # under a user's own start, which goes on
             self._trained = False
             return None, None
@@ -381,9 +381,9 @@ class UDP(SchemeStrategy):
         return arrays, metrics
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask all clients how good the model is, where they judge it; else nobody."""
+        """Ask all clients for their losses, if clients evaluate the model; otherwise ask nobody."""
         if self._judged_by != CLIENTS or not self._trained:
             return []
         config = ConfigRecord({**config, "server-round": server_round})
@@ -406,7 +406,7 @@ class UDP(SchemeStrategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the mean loss; where the clients judge the model, discount the rounds."""
+        """Return the mean loss; if clients evaluate the model, discount the rounds."""
         if self._judged_by != CLIENTS:
             return None
         metrics = super().aggregate_evaluate(server_round, replies) if self._trained else None
@@ -415,7 +415,7 @@ class UDP(SchemeStrategy):
         return metrics
 
     def stop(self) -> str:
-        """Return why the training ends: the rounds that are planned are done."""
+        """Return why the training ends: all planned rounds are done."""
         pace = None if self.plan is None else self.plan.pace
         if pace is None or not pace.over or pace.done == 0:
             return ""
@@ -437,10 +437,10 @@ class UDP(SchemeStrategy):
             numbers["V"] = self._loss
         return numbers
 
-    # -- The promise, and what a resume needs ------------------------------------------------
+    # -- The guarantee, and the state of a resume --------------------------------------------
 
     def guarantee(self) -> Guarantee:
-        """Return the promise; before the first round with the budget as it was asked for."""
+        """Return the guarantee; before the first round it states the requested budget."""
         plan = self.plan or self._plan_of(rounds=self._planned(1), q=1.0)
         kept_back = set(self._template)
         if kept_back:
@@ -465,7 +465,7 @@ class UDP(SchemeStrategy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the plan, and the secret of the samples."""
+        """Return the plan and the secret seed of the samples."""
         return {
             "plan": None if self.plan is None else self.plan.state(),
             "judged_by": self._judged_by,
@@ -476,7 +476,7 @@ class UDP(SchemeStrategy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the plan, and the secret of the samples.
+        """Restore the plan and the secret seed of the samples.
 
         Raises
         ------
@@ -500,7 +500,7 @@ class UDP(SchemeStrategy):
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training."""
         if self.fraction_train == 0:
             return {}
@@ -530,7 +530,7 @@ class UDP(SchemeStrategy):
         return set(self.federation.clients()).difference(self.privacy.named())
 
     def _planned(self, otherwise: int | None = None) -> int:
-        """Return the rounds over which the budget is spread at first."""
+        """Return the number of rounds over which the budget is spread at first."""
         rounds = self._rounds or self.planned_rounds or otherwise
         if rounds is None:
             raise InvalidParameterError(
@@ -539,7 +539,7 @@ class UDP(SchemeStrategy):
         return rounds
 
     def _begun(self) -> UDPPlan:
-        """Return the plan; it is made when it is known how many clients there are."""
+        """Return the plan; it is made once the number of clients is known."""
         if self.plan is None:
             asked, population = self.federation.sample_size(
                 fraction=self.fraction_train, minimum=self.min_train_nodes
@@ -555,14 +555,14 @@ class UDP(SchemeStrategy):
         return UDPPlan(self.privacy, self.schedule, self.keep_back or (), rounds=rounds, q=q)
 
     def _settle(self, loss: float | None) -> None:
-        """Note that a round is over, and how good its model is."""
+        """Record that a round is over, and the loss of its model."""
         plan = self._begun()
         if not plan.pace.over:
             self._loss = loss
             plan.settle(loss)
 
     def _validated(self, server_round: int, arrays: ArrayRecord | None) -> float:
-        """Return the loss of a model, as the judge has it."""
+        """Return the loss of a model, by the user's function."""
         if self._validation_fn is None or arrays is None:
             raise ProtocolError("there is no judge on the server")
         loss = self._validation_fn(server_round, arrays)
@@ -571,7 +571,7 @@ class UDP(SchemeStrategy):
         return float(loss)
 
     def _spent(self) -> Counter[str]:
-        """Return what the trainings of each client have spent; see `Schedule.multiplier`."""
+        """Return the budget that each client's trainings have spent; see `Schedule.multiplier`."""
         for release in self.releases[self._counted :]:
             if release.phase == TRAIN:
                 cost = release.charge.count / release.charge.noise_multiplier**2
@@ -580,7 +580,7 @@ class UDP(SchemeStrategy):
         return self._squares
 
     def _charged_as(self, terms: UDPTerms) -> Charge | None:
-        """Return what a training with some terms costs, by what the adversary sees."""
+        """Return the charge of a training with some round config, by what the adversary sees."""
         charge = terms.charge()
         if charge is None or self._participants_are == VISIBLE:
             return charge

@@ -1,4 +1,4 @@
-"""An aggregator that its children trust: what it makes of what they sealed, and for whom.
+"""Runs an aggregator that its children trust: averages their sealed answers, relays models.
 
 What is opened, allowed, charged and sealed is settled by `flwr_privacy.pipeline.sealed`.
 """
@@ -12,7 +12,7 @@ from flwr_privacy.m2fdp import DOWN, EVENT, UP, Delivery, Duty, Upload, ZoneAver
 from flwr_privacy.m2fdp.messages import going_down, going_up, packed, unpacked
 from flwr_privacy.pipeline.mechanism import Release
 from flwr_privacy.pipeline.sealed import Letter, Opened, Sealed, Step
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.message import Fields
@@ -21,7 +21,7 @@ __all__ = ["average", "deliver", "parents_key"]
 
 
 def average(me: str, fields: Fields) -> Sealed:
-    """Average what the children sealed, and hand it on as the event has it.
+    """Average the children's sealed answers, and release or seal the result as the event requires.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def _average(fields: Fields, duty: Duty, opened: Opened) -> Release | Step:
     uploads = [unpacked(content, duty) for content in opened.contents]
     if len({upload.codes.size for upload in uploads}) != 1:
         raise ProtocolError("the children's answers have different sizes")
-    mean = averaged(uploads, duty.drift, tier=duty.own_tier, grid=Grid(duty.grid))
+    mean = averaged(uploads, duty.drift, tier=duty.own_tier, grid=CodeGrid(duty.grid))
     if duty.way == UP:
         return _step(fields, duty, replace(mean, floor=max(mean.floor, opened.floor)))
     if duty.way == DOWN:
@@ -101,7 +101,7 @@ def _average(fields: Fields, duty: Duty, opened: Opened) -> Release | Step:
 
 
 def deliver(me: str, fields: Fields) -> Sealed:
-    """Open the model of a clean event above, and seal it for each child; as `average`."""
+    """Open the model of a clean event above and seal it for each child; parameters as `average`."""
     delivery = records.read(Delivery, fields)
     about = going_down(
         fields,
@@ -165,7 +165,7 @@ def _for_children(
 
 
 def parents_key(fields: Fields) -> dict[str, Any]:
-    """Return the key of the parent in a question, as `Letter` takes it."""
+    """Return the key of the parent in a request, as `Letter` takes it."""
     return {"key": fields.get("parent-key"), "signature": fields.get("parent-signature")}
 
 

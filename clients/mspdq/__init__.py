@@ -1,1 +1,1 @@
-"""MSP, MSPDQ and what they are compared with, on the client."""
+"""MSP, MSPDQ and their baselines on the client."""

@@ -1,1 +1,1 @@
-"""How a node answers: adapters for both kinds of app, its clients, and their files."""
+"""Answers messages on a node: adapters for both kinds of app, clients, and their files."""

@@ -1,4 +1,4 @@
-"""The two kinds of Flower app, and the schemes that bring their own client.
+"""Adapts both kinds of Flower app, and runs schemes that bring their own client.
 
 =====================  ==================================================================
 NumPyClient app        ``app = numpy_client_app(client_fn)`` with ``client_fn`` returning
@@ -44,7 +44,7 @@ ClientFunction = Callable[[Message, Context], Message]
 
 
 def as_mod(scheme_client: type[SchemeClient]) -> "SchemeMod":
-    """Return a Flower mod that puts a scheme around the functions of a Message-API app.
+    """Return a Flower mod that wraps the functions of a Message-API app in a scheme.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class SchemeMod:
         self.scheme_client = scheme_client
 
     def __call__(self, message: Message, context: Context, call_next: ClientFunction) -> Message:
-        """Answer a message of this library; see to every other one as the scheme allows."""
+        """Answer a message of this library; pass on any other one only if the scheme allows it."""
         if not message.has_content() or RECORD not in message.content:
             client = self.scheme_client(None, context)
             return or_refusal(lambda: _outside(client, message, context, call_next), message)
@@ -86,7 +86,7 @@ class SchemeMod:
 def numpy_client_app(
     client_fn: Callable[[Context], NumPyClient | Client],
 ) -> ClientApp:
-    """Return a ClientApp for a NumPyClient app: write it in place of ``ClientApp(client_fn)``.
+    """Return a ClientApp for a NumPyClient app; use it in place of ``ClientApp(client_fn)``.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def own_client_app(
 
 
 class OwnClient:
-    """Answers the messages of a scheme that brings its own client, whatever app they came to.
+    """Answers the messages of a scheme that brings its own client, under either kind of app.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def _no_evaluation(client: SchemeClient, message: Message, context: Context) -> 
 def _outside(
     client: SchemeClient, message: Message, context: Context, work: ClientFunction
 ) -> Message:
-    """Answer a message without our record as far as the scheme and the node's operator allow it.
+    """Answer a message without our record if the scheme and the node's operator allow it.
 
     Raises
     ------
@@ -295,7 +295,7 @@ def _evaluate_by_message(
 
 
 def _users(message: Message) -> RecordDict:
-    """Return the part of a question that the user's code knows."""
+    """Return the part of a request that is meant for the user's code."""
     ours = (RECORD, JOIN)
     return RecordDict({name: value for name, value in message.content.items() if name not in ours})
 

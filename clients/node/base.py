@@ -1,4 +1,4 @@
-"""The client half that all schemes share: one class, one method per message.
+"""The base of all client halves: one class, with a method for each kind of message.
 
 `SchemeClient.handle` is where a scheme does its work. The mod (for Message-API apps) and
 `numpy_client_app` (for NumPyClient apps) are two thin faces of it, see
@@ -33,7 +33,7 @@ logger = logging.getLogger("flwr.privacy")
 
 
 class Trained(NamedTuple):
-    """What the user's local training returned: the arrays and its metrics with the weight."""
+    """The result of the user's local training: arrays, and metrics with the weight."""
 
     arrays: Arrays
     metrics: Metrics
@@ -101,7 +101,7 @@ class SchemeClient(NumPyClient):
     def release(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
     ) -> Release | Unprotected | ProtocolStep:
-        """Return what is to be released for one message of the scheme.
+        """Return the release for one message of the scheme.
 
         The pipeline carries it out (`flwr_privacy.pipeline.answer`): a client half never sees
         ledger, policy or keys. Parameters are those of `handle`.
@@ -111,11 +111,11 @@ class SchemeClient(NumPyClient):
     def release_of_evaluation(
         self, arrays: Arrays, fields: Fields, evaluate: Evaluate
     ) -> Release | Unprotected:
-        """Return what is to be released of an evaluation; parameters are those of `judge`."""
+        """Return the release for an evaluation; parameters are those of `judge`."""
         raise NotImplementedError
 
     def handle(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Answer:
-        """Answer one message of the scheme; by default with its `release`.
+        """Answer one message of the scheme; by default carries out its `release`.
 
         Parameters
         ----------
@@ -147,7 +147,7 @@ class SchemeClient(NumPyClient):
         return self._released(phase, arrays, fields, self.release(phase, arrays, fields, train))
 
     def introduce(self, experiment_id: str) -> Fields:
-        """Return what the client says of itself in the hello, e.g. public keys; by default nothing.
+        """Return the client's fields of the hello, e.g. public keys; by default none.
 
         The names ``client-id``, ``plays`` and ``storage`` are taken.
 
@@ -159,7 +159,7 @@ class SchemeClient(NumPyClient):
         return {}
 
     def judge(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
-        """Answer the question how good a model is on the client's data; by default not at all.
+        """Evaluate a model on the client's data; refuses by default.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class SchemeClient(NumPyClient):
         )
 
     def rehearsal(self, start: Arrays, train: Train) -> Callable[[], None] | None:
-        """Return what tries a training on generated records, or says that it cannot be tried.
+        """Return a function that tries a training on generated records, or says that it cannot.
 
         A simulated client says nothing where its app declares no records: its failures are loud.
 
@@ -232,7 +232,7 @@ class SchemeClient(NumPyClient):
         return rehearse
 
     def place(self) -> str:
-        """Return a name that no other client has: where its node keeps what is its own."""
+        """Return a unique name of the client: the place of its persistent state."""
         store = self._store()
         return f"{store.folder}/{store.client_id}"
 
@@ -285,7 +285,7 @@ class SchemeClient(NumPyClient):
     def fit(
         self, parameters: list[Any], config: dict[str, Any]
     ) -> tuple[list[Any], int, dict[str, Any]]:
-        """Train outside of any scheme, as a server asks that is not of this library.
+        """Train outside of any scheme, for a server without this library.
 
         Raises
         ------
@@ -297,15 +297,15 @@ class SchemeClient(NumPyClient):
     def evaluate(
         self, parameters: list[Any], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate, with the conditions of `fit`."""
+        """Evaluate outside of any scheme, under the conditions of `fit`."""
         return self._bare_inner().evaluate(parameters, config)
 
     def get_parameters(self, config: dict[str, Any]) -> list[Any]:
-        """Return the inner client's parameters, with the conditions of `fit`."""
+        """Return the inner client's parameters, under the conditions of `fit`."""
         return self._bare_inner().get_parameters(config)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return the inner client's properties, with the conditions of `fit`."""
+        """Return the inner client's properties, under the conditions of `fit`."""
         return self._bare_inner().get_properties(config)
 
     def local_evaluation(self, arrays: Arrays, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class SchemeClient(NumPyClient):
         return {**numbers_of(metrics), "loss": float(loss), _NUM_EXAMPLES: int(examples)}
 
     def check_unaccounted(self, *, sigma: float | None = 0.0, noised: bool = False) -> None:
-        """Decline what no ledger is charged for, as `pipeline.release.check_unaccounted` does."""
+        """Decline an uncharged answer that the policy does not allow; see `pipeline.release`."""
         check_unaccounted(
             self._rules(),
             scheme=self.scheme,
@@ -325,7 +325,7 @@ class SchemeClient(NumPyClient):
         )
 
     def check_unsummed(self) -> None:
-        """Decline what is in no secure sum; see `flwr_privacy.pipeline.release.check_unsummed`."""
+        """Decline an answer outside of a secure sum; see `check_unsummed` of the pipeline."""
         check_unsummed(self._rules())
 
     def _rules(self) -> NodeRules:
@@ -337,7 +337,7 @@ class SchemeClient(NumPyClient):
         return self.context
 
     def check_bare(self) -> None:
-        """Refuse to work outside of the scheme, unless the scheme and the node's policy allow it.
+        """Refuse to work outside of the scheme unless the scheme and the node's policy allow it.
 
         Raises
         ------
@@ -366,7 +366,7 @@ class SchemeClient(NumPyClient):
 
 
 def bare_refusal(scheme: str) -> str:
-    """Return the text with which a node refuses to work outside its scheme."""
+    """Return the error text of a node that refuses to work outside its scheme."""
     return (
         f"this node works under the scheme '{scheme}' only: the message has no record "
         f"'{RECORD}'; use the strategy of '{scheme}' on the server"
@@ -374,7 +374,7 @@ def bare_refusal(scheme: str) -> str:
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that are numbers, NumPy's included, as Python's."""
+    """Return the numeric metrics, NumPy's included, as Python numbers."""
     plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in metrics.items()}
     return {
         key: value

@@ -1,4 +1,4 @@
-"""Work that a client's trainer comes to, and that may be done for several clients at once."""
+"""Training tasks that several simulated clients can run together."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class BatchedTask(ABC, Generic[Result]):
-    """Work of one client that may be done for several at once.
+    """A training task of one client that can run together with those of other clients.
 
     Attributes
     ----------
@@ -30,34 +30,34 @@ class BatchedTask(ABC, Generic[Result]):
 
     @abstractmethod
     def may_wait(self) -> bool:
-        """Tell whether other clients may go on meanwhile, as far as the trainer can see."""
+        """Tell whether other clients may run before this task, as far as the trainer can see."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Copy what the code of another client could change before the work is done."""
+        """Copy everything that another client's code could change before the task runs."""
 
     @abstractmethod
     def alone(self) -> Result:
-        """Do the work for this client alone, after `leave` with what was copied."""
+        """Run the task for this client alone; after `leave`, on the copies."""
 
     @abstractmethod
     def fits(self, other: "BatchedTask[Any]") -> bool:
-        """Tell whether both can be done at once."""
+        """Tell whether both tasks can run together."""
 
     @abstractmethod
     def together(self, jobs: Sequence[Self]) -> list[Any]:
-        """Do the work of some jobs that fit this one; return what `finish` takes, for each.
+        """Run several tasks that fit this one; return the argument of `finish` for each.
 
         Nothing of the clients' may change: if it raises, each does its work alone.
         """
 
     @abstractmethod
     def alike(self, done: Any) -> bool:
-        """Do the work alone to see whether it comes, up to rounding, to what was done together."""
+        """Run the task alone; tell whether the result equals that of the batch up to rounding."""
 
     @abstractmethod
     def finish(self, done: Any) -> Result:
-        """Give this client what was done together."""
+        """Return this client's result from that of the batch."""
 
 
 Stand = Callable[["BatchedTask[Any]"], Any]
@@ -67,6 +67,6 @@ stand: ContextVar[Stand | None] = ContextVar("flwr_privacy_stand", default=None)
 
 
 def carried_out(job: BatchedTask[Result]) -> Result:
-    """Do a job: with those of other clients where they go side by side, or else alone."""
+    """Run a task: together with other clients' tasks if they run side by side, or else alone."""
     standing = stand.get()
     return job.alone() if standing is None else standing(job)

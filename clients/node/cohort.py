@@ -1,4 +1,4 @@
-"""How a node plays several clients: each with an identity, a partition and a state of its own."""
+"""Runs several clients on one node, each with its own identity, partition and state."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,29 +30,38 @@ from flwr_privacy.wire.message import (
 from . import secure_sum
 from .base import SchemeClient
 from .context_store import SIMULATED
-from .dispatch import ARRAYS, App, built, check_round, config_record, play, reply_record, untold
-from .node_settings import COHORTS_VARIABLE, may_play_any, stack_mode
+from .dispatch import (
+    ARRAYS,
+    App,
+    built,
+    check_round,
+    config_record,
+    reply_record,
+    run_client,
+    untold,
+)
+from .node_settings import COHORTS_VARIABLE, may_run_any, stack_mode
 from .records import RecordArrays, copied, decoded, first_array_record, to_record
 
-__all__ = ["play_cohort"]
+__all__ = ["run_cohort"]
 
 Outcome = tuple[RecordDict, int] | ReplyRefusedError
 """The reply of one client of a cohort with its size in bytes, or why there is none."""
 
 
-def play_cohort(app: App, header: Header, message: Message, context: Context) -> RecordDict:
-    """Answer a question to several clients with their replies or with one accumulator.
+def run_cohort(app: App, header: Header, message: Message, context: Context) -> RecordDict:
+    """Answer a request to several clients with their replies or with one accumulator.
 
     Raises
     ------
     ProtocolError
-        If the node plays its own client only, the question is a hello, or its round is over.
+        If the node runs its own client only, the request is a hello, or its round is over.
     InvalidParameterError
         If the node's configuration asks for an unknown way of stacking.
     """
-    if not may_play_any(context.node_config):
+    if not may_run_any(context.node_config):
         raise ProtocolError(
-            "this node plays its own client only; to let it play the clients that a server names, "
+            "this node runs its own client only; to let it run the clients that a server names, "
             f"set {COHORTS_VARIABLE}=1 in its environment or cohorts=true in its node "
             "configuration"
         )
@@ -73,7 +82,7 @@ def play_cohort(app: App, header: Header, message: Message, context: Context) ->
             client = built(app, own_context)
             if not mean:
                 mean.append(_accumulator(client, content, cohort.group_of))
-            reply = play(app, client, client_id, own_message, own_context, cohort=cohort)
+            reply = run_client(app, client, client_id, own_message, own_context, cohort=cohort)
             size = payload_bytes(reply)
         except DeclinedError as error:
             return client_id, ReplyRefusedError("declined", str(error))
@@ -91,7 +100,7 @@ def play_cohort(app: App, header: Header, message: Message, context: Context) ->
 
     tally = _Tally(cohort)
     collect = _sum if cohort.reply == SUM else _gather
-    outcomes = _played(cohort, outcome, stack_mode(context.node_config))
+    outcomes = _outcomes(cohort, outcome, stack_mode(context.node_config))
     content = collect(header, cohort, mean, tally, outcomes)
     keepers = _states(context)
     content[COHORT] = ConfigRecord(
@@ -100,10 +109,10 @@ def play_cohort(app: App, header: Header, message: Message, context: Context) ->
     return content
 
 
-def _played(
+def _outcomes(
     cohort: Cohort, outcome: Callable[[str], tuple[str, Outcome]], stack: str
 ) -> Iterator[tuple[str, Outcome]]:
-    """Yield what becomes of each client; nothing runs before it is taken.
+    """Yield the outcome of each client; a client runs only when its outcome is requested.
 
     Its arrays may be those of a model that the next client to go on fills.
     """
@@ -170,7 +179,7 @@ def _gather(
 
 
 class _Tally:
-    """What became of the clients of a cohort."""
+    """The outcome of each client of a cohort."""
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort = cohort
@@ -178,7 +187,7 @@ class _Tally:
         self._bytes_up = 0
 
     def usable(self, outcomes: Iterator[tuple[str, Outcome]]) -> Iterator[tuple[str, RecordDict]]:
-        """Yield the replies that are there in time."""
+        """Yield the replies that are on time."""
         for client_id, outcome in outcomes:
             if isinstance(outcome, ReplyRefusedError):
                 self.refuse(client_id, outcome)
@@ -209,7 +218,7 @@ def _metrics(reply: RecordDict) -> dict[str, Any]:
 
 
 def _states(context: Context) -> dict[str, dict[str, Any]]:
-    """Return what the clients' own code keeps, of each client that keeps something."""
+    """Return the Flower state of each client whose code keeps one."""
     states: dict[str, dict[str, Any]] = {}
     for key, record in context.state.items():
         client_id, slash, name = key.partition("/")
@@ -244,7 +253,7 @@ def _keep_state(client_id: str, own: RecordDict, before: Iterable[str], state: R
 
 
 def _content_of(client_id: str, content: RecordDict, group: str | None) -> RecordDict:
-    """Return the question to one client, in records of its own that it may write into.
+    """Return the request to one client as a copy that its code may change.
 
     A record ``name@client`` goes to that client alone, and ``name@@group`` to the clients of that
     group: its entries are put over those of the record ``name`` that all share.

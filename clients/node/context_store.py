@@ -1,4 +1,4 @@
-"""What a node keeps for its clients: ledger, kept replies, policy, and where they lie.
+"""Locates the persistent state of a node's clients: ledger, reply cache, policy, keys.
 
 All of it is the operator's: it is named in the node's configuration or environment, and nothing in
 a message or in the run's configuration can change it.
@@ -7,7 +7,7 @@ a message or in the run's configuration can change it.
 node configuration             environment                       meaning
 =============================  ================================  ==================================
 ``privacy-state``              FLWR_PRIVACY_STATE                existing folder for ledgers and
-                                                                 kept replies
+                                                                 reply cache
 ``privacy-policy``             FLWR_PRIVACY_POLICY               TOML file with what the node
                                                                  allows; by default what each
                                                                  scheme promises
@@ -97,11 +97,11 @@ _Content = TypeVar("_Content")
 
 
 class ContextStore(NodeStore):
-    """What a node keeps for the client of a context."""
+    """The node store of a context's client."""
 
     @classmethod
     def of(cls, context: Context) -> "ContextStore":
-        """Find what the node keeps for the client of a context.
+        """Open the node store of a context's client.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class ContextStore(NodeStore):
 
 
 def policy_of(context: Context) -> Policy:
-    """Return what the operator of a context's node allows.
+    """Return the policy of a context's node.
 
     The schemes of ``allow_unprotected`` are those of the policy file and those that the node's
     configuration, or else its environment, names.
@@ -163,7 +163,7 @@ def policy_of(context: Context) -> Policy:
 
 
 def rules_of(context: Context) -> NodeRules:
-    """Return what the operator of a context's node says of its client; it needs no folder.
+    """Return the operator's rules for a context's client; they need no state folder.
 
     Raises
     ------
@@ -182,12 +182,12 @@ def rules_of(context: Context) -> NodeRules:
 
 
 def has_policy_file(context: Context) -> bool:
-    """Tell whether the operator of a context's node has written a policy."""
+    """Tell whether the operator of a context's node has set a policy file."""
     return _of_node(context, _POLICY) is not None
 
 
 def refuse_node_keys(source: str, values: Collection[str]) -> None:
-    """Refuse names that only the node's own configuration may have.
+    """Refuse settings that only the node's own configuration may have.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def refuse_node_keys(source: str, values: Collection[str]) -> None:
 
 
 def _of_node(context: Context, key: str) -> Any:
-    """Return what the node's configuration has, or else its environment."""
+    """Return a setting from the node's configuration, or else from its environment."""
     return context.node_config.get(key, os.environ.get(_VARIABLES[key]))
 
 
@@ -211,7 +211,7 @@ def _usable(name: str, read: Callable[[str], _Content], path: Any) -> _Content:
 
 
 def is_simulated() -> bool:
-    """Tell whether this process is a worker of Ray, where Flower's simulation plays its clients."""
+    """Tell whether this process is a Ray worker, which runs the clients of Flower's simulation."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -219,7 +219,7 @@ def is_simulated() -> bool:
 
 
 def is_simulated_client(context: Context) -> bool:
-    """Tell whether a client is made up: by Flower's simulation, our engines, or in a cohort.
+    """Tell whether a client is simulated: by Flower, by our engines, or in a cohort.
 
     Raises
     ------
@@ -233,7 +233,7 @@ def is_simulated_client(context: Context) -> bool:
 
 
 def storage(context: Context) -> str:
-    """Return a name of the place where a node keeps things: the same for nodes that share it."""
+    """Return a name of a node's storage; nodes that share the storage return the same name."""
     folder = _named(context) or (_temporary(context) if is_simulated() else "")
     if not folder:
         return ""
@@ -258,10 +258,10 @@ def _folder(context: Context) -> Path:
         return folder
     if not named:
         raise LedgerError(
-            "the privacy ledger has no place to lie: name an existing folder as "
+            "the privacy ledger has no folder: name an existing folder as "
             f"{_STATE} in the node's configuration or as {STATE_VARIABLE} in its environment"
         )
     folder = Path(str(named))
     if not folder.is_dir():
-        raise LedgerError(f"the privacy ledger has no place to lie: there is no folder {folder}")
+        raise LedgerError(f"the privacy ledger has no folder: there is no folder {folder}")
     return folder

@@ -1,4 +1,4 @@
-"""A client's data as a scheme needs them: checked once, and remembered while there is room."""
+"""Caches validated client data in bounded memory."""
 
 import threading
 from collections import OrderedDict
@@ -19,7 +19,7 @@ _ROOM = 2**31  # bytes that a process remembers, of all its clients together
 
 @dataclass(frozen=True, eq=False)
 class PreparedData:
-    """Features and labels of a client that have been checked.
+    """Validated features and labels of a client.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class PreparedData:
 
     @cached_property
     def moments(self) -> Moments:
-        """X^T X and X^T Y, remembered from then on."""
+        """X^T X and X^T Y, cached after the first use."""
         return moments(self.features, self.labels)
 
     @property
@@ -43,11 +43,11 @@ class PreparedData:
         return bool(features <= records)
 
     def take_moments(self) -> Moments:
-        """Return X^T X and X^T Y, without remembering what is larger than the data."""
+        """Return X^T X and X^T Y; cache them only if they are not larger than the data."""
         return self.moments if self._is_tall else moments(self.features, self.labels)
 
     def gradient(self, model: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the gradient ``X^T (X W - Y)`` (ACFL, (7)), by whichever is less work.
+        """Return the gradient ``X^T (X W - Y)`` (ACFL, (7)), computed in the cheaper way.
 
         Examples
         --------
@@ -69,7 +69,7 @@ class PreparedData:
 
 
 class Sized(Protocol):
-    """Something that says how many bytes it takes."""
+    """An object that knows its size in bytes."""
 
     @property
     def size(self) -> int:
@@ -81,7 +81,7 @@ _Data = TypeVar("_Data", bound=Sized)
 
 
 class DataCache(Generic[_Data]):
-    """What the clients of a process have prepared; what was not used for longest goes first.
+    """A bounded cache of the prepared data of a process's clients, least recently used first out.
 
     It only saves work: deployed, every message has a process of its own and finds it empty.
     """
@@ -92,7 +92,7 @@ class DataCache(Generic[_Data]):
         self._kept: OrderedDict[Hashable, _Data] = OrderedDict()
 
     def get(self, key: Hashable, prepare: Callable[[], _Data]) -> _Data:
-        """Return the data under a key; prepare them if they are not there (any more)."""
+        """Return the data under a key; prepare them if they are not in the cache."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

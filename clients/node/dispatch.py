@@ -1,4 +1,4 @@
-"""How one client answers a question: through its client half, with the user's training within."""
+"""Runs one client on a request: calls its client half with the user's training."""
 
 import copy
 import logging
@@ -45,7 +45,7 @@ from flwr_privacy.wire.message import (
 
 from .base import SchemeClient, Train, Trained
 from .context_store import is_simulated_client, policy_of, refuse_node_keys, rules_of, storage
-from .node_settings import may_play_any
+from .node_settings import may_run_any
 from .records import RecordArrays, first_array_record, to_record
 from .rehearsal import rehearsing, trying
 
@@ -60,8 +60,8 @@ __all__ = [
     "config_record",
     "discreet",
     "is_of_the_app",
-    "play",
     "reply_record",
+    "run_client",
     "untold",
 ]
 
@@ -75,7 +75,7 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class App:
-    """What a kind of app gives: its client halves, the user's training, the user's evaluation.
+    """The functions of an app: make a client half, train, evaluate.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class App:
 
 
 def discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Made]:
-    """Return a user's training or evaluation whose errors say nothing of the data."""
+    """Wrap a user's training or evaluation so that its errors reveal nothing of the data."""
 
     def guarded(*given: _Given.args, **named: _Given.kwargs) -> _Made:
         try:
@@ -112,7 +112,7 @@ def discreet(work: Callable[_Given, _Made], what: str) -> Callable[_Given, _Made
 
 
 def is_of_the_app(message_type: str) -> bool:
-    """Tell whether a type of message is the app's own: ``query``, or one with a name of its own.
+    """Tell whether a message type belongs to the app: ``query``, or a named one.
 
     Flower gives ``train`` and ``evaluate`` without a name to the functions that the scheme is
     around, and what is none of these (``get_parameters``) to a NumPyClient.
@@ -125,7 +125,7 @@ def is_of_the_app(message_type: str) -> bool:
 
 
 def built(app: App, context: Context) -> SchemeClient:
-    """Build the client half; what the user's code says of its data on the way stays here."""
+    """Build the client half; errors of the user's code are logged here and not sent."""
     try:
         return app.client(context)
     except FlwrPrivacyError:
@@ -138,7 +138,7 @@ def built(app: App, context: Context) -> SchemeClient:
 
 @contextmanager
 def _refusing_alike(client: SchemeClient, context: Context, called: list[str]) -> Iterator[None]:
-    """Let all failures of the user's code have one text, where nobody is charged for them.
+    """Give all failures of the user's code one fixed text where failures are not charged.
 
     Those of simulated clients keep theirs. What a scheme refuses before the user's code was
     `called`, and before it looked at data of its own, depends on the question alone.
@@ -153,12 +153,12 @@ def _refusing_alike(client: SchemeClient, context: Context, called: list[str]) -
 
 
 def untold(error: LedgerError) -> str:
-    """Log what is wrong with the node's own files; return what the server is told."""
+    """Log an error in the node's own files; return the fixed error for the server."""
     logger.error("%s", error)
     return "LedgerError: the node's own privacy files cannot be used; the node's log says why"
 
 
-def play(
+def run_client(
     app: App,
     client: SchemeClient,
     client_id: str,
@@ -167,7 +167,7 @@ def play(
     *,
     cohort: Cohort | None = None,
 ) -> RecordDict:
-    """Return one client's reply to a question, which may have been put to a cohort."""
+    """Run one client on a request, possibly one to a cohort, and return its reply."""
     header, fields = Header.read(config_record(message.content, RECORD))
     kind = message.metadata.message_type
     if is_of_the_app(kind):
@@ -183,7 +183,7 @@ def play(
         client.context = context  # its node's policy binds it all the same
     if header.phase == HELLO:
         own = {**client.introduce(header.experiment_id), "plays": "one"}
-        if may_play_any(context.node_config):
+        if may_run_any(context.node_config):
             own |= {"plays": "any", "storage": storage(context)}
         return RecordDict({RECORD: reply_record(header, client_id, own)})
     if cohort is None:
@@ -245,7 +245,7 @@ def play(
 def _place(
     client: SchemeClient, context: Context, header: Header, content: RecordDict
 ) -> "SumPlace | None":
-    """Take a client's place in the secure sum that a training question names, if it names one.
+    """Join the secure sum that a training request names, if it names one.
 
     Raises
     ------
@@ -274,7 +274,7 @@ def _place(
 
 
 def _asked(message: Message) -> Message:
-    """Return a question as the user's code gets it: in a rehearsal no array has its values.
+    """Return the request for the user's code; in a rehearsal its arrays have no real values.
 
     Before a charge a server must not choose what that code computes of the data on its way.
     """
@@ -291,7 +291,7 @@ def _asked(message: Message) -> Message:
 
 
 def _told(content: RecordDict) -> bytes:
-    """Return a hash of what the user's code is told beside the arrays of the question."""
+    """Hash the request's content for the user's code, except the arrays."""
     told: list[Any] = []
     first = True  # record of arrays: the question's, whose values are hashed with it
     for name, record in content.items():
@@ -308,7 +308,7 @@ def _told(content: RecordDict) -> bytes:
 
 
 def _named(header: Header, place: "SumPlace | None", told: bytes) -> Fields:
-    """Return what a client is told of its question beside the scheme's own fields."""
+    """Return the fields of a client's request that every scheme gets, beside its own."""
     return {
         "told": told,
         "experiment-id": header.experiment_id,
@@ -349,7 +349,7 @@ def reply_record(header: Header, client_id: str, fields: Fields) -> ConfigRecord
 
 
 def check_round(header: Header, context: Context) -> None:
-    """Check that a question does not go back behind the last round that the node knows of.
+    """Check that a request is not for an earlier round than the node's last one.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A training that asks for its data, so that it can be rehearsed on generated records.
+"""Lets a training request its data, so that a rehearsal can pass generated records instead.
 
 At user level everything about a client's data is protected: also how many records there are, and
 what a training that has read them runs into. So the app declares what its records look like, and
@@ -34,7 +34,7 @@ _Pair = tuple[NDArray[Any], NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class RecordLayout:
-    """What an app's records look like, whichever client has them.
+    """The form of an app's records, the same for all of its clients.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class RecordLayout:
 
 @dataclass
 class Trial:
-    """What a rehearsal on generated records has learned.
+    """The result of a rehearsal on generated records.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class Trial:
 
 
 def own_data(load: Callable[[], Any]) -> Any:
-    """Return a client's own data; in a rehearsal generated features and labels in their place.
+    """Return a client's own data, or in a rehearsal generated features and labels.
 
     Call it first of all in a training, and read the data nowhere else. Keep what `load` returns as
     long as you like, within `load`: what this function returns may be generated.

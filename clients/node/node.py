@@ -1,6 +1,6 @@
-"""How a node answers the messages of this library, whichever kind of app it runs.
+"""Answers the messages of this library on a node, for either kind of app.
 
-A question reaches one client, or names several that the node is to play (a cohort); then the node
+A request reaches one client, or names several that the node is to run (a cohort); then the node
 answers with their replies or with one accumulator.
 """
 
@@ -12,7 +12,7 @@ from flwr_privacy.errors import ChargedFailureError, DeclinedError, FlwrPrivacyE
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import COHORT, DECLINED_CODE, ERROR_CODE, FAILED_CODE, RECORD, Header
 
-from .dispatch import App, built, config_record, play, untold
+from .dispatch import App, built, config_record, run_client, untold
 
 __all__ = ["answer", "or_refusal"]
 
@@ -27,12 +27,12 @@ def answer(app: App, message: Message, context: Context) -> Message:
     def reply() -> Message:
         header, _ = Header.read(config_record(message.content, RECORD))
         if COHORT in message.content:
-            from .cohort import play_cohort  # late: most nodes play one client
+            from .cohort import run_cohort  # late: most nodes run one client
 
-            content = play_cohort(app, header, message, context)
+            content = run_cohort(app, header, message, context)
         else:
             client_id = client_id_from(context.node_config)
-            content = play(app, built(app, context), client_id, message, context)
+            content = run_client(app, built(app, context), client_id, message, context)
         return Message(content, reply_to=message)
 
     return or_refusal(reply, message)

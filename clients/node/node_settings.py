@@ -1,4 +1,4 @@
-"""What a node's own configuration or environment says of how it plays clients."""
+"""Reads from a node's configuration or environment how it runs clients."""
 
 import os
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from typing import Any
 from flwr_privacy.errors import check_choice
 from flwr_privacy.wire.identity import CLIENT_ID_KEY
 
-__all__ = ["COHORTS_VARIABLE", "STACK_MODES", "STACK_VARIABLE", "may_play_any", "stack_mode"]
+__all__ = ["COHORTS_VARIABLE", "STACK_MODES", "STACK_VARIABLE", "may_run_any", "stack_mode"]
 
 COHORTS_VARIABLE = "FLWR_PRIVACY_COHORTS"
-"""Environment variable that, set to 1 on a node, lets servers have it play several clients."""
+"""Environment variable that, set to 1 on a node, lets servers have it run several clients."""
 
 STACK_VARIABLE = "FLWR_PRIVACY_STACK"
 """Environment variable with one of `STACK_MODES`: whether clients of a cohort train together."""
@@ -22,8 +22,8 @@ _COHORTS_KEY = "cohorts"  # the same in a node's configuration
 _STACK_KEY = "stack-clients"
 
 
-def may_play_any(node_config: Mapping[str, Any]) -> bool:
-    """Tell whether the node lets a server choose the clients that it plays.
+def may_run_any(node_config: Mapping[str, Any]) -> bool:
+    """Tell whether the node lets a server choose the clients that it runs.
 
     Only the node's own configuration or environment can say so, and a node with a ``client-id``
     of its own never does: a server that names a node's identity could give it a second one.
@@ -34,7 +34,7 @@ def may_play_any(node_config: Mapping[str, Any]) -> bool:
 
 
 def stack_mode(node_config: Mapping[str, Any]) -> str:
-    """Return which of `STACK_MODES` the node's configuration asks for, or else its environment.
+    """Return the stack mode of the node's configuration, or else of its environment.
 
     Raises
     ------

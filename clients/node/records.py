@@ -1,4 +1,4 @@
-"""Flower's records seen as named NumPy arrays, decoded and encoded only when somebody looks."""
+"""Views Flower's records as named NumPy arrays, encoded and decoded only when read."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ _Record = TypeVar("_Record", bound=ArrayRecord | ConfigRecord | MetricRecord)
 
 
 class LocalArray(Array):
-    """A NumPy array in a record that may never leave the process: encoded if somebody asks.
+    """A NumPy array in a record, encoded only when its bytes are read.
 
     Flower encodes an array when a record is made and decodes it whenever somebody reads it. Where
     the one who writes a record and the one who reads it are the same process, both are copies for
@@ -43,7 +43,7 @@ class LocalArray(Array):
 
     @property
     def values(self) -> NDArray[Any]:
-        """The values themselves; nobody changes them."""
+        """The values, which must not be changed."""
         values: NDArray[Any] = self.__dict__["values"]
         return values
 
@@ -89,7 +89,7 @@ class RecordArrays(HashedArrays):
             raise InvalidParameterError(name, str(error), "an array of real numbers") from error
 
     def digest(self, name: str) -> bytes:
-        """Return the hash of an array; the record remembers it for everybody who has the array."""
+        """Return the hash of an array; the record caches it for all clients."""
         array = self.record[name]
         own = vars(array)
         octets = own.get("data")
@@ -111,7 +111,7 @@ class RecordArrays(HashedArrays):
 
 
 def to_record(arrays: Mapping[str, NDArray[Any]], *, local: bool = False) -> ArrayRecord:
-    """Return named arrays as an ArrayRecord; a `RecordArrays` gives back the record it views.
+    """Return named arrays as an ArrayRecord; a `RecordArrays` returns the record it views.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def to_record(arrays: Mapping[str, NDArray[Any]], *, local: bool = False) -> Arr
 
 
 def decoded(content: RecordDict) -> RecordDict:
-    """Return a message's records with their arrays decoded, once for all who will read them.
+    """Return a message's records with their arrays decoded once, for all readers.
 
     Arrays that cannot be decoded stay as they are, for whoever reads them to say so.
     """
@@ -142,7 +142,7 @@ def decoded(content: RecordDict) -> RecordDict:
 
 
 def copied(record: _Record) -> _Record:
-    """Return a record with the same entries, which may be replaced without a change to `record`."""
+    """Return a shallow copy of a record: replacing its entries leaves `record` unchanged."""
     copy: Any = type(record)()
     for name, value in record.items():  # one by one: made of a dict, each array would be made anew
         copy[name] = value
@@ -171,7 +171,7 @@ def _decoded(array: Array) -> Array:
 
 
 def first_array_record(content: RecordDict) -> ArrayRecord:
-    """Return the arrays of a message, whatever their record is called; none is an empty record."""
+    """Return the arrays of a message, whatever their record's name; empty if there are none."""
     # Not through `content.array_records`, whose cyclic garbage would keep the arrays alive.
     records = (record for record in content.values() if isinstance(record, ArrayRecord))
     return next(records, ArrayRecord())

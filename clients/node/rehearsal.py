@@ -1,4 +1,4 @@
-"""A rehearsal of a user's function before the first charge: it tells how many records there are.
+"""Rehearses a user's function before the first charge to learn its number of records.
 
 A scheme opens a scope with `counted` around the user's function. In it a trainer tells the number
 of its records, tries itself on generated ones, and ends the function.
@@ -36,7 +36,7 @@ logger = logging.getLogger("flwr.privacy")
 
 
 class RehearsedError(BaseException):
-    """Ends the user's function once a rehearsal knows what it needs. It is no error of anybody's.
+    """Ends the user's function when a rehearsal has its result; it is not an error.
 
     It is no `Exception`, so that a user's function with ``except Exception`` ends too and does not
     go on to train on the records in another way. `counted` stops it.
@@ -51,7 +51,7 @@ Generated = Callable[[int], tuple[NDArray[Any], NDArray[Any]]]
 
 
 class Rehearsal:
-    """What a scope that `counted` opened has learned. Nothing of it depends on a record's values.
+    """The result of a `counted` scope; nothing in it depends on a record's values.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Rehearsal:
         return self.records is not None
 
     def check(self) -> None:
-        """Raise what is wrong with the settings or the model, so that it is told before a charge.
+        """Raise an error of the settings or the model, so that it is reported before a charge.
 
         What the user's own code raises on generated records may be their fault: the log has it.
 
@@ -100,7 +100,7 @@ class Rehearsal:
     def of(
         self, features: NDArray[Any], labels: NDArray[Any], work: Callable[[Generated], None]
     ) -> None:
-        """Note the number of the records and do the work on generated ones. The first call counts.
+        """Count the records and run `work` on generated ones; only the first call counts.
 
         The features are standard normal, or zeros where they are no floating-point numbers; the
         labels are zeros.
@@ -146,7 +146,7 @@ _rehearsal: ContextVar[Rehearsal | None] = ContextVar("flwr_privacy_rehearsal", 
 
 @contextmanager
 def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
-    """Open a scope in which the user's function only tells the number of its records.
+    """Open a scope in which the user's function only reports the number of its records.
 
     A trainer that the user calls in it looks at no value of its features and labels. It tries
     itself on generated records of the same layout and then ends the user's function. What the
@@ -181,12 +181,12 @@ def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
 
 
 def trying() -> bool:
-    """Tell whether a training is tried on generated records that it asks for."""
+    """Tell whether a training is being tried on generated records that it requests."""
     return trial_scope.get() is not None
 
 
 def rehearsing() -> bool:
-    """Tell whether a scope of `counted` or `trial` is open: nothing has been charged then."""
+    """Tell whether a scope of `counted` or `trial` is open, in which nothing has been charged."""
     return trying() or _rehearsal.get() is not None
 
 
@@ -227,7 +227,7 @@ def rehearse(
     labels: NDArray[Any],
     work: Callable[[Generated], None],
 ) -> None:
-    """In a scope of `counted`, do `work` on generated records and end the user's function.
+    """In a scope of `counted`, run `work` on generated records and end the user's function.
 
     A trainer calls this first. Outside of such a scope, or in one of another kind, it does nothing.
 

@@ -1,4 +1,4 @@
-"""A client's half of secure sums: around any scheme that sends codes on a grid, or alone.
+"""The client half of secure sums, for any scheme that sends codes on a grid, or alone.
 
 What a client remembers lies in a file of its node, under a lock: a server that asks twice, at once
 or after a restart, meets the same memory.
@@ -116,7 +116,7 @@ class SecureSumClient(SchemeClient):
 
 @dataclass(frozen=True)
 class SumPlace:
-    """A client's place in a secure sum, between its joining and its sending.
+    """A client's place in a secure sum, from joining to sending its vector.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class SumPlace:
     believed: BelievedSum
 
     def masked(self, arrays: Arrays, metrics: Metrics) -> tuple[Arrays, dict[str, Any]]:
-        """Return a reply of codes as it may leave the node, and what may be said beside it.
+        """Return the masked reply that may leave the node, and the metrics that may go with it.
 
         Raises
         ------
@@ -158,7 +158,7 @@ class SumPlace:
 
 
 def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
-    """Take a client's place in the secure sum that a training question names.
+    """Join the secure sum that a training request names.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
 
 
 def step_of(header: Header) -> int:
-    """Return which of a round's sums a question for a vector is about.
+    """Return which of a round's sums a request for a vector belongs to.
 
     The training is the first; every later question of the scheme is one more. Before round 1 there
     is no training, and the first question, a setup, has the first sum.
@@ -214,7 +214,7 @@ def step_of(header: Header) -> int:
 
 
 def summed(mean: WeightedMean, content: RecordDict) -> WeightedMean:
-    """Return the accumulator of the masked vectors that a question asks for, if it does."""
+    """Return the accumulator for masked vectors, if the request asks for them."""
     if JOIN not in content:
         return mean
     bounds = read(Bounds, _record(content, JOIN))
@@ -222,7 +222,7 @@ def summed(mean: WeightedMean, content: RecordDict) -> WeightedMean:
 
 
 def answer_phase(context: Context, header: Header, content: RecordDict) -> RecordDict:
-    """Answer a question of the protocol itself: the phases ``keys`` and ``shares``.
+    """Answer a request of the protocol itself: the phases ``keys`` and ``shares``.
 
     Raises
     ------
@@ -277,7 +277,7 @@ def _signed(experiment_id: str, client_id: str, key: bytes) -> tuple[str | bytes
 
 @contextmanager
 def _participant(store: ContextStore, experiment_id: str) -> Iterator[Participant]:
-    """Lend a client's side of an experiment; what it remembers is on the disk afterwards."""
+    """Open a client's side of an experiment under a lock; write its state to disk at the end."""
     name = hashlib.sha256(experiment_id.encode()).hexdigest()[:32]
     path = store.sessions / name
     if not path.exists():  # a server names as many experiments as it likes

@@ -1,4 +1,4 @@
-"""Clients of a cohort side by side: each goes on until it comes to work that all can do at once.
+"""Runs clients of a cohort side by side, pausing each at a task that can run in a batch.
 
 The clients' own code knows nothing of it. Where it calls a trainer of this library, the trainer
 hands in a `flwr_privacy.clients.node.batched_task.BatchedTask`; the client then stands still, and
@@ -40,7 +40,7 @@ _Made = TypeVar("_Made")
 
 @dataclass
 class _Trial:
-    """What is known of a kind of job: the seconds per record, one by one and together."""
+    """Measured seconds per record of one kind of task, alone and in a batch."""
 
     alone: list[float] = field(default_factory=list)
     together: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ _trials: defaultdict[Hashable, _Trial] = defaultdict(_Trial)  # for as long as t
 
 
 class _Client(Generic[_Made]):
-    """The call of one client, which stands still when it comes to a job.
+    """One client's call, which pauses at each batched task.
 
     It has the global generators of random numbers to itself: they begin anew for each client, from
     what the generator of this process draws.
@@ -77,7 +77,7 @@ class _Client(Generic[_Made]):
         self._greenlet.gr_context.run(stand.set, self._stands)
 
     def goes_on(self) -> list[_Made]:
-        """Let it go on; return what it made if it came to its end, or else nothing."""
+        """Resume the call; return its result in a list if it ended, or else an empty list."""
         self.job = None
         before = _random_states()
         if self._seed is not None:
@@ -100,7 +100,7 @@ class _Client(Generic[_Made]):
             self._greenlet.throw()
 
     def _stands(self, job: BatchedTask[Result]) -> Result:
-        """Let others go on until the job is done with theirs, or is to be done alone."""
+        """Pause until the task has run in a batch or must run alone."""
         if getcurrent() is not self._greenlet or not job.may_wait():
             return job.alone()
         job.leave()
@@ -113,7 +113,7 @@ class _Client(Generic[_Made]):
 
 
 def side_by_side(calls: Iterable[Callable[[], _Made]], *, measure: bool = False) -> Iterator[_Made]:
-    """Make the calls of some clients; yield what each returned, as soon as it has.
+    """Run the calls of some clients; yield each result as soon as it is there.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def side_by_side(calls: Iterable[Callable[[], _Made]], *, measure: bool = False)
 
 
 def _to_their_ends(standing: list[_Client[_Made]], *, measure: bool) -> Iterator[_Made]:
-    """Let those who stand still go on, from job to job."""
+    """Resume the paused clients, from task to task."""
     while standing:
         groups = _groups(standing)
         if len(groups) == len(standing) > 1:
@@ -162,7 +162,7 @@ def _to_their_ends(standing: list[_Client[_Made]], *, measure: bool) -> Iterator
 
 
 def _groups(standing: Iterable[_Client[Any]]) -> list[list[_Client[Any]]]:
-    """Return the clients in groups whose jobs fit."""
+    """Group the clients whose tasks can run together."""
     groups: list[list[_Client[Any]]] = []
     for client in standing:
         if client.job is None:
@@ -178,7 +178,7 @@ def _groups(standing: Iterable[_Client[Any]]) -> list[list[_Client[Any]]]:
 
 
 def _do(group: Sequence[_Client[Any]], *, measure: bool) -> None:
-    """Do the jobs of a group together, unless each is better done by its own client."""
+    """Run the tasks of a group together, unless running each alone is better."""
     jobs = [client.job for client in group if client.job is not None]
     trial = _trials[jobs[0].kind]
     if len(jobs) == 1 or not trial.says_together(measure=measure):
@@ -212,7 +212,7 @@ def _warn_once(text: str) -> None:
 
 @contextmanager
 def _timed(times: list[float], *, records: int) -> Iterator[None]:
-    """Note the seconds per record, as long as they are few."""
+    """Measure the seconds per record, for the first few measurements."""
     start = time.perf_counter()
     yield
     if len(times) < _MEASURED and records:
@@ -220,7 +220,7 @@ def _timed(times: list[float], *, records: int) -> Iterator[None]:
 
 
 def _random_states() -> Callable[[], None]:
-    """Note the states of the global generators; return what puts them back."""
+    """Save the states of the global random generators; return a function that restores them."""
     python, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch = sys.modules.get("torch")
     torchs = None if torch is None else torch.get_rng_state()
@@ -235,7 +235,7 @@ def _random_states() -> Callable[[], None]:
 
 
 def _seed(seed: int) -> None:
-    """Begin the global generators anew."""
+    """Seed the global random generators."""
     random.seed(seed)
     np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
     torch = sys.modules.get("torch")

@@ -1,18 +1,18 @@
-"""The one room for torch: models, and the training and evaluation of a client."""
+"""All torch code of a client: models, training and evaluation."""
 
-from .central import TorchCentral
 from .computing import Loss, allotted_device
 from .extractor import FrozenExtractor
 from .models import cnn, linear, mlp
 from .per_record import evaluate_per_record, train_per_record
 from .poisson import train_poisson
 from .running_statistics import statistics_of
+from .server_model import TorchServerModel
 from .training import evaluate, get_arrays, initialise, set_arrays, train
 
 __all__ = [
     "FrozenExtractor",
     "Loss",
-    "TorchCentral",
+    "TorchServerModel",
     "allotted_device",
     "cnn",
     "evaluate",

@@ -1,4 +1,4 @@
-"""Where torch computes, on how many threads, and what it minimises."""
+"""Sets torch's device, threads and loss."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent on a client's model: by itself, or with those of other clients.
+"""Stochastic gradient descent on a client's model, alone or in a batch with other clients'.
 
 The models of several clients are stacked, one more axis in front of each parameter, and each step
 is one call of `torch.func.vmap` for all whose batches have equally many records. It computes what
@@ -72,7 +72,7 @@ class Descent(BatchedTask[float]):
         self._tensors: tuple[Tensor, Tensor] | None = None
 
     def alone(self) -> float:
-        """Do the steps."""
+        """Run the steps for this client alone."""
         if self._state is not None:
             self._state.put_back()
         inputs, targets = self._tensors or self._copied()
@@ -135,7 +135,7 @@ class Descent(BatchedTask[float]):
         return value if all(map(_all_finite, (value, *ends))) else None
 
     def may_wait(self) -> bool:
-        """Tell whether no mode of torch is on that would hold for other clients too."""
+        """Tell whether no mode of torch is active that would affect other clients too."""
         return none_in_force()
 
     def leave(self) -> None:
@@ -164,7 +164,7 @@ class Descent(BatchedTask[float]):
         )
 
     def together(self, jobs: Sequence["Descent"]) -> list[Done]:
-        """Do the steps of all clients."""
+        """Run the steps of all clients together."""
         states, tensors = zip(*(job._left() for job in jobs), strict=True)
         weights = stack_of([state.trainable for state in states])
         fixed = stack_of([state.fixed for state in states])
@@ -222,7 +222,7 @@ class Descent(BatchedTask[float]):
         return fine
 
     def alike(self, done: Done) -> bool:
-        """Train alone to see whether it comes to the same weights, buffers and loss."""
+        """Train alone; tell whether weights, buffers and loss are the same."""
         trained, mean, _ = done
         state, _ = self._left()
         own = self.alone()

@@ -20,10 +20,10 @@ _BATCH = 512  # records
 
 
 class FrozenExtractor:
-    """The features that a torch module makes, as a feature map for linear regression.
+    """Wraps a frozen torch module as a feature map for linear regression.
 
     ACFL regresses the labels on them in place of raw data, which fits the last layer of a network
-    whose other layers are public: pretrained on public data, or random. What is promised then
+    whose other layers are public: pretrained on public data, or random. What is guaranteed then
     covers features, not pixels: one pixel moves them all.
 
     Parameters

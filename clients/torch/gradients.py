@@ -1,4 +1,4 @@
-"""The gradients of single records, as little of them in memory as their norms and sums need.
+"""Computes gradients of single records, with only the memory that norms and sums need.
 
 Each record goes through the model as a batch of its own (`torch.func.vmap`), so no record can have
 a part in the gradient of another, whatever the model does with its batch.
@@ -92,7 +92,7 @@ class Gradients:
         return total
 
     def scales(self, copies: Mapping[str, int], clipping_norm: float) -> Tensor:
-        """Return what clips each record's gradient to a norm, (B,) float64, from 0 to 1.
+        """Return the factor that clips each record's gradient to a norm, (B,) float64, from 0 to 1.
 
         It is 0 where there is no finite gradient.
         """
@@ -379,7 +379,7 @@ class RecordGradients:
 
 
 class GradientsJob(BatchedTask[Gradients]):
-    """The gradients of some records of a client.
+    """A batched task: the gradients of some records of a client.
 
     Parameters
     ----------
@@ -408,7 +408,7 @@ class GradientsJob(BatchedTask[Gradients]):
         self._state: dict[str, Tensor] = {}
 
     def may_wait(self) -> bool:
-        """Tell whether no mode of torch is on that would hold for other clients too."""
+        """Tell whether no mode of torch is active that would affect other clients too."""
         return none_in_force()
 
     def leave(self) -> None:
@@ -428,7 +428,7 @@ class GradientsJob(BatchedTask[Gradients]):
         )
 
     def alone(self) -> Gradients:
-        """Compute them; those of records for which the model or the loss raises are NaN."""
+        """Compute the gradients; NaN for records for which the model or the loss raises."""
         self._come_back()
         with one_thread():
             return self._gradients.of_all(self._parameters, self._take)
@@ -446,13 +446,13 @@ class GradientsJob(BatchedTask[Gradients]):
         )
 
     def together(self, jobs: Sequence["GradientsJob"]) -> list[Gradients]:
-        """Compute those of all clients."""
+        """Compute the gradients of all clients together."""
         features, labels = zip(*(job._records for job in jobs), strict=True)
         with one_thread():
             return self._gradients.of_clients([job._state for job in jobs], features, labels)
 
     def alike(self, done: Gradients) -> bool:
-        """Compute them alone to see whether they are the same."""
+        """Compute the gradients alone; tell whether they are the same."""
         own = self.alone()
         pairs = [(tensor, done.whole[name]) for name, tensor in own.whole.items()]
         for name, outer in own.outer.items():
@@ -461,7 +461,7 @@ class GradientsJob(BatchedTask[Gradients]):
         return all(float((a - b).norm()) <= _ROUNDING * float(a.norm()) for a, b in known)
 
     def finish(self, done: Gradients) -> Gradients:
-        """Return them, with the model as it was."""
+        """Return the gradients, and restore the model."""
         self._come_back()
         return done
 

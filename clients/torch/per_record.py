@@ -1,4 +1,4 @@
-"""Training with gradients clipped per record: what record-level privacy rests on.
+"""Trains with gradients clipped per record, on which record-level privacy rests.
 
 A scheme with ``unit="record"`` needs a bound on what one record can do to the trained arrays. A
 clip of the update gives none; here it follows from the steps themselves, and `PerRecordStep` is the

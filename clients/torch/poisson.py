@@ -1,4 +1,4 @@
-"""Training on Poisson batches: what a scheme's credit for the secret choice of records rests on."""
+"""Trains on Poisson batches, on which a scheme's amplification by sampling rests."""
 
 import logging
 import math

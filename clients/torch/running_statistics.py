@@ -1,4 +1,4 @@
-"""Which arrays of a torch model are statistics, so that an app can keep them back."""
+"""Finds the arrays of a torch model that are statistics, so that an app can keep them back."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""What stacking the models of several clients takes: copies of their states, and comparisons."""
+"""Stacks the models of several clients: copies and compares their states."""
 
 from collections.abc import Mapping, Sequence
 from types import MethodType
@@ -13,7 +13,7 @@ __all__ = ["ModelState", "name_of", "none_in_force", "same_loss", "stack_of"]
 
 
 class ModelState:
-    """A model as it is now: modules, attributes, parameters and buffers.
+    """A snapshot of a model: modules, attributes, parameters and buffers.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class ModelState:
         self.nbytes = sum(tensor.nbytes for tensor in copies)
 
     def put_back(self, changed: Mapping[str, Tensor] | None = None) -> None:
-        """Let the model be as it was, but for the tensors that have changed, by name."""
+        """Restore the model, except for the given changed tensors, by name."""
         for module, attributes in self._modules.values():
             vars(module).update({key: _kept(value) for key, value in attributes.items()})
         with torch.no_grad():
@@ -60,7 +60,7 @@ class ModelState:
                 tensor.requires_grad_(self._trained[name])
 
     def now(self) -> dict[str, Tensor]:
-        """Return what parameters and buffers are by now."""
+        """Return the current parameters and buffers."""
         named = [*self._model.named_parameters(), *self._model.named_buffers()]
         return {name: tensor.detach() for name, tensor in named}
 
@@ -94,13 +94,13 @@ def same_loss(one: Loss, other: Loss) -> bool:
 
 
 def name_of(loss: Loss) -> str:
-    """Return what a loss is called, as far as it is known."""
+    """Return the name of a loss, if it has one."""
     named = loss if hasattr(loss, "__qualname__") else type(loss)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def none_in_force() -> bool:
-    """Tell whether no mode of torch is on that would hold for other clients too."""
+    """Tell whether no mode of torch is active that would affect other clients too."""
     return torch.is_grad_enabled() and not any(
         torch.is_autocast_enabled(device) for device in ("cpu", "cuda")
     )

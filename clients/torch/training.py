@@ -1,4 +1,4 @@
-"""Local training and evaluation of a torch model, bit for bit the same in every process.
+"""Trains and evaluates a torch model locally, bit for bit the same in every process.
 
 On the CPU everything runs on one thread, because the order of a sum depends on the number of
 threads. A GPU makes no such promise.

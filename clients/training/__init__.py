@@ -1,1 +1,1 @@
-"""What a scheme asks of a training (clipping per record, Poisson batches), and the proof of it."""
+"""Plans and certificates of a training: clipping per record, Poisson batches."""

@@ -1,4 +1,4 @@
-"""What the certificates of local work have in common: a request for one, and what it compares.
+"""The common part of certificates of local work: the request for one, and its checks.
 
 A scheme that needs more than the update of the user's training opens a scope with a
 `CertificateRequest`; the trainer or evaluator that the user calls in it leaves its certificate
@@ -25,7 +25,7 @@ Certificate = TypeVar("Certificate")
 
 
 class CertificateRequest(Generic[Certificate]):
-    """What happened in a scope out of which exactly one certificate is to come.
+    """The events of a scope that must produce exactly one certificate.
 
     A kind of request says in `_missing`, `_several` and `_differing` what is wrong with none, with
     more than one, and with one of something else than was asked.
@@ -35,7 +35,7 @@ class CertificateRequest(Generic[Certificate]):
         self._certificates: list[Certificate] = []
 
     def add(self, certificate: Certificate) -> None:
-        """Enter what was done. A second one spoils the request, even if the error is caught.
+        """Add a certificate. A second one spoils the request, even if the error is caught.
 
         Raises
         ------
@@ -47,7 +47,7 @@ class CertificateRequest(Generic[Certificate]):
 
     @property
     def certificate(self) -> Certificate:
-        """What was done.
+        """The certificate of the scope.
 
         Raises
         ------
@@ -82,7 +82,7 @@ Asked = TypeVar("Asked")
 
 @contextmanager
 def opened(scope: ContextVar[Asked | None], request: Asked) -> Iterator[Asked]:
-    """Let a request be the innermost one of its kind for a while."""
+    """Make a request the innermost one of its kind within the scope."""
     token = scope.set(request)
     try:
         yield request

@@ -1,4 +1,4 @@
-"""Training with gradients clipped per record: what a scheme asks, and the proof that it was done.
+"""Plans and certificates of training with gradients clipped per record.
 
 A scheme wraps the user's training and sees only the arrays that come back, but its noise is right
 only if they are the asked steps from the arrays that it handed out. So it opens a scope with
@@ -59,7 +59,7 @@ a `PerRecordStep` counts it by itself.
 
 @dataclass(frozen=True, kw_only=True)
 class PerRecordPlan:
-    """What a scheme asks: steps ``w - learning_rate / b * sum of clip(gradient of a record)``.
+    """A plan of steps ``w - learning_rate / b * sum of clip(gradient of a record)``.
 
     Wei et al., "User-Level Privacy-Preserving Federated Learning", algorithm 1, lines 5 to 9, is
     one step on all records.
@@ -164,7 +164,7 @@ class PerRecordPlan:
     def sensitivity(self, records: int | None = None) -> float:
         """Return the sensitivity of the exact steps: `flwr_privacy.udp.sensitivity.sensitivity`.
 
-        Where the plan declares the number of records, `records` plays no part.
+        Where the plan declares the number of records, `records` is not used.
 
         Raises
         ------
@@ -346,7 +346,7 @@ class PerRecordLoss:
 
 
 class StepRequest(CertificateRequest[PerRecordStep]):
-    """What happened in a scope that `asked` opened; its certificate is `step`.
+    """The events of a scope that `asked` opened; its certificate is `step`.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ class StepRequest(CertificateRequest[PerRecordStep]):
 
     @property
     def step(self) -> PerRecordStep:
-        """What was done.
+        """The certificate of the scope.
 
         Raises
         ------
@@ -422,7 +422,7 @@ def asked(
 
 
 def current_plan() -> PerRecordPlan | None:
-    """Return what the scheme around the training asks; None if there is no scheme."""
+    """Return the plan of the scheme around the training; None if there is no scheme."""
     request = _request.get()
     return None if request is None else request.plan
 
@@ -448,7 +448,7 @@ def in_step(plan: PerRecordPlan, records: int) -> NDArray[np.bool_]:
 
 
 def certify(step: PerRecordStep) -> None:
-    """Hand what was done to the scheme around the training; without a scheme, do nothing.
+    """Pass a certificate to the scheme around the training; without a scheme, do nothing.
 
     A trainer calls this before it shows in its model.
 
@@ -463,7 +463,7 @@ def certify(step: PerRecordStep) -> None:
 
 
 class LossRequest(CertificateRequest[PerRecordLoss]):
-    """What happened in a scope that `asked_loss` opened; its certificate is `loss`.
+    """The events of a scope that `asked_loss` opened; its certificate is `loss`.
 
     Parameters
     ----------
@@ -540,19 +540,19 @@ def asked_loss(cap: float, *, records: int | None = None) -> AbstractContextMana
 
 
 def current_cap() -> float | None:
-    """Return what the scheme around the evaluation asks losses to be clipped to; None without."""
+    """Return the loss cap of the scheme around the evaluation; None without a scheme."""
     request = _loss_request.get()
     return None if request is None else request.cap
 
 
 def declared_losses() -> int | None:
-    """Return how many records the scheme around the evaluation declares; None if it does not."""
+    """Return the number of records that the scheme around the evaluation declares, or None."""
     request = _loss_request.get()
     return None if request is None else request.records
 
 
 def certify_loss(loss: PerRecordLoss) -> None:
-    """Hand a loss to the scheme around the evaluation; without a scheme, do nothing.
+    """Pass a loss to the scheme around the evaluation; without a scheme, do nothing.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Training on Poisson batches: what a scheme asks, and the proof that it was done.
+"""Plans and certificates of training on Poisson batches.
 
 A scheme may count on the secret choice of the records of a training for a part of its privacy, if
 every step took every record independently with the same probability. It clips the update of the
@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonPlan:
-    """What a scheme asks: steps on batches that take each record independently of the others.
+    """A plan of steps on batches that take each record independently of the others.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ training on Poisson batches made: return them as they are after it, with nothing
 
 
 class PoissonRequest(CertificateRequest[PoissonSteps]):
-    """What happened in a scope that `asked_steps` opened.
+    """The events of a scope that `asked_steps` opened.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class PoissonRequest(CertificateRequest[PoissonSteps]):
 
     @property
     def steps(self) -> PoissonSteps:
-        """What was done.
+        """The certificate of the scope.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class PoissonRequest(CertificateRequest[PoissonSteps]):
         return self.certificate
 
     def draw(self, records: int) -> NDArray[np.bool_]:
-        """Choose the records of one step. A draw more than was asked spoils the request."""
+        """Choose the records of one step. More draws than planned spoil the request."""
         self._drawn += 1
         return chosen(records, self.plan.sampling_rate, self._random)
 
@@ -230,7 +230,7 @@ def asked_steps(
 
 
 def current_steps() -> PoissonPlan | None:
-    """Return what the scheme around the training asks; None if there is no such scheme."""
+    """Return the plan of the scheme around the training; None if there is no such scheme."""
     request = _request.get()
     return None if request is None else request.plan
 
@@ -260,7 +260,7 @@ def poisson_batches(plan: PoissonPlan, records: int) -> Iterator[NDArray[np.intp
 
 
 def certify_steps(steps: PoissonSteps) -> None:
-    """Hand what was done to the scheme around the training; without a scheme, do nothing.
+    """Pass a certificate to the scheme around the training; without a scheme, do nothing.
 
     Raises
     ------

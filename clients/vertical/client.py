@@ -1,4 +1,4 @@
-"""A client's columns as vertical schemes compute with them, and the half that all of them share."""
+"""The base of vertical client halves, and the client's columns as they compute with them."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ def common_order(rows: int, experiment_id: str, part: str) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Expanded:
-    """Powers of a client's columns, in the common order.
+    """The powers of a client's columns, in the common order.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Expanded:
 
     @property
     def size(self) -> int:
-        """Bytes that they take."""
+        """Size in bytes."""
         return sum(part.nbytes for part in self.parts.values())
 
     def rows(self, part: str, places: NDArray[np.int64]) -> Array:
@@ -100,7 +100,7 @@ class Owned:
     experiment_id: str
 
     def raw(self) -> VerticalData:
-        """Return the data as they were given.
+        """Return the data as the user gave them.
 
         Raises
         ------
@@ -189,7 +189,7 @@ def begin_weights(
     shape: tuple[int, int],
     draw: Callable[[], Array],
 ) -> bool:
-    """Draw weights if the state has none of this training; tell whether it was so.
+    """Draw weights if the state has none of this training; return whether it drew them.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ def move_weights(
 
 
 def told_of(owned: Owned) -> Fields:
-    """Return what a client says of its data before a training: sizes, and a hash of the order."""
+    """Return a client's description of its data: sizes, and a hash of the order."""
     data = owned.raw()
     return {
         METRICS: {"num-examples": 1},
@@ -263,7 +263,7 @@ def told_of(owned: Owned) -> Fields:
 def gradient_in(
     arrays: Mapping[str, Any], rows: int, embedding: int, *, name: str = "gradient"
 ) -> NDArray[np.float32]:
-    """Return the gradient that came with a question.
+    """Return the gradient of a request.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The setup of FedVS on the client: say what one has, deal shares of all rows, keep the others'."""
+"""The setup of FedVS on the client: describes its data, deals its shares, stores others'."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ __all__ = ["code", "enrol", "text_in"]
 
 
 def enrol(store: StepStore, data: GivenData, generation: str) -> Answer:
-    """Say who one is, with a key for this coding alone, and how large the data are."""
+    """Return the client's identity with a key for this coding alone, and the size of its data."""
     name = key_name(store.experiment_id, generation)
     public = store.pair(name).public
     told = told_of(owned(store, data))
@@ -34,7 +34,7 @@ def enrol(store: StepStore, data: GivenData, generation: str) -> Answer:
 
 
 def code(coding: Coding, chunk: Chunk, arrays: Arrays, fields: Fields) -> Answer:
-    """Take in the shares of the chunk before, and deal those of the next one (FedVS, (2)).
+    """Store the shares of the previous chunk, and deal those of the next one (FedVS, (2)).
 
     Raises
     ------

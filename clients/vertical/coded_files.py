@@ -1,4 +1,4 @@
-"""Files of a client of FedVS: its shares of everybody's rows, and the shares that it dealt last."""
+"""Files of a FedVS client: its shares of everybody's rows, and the shares that it dealt last."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ _STORED = np.dtype("<u4")  # an element is below 2^31
 
 
 class CodedRows:
-    """Shares of the rows of a part: a matrix of elements in a file that is not read as a whole.
+    """The shares of a part's rows: a matrix in a file that is never read as a whole.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class CodedRows:
         self.shape = shape
 
     def create(self) -> None:
-        """Make the file anew, for its owner alone (mode 0600)."""
+        """Create the file, readable by its owner alone (mode 0600); an old one is replaced."""
         self.path.unlink(missing_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -47,7 +47,7 @@ class CodedRows:
             os.close(descriptor)
 
     def is_there(self) -> bool:
-        """Tell whether the file is there, with the size that it should have."""
+        """Tell whether the file exists with the right size."""
         return self.path.is_file() and self.path.stat().st_size == self.size
 
     def write(self, first: int, blocks: Iterable[tuple[int, NDArray[np.integer[Any]]]]) -> None:
@@ -58,7 +58,7 @@ class CodedRows:
             mapped[first : first + rows, offset : offset + columns] = elements
 
     def sync(self) -> None:
-        """Have what was written outlive a power cut: lost pages would be zeros."""
+        """Flush the file to disk, because pages lost in a power cut would be zeros."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -84,13 +84,13 @@ def forget_coded(folder: Path, kept: set[Path]) -> None:
 
 
 def keep_dealt(folder: Path, name: str, asked: dict[str, Any], sealed: NDArray[np.uint8]) -> None:
-    """Keep the shares of weights that were dealt last."""
+    """Store the shares of weights that were dealt last."""
     content = dumps({"name": name, "asked": asked, "sealed": sealed})
     write_sealed(folder / "dealt", _MAGIC, content, durable=False)
 
 
 def dealt(folder: Path, name: str) -> dict[str, Any]:
-    """Return what was asked and dealt under a name, if it was the last; else nothing."""
+    """Return the last request and its dealt shares if they have this name, else nothing."""
     try:
         kept = loads(read_sealed(folder / "dealt", _MAGIC))
     except (FileNotFoundError, DamagedFileError):  # after a power cut

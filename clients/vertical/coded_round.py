@@ -1,4 +1,4 @@
-"""A round of FedVS on the client: deal shares of its weights, evaluate everybody's coded rows."""
+"""A round of FedVS on the client: deals shares of its weights, evaluates everybody's coded rows."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ __all__ = ["deal", "embed", "embed_plainly"]
 
 
 def deal(store: StepStore, data: GivenData, dealing: Dealing, arrays: Arrays) -> Answer:
-    """Move the weights by the gradient that came; deal shares of them (FedVS, (3), (4)).
+    """Apply the received gradient to the weights; deal shares of them (FedVS, (3), (4)).
 
     Raises
     ------
@@ -202,7 +202,7 @@ def _evaluated(coding: Coding, dealers: list[str], sealed: NDArray[Any]) -> NDAr
 
 
 def embed_plainly(store: StepStore, data: GivenData, chunk: Chunk) -> Answer:
-    """Return the embeddings of some places of a part as they are: for simulations.
+    """Return uncoded embeddings of some places of a part, for simulations.
 
     Raises
     ------

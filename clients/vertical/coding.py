@@ -1,4 +1,4 @@
-"""A coding of the data as a client of FedVS has it: what was agreed on, and the rows it is of."""
+"""One coding of the data on a FedVS client: the agreed parameters and the coded rows."""
 
 import logging
 from collections.abc import Mapping
@@ -56,11 +56,11 @@ class Coding:
 
     @cached_property
     def seals(self) -> SealedShares:
-        """What seals and opens shares of this coding."""
+        """The object that seals and opens shares of this coding."""
         return SealedShares(self.store, self.terms)
 
     def file(self, part: str) -> CodedRows:
-        """Return the file with the shares of a part's rows, which may not be there yet."""
+        """Return the file with the shares of a part's rows, which may not exist yet."""
         shape = (self.terms.segments(part).length, self.terms.offsets[-1])
         return CodedRows(self.store.folder, self.terms.generation, part, shape)
 
@@ -118,7 +118,7 @@ def agreed(state: Mapping[str, Any]) -> CodeTerms:
 
 
 def complete_coding(store: StepStore, data: GivenData, generation: str) -> Coding | None:
-    """Return a coding of which the client has all shares; None if it has not."""
+    """Return a coding if the client has all of its shares, else None."""
     if store.state.get("generation") != generation or not store.state["complete"]:
         return None
     coding = Coding(store, data, agreed(store.state))

@@ -1,4 +1,4 @@
-"""FedVS on the client: hold shares of everybody's rows, deal weights, evaluate what is coded.
+"""FedVS on the client: stores shares of everybody's rows, deals weights, evaluates on shares.
 
 The client owns columns of the data and the weights for them. What it deals of both are shares, each
 sealed for one holder, so that the server that passes them on cannot read them.
@@ -97,7 +97,7 @@ class FedVSClient(SchemeClient):
         self._min_privacy = check_integer("min_privacy", min_privacy, minimum=1)
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> ProtocolStep:
-        """Return the step of the setup or of a round that a question asks for.
+        """Return the step of the setup or of a round that a request asks for.
 
         Raises
         ------

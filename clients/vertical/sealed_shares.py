@@ -1,4 +1,4 @@
-"""Shares of FedVS on their way: each sealed for its holder, and bound to what it is for."""
+"""Seals FedVS's shares for their holders, and binds each to its purpose."""
 
 import hashlib
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SCHEME = "fedvs"
 
 
 def key_name(experiment_id: str, generation: str) -> str:
-    """Return for what a key pair is: a later breach does not open what older ones sealed."""
+    """Return the name of a coding's key pair: a later breach does not open older codings."""
     return f"{experiment_id} {generation}"
 
 
@@ -101,7 +101,7 @@ class SealedShares:
         phase: str,
         purpose: list[Part],
     ) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Open the shares of the other senders, which lie one after the other.
+        """Open the concatenated shares of the other senders.
 
         Raises
         ------

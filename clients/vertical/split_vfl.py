@@ -1,4 +1,4 @@
-"""Plain vertical split learning on the client: the half of FedVS's rivals."""
+"""Plain vertical split learning on the client, the baselines of FedVS."""
 
 from collections.abc import Callable
 from functools import partial
@@ -66,7 +66,7 @@ class SplitVFLClient(SchemeClient):
         self._data = data
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> ProtocolStep:
-        """Return the step that says what there is, or embeds some rows."""
+        """Return the step that describes the data, or embeds some rows."""
         if phase == ENROL:
             return ProtocolStep(lambda store: ({}, told_of(self._owned(store))))
         step = records.read(Step, fields)

@@ -1,4 +1,4 @@
-"""Accountants: what charges cost together, and whether one more fits under a cap.
+"""Accountants: compute the total cost of charges, and whether one more exceeds a cap.
 
 `Accountant.epsilon` says what releases cost whose noise was planned in advance. Where the noise of
 a release may depend on earlier releases, a total is no statement; what is proven then is the cap
@@ -45,12 +45,12 @@ __all__ = ["ACCOUNTANTS", "Accountant", "fitting", "new_accountant", "spent", "s
 Releases = tuple[tuple[Charge, int], ...]
 """Charges with a count of 1, oldest first, each with the number of times it was made."""
 
-_LARGEST_GAP = 100.0  # beyond it nothing is promised
+_LARGEST_GAP = 100.0  # beyond it nothing is guaranteed
 _ROUNDING = 1e-15  # of delta, per composition in a PLD: what Fourier transforms may lose
 
 
 class Accountant(ABC):
-    """The charges so far, and what they cost.
+    """The charges so far and their total cost: base of the accountants.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Accountant(ABC):
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """The charges so far, oldest first; equal ones are merged into the oldest."""
+        """The charges so far, oldest first; equal charges are merged into the oldest."""
         return tuple(replace(charge, count=count) for charge, count in self._counts.items())
 
     def compose(self, charge: Charge) -> None:
@@ -88,7 +88,7 @@ class Accountant(ABC):
         self._counts[single] = self._counts.get(single, 0) + charge.count
 
     def epsilon(self, delta: float) -> float:
-        """Return the epsilon of the charges so far; without any 0, without a bound infinite.
+        """Return the epsilon of the charges so far: 0 without charges, infinite without a bound.
 
         Parameters
         ----------
@@ -110,7 +110,7 @@ class Accountant(ABC):
         return self._epsilon(releases, delta * math.exp(-gap)) + gap
 
     def delta(self, epsilon: float) -> float:
-        """Return the delta of the charges so far; without any 0.
+        """Return the delta of the charges so far: 0 without charges.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class Accountant(ABC):
         return self._delta_beyond_gap(releases, epsilon) if releases else 0.0
 
     def would_exceed(self, charge: Charge, *, epsilon: float, delta: float) -> bool:
-        """Return whether the charges so far and this one pass a cap; nothing is added.
+        """Return whether one more charge would exceed a cap; nothing is added.
 
         Parameters
         ----------
@@ -287,7 +287,7 @@ ACCOUNTANTS: dict[str, type[Accountant]] = {
 
 
 def new_accountant(name: str, charges: Iterable[Charge] = ()) -> Accountant:
-    """Return an accountant.
+    """Make an accountant by name.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ def new_accountant(name: str, charges: Iterable[Charge] = ()) -> Accountant:
 
 
 def supports(charge: Charge, accountant: str) -> bool:
-    """Return whether an accountant knows the cost of a charge.
+    """Return whether an accountant can bound the cost of a charge.
 
     Examples
     --------
@@ -316,7 +316,7 @@ def supports(charge: Charge, accountant: str) -> bool:
 
 
 def spent(charges: Iterable[Charge], *, delta: float, accountant: str = "gdp") -> float:
-    """Return the epsilon of charges.
+    """Return the total epsilon of some charges.
 
     Parameters
     ----------
@@ -341,7 +341,7 @@ def spent(charges: Iterable[Charge], *, delta: float, accountant: str = "gdp") -
 
 
 def fitting(charges: Iterable[Charge]) -> str:
-    """Return the name of the tightest accountant whose cap is proven for such charges.
+    """Return the name of the tightest accountant that bounds all of the charges.
 
     Choose once, with every kind of charge that may come: a cap that changes its accountant on the
     way is not proven.

@@ -1,4 +1,4 @@
-"""Calibration: the least noise that keeps a number of equal releases under a budget."""
+"""Finds the least noise that keeps a number of equal releases within a budget."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ _STEEPEST = 3.0  # the searched function is cut off there: it may be infinite
 def noise_multiplier(
     *, epsilon: float, delta: float, releases: int, sampling: float = 1.0, accountant: str = "gdp"
 ) -> float:
-    """Return the least noise multiplier with which equal Gaussian releases keep to a budget.
+    """Return the least noise multiplier that keeps equal Gaussian releases within a budget.
 
     The releases fit under the cap of that accountant (`Accountant.would_exceed`) one by one and
     together. The result is never too small, and too large by a relative 1e-6 at most (1e-9 for

@@ -1,4 +1,4 @@
-"""What one release of noised values costs, as data; accountants interpret it."""
+"""A charge: the cost of one release as data, which accountants interpret."""
 
 import math
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ class Charge:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Charge":
-        """Read a charge from plain values; every one must be there.
+        """Read a charge from plain values; all of them must be present.
 
         Raises
         ------

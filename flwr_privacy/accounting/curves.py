@@ -1,4 +1,4 @@
-"""What one release costs as a curve: Rényi divergence by order, or the law of the privacy loss.
+"""Computes one release's cost: Rényi divergence by order, or privacy loss distribution.
 
 Both come from dp-accounting, take it a tenth of a second to some seconds, and are kept here for the
 next release of the same kind.

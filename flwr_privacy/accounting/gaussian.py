@@ -1,4 +1,4 @@
-"""Gaussian differential privacy in closed form: mu, and the (epsilon, delta) it stands for.
+"""Gaussian differential privacy in closed form: converts mu to (epsilon, delta) and back.
 
 A release of a value of L2 sensitivity 1 with Gaussian noise of standard deviation z is 1/z-GDP, and
 releases compose to the root of the sum of their squares, exactly (Dong, Roth, Su, *Gaussian

@@ -1,4 +1,4 @@
-"""Where a function changes its sign."""
+"""Finds a root of a function."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def root(
     absolute: float,
     relative: float = _RELATIVE,
 ) -> float:
-    """Return a number between `low` and `high` at which a continuous function is 0 (Brent).
+    """Return a root of a continuous function between `low` and `high` (Brent's method).
 
     Parameters
     ----------

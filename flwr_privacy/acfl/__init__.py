@@ -1,4 +1,4 @@
-"""ACFL: linear regression that stragglers do not hold up, by coded data and adaptive weights.
+"""ACFL: linear regression that does not wait for stragglers, by coded data and adaptive weights.
 
 Source: "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation" (arXiv,
 2024). Every device uploads noised moments of its data once; in each round the server mixes the

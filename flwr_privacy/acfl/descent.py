@@ -1,4 +1,4 @@
-"""The server's steps: coded data, the weights of a round, and what they make of the model.
+"""The server's steps: compute the new model from coded data and the weights of a round.
 
 Source: "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation" (arXiv,
 2024), algorithm 1.
@@ -146,7 +146,7 @@ class Descent:
         self.numbers: dict[str, float] = {}
 
     def renew(self) -> None:
-        """Take up, with the next step, that there are other devices."""
+        """Choose the weights anew at the next step, because the set of devices has changed."""
         self._seen, self._policy = self.state(), None
         self._found_rate = None
 
@@ -235,7 +235,7 @@ class Descent:
         return self._seen if self._policy is None else self._policy.state()
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._seen, self._policy = state, None
 
     def _rate_of(self, coded: CodedData | None) -> float:

@@ -1,4 +1,4 @@
-"""What ACFL promises, as text and data."""
+"""States the guarantee of ACFL, as text and data."""
 
 import math
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ def guarantee_of(
     coded_only: bool,
     insecure: bool,
 ) -> Guarantee:
-    """Return the promise of a training.
+    """Return the guarantee of a training.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def guarantee_of(
     """
     void = "clients drew their noise from an insecure seed, for tests" if insecure else ""
     if noise == RECORD:
-        return _record_promise(epsilon, delta, summed=summed, quorum=quorum, void=void)
+        return _record_guarantee(epsilon, delta, summed=summed, quorum=quorum, void=void)
     not_protected = [] if coded_only else _leaks(exact_rounds, summed=summed)
     if setup is not None and noise == PAPER:
         privacy = setup_privacy(setup, bound=bound)
@@ -147,7 +147,7 @@ def _setup_text(
     )
 
 
-def _record_promise(
+def _record_guarantee(
     epsilon: float,
     delta: float,
     *,

@@ -1,4 +1,4 @@
-"""Limits of a client's data that its operator sets: a server may choose bounds to learn from."""
+"""Checks bounds of a server against limits of the client's data that its operator sets."""
 
 import math
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ __all__ = ["DataLimits"]
 
 @dataclass(frozen=True, kw_only=True)
 class DataLimits:
-    """What a client's operator knows of its data without looking: bounds that they keep to.
+    """Bounds of a client's data that its operator knows without reading them.
 
     Parameters
     ----------

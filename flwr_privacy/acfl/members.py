@@ -1,4 +1,4 @@
-"""Who has encoded its data for a training, and the global coded data set that came of it."""
+"""The clients that have encoded their data for a training, and the global coded data set."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ __all__ = ["CodedMembers"]
 
 
 class CodedMembers:
-    """The clients that were set up, and the sum of what they have sent.
+    """The clients that were set up, and the sum of their coded data.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class CodedMembers:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self.names = list(state["members"])
         if state["setup"] is not None:
             self.terms = records.read(SetupTerms, state["setup"])

@@ -1,4 +1,4 @@
-"""What a user of ACFL chooses: what has noise, how rounds are weighed, the bounds of the data."""
+"""Constructor options of ACFL: which answers get noise, the weights of a round, data bounds."""
 
 import math
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _LEAST, _MOST = 1e-100, 1e100  # of bounds: their squares are numbers
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Base of what can have noise."""
+    """Base of the noise options."""
 
     noise: ClassVar[str]
     """Its name on the wire."""

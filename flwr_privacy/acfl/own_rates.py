@@ -1,4 +1,4 @@
-"""Gradients of clients that straggle each at a rate of its own: each is scaled by its own."""
+"""Sums gradients of clients with different straggler rates, each scaled by its own rate."""
 
 import math
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""What a training asks of its clients: parameters checked once, and the terms that follow."""
+"""Plans a training's requests: parameters checked once, and the round config that follows."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flwr_privacy.accounting import spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_flag, check_number
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 
 from .options import DataBounds, Noise, NoisedRecords, NoisedSetup, SetupVariances, Weighting
 from .privacy import noise_split, sigma2_for_eps
@@ -30,7 +30,7 @@ _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What a user asks for; the parameters are those of `flwr_privacy.strategies.ACFL`.
+    """The checked options of `flwr_privacy.strategies.ACFL`.
 
     Raises
     ------
@@ -158,7 +158,7 @@ class ACFLPlan:
     rounds: int
 
     def setup_terms(self, *, parties: int) -> SetupTerms:
-        """Return what the setup asks.
+        """Return the round config of the setup.
 
         Raises
         ------
@@ -183,9 +183,9 @@ class ACFLPlan:
             for _ in range(2):  # the grid follows from the noise, and the noise has room for it
                 features, labels = terms.sensitivities()
                 terms = replace(terms, sigma_features=each * features, sigma_labels=each * labels)
-                terms = replace(terms, grid=Grid.holding(1.01 * terms.reach()).exponent)
+                terms = replace(terms, grid=CodeGrid.holding(1.01 * terms.reach()).exponent)
         elif terms.coded:
-            terms = replace(terms, grid=Grid.holding(1.01 * terms.reach()).exponent)
+            terms = replace(terms, grid=CodeGrid.holding(1.01 * terms.reach()).exponent)
         charge = terms.charge()
         if wish.noise == PAPER and moments and charge is not None:
             # What one setup costs; another one in the same experiment would pass it.
@@ -194,7 +194,7 @@ class ACFLPlan:
         return terms
 
     def gradient_terms(self, model: NDArray[np.float64], *, parties: int) -> GradientTerms:
-        """Return what a round asks.
+        """Return the round config of a round.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class ACFLPlan:
             bound = entry_bound(terms, model)
             terms = replace(terms, gradient_bound=bound * (1 + _ROUNDING))
         if terms.coded:
-            terms = replace(terms, grid=Grid.holding(1.01 * terms.reach()).exponent)
+            terms = replace(terms, grid=CodeGrid.holding(1.01 * terms.reach()).exponent)
         terms.check_grid()
         return terms
 

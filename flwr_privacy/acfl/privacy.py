@@ -1,4 +1,4 @@
-"""What an encoding tells of the data: the paper's measure, tighter ones, and the usual currency.
+"""Bounds what an encoding reveals: the paper's measure, tighter ones, and (epsilon, delta).
 
 Source: "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation" (arXiv,
 2024). Its measure is the mutual information between one entry of X and the upload, for somebody

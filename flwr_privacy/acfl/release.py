@@ -1,4 +1,4 @@
-"""What a client releases under ACFL: its coded data set, and gradients of a squared loss."""
+"""The releases of an ACFL client: its coded data set, and gradients of a squared loss."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
 from flwr_privacy.privacy.averaging import WeightedMean
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid, saturated
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
@@ -99,7 +99,7 @@ class CodedData(Mechanism):
 
 @dataclass(frozen=True)
 class CodedGradient(Mechanism):
-    """The gradient of a client's squared loss at a model, and what tells its size.
+    """The gradient of a client's squared loss at a model, and values that give its size.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def _noised(
     random: SecureRandom,
 ) -> NDArray[Any]:
     """Return the codes of some values with the client's part of the noise."""
-    grid = Grid(terms.grid)
+    grid = CodeGrid(terms.grid)
     codes = grid.encode(values.reshape(-1))
     if sigma > 0:
         codes += discrete_gaussian(codes.size, terms.share_of(sigma) / grid.step, random)

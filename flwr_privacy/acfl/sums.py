@@ -1,4 +1,4 @@
-"""The sums that ACFL needs of its clients: coded data sets, and gradients with their size."""
+"""Sums the answers of ACFL's clients: coded data sets, and gradients with their size."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.privacy.averaging import EvenWeights, WeightedMean
-from flwr_privacy.privacy.grid import EvenMean, Grid
+from flwr_privacy.privacy.grid import CodeGrid, EvenMean
 from flwr_privacy.wire.arrays import Arrays
 
 from .encoding import Moments, mirrored
@@ -38,7 +38,7 @@ _PARTS = 2.0**30  # of a step of the grid, in which the rest of a square is coun
 
 
 class Heard(NamedTuple):
-    """What a round's answers came to.
+    """The sums of a round's answers.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def sums_of(
     mean: WeightedMean, terms: SetupTerms | GradientTerms
 ) -> dict[str, NDArray[np.float64]]:
     """Return the sums of the answers as float64; zeros before the first."""
-    step = Grid(terms.grid).step if terms.coded else 1.0
+    step = CodeGrid(terms.grid).step if terms.coded else 1.0
     shapes = {name: shape for name, (shape, _) in mean.template.items()}
     found = mean.sums
     return {
@@ -100,7 +100,7 @@ def size_of(gradient: NDArray[np.float64], terms: GradientTerms) -> NDArray[np.f
         return np.array([NORM_SHARE * norm])
     if not terms.parties:
         return np.array([norm**2])
-    step = Grid(terms.grid).step
+    step = CodeGrid(terms.grid).step
     between, codes = math.modf(norm**2 / _square_unit(terms) / step)
     return np.array([codes * step, between * _PARTS * step])
 
@@ -149,7 +149,7 @@ def _square_unit(terms: GradientTerms) -> float:
 def _empty(shapes: dict[str, tuple[int, ...]], terms: SetupTerms | GradientTerms) -> WeightedMean:
     start = {name: np.broadcast_to(np.zeros(()), shape) for name, shape in shapes.items()}
     if terms.coded:
-        return EvenMean(start, Grid(terms.grid), list(start))
+        return EvenMean(start, CodeGrid(terms.grid), list(start))
     return EvenWeights(start)
 
 

@@ -1,4 +1,4 @@
-"""What the server asks of a client: the fields of ACFL on the wire."""
+"""The round config of ACFL: the fields that the server sends to a client."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, summed_gap
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
 
 __all__ = [
@@ -49,7 +49,7 @@ _LEAST_STEPS = 4.0  # of the grid in a standard deviation, below which the gap i
 
 @dataclass(frozen=True, kw_only=True)
 class DataTerms:
-    """What a client's data must be, so that noise and bounds mean the same to everybody.
+    """The shape and bounds that a client's data must have, the same for all clients.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class DataTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class SetupTerms(DataTerms):
-    """What the server asks of a client's setup.
+    """The round config of a client's setup.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ class SetupTerms(DataTerms):
             raise InvalidParameterError(
                 "encoding", SCFL, "moments, where records are protected or noise is symmetric"
             )
-        Grid(self.grid)
+        CodeGrid(self.grid)
 
     @property
     def coded(self) -> bool:
@@ -201,7 +201,7 @@ class SetupTerms(DataTerms):
 
         That is ``R_X^2`` and ``R_X R_Y`` in L2, and what truncation to the grid adds.
         """
-        step = Grid(self.grid).step if self.coded else 0.0
+        step = CodeGrid(self.grid).step if self.coded else 0.0
         cross = math.sqrt(self.features * self.labels)
         return (
             self.feature_norm**2 + step * self.features,
@@ -228,7 +228,7 @@ class SetupTerms(DataTerms):
             _check_gap(self, self.entries, min(self.sigma_features, self.sigma_labels))
 
     def charge(self) -> Charge | None:
-        """Return what the answer costs a record that is added or removed, if it has a cost.
+        """Return the charge of the answer for a record added or removed, if it has one.
 
         None without noise, and for a projection, whose cost to a record has no bound.
         """
@@ -251,7 +251,7 @@ class SetupTerms(DataTerms):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTerms(DataTerms):
-    """What the server asks of a client's gradient.
+    """The round config of a client's gradient.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ class GradientTerms(DataTerms):
             raise InvalidParameterError(
                 "gradient_bound", self.gradient_bound, "a bound in a secure sum, and only there"
             )
-        Grid(self.grid)
+        CodeGrid(self.grid)
 
     @property
     def sizes(self) -> int:
@@ -328,7 +328,7 @@ class GradientTerms(DataTerms):
         A record moves the gradient by no more than the clipping norm, and so its norm too; a
         thousandth more is for rounding.
         """
-        step = Grid(self.grid).step
+        step = CodeGrid(self.grid).step
         moved = self.clipping_norm * (1 + _ROUNDING_SHARE) * math.hypot(1, NORM_SHARE)
         return moved + step * math.sqrt(self.entries)
 
@@ -351,7 +351,7 @@ class GradientTerms(DataTerms):
             _check_gap(self, self.entries, self.sigma)
 
     def charge(self) -> Charge | None:
-        """Return what the answer costs a record that is added or removed; None without noise."""
+        """Return the charge of the answer for a record added or removed; None without noise."""
         if self.noise != RECORD:
             return None
         return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)
@@ -368,7 +368,7 @@ def _reach(terms: DataTerms, sigma: float) -> float:
 
 
 def _check_reach(terms: SetupTerms | GradientTerms) -> None:
-    reach = terms.reach() / Grid(terms.grid).step if terms.coded else 0.0
+    reach = terms.reach() / CodeGrid(terms.grid).step if terms.coded else 0.0
     if not reach <= CODE_LIMIT:
         raise InvalidParameterError(
             "grid", terms.grid, f"a coarser grid: values up to {reach:.3g} steps leave 32 bits"
@@ -376,7 +376,7 @@ def _check_reach(terms: SetupTerms | GradientTerms) -> None:
 
 
 def _check_gap(terms: SetupTerms | GradientTerms, entries: int, sigma: float) -> None:
-    steps = terms.share_of(sigma) / Grid(terms.grid).step
+    steps = terms.share_of(sigma) / CodeGrid(terms.grid).step
     if steps >= (SMALLEST_SHARE if terms.parties else _LEAST_STEPS):
         gap = (
             summed_gap(entries, steps, terms.parties)

@@ -1,4 +1,4 @@
-"""How a round weighs the coded gradient against the gradients that came: the adaptive weight.
+"""Computes the adaptive weight of the coded gradient against the gradients that arrived.
 
 Source: "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation" (arXiv,
 2024). The server mixes the gradient of the coded data, which is noisy and misses nobody, with the
@@ -34,7 +34,7 @@ _SMALLEST = math.ulp(0.0)
 
 
 class Weights(NamedTuple):
-    """What the two parts of the aggregated gradient are multiplied by, ACFL, (9)."""
+    """The factors of the two parts of the aggregated gradient, ACFL, (9)."""
 
     coded: float
     """Weight of the coded gradient: the paper's alpha, from 0 to 1."""
@@ -227,7 +227,7 @@ def device_weights(S: float, energy: float) -> Weights:
 
 
 class AlphaPolicy:
-    """What weighs the rounds of one training; it remembers what it has seen.
+    """Chooses the weights of each round of a training, from the rounds so far.
 
     Parameters
     ----------

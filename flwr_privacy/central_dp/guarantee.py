@@ -1,4 +1,4 @@
-"""What central differential privacy promises in each of its four modes."""
+"""States the guarantee of central differential privacy in each of its four modes."""
 
 from collections.abc import Collection
 
@@ -6,13 +6,13 @@ from flwr_privacy.privacy.guarantee import Guarantee
 
 from .mechanism import DISTRIBUTED, POISSON, SERVER
 
-__all__ = ["Quorum", "promise"]
+__all__ = ["Quorum", "guarantee_of"]
 
 Quorum = tuple[int, int, int]
 """Clients of a cohort, least number of them in a sum that is opened, and colluders."""
 
 
-def promise(
+def guarantee_of(
     *,
     noise: str,
     sampling: str,
@@ -23,7 +23,7 @@ def promise(
     kept_back: Collection[str],
     insecure: bool,
 ) -> Guarantee:
-    """Return the promise of a training; see `flwr_privacy.central_dp.mechanism.CentralDPPlan`.
+    """Return the guarantee of a training; see `flwr_privacy.central_dp.mechanism.CentralDPPlan`.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def promise(
 
     Examples
     --------
-    >>> promise(
+    >>> guarantee_of(
     ...     noise="server", sampling="poisson", epsilon=8.0, delta=1e-5, summed=False, quorum=None,
     ...     kept_back=[], insecure=False,
     ... ).neighbours

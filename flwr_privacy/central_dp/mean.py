@@ -15,7 +15,7 @@ from flwr_privacy.privacy.adaptive_clipping import (
     fraction_below,
 )
 from flwr_privacy.privacy.failures import FAILED_NAME
-from flwr_privacy.privacy.grid import EvenMean, Grid
+from flwr_privacy.privacy.grid import CodeGrid, EvenMean
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import Update, check_start
@@ -77,14 +77,14 @@ class ClippedUpdate(Mechanism):
         # A share of noise may leave 32 bits on the way.
         code: Any = np.int64 if terms.noise == DISTRIBUTED else np.int32
         out = np.empty(update.vector.size, code)
-        return _Measured(update, Grid(terms.grid).encode(update.vector, out))
+        return _Measured(update, CodeGrid(terms.grid).encode(update.vector, out))
 
     def failed(self, start: Arrays) -> _Measured:
-        """Return the update of a training that changed nothing, and that it failed."""
+        """Return the zero update, marked as that of a failed training."""
         return self.measure(start, start)._replace(failed=True)
 
     def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
-        """Return the codes with a share of the noise, or without any."""
+        """Return the codes with a share of the noise, or without noise."""
         update, vector, failed = measured
         codes: dict[str, NDArray[Any]] = update.arrays(vector)
         if self.terms.count_share:
@@ -105,7 +105,7 @@ class ClippedUpdate(Mechanism):
 def add_noise(
     codes: dict[str, NDArray[np.int64]], terms: CentralDPTerms, random: SecureRandom
 ) -> None:
-    """Add the noise of one who adds any, in place: a client's share, or the trusted server's whole.
+    """Add one party's noise in place: a client's share, or the trusted server's whole noise.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def add_noise(
     """
     update, count = terms.share_sigmas()
     for name in sorted(codes, key=lambda name: (name == FAILED_NAME, name)):
-        sigma = update / Grid(terms.grid).step
+        sigma = update / CodeGrid(terms.grid).step
         if name == COUNT_NAME and count is not None:
             sigma = count / COUNT_GRID.step
         noise = discrete_gaussian(codes[name].size, sigma, random)
@@ -127,7 +127,7 @@ def add_noise(
 
 
 class CentralMean(EvenMean):
-    """Mean of clipped updates as codes; with the count of those within the norm, if there is one.
+    """The mean of clipped updates as codes, with the count of updates within the norm, if any.
 
     Parameters
     ----------
@@ -159,13 +159,13 @@ class CentralMean(EvenMean):
 
     def __init__(self, start: Arrays, terms: CentralDPTerms) -> None:
         names, code = terms.names(start), terms.failed_code
-        super().__init__(start, Grid(terms.grid), names, failed_code=code)
+        super().__init__(start, CodeGrid(terms.grid), names, failed_code=code)
         self._terms = terms
         if terms.count_share:
             self.template[COUNT_NAME] = ((1,), np.dtype(np.int32))
 
     def add_noise(self, random: SecureRandom) -> None:
-        """Add the noise of a trusted server to the sums, of however few replies; once.
+        """Add the trusted server's noise to the sums, once, however few replies are in them.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class CentralMean(EvenMean):
         add_noise(self._sums, self._terms, random)
 
     def settle(self, number: float) -> float | None:
-        """Make it the mean over a number of contributions; take the count out.
+        """Divide the sums by a number of contributions; remove and return the count.
 
         Parameters
         ----------

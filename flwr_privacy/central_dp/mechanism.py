@@ -37,7 +37,7 @@ from flwr_privacy.privacy.adaptive_clipping import (
 )
 from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.updates import SMALLEST_NORM, released_names
 from flwr_privacy.udp import GRID_SHARE, participations
 from flwr_privacy.wire.arrays import Arrays
@@ -191,12 +191,12 @@ class CentralDPPlan:
 
     @property
     def sampling_rate(self) -> float:
-        """Rate of the sample that amplifies: q where samples are secret, otherwise 1."""
+        """Sampling rate that amplifies privacy: q where samples are secret, otherwise 1."""
         return self.q if _amplified(self.noise, self.sampling) else 1.0
 
     @cached_property
     def releases(self) -> int:
-        """Number of charges for which the budget of a client is meant.
+        """Number of charges that a client's budget is planned for.
 
         All rounds where every client is charged in every round; otherwise as many as 99 % of the
         clients take part in at most.
@@ -206,12 +206,12 @@ class CentralDPPlan:
         return participations(self.rounds, self.q)
 
     def affordable(self, releases: int) -> bool:
-        """Return whether a client with so many charges can be charged once more."""
+        """Return whether a client with a number of charges can be charged once more."""
         return releases < self.releases
 
     @cached_property
     def noise_multiplier(self) -> float:
-        """Noise multiplier of a round: of the update and the count as one release."""
+        """Noise multiplier of a round, for the update and the count as one release."""
         return noise_multiplier(
             epsilon=self.epsilon - self._set_aside,
             delta=self.delta * math.exp(-self._set_aside),
@@ -248,7 +248,7 @@ class CentralDPPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class CentralDPTerms:
-    """What the server asks of a client in a round; the fields of central DP on the wire.
+    """The round config of central DP: the fields that the server sends with each request.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ class CentralDPTerms:
         _check_budget(self.epsilon, self.delta)
         check_number("gap", self.gap, minimum=0)
         sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)
-        Grid(self.grid)
+        CodeGrid(self.grid)
         check_integer("parties", self.parties, minimum=1, maximum=MOST_PARTIES)
         if self.noise == SERVER and self.parties != 1:
             raise InvalidParameterError("parties", self.parties, "1: the server adds the noise")
@@ -327,7 +327,7 @@ class CentralDPTerms:
         )
 
     def share_sigmas(self) -> tuple[float, float | None]:
-        """Return the noise of each who adds any: a client's share, or the trusted server's whole.
+        """Return the standard deviations of one party's noise: of a client's share or the server's.
 
         Returns
         -------
@@ -343,7 +343,7 @@ class CentralDPTerms:
         return share_sigma(self.sigma(), self.parties), count
 
     def sigma(self) -> float:
-        """Return the noise of the sum of updates that is charged, in units of the weights."""
+        """Return the charged standard deviation of the summed updates, in units of the weights."""
         update, _ = split(self.noise_multiplier, self.count_share)
         return update * sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)
 
@@ -352,14 +352,14 @@ class CentralDPTerms:
         """Code of a training that failed; 0 where a failure is no secret: noise by the server."""
         if self.noise == SERVER:
             return 0
-        return failed_code(self.clipping_norm, Grid(self.grid).step)
+        return failed_code(self.clipping_norm, CodeGrid(self.grid).step)
 
     def failed_sigma(self, clients: Collection[str]) -> float:
-        """Return the noise in a sum over clients of the count of those that failed, in clients."""
+        """Return the standard deviation of the count of failed trainings in a sum, in clients."""
         return self.share_sigmas()[0] * math.sqrt(len(clients)) / self.clipping_norm
 
     def grid_gap(self, dimension: int) -> float:
-        """Return the epsilon of a round that is lost to the grids.
+        """Return the epsilon that a round loses to the grids.
 
         A round where it is more than `gap` must be refused. Two noises are drawn, so their gaps add
         up (and the tail of 1e-30 doubles, which is left out of charges anyway).
@@ -377,7 +377,7 @@ class CentralDPTerms:
         """
         update, count = self.share_sigmas()
         entries = dimension + bool(self.failed_code)
-        gap = summed_gap(entries, update / Grid(self.grid).step, self.parties)
+        gap = summed_gap(entries, update / CodeGrid(self.grid).step, self.parties)
         if count is not None:
             gap += summed_gap(1, count / COUNT_GRID.step, self.parties)
         return gap
@@ -389,14 +389,14 @@ class CentralDPTerms:
         that was cut off would hide less.
         """
         update, count = self.share_sigmas() if self.noise == DISTRIBUTED else (0.0, 0.0)
-        largest = (self.clipping_norm + SHARE_REACH * update) / Grid(self.grid).step
+        largest = (self.clipping_norm + SHARE_REACH * update) / CodeGrid(self.grid).step
         if self.count_share:
             room = SHARE_REACH * (count or 0.0) / COUNT_GRID.step
             largest = max(largest, count_code(within=True) + room)
         return math.ceil(largest)
 
     def check_grid(self, dimension: int) -> None:
-        """Refuse a grid on which the noise does not do what the charge says, or does not fit.
+        """Refuse a grid on which the noise costs more than is charged, or codes leave 32 bits.
 
         Parameters
         ----------
@@ -424,7 +424,7 @@ class CentralDPTerms:
             )
 
     def names(self, model: Arrays) -> list[str]:
-        """Return the arrays of a model of which something is released.
+        """Return the names of the arrays whose updates are released.
 
         Raises
         ------
@@ -464,7 +464,7 @@ class CentralDPTerms:
 
 
 def _amplified(noise: str, sampling: str) -> bool:
-    """Return whether samples are secret from the adversary, so that they amplify."""
+    """Return whether samples are secret from the adversary, so that they amplify privacy."""
     check_choice("noise", noise, (DISTRIBUTED, SERVER))
     check_choice("sampling", sampling, (FIXED, POISSON))
     return noise == SERVER and sampling == POISSON

@@ -1,1 +1,1 @@
-"""Arithmetic that several schemes share: prime fields, secret sharing, quantisation, packing."""
+"""Coding that several schemes share: prime fields, secret sharing, quantisation, packing."""

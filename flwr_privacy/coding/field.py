@@ -1,4 +1,4 @@
-"""Arithmetic modulo a prime below 2**31: exact matrix products at the speed of BLAS.
+"""Computes modulo a prime below 2**31: exact matrix products at the speed of BLAS.
 
 An element is an integer in ``[0, p)``, in an array of any integer dtype; what comes back is int64.
 
@@ -108,7 +108,7 @@ def largest_prime_below(n: int) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Operand:
-    """A matrix that `PrimeField.prepare` made ready for many products.
+    """A matrix prepared for many products by `PrimeField.prepare`.
 
     It takes 8 bytes an element and limb. It is not shown: it may be secret.
     """
@@ -186,7 +186,7 @@ class PrimeField:
         return reduced.astype(np.int64, copy=False)
 
     def signed(self, elements: Elements) -> NDArray[np.int64]:
-        """Return each element as the integer next to zero that it stands for.
+        """Map each element to the integer nearest to zero that is congruent to it.
 
         Up to ``(p - 1) / 2`` an element stands for itself, beyond it for itself less p.
         """
@@ -195,7 +195,7 @@ class PrimeField:
         return values
 
     def prepare(self, matrix: Elements) -> Operand:
-        """Return a matrix as a factor of many products: it is split once.
+        """Prepare a matrix for many products by splitting it into limbs once.
 
         Parameters
         ----------
@@ -210,6 +210,7 @@ class PrimeField:
         whole = self._centred(_matrix("matrix", matrix))
         if self._limbs == 1:
             return Operand(self.p, whole[None])
+        # Two limbs of about half the bits: their products add up exactly in float64.
         limbs = np.empty((2, *whole.shape))
         np.multiply(whole, 1 / self._radix, out=limbs[0])
         np.rint(limbs[0], out=limbs[0])
@@ -277,6 +278,7 @@ class PrimeField:
             words = np.empty(room.size, np.uint32)
             random.fill(words)
             words &= mask
+            # Drawn again, not reduced: remainders of uniform words are not uniform.
             refused = np.flatnonzero(words >= self.p)
             while refused.size:
                 again = np.empty(refused.size, np.uint32)
@@ -288,7 +290,7 @@ class PrimeField:
         return elements
 
     def to_bytes(self, elements: Elements) -> bytes:
-        """Return elements as they travel: `bits` bits each, least significant first, in C order.
+        """Encode elements with `bits` bits each, least significant first, in C order.
 
         Raises
         ------
@@ -301,7 +303,7 @@ class PrimeField:
         return words.tobytes() if self.bits == 32 else pack(words, self.bits).tobytes()
 
     def from_bytes(self, data: bytes, size: int) -> NDArray[np.int64]:
-        """Return the elements that `to_bytes` wrote. The bytes may come from an adversary.
+        """Decode the elements that `to_bytes` encoded. The bytes may come from an adversary.
 
         Parameters
         ----------

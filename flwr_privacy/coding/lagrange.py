@@ -40,7 +40,7 @@ __all__ = [
 
 
 def recovery_threshold(K: int, T: int, degree: int = 2) -> int:
-    """Return how many answers decode: ``degree (K + T - 1) + 1`` (FedVS, Theorem 5.1).
+    """Return the number of answers that decode: ``degree (K + T - 1) + 1`` (FedVS, Theorem 5.1).
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def recovery_threshold(K: int, T: int, degree: int = 2) -> int:
 
 
 def max_stragglers(N: int, K: int, T: int, degree: int = 2) -> int:
-    """Return how many of N holders need not answer.
+    """Return how many of N holders may fail to answer.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def max_partitions(N: int, S: int, T: int) -> int:
 
 
 def usual_partitions(N: int, T: int) -> int:
-    """Return the most segments with which half of the clients may straggle; 1 if there are none.
+    """Return the most segments with which half of the clients may straggle; at least 1.
 
     Parameters
     ----------
@@ -240,12 +240,12 @@ class LagrangeCode:
 
     @property
     def threshold(self) -> int:
-        """How many answers decode."""
+        """Number of answers needed to decode."""
         return recovery_threshold(self.K, self.T, self.degree)
 
     @property
     def vanishing_terms(self) -> int:
-        """How many coefficients `vanishing` takes; K + 2 T - 1 for products of two."""
+        """Number of coefficients that `vanishing` takes: K + 2 T - 1 for products of two."""
         return self.threshold - self.K
 
     @cached_property
@@ -256,7 +256,7 @@ class LagrangeCode:
         return matrix
 
     def encode(self, segments: Elements, masks: Elements) -> NDArray[np.int64]:
-        """Share segments (FedVS, (2)).
+        """Encode segments as one share per holder (FedVS, (2)).
 
         Parameters
         ----------
@@ -281,7 +281,7 @@ class LagrangeCode:
         return self._combined(self._encoder, np.concatenate([segments, masks]))
 
     def encode_constant(self, value: Elements, masks: Elements) -> NDArray[np.int64]:
-        """Share one value that is the same for all segments (FedVS, (4)).
+        """Encode one value that is the same for all segments (FedVS, (4)).
 
         It is added to the masks' part of the polynomial, which is zero at the nodes of segments. So
         the polynomial has it there, and at the other nodes it with a mask added. The shares have
@@ -307,7 +307,7 @@ class LagrangeCode:
         return self._combined(self._constant_encoder, np.concatenate([value[None], masks]))
 
     def vanishing(self, coefficients: Elements) -> NDArray[np.int64]:
-        """Return the values of a polynomial that is zero at the nodes of segments.
+        """Evaluate, for each holder, a polynomial that is zero at the segments' nodes.
 
         With uniform coefficients, added to the answers of all holders, it leaves what they decode
         to as it is, and hides everything else in them (Ben-Or, Goldwasser and Wigderson, STOC
@@ -333,7 +333,7 @@ class LagrangeCode:
         return self._combined(self._vanishing, coefficients)
 
     def decode(self, answers: Mapping[int, Elements]) -> NDArray[np.int64]:
-        """Return what holders computed on their shares, for each segment (FedVS, (6)).
+        """Decode the holders' results on shares to the result on each segment (FedVS, (6)).
 
         Parameters
         ----------
@@ -361,7 +361,7 @@ class LagrangeCode:
         return self._decode(answers, tuple(answers)[: self.threshold])
 
     def inconsistent(self, answers: Mapping[int, Elements]) -> NDArray[np.bool_]:
-        """Return where the first and the last answers decode to different values.
+        """Find the entries that decode differently from the first and from the last answers.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Unsigned integers of any width, packed into bytes without gaps.
+"""Packs unsigned integers of any width into bytes without gaps.
 
 Value i of b bits occupies the bits i b .. (i + 1) b - 1 of a stream whose bit k is bit k % 8 of
 byte k // 8, least significant first.
@@ -30,7 +30,7 @@ _Words = NDArray[np.unsignedinteger[Any]]
 
 
 def packed_bytes(size: int, bits: int) -> int:
-    """Return how many bytes `size` values of `bits` bits take.
+    """Return the bytes that `size` packed values of `bits` bits take.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def pack(values: NDArray[np.unsignedinteger[Any]], bits: int) -> NDArray[np.uint
 
 
 def unpack(packed: NDArray[np.uint8], bits: int, size: int) -> NDArray[np.uint64]:
-    """Return the values that `pack` packed. The bytes may come from an adversary.
+    """Unpack the values that `pack` packed. The bytes may come from an adversary.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def unpack(packed: NDArray[np.uint8], bits: int, size: int) -> NDArray[np.uint64
 def unpack_into(
     packed: NDArray[np.uint8], bits: int, values: NDArray[np.unsignedinteger[Any]]
 ) -> None:
-    """Write the values that `pack` packed into an array. The bytes may come from an adversary.
+    """Unpack the values that `pack` packed into an array. The bytes may come from an adversary.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Values on the knobs of an interval: unbiased stochastic rounding, and back.
+"""Quantises values to evenly spaced knobs of an interval by unbiased stochastic rounding.
 
 An interval has `levels` knobs, evenly spaced, both ends among them. A value between two knobs goes
 to the upper one with the probability of the share of the way that it has come, so its expectation
@@ -45,7 +45,7 @@ Codes = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
-    """The knobs ``centre + width * (i / (levels - 1) - 1/2)``, around whatever centre.
+    """The knobs ``centre + width * (i / (levels - 1) - 1/2)``; the centre is given later.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Knobs:
     def encode(
         self, values: NDArray[np.floating[Any]], centre: float | Vectors, random: SecureRandom
     ) -> tuple[Codes, int]:
-        """Round values onto the knobs at random, such that their expectation stays.
+        """Round values to knobs at random without changing their expectation.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class Knobs:
         return codes, saturated
 
     def decode(self, codes: Codes, centre: float | Vectors) -> Vectors:
-        """Return the knobs of some codes.
+        """Return the values of the knobs with some codes.
 
         Two parties with equal arguments get equal bits: each value is one product and two sums in
         float64, in this order.
@@ -199,7 +199,7 @@ class Knobs:
 
 
 class CodeSum:
-    """Sum of the packed codes of several parties, each times its weight.
+    """The weighted sum of the packed codes of several parties.
 
     The sum is of integers, so it is the same in any order, and the same as under a secure sum.
 

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: any `threshold` holders open a secret, fewer learn nothing of it.
+"""Shamir's secret sharing: any `threshold` holders can open a secret, fewer learn nothing of it.
 
 Every byte of a secret is the constant term of a polynomial of its own over GF(2^8), of degree below
 the threshold and with random coefficients. The share of holder i (from 0) is its value at point
@@ -29,7 +29,7 @@ _LOG_ZERO = 2 * _ORDER  # added to any logarithm, it leads to the zeros after al
 
 
 def deal(secret: bytes, *, holders: int, threshold: int) -> list[bytes]:
-    """Share a secret among some holders.
+    """Split a secret into one share per holder.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def deal(secret: bytes, *, holders: int, threshold: int) -> list[bytes]:
 
 
 def recover(shares: Mapping[int, bytes], *, threshold: int) -> bytes:
-    """Open a secret. The shares may come from an adversary.
+    """Recover a secret from shares. The shares may come from an adversary.
 
     Secrets that were dealt to the same holders can be opened in one go, concatenated.
 

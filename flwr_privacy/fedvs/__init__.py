@@ -1,4 +1,4 @@
-"""FedVS: vertical split learning on Lagrange-coded shares, which stragglers do not hold up.
+"""FedVS: vertical split learning on Lagrange-coded shares, which does not wait for stragglers.
 
 Source: "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for Split
 Models" (ICML 2023). Clients hold columns of the same rows, the server the labels. Every client
@@ -15,7 +15,6 @@ from flwr_privacy.lazy import lazy
 if TYPE_CHECKING:
     from flwr_privacy.coding.lagrange import max_partitions, max_stragglers, recovery_threshold
 
-    from .central import Central
     from .costs import Costs, cost_model
     from .network import embed, expand, expanded_width, gradient_of, initial_weights, project
     from .privacy import (
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         round_stochastic,
     )
     from .rows import Segments, batch_of, batches, order
+    from .server_model import ServerModel
     from .sharing import (
         data_shares,
         decode_rows,
@@ -51,10 +51,10 @@ else:
 
 __all__ = [
     "SLACK_BITS",
-    "Central",
     "Costs",
     "Scales",
     "Segments",
+    "ServerModel",
     "batch_of",
     "batches",
     "check_partial_sum",

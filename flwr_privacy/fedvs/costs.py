@@ -1,4 +1,4 @@
-"""What a run of FedVS sends, keeps and computes, counted exactly.
+"""Counts exactly what a run of FedVS sends, stores and computes.
 
 The counts are of payloads: elements of the field, packed, and 28 bytes for each sealed message.
 What Flower adds to a message is not in them. A multiply-accumulate is a product of two elements

@@ -1,4 +1,4 @@
-"""The delays of FedVS's experiments: virtual seconds, their expected waits, and what is open there.
+"""The delays of FedVS's experiments: virtual seconds, expected waits, and their readings.
 
 Source: "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for Split
 Models" (ICML 2023), section 6.2. The upload of a fast client takes an exponential time of mean

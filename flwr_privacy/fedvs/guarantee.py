@@ -1,4 +1,4 @@
-"""What FedVS promises, as text and data."""
+"""States the guarantee of FedVS, as text and data."""
 
 from flwr_privacy.privacy.guarantee import Guarantee
 
@@ -21,7 +21,7 @@ _EVIDENCE = (
 def guarantee_of(
     terms: CodeTerms | None, *, pinned: bool = False, insecure: bool = False
 ) -> Guarantee:
-    """Return the promise of a training: for each adversary what it learns, and what it does not.
+    """Return the guarantee of a training: what each adversary learns, and what it does not.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 The embedding of a row is ``sum_i x^i W^i`` over the powers i from 1 to the order, each taken entry
 by entry (FedVS, (1)). With the powers side by side and the weights one below the other it is one
 product, so it can be computed on shares. There are no products of different features: whatever
-they have to do with one another, the central model has to learn.
+they have to do with one another, the server model has to learn.
 
 Source: "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for Split
 Models" (ICML 2023), sections 3 and 4.2.

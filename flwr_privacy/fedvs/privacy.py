@@ -1,4 +1,4 @@
-"""What coalitions and the server can see, and the conditions under which it is no more than meant.
+"""Checks the conditions under which coalitions and the server see no more than they should.
 
 The server decodes more than it needs: all of a polynomial of degree ``2 (K + T - 1)``, of which
 only the values at K nodes are meant for it. Without masks that vanish at these nodes the rest says
@@ -27,7 +27,7 @@ SLACK_BITS = 64
 
 
 def slack(b: int, K: int, T: int, E: int) -> int:
-    """Return ``E - (K + T) b``, by how many columns the condition on the server's view is met.
+    """Return ``E - (K + T) b``, the margin of the condition on the server's view in columns.
 
     Parameters
     ----------

@@ -157,7 +157,7 @@ def quantise_stochastic(w: Reals, bits: int, field: PrimeField, random: SecureRa
 def dequantise(
     elements: NDArray[Any], *, scale_bits: int, field: PrimeField, divisor: int = 1
 ) -> NDArray[np.float64]:
-    """Return the real values that elements of the field stand for: FedVS, (7).
+    """Return the real values of elements of the field: FedVS, (7).
 
     Elements up to ``(p - 1) / 2`` are positive. The paper takes that largest one for negative; no
     sum within the proven range reaches it from below zero.
@@ -191,7 +191,7 @@ def dequantise(
 
 @dataclass(frozen=True, kw_only=True)
 class Scales:
-    """How data and weights are scaled, and the bounds that they keep.
+    """The scales of data and weights, and their bounds.
 
     Parameters
     ----------

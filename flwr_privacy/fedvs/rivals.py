@@ -1,4 +1,4 @@
-"""Plain vertical split learning, whose server sees embeddings: what the rivals of FedVS exchange.
+"""The messages of plain vertical split learning, in which the server sees embeddings.
 
 The systems that "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for
 Split Models" (ICML 2023), section 6.1, compares with.
@@ -24,7 +24,7 @@ _STEPS = 2.0**12  # of the noise's grid in its scale
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The question for embeddings.
+    """The request for embeddings.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Step:
     clip: float
 
     def check(self) -> None:
-        """Check what can be wrong in itself.
+        """Check the values that can be checked without the data.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Which rows of the data a coded row stands for, and which coded rows make a batch.
+"""Maps coded rows to rows of the data, and chooses the coded rows of a batch.
 
 The rows are put in a common order, and cut into K segments of equal length; what is missing at the
 end is padded. A coded row B of a share is made of the rows at places B of all segments, so every
@@ -63,7 +63,7 @@ class Segments:
 
     @property
     def pads(self) -> int:
-        """Number of places at the end that no row is at."""
+        """Number of places at the end without a row."""
         return self.K * self.length - self.rows
 
     def real_rows(self, coded: NDArray[Any]) -> Places:

@@ -1,4 +1,4 @@
-"""Coded shares of data and weights, and what is computed on them: FedVS, section 4.
+"""Deals coded shares of data and weights, and computes on them: FedVS, section 4.
 
 Every owner cuts its expanded data into K segments and deals Lagrange-coded shares of them, once. In
 every round it deals shares of its weights. A holder multiplies the coded rows of all owners with

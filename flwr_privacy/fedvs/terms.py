@@ -1,4 +1,4 @@
-"""What server and clients of FedVS agree on, as the messages have it."""
+"""The parameters that server and clients of FedVS agree on, and its messages."""
 
 import hashlib
 from dataclasses import dataclass, fields
@@ -33,7 +33,7 @@ _MOST_WIDTH = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class CodeTerms:
-    """What holds for a whole generation of coded data.
+    """The parameters of one generation of coded data.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ class CodeTerms:
         return self.members.index(member)
 
     def segments(self, part: str) -> Segments:
-        """Return how the rows of a part lie in the coded rows.
+        """Return the segments of a part's rows in the coded rows.
 
         Raises
         ------
@@ -190,7 +190,7 @@ class CodeTerms:
         return Segments(rows=self.rows[self.parts.index(part)], K=self.partitions)
 
     def check_batch(self, coded_rows: int) -> None:
-        """Refuse a batch whose answers say more than their sums, where no zero mask hides it.
+        """Refuse a batch whose answers reveal more than their sums, unless zero masks hide it.
 
         Raises
         ------
@@ -236,7 +236,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Dealing:
-    """The question for shares of the weights.
+    """The request for shares of the weights.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ class Dealing:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The question for coded embeddings.
+    """The request for coded embeddings.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flwr_privacy.m2fdp.tree.counts import TierCounts
     from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
 
-    from .guarantee import promise
+    from .guarantee import guarantee_of
     from .models import TreeModels, ZonePlace, moved
     from .noise import noise_multiplier, one_shot_sigma, sigma, tree_noise_var, variance_by_tier
     from .options import (
@@ -136,13 +136,13 @@ __all__ = [
     "boundary_tier",
     "corollary_gap",
     "exchanges",
+    "guarantee_of",
     "moved",
     "multiplier",
     "noise_multiplier",
     "noised",
     "one_shot_sigma",
     "paper_figures",
-    "promise",
     "record_multiplier",
     "sensitivity",
     "sensitivity_node",

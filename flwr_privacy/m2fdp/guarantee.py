@@ -1,4 +1,4 @@
-"""What M2FDP promises, by how its noise is calibrated and where its aggregators are."""
+"""States the guarantee of M2FDP, by the calibration of its noise and the place of aggregators."""
 
 from collections.abc import Collection
 
@@ -9,7 +9,7 @@ from .options import PaperNoise, TierPrivacy
 from .plan import RoundPlan
 from .schedule import EventSchedule
 
-__all__ = ["promise"]
+__all__ = ["guarantee_of"]
 
 _NEIGHBOURS = {
     "user": "all data of one device are replaced by any others",
@@ -18,7 +18,7 @@ _NEIGHBOURS = {
 _PROTECTS = {"user": "all data of a device", "record": "one record of a device"}
 
 
-def promise(
+def guarantee_of(
     privacy: TierPrivacy,
     tree: TierTree,
     schedule: EventSchedule,
@@ -28,7 +28,7 @@ def promise(
     kept_back: Collection[str],
     insecure: bool,
 ) -> Guarantee:
-    """Return the promise of a training.
+    """Return the guarantee of a training.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def promise(
     Examples
     --------
     >>> from flwr_privacy.m2fdp import DeviceNoise, EventSchedule, TierTree
-    >>> promise(
+    >>> guarantee_of(
     ...     DeviceNoise(), TierTree.of_fanouts((2, 3), p=1.0), EventSchedule(),
     ...     plan=None, relay=False, kept_back=[], insecure=False,
     ... ).neighbours
@@ -128,6 +128,7 @@ def _of_zones(relay: bool) -> list[str]:
             "the keys that a device or an aggregator pins are the others'",
         ]
     return [
-        "the server is trusted: it plays the secure aggregators, sees the updates of their devices "
-        "without noise, and adds the noise (a simulation; `relay` makes them nodes of their own)",
+        "the server is trusted: it simulates the secure aggregators, sees the updates of their "
+        "devices without noise, and adds the noise (a simulation; `relay` makes them nodes of "
+        "their own)",
     ]

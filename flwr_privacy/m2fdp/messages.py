@@ -1,4 +1,4 @@
-"""What the members of a trusted zone seal for each other, and what both ends must agree on."""
+"""Encodes the sealed messages within a trusted zone, and the data that both ends must agree on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def going_up(
     receiver: str,
     children: Sequence[str],
 ) -> tuple[Part, ...]:
-    """Return what an answer to a parent is bound to: the event, both ends, all who were asked.
+    """Return the associated data of an answer to a parent: event, both ends, all siblings asked.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def going_down(
     tier: int,
     children: Sequence[str],
 ) -> tuple[Part, ...]:
-    """Return what a model for a child is bound to; `tier` is the child's.
+    """Return the associated data of a model for a child; `tier` is the child's.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def packed(upload: Upload, terms: M2FDPTerms | Duty | Delivery) -> bytes:
 
 
 def unpacked(content: bytes, terms: M2FDPTerms | Duty | Delivery) -> Upload:
-    """Return the upload of a member of the zone.
+    """Decode the upload of a member of the zone.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The models of a tree during a round: what the lowest aggregators' devices start from, and events.
+"""The models of a tree during a round: the start models of devices, and averaging at events.
 
 It does what the cloud and the insecure aggregators do, and in a simulation also what the secure
 ones do. Codes are summed and averaged exactly (`flwr_privacy.m2fdp.zone`); what is public is
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.layout import Layout
 
@@ -41,7 +41,7 @@ It is asked once for each, so that it may forget what it gave.
 
 @dataclass(frozen=True)
 class ZonePlace:
-    """Where the devices of a lowest aggregator stand.
+    """The state of a lowest aggregator's devices within a round.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class ZonePlace:
 
 
 class TreeModels:
-    """The models of a round, from the global one to the global one.
+    """The models of a round, from one global model to the next.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class TreeModels:
         The global model.
     layout : Layout
         Which arrays of it are trained.
-    grids : Mapping of str to Grid
+    grids : Mapping of str to CodeGrid
         What a code of the devices of a lowest aggregator means; in a zone all have one.
     drift : Drift
         How models of a zone drift apart.
@@ -87,7 +87,7 @@ class TreeModels:
         start: Arrays,
         layout: Layout,
         *,
-        grids: Mapping[str, Grid],
+        grids: Mapping[str, CodeGrid],
         drift: Drift,
         min_children: int,
         bound: Callable[[int], float],
@@ -138,7 +138,7 @@ class TreeModels:
         noise: Noise,
         released: Mapping[str, NDArray[np.int32]] | None = None,
     ) -> Vector | None:
-        """Take an exchange's event: from the devices' answers up to its tier, and down again.
+        """Carry out an exchange's event: average the answers up to its tier, and pass models down.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ _NOBODY = (np.zeros(0, np.int64), 0)
 
 
 class _Event:
-    """One walk from the devices' answers towards the cloud."""
+    """Averages the devices' answers up towards the cloud, once."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class _Event:
         self._known: tuple[Arrays, Vector] | None = None
 
     def public(self, node: str) -> Vector | None:
-        """Return the model of an insecure node: the mean of what its children hand it."""
+        """Return the model of an insecure node: the mean of its children's models."""
         lowest = self._tree.tier(node) == self._tree.depth - 1
         if lowest:
             return self._of_devices(node)
@@ -225,7 +225,7 @@ class _Event:
         return None if total is None else np.divide(total, count, out=total)
 
     def upload(self, node: str) -> Upload | None:
-        """Return what a secure node hands on; None if too few of its children did."""
+        """Return the upload of a secure node; None if too few of its children sent one."""
         models, tree = self._models, self._tree
         grid = models._grids[models._leaves_below(node)[0]]
         if tree.tier(node) == tree.depth - 1:

@@ -1,4 +1,4 @@
-"""How much noise the paper's rule asks for, and how much of it is left in the global model.
+"""Computes the noise of the paper's rule, and its variance in the global model.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
 equation (2) and Proposition 1. The rule is not sound (it charges every local step as a release at
@@ -152,7 +152,7 @@ def tree_noise_var(
 def variance_by_tier(
     tree: TierTree, sigmas: Mapping[int, float | Sequence[float]], schedule: EventSchedule
 ) -> dict[int, float]:
-    """Return what `tree_noise_var` has, by the tier at which the noise was added.
+    """Return the variance of `tree_noise_var` by the tier at which the noise was added.
 
     Noise of a local event stays: it is handed to all devices below the event's top node, so it has
     the same weight in the global model as that of the last event.

@@ -1,4 +1,4 @@
-"""What a user of M2FDP chooses: what is protected, with which noise, and how rounds are controlled.
+"""Constructor options of M2FDP: the unit protected, the noise, and the control of rounds.
 
 What is ours beside the paper is said where it is.
 """
@@ -37,29 +37,29 @@ __all__ = [
 
 
 class CleanEvents(ABC):
-    """Base of what is assumed of models that drift apart in a trusted zone after a clean event."""
+    """Base of the assumptions on how models drift apart in a trusted zone after a clean event."""
 
     @property
     @abstractmethod
     def law(self) -> Drift:
-        """How models drift apart."""
+        """The law by which models drift apart."""
 
 
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class WorstDrift(CleanEvents):
-    """Nothing is assumed: models drift apart as far as their steps reach."""
+    """Assumes nothing: models drift apart as far as their steps reach."""
 
     @property
     def law(self) -> Drift:
-        """How models drift apart."""
+        """The law by which models drift apart."""
         return Drift()
 
 
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class SmoothDrift(CleanEvents):
-    """The losses are declared smooth: a local step stretches a distance by no more than it says.
+    """Declares the losses smooth, which bounds how much a local step stretches a distance.
 
     Parameters
     ----------
@@ -79,23 +79,23 @@ class SmoothDrift(CleanEvents):
 
     @property
     def law(self) -> Drift:
-        """How models drift apart."""
+        """The law by which models drift apart."""
         return Drift(law="smooth", growth=1 + self.smoothness)
 
 
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class LemmaDrift(CleanEvents):
-    """The losses are declared convex and smooth: models do not drift apart (Lemma 1)."""
+    """Declares the losses convex and smooth, so that models do not drift apart (Lemma 1)."""
 
     @property
     def law(self) -> Drift:
-        """How models drift apart."""
+        """The law by which models drift apart."""
         return Drift(law="lemma")
 
 
 class TierPrivacy(ABC):
-    """Base of what is protected: `DeviceNoise`, `RecordNoise`, `PaperNoise` and `NoNoise`."""
+    """Base of the privacy options: `DeviceNoise`, `RecordNoise`, `PaperNoise` and `NoNoise`."""
 
     unit: ClassVar[str] = "user"
     noised: ClassVar[bool] = True
@@ -112,7 +112,7 @@ class TierPrivacy(ABC):
 
     @property
     def law(self) -> Drift:
-        """How models drift apart: what the noise is for, and what is charged."""
+        """The law by which models drift apart, for the noise and for the charges."""
         return Drift()
 
     @property
@@ -127,7 +127,7 @@ class TierPrivacy(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TierNoise(TierPrivacy):
-    """Base of what has noise.
+    """Base of the privacy options with noise.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ class DeviceNoise(TierNoise):
 
     @property
     def law(self) -> Drift:
-        """How models drift apart: what the noise is for, and what is charged."""
+        """The law by which models drift apart, for the noise and for the charges."""
         return Drift() if self.clean_events is None else self.clean_events.law
 
 
@@ -246,7 +246,7 @@ class RecordNoise(TierNoise):
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class PaperNoise(TierNoise):
-    """The noise of Proposition 1 and Lemma 1, as printed; the guarantee has what it really costs.
+    """The noise of Proposition 1 and Lemma 1, as printed; the guarantee states its true cost.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ class PaperNoise(TierNoise):
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class NoNoise(TierPrivacy):
-    """No noise, no promise: for comparisons in simulations.
+    """No noise and no guarantee: for comparisons in simulations.
 
     Parameters
     ----------
@@ -353,7 +353,7 @@ class NoNoise(TierPrivacy):
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveControl:
-    """Chooses K and who takes part before every round; the training ends with the steps.
+    """Chooses K and the participation before every round; the training ends when steps run out.
 
     See `flwr_privacy.m2fdp.AdaptiveController`, which gets tree, model, schedule and budget of the
     training.

@@ -1,4 +1,4 @@
-"""What the server settles before a round: who is asked when, and with which noise.
+"""The server's plan of a round: the devices of each exchange, and their noise.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
 sections III and IV; what is ours is said where it is.
@@ -13,7 +13,7 @@ from typing import Any
 from flwr_privacy.accounting import Charge, fitting, spent
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp.tree.tree import TierTree
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
 
 from .noise import sigma
@@ -46,7 +46,7 @@ _ROUNDING = 1 + 1e-6  # what a sum of charges, one by one, may come to beyond al
 
 @dataclass(frozen=True)
 class Asked:
-    """What the devices of one lowest aggregator are asked in an exchange.
+    """The request to the devices of one lowest aggregator in an exchange.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange of a round: questions to devices, then an event.
+    """One exchange of a round: requests to devices, then an event.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def boundary_tier(tree: TierTree, leaf: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ZoneRelease:
-    """A noised release of a round, as it is planned.
+    """A planned noised release of a round.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class ZoneRelease:
         Probability that a record is in any of their batches; 1 counts none.
     sensitivity : float
         L2 sensitivity when everybody takes part, without rounding.
-    grid : Grid
+    grid : CodeGrid
         The finest grid that holds the codes and the noise of all releases of a round at this tier.
     """
 
@@ -147,10 +147,10 @@ class ZoneRelease:
     multiplier: float
     sampling: float
     sensitivity: float
-    grid: Grid
+    grid: CodeGrid
 
     def charge(self) -> Charge | None:
-        """Return what it costs a device; None without noise."""
+        """Return the charge of a device; None without noise."""
         if self.multiplier == 0:
             return None
         return Charge(noise_multiplier=self.multiplier, sampling=self.sampling, gap=GAP)
@@ -221,7 +221,7 @@ class RoundPlan:
         return self.release(boundary_tier(self.tree, leaf), exchange.leaves[leaf].end)
 
     def of_release(self, leaf: str, exchange: Exchange) -> dict[str, Any]:
-        """Return what all nodes of a zone must know of the release that their answers go into."""
+        """Return the fields that all nodes of a zone get about the release of their answers."""
         privacy, release = self.privacy, self.release_of(leaf, exchange)
         return {
             "unit": privacy.unit,
@@ -238,7 +238,7 @@ class RoundPlan:
         }
 
     @cached_property
-    def grids(self) -> dict[str, Grid]:
+    def grids(self) -> dict[str, CodeGrid]:
         """The grid of the devices of each lowest aggregator."""
         last = self.exchanges[-1]
         return {leaf: self.release_of(leaf, last).grid for leaf in last.leaves}
@@ -254,7 +254,7 @@ class RoundPlan:
         return self._true[boundary]
 
     def check(self, size: int) -> None:
-        """Refuse noise that its grid does not do justice to, before anybody is asked.
+        """Refuse a grid that is too coarse for the noise, before any request.
 
         Parameters
         ----------
@@ -292,7 +292,7 @@ class RoundPlan:
             periods = self.schedule.periods(boundary)
             planned = [self._release(boundary, period) for period in periods]
             # One grid for all periods of a round: the coarsest.
-            grid = Grid(max(release.grid.exponent for release in planned))
+            grid = CodeGrid(max(release.grid.exponent for release in planned))
             for period, release in zip(periods, planned, strict=True):
                 releases[boundary, period[-1].index] = replace(release, grid=grid)
         return releases
@@ -301,12 +301,12 @@ class RoundPlan:
         steps = _steps(period)
         sensitivity = self._sensitivity(boundary, period)
         multiplier = self._multiplier(boundary, period, sensitivity)
-        grid = Grid.holding(VALUE_RANGE * len(self.exchanges))
+        grid = CodeGrid.holding(VALUE_RANGE * len(self.exchanges))
         if self.privacy.clipping_norm is not None:
             # With room for the noise of zones in which few take part. What is beyond saturates,
             # and more room would leave the noise of large zones few steps of the grid.
             worst = min(2 * self.bound(steps), sensitivity * self._thinning(boundary))
-            grid = Grid.holding(self.bound(steps) + NOISE_REACH * multiplier * worst)
+            grid = CodeGrid.holding(self.bound(steps) + NOISE_REACH * multiplier * worst)
         record = isinstance(self.privacy, RecordNoise)
         return ZoneRelease(
             steps=steps,

@@ -1,4 +1,4 @@
-"""What the devices pay: equal budgets for all of them, and the true cost of the paper's noise.
+"""Accounts for the devices: equal budgets for all of them, and the true cost of the paper's noise.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
 Proposition 1, and what is missing there. Nothing leaves a trusted zone in a local step; what is
@@ -287,7 +287,7 @@ def true_epsilon(
     release_steps: str = "round",
     clean_events: bool = True,
 ) -> float:
-    """Return what all data of a device cost with the paper's noise and the sensitivity that holds.
+    """Return the epsilon of all data of a device, for the paper's noise and the true sensitivity.
 
     That is, in a whole training, by Gaussian DP, with the worst drift and without credit for
     sampling (not in the paper).
@@ -337,7 +337,7 @@ def true_epsilon(
 
 @dataclass(frozen=True, kw_only=True)
 class PaperFigures:
-    """What the paper's noise costs, by several readings; tables are by the tier of the noise.
+    """The epsilon of the paper's noise, by several readings; tables are by the tier of the noise.
 
     Parameters
     ----------
@@ -374,7 +374,7 @@ def paper_figures(
     clean_events: bool = True,
     accountant: str = "pld",
 ) -> PaperFigures:
-    """Return what the paper's noise costs, for who adds or removes a record and for a device.
+    """Return the epsilon of the paper's noise, for one record added or removed and for a device.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What leaves a device or an aggregator of a tree: an update, or an average.
+"""The releases of a tree's nodes: a device's update, or an aggregator's average.
 
 It has its noise, or it goes into a release of the zone, which gets it from a parent that the node
 trusts.
@@ -14,7 +14,7 @@ from flwr_privacy.errors import DataError, DeclinedError, ProtocolError
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
 from flwr_privacy.pipeline.sealed import SEALED
 from flwr_privacy.privacy.averaging import WeightedMean
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import Update, check_start, released_names
 from flwr_privacy.wire.arrays import Arrays
@@ -57,7 +57,7 @@ class DeviceUpdate(Mechanism):
         plan = terms.plan()
         if plan.charge is not None and terms.noised:
             dimension = sum(np.size(start[name]) for name in names)
-            check_gap(dimension, sigma=sigma, grid=Grid(terms.grid))
+            check_gap(dimension, sigma=sigma, grid=CodeGrid(terms.grid))
         return replace(
             plan,
             sigma=sigma,
@@ -85,7 +85,7 @@ class DeviceUpdate(Mechanism):
 
     def noise(self, measured: Update, plan: Plan, random: SecureRandom) -> Answer:
         """Return the codes of the update with its noise, or without any."""
-        grid, vector = Grid(self.terms.grid), measured.vector
+        grid, vector = CodeGrid(self.terms.grid), measured.vector
         own: Fields = {METRICS: {"num-examples": 1}}
         if plan.charge is None or plan.noise_follows:
             return measured.arrays(grid.encode(vector, np.empty(vector.size, np.int32))), own
@@ -128,7 +128,7 @@ class SealedUpdate(DeviceUpdate):
         layout = Layout.of(start, released_names(start, self.terms.keep_back))
         if self.zone.codes.size != layout.size:
             raise ProtocolError("the sealed start has another size than the model")
-        return moved(start, layout, Grid(self.terms.grid).step * self.zone.codes)
+        return moved(start, layout, CodeGrid(self.terms.grid).step * self.zone.codes)
 
     def plan(self, start: Arrays, facts: Facts) -> Plan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
@@ -145,8 +145,8 @@ class SealedUpdate(DeviceUpdate):
         return self.measure(start, self.model(start)) if self.terms.unit == "user" else None
 
     def noise(self, measured: Update, plan: Plan, random: SecureRandom) -> Answer:
-        """Return what is to be sealed: the codes of the zone with this update, without noise."""
-        terms, grid = self.terms, Grid(self.terms.grid)
+        """Return the content to seal: the codes of the zone with this update, without noise."""
+        terms, grid = self.terms, CodeGrid(self.terms.grid)
         codes = grid.encode(measured.vector)
         reach = Reach(anchor=terms.depth) if self.zone is None else self.zone.reach
         reach = trained(terms.drift, reach, terms.clipping_norm, terms.steps, grid, codes.size)
@@ -159,7 +159,7 @@ class SealedUpdate(DeviceUpdate):
 
 @dataclass(frozen=True)
 class ZoneAverage(Mechanism):
-    """The average that an aggregator hands out with noise, once a period.
+    """The noised average that an aggregator releases, once a period.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class ZoneAverage(Mechanism):
     def plan(self, start: Arrays, facts: Facts) -> Plan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
         sigma, floor = self.duty.noise_multiplier * self.mean.reach.total, self.mean.floor
-        check_gap(self.mean.codes.size, sigma=sigma, grid=Grid(self.duty.grid))
+        check_gap(self.mean.codes.size, sigma=sigma, grid=CodeGrid(self.duty.grid))
         if sigma < floor:
             raise DeclinedError(
                 f"the noise would be {sigma:.6g}: a member of the zone has min_sigma = {floor:.6g}"
@@ -188,10 +188,10 @@ class ZoneAverage(Mechanism):
 
     def noise(self, measured: Codes, plan: Plan, random: SecureRandom) -> Answer:
         """Return the codes with the noise of the zone."""
-        sigma, grid = plan.sigma or 0.0, Grid(self.duty.grid)
+        sigma, grid = plan.sigma or 0.0, CodeGrid(self.duty.grid)
         codes = noised(measured, sigma=sigma, grid=grid, random=random)
         return {CODES: codes}, {METRICS: {}, "sigma": sigma}
 
     def accumulator(self, start: Arrays) -> WeightedMean:
-        """Refuse: an aggregator's answer is one."""
+        """Raise an error: an aggregator's answer is not summed with others."""
         raise ProtocolError("answers of aggregators are not summed")

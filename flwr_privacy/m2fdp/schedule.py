@@ -1,4 +1,4 @@
-"""When the tiers aggregate: the local steps of a round, cut by events into segments.
+"""Schedules when tiers aggregate: events cut the local steps of a round into segments.
 
 A round has K local steps. After the steps in K_l there is an event up to tier l, after step K the
 global one, up to tier 0 (Algorithm 1 of the paper).

@@ -1,4 +1,4 @@
-"""How far the data of one device can move what a trusted node passes on.
+"""Bounds how far one device's data can move the values that a trusted node passes on.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
 Lemma 1, and what it leaves out. Neighbours differ in all data of one device j. A local step moves a
@@ -117,7 +117,7 @@ class Reach:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """The law by which models drift apart, and what it makes of a `Reach`.
+    """The law by which models drift apart, applied to a `Reach`.
 
     Parameters
     ----------

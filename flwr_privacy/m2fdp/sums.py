@@ -1,4 +1,4 @@
-"""Sums of codes, one per group of clients: what the clients of each lowest aggregator sent."""
+"""Sums codes per group of clients, one group for each lowest aggregator."""
 
 import copy
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
-from flwr_privacy.privacy.grid import CODE_LIMIT, EvenMean, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, EvenMean
 from flwr_privacy.wire.arrays import Arrays
 
 __all__ = ["TierSums"]
@@ -20,7 +20,7 @@ class _NarrowMean(EvenMean):
     They take half the memory, and a fraction of the time: an addition casts nothing.
     """
 
-    def __init__(self, start: Arrays, grid: Grid, names: list[str]) -> None:
+    def __init__(self, start: Arrays, grid: CodeGrid, names: list[str]) -> None:
         super().__init__(start, grid, names)
         self._reached: dict[str, int] = {}  # by name, no entry of the sum is larger
 
@@ -43,7 +43,7 @@ class _NarrowMean(EvenMean):
         super()._add(name, array, weight)
 
 
-_ANY = Grid(0)  # what a code means, groups may differ in
+_ANY = CodeGrid(0)  # what a code means, groups may differ in
 
 _SEPARATOR = "/"  # between group and array in a state; no group's name has one
 
@@ -103,7 +103,7 @@ class TierSums(WeightedMean):
         return sorted(self._means[group].clients) if group in self._means else []
 
     def count(self, client_id: str) -> None:
-        """Note a client whose answer is not summed here: nobody but its group may see it.
+        """Count a client whose answer is not summed here, because only its group may see it.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class TierSums(WeightedMean):
         return sums
 
     def finish(self) -> dict[str, NDArray[np.generic]]:
-        """Refuse: what the groups' sums come to is for the tree to say."""
+        """Raise an error: only the tree can average the groups' sums."""
         raise TypeError("sums of several groups have no mean of their own")
 
     def _group_of(self, client_id: str) -> str:

@@ -1,11 +1,11 @@
-"""What the server asks of a device and of an aggregator: the fields of M2FDP on the wire."""
+"""The round config of M2FDP: the fields that the server sends to devices and aggregators."""
 
 from dataclasses import dataclass, field
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.pipeline.mechanism import Plan
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.policy import UNITS
 from flwr_privacy.wire.identity import check_client_id
 
@@ -64,7 +64,7 @@ def any_batch(rate: float, steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Released:
-    """What both kinds of node must know of a noised release.
+    """The fields about a noised release that devices and aggregators share.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class _Released:
 
     @property
     def drift(self) -> Drift:
-        """How models drift apart."""
+        """The law by which models drift apart."""
         return Drift(law=self.law, growth=self.growth)
 
     @property
@@ -143,7 +143,7 @@ class _Released:
         )
 
     def charge(self) -> Charge | None:
-        """Return what the release costs a device; None where there is no noise and no account."""
+        """Return a device's charge for the release; None if there is no noise to account for."""
         if self.noise_multiplier == 0:
             return None
         return Charge(noise_multiplier=self.noise_multiplier, sampling=self.sampling, gap=GAP)
@@ -151,7 +151,7 @@ class _Released:
 
 @dataclass(frozen=True, kw_only=True)
 class M2FDPTerms(_Released):
-    """What the server asks of a device's training.
+    """The round config of a device's training.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class M2FDPTerms(_Released):
         Whether the device adds the noise itself: its parent is not trusted.
     sealed : bool
         Whether the answer is sealed to the parent, which is a node of its own; else the server
-        plays the aggregators, in a simulation.
+        simulates the aggregators.
     event, tier : int
         Number of the event that follows in this round, and the tier up to which it goes.
     siblings : list of str
@@ -201,7 +201,7 @@ class M2FDPTerms(_Released):
         check_integer("tier", self.tier, minimum=0, maximum=self.depth - 1)
         # Whether an update fits into codes must not depend on the update.
         largest = self.clipping_norm or VALUE_RANGE
-        if largest > Grid(self.grid).step * CODE_LIMIT:
+        if largest > CodeGrid(self.grid).step * CODE_LIMIT:
             raise InvalidParameterError("grid", self.grid, f"one with codes up to {largest:g}")
         if not 0 < check_number("sampling_rate", self.sampling_rate) <= 1:
             raise InvalidParameterError("sampling_rate", self.sampling_rate, "above 0, at most 1")
@@ -219,7 +219,7 @@ class M2FDPTerms(_Released):
 
 @dataclass(frozen=True, kw_only=True)
 class Duty(_Released):
-    """What the server asks of an aggregator: to average what its children sealed.
+    """The request to an aggregator to average its children's sealed answers.
 
     Parameters
     ----------
@@ -282,7 +282,7 @@ class Duty(_Released):
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery(_Released):
-    """What the server asks of an aggregator after a clean event above it: to pass it on.
+    """The request to an aggregator to pass on the model of a clean event above it.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""What the nodes of a trusted zone do with codes: average them, and noise what leaves the zone.
+"""Averages codes within a trusted zone, and adds noise to the average that leaves it.
 
 A zone is all that lies under one boundary node. Its models are ``public start + step * codes``: all
 of its devices had the start at the last noised release, and everything since then is in the codes,
-which only members see. The same functions serve the server that plays the aggregators of a
+which only members see. The same functions serve the server that simulates the aggregators of a
 simulation, and an aggregator that is a node of its own.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.privacy.grid import Grid, saturated
+from flwr_privacy.privacy.grid import CodeGrid, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 
@@ -33,7 +33,7 @@ Codes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Upload:
-    """What a member of a zone hands to its parent: codes, and how far one device can move them.
+    """The upload of a zone's member to its parent: codes, and how far one device can move them.
 
     Parameters
     ----------
@@ -55,7 +55,11 @@ class Upload:
 
 
 def averaged(
-    uploads: list[Upload] | tuple[NDArray[Any], int, Reach], drift: Drift, *, tier: int, grid: Grid
+    uploads: list[Upload] | tuple[NDArray[Any], int, Reach],
+    drift: Drift,
+    *,
+    tier: int,
+    grid: CodeGrid,
 ) -> Upload:
     """Return the mean of the children's codes, rounded to the grid (to the nearest, half up).
 
@@ -68,7 +72,7 @@ def averaged(
         How the bound goes on.
     tier : int
         Of the node that averages.
-    grid : Grid
+    grid : CodeGrid
         What a code means.
 
     Notes
@@ -79,7 +83,7 @@ def averaged(
     Examples
     --------
     >>> drift, own = Drift(), Reach(anchor=2, own=2.0)
-    >>> mean = averaged((np.array([7, -4]), 4, own), drift, tier=1, grid=Grid(-10))
+    >>> mean = averaged((np.array([7, -4]), 4, own), drift, tier=1, grid=CodeGrid(-10))
     >>> mean.codes.tolist(), round(mean.reach.total, 3)
     ([2, -1], 0.501)
     """
@@ -104,7 +108,9 @@ def averaged(
     return Upload(mean, drift.averaged(children, tier=tier, slack=slack), floor, wide)
 
 
-def trained(drift: Drift, reach: Reach, bound: float, steps: int, grid: Grid, size: int) -> Reach:
+def trained(
+    drift: Drift, reach: Reach, bound: float, steps: int, grid: CodeGrid, size: int
+) -> Reach:
     """Return how far the data of one device can move a device's codes after its training.
 
     Parameters
@@ -117,7 +123,7 @@ def trained(drift: Drift, reach: Reach, bound: float, steps: int, grid: Grid, si
         Largest L2 norm of its update; 0 where nothing is clipped, and nothing protected.
     steps : int
         Local steps.
-    grid : Grid
+    grid : CodeGrid
         To which the update is truncated.
     size : int
         Number of codes.
@@ -126,7 +132,9 @@ def trained(drift: Drift, reach: Reach, bound: float, steps: int, grid: Grid, si
     return drift.trained(reach, bound=bound, steps=steps, slack=slack)
 
 
-def noised(codes: Codes, *, sigma: float, grid: Grid, random: SecureRandom) -> NDArray[np.int32]:
+def noised(
+    codes: Codes, *, sigma: float, grid: CodeGrid, random: SecureRandom
+) -> NDArray[np.int32]:
     """Return codes with exact discrete Gaussian noise, as they travel.
 
     Parameters
@@ -135,7 +143,7 @@ def noised(codes: Codes, *, sigma: float, grid: Grid, random: SecureRandom) -> N
         Codes; they are changed.
     sigma : float
         Standard deviation in units of the weights.
-    grid : Grid
+    grid : CodeGrid
         What a code means.
     random : SecureRandom
         Source of the noise.
@@ -150,7 +158,7 @@ def noised(codes: Codes, *, sigma: float, grid: Grid, random: SecureRandom) -> N
     return saturated(codes)
 
 
-def check_gap(dimension: int, *, sigma: float, grid: Grid) -> None:
+def check_gap(dimension: int, *, sigma: float, grid: CodeGrid) -> None:
     """Refuse a grid that is too coarse for the noise to be worth what is charged for it.
 
     Raises

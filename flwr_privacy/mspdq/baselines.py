@@ -1,4 +1,4 @@
-"""What MSP and MSPDQ are compared with: the noise of NbAFL, the codec of JoPEQ, the sampling.
+"""Baselines of MSP and MSPDQ: the noise of NbAFL, the codec of JoPEQ, the sampling.
 
 Their two halves are `flwr_privacy.strategies.mspdq.baselines` and its like among the clients.
 FedAvg needs no mathematics of its own. An update that is quantized once and sent once, the honest
@@ -136,7 +136,7 @@ def _gaussian_constant(epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Noising:
-    """What a client of NbAFL does to its trained model: clip, add noise.
+    """Clips a trained model and adds noise, as a client of NbAFL does.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The codes of MSPDQ: each message's interval lies around what was decoded of the one before.
+"""The codec of MSPDQ: each message's interval lies around the value decoded before.
 
 Equations (18), with plain stochastic rounding in place of its signs, and (20). Both ends of the
 wire keep the last decoded value in float64 and go on from it by the same arithmetic, so they have
@@ -18,7 +18,7 @@ Vectors = NDArray[np.float64]
 
 
 class Codec:
-    """One end of the wire for one client: the last decoded value, which both ends have.
+    """One end of the codec for one client, with the last decoded value, which both ends have.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Codec:
         self.levels = levels
 
     def encode(self, visible: Vectors, width: float, random: SecureRandom) -> tuple[Codes, int]:
-        """Return the codes of the next message, and go on to their value.
+        """Return the codes of the next message, and advance to their value.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class Codec:
         return codes, saturated
 
     def decode(self, codes: Codes, width: float) -> None:
-        """Go on to the value of the next message. The codes may come from an adversary.
+        """Advance to the value of the next message. The codes may come from an adversary.
 
         Raises
         ------
@@ -129,7 +129,7 @@ class DecodedSum:
         return self._total / self._draws
 
     def add(self, code_sum: Codes, knobs: Knobs, *, draws: int) -> None:
-        """Go on by the codes of a message, of all clients or of one.
+        """Advance by the codes of a message, of all clients or of one.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The server's side of a learning round of MSPDQ: what it has of everybody, and the average."""
+"""The server's side of a learning round of MSPDQ: the clients' values and their average."""
 
 from collections.abc import Collection, Mapping
 
@@ -9,7 +9,7 @@ from flwr_privacy.coding.packing import packed_bytes, unpack
 from flwr_privacy.coding.quantize import Codes, Knobs
 from flwr_privacy.errors import InvalidParameterError, check_number
 from flwr_privacy.privacy.averaging import ReplyRefusedError
-from flwr_privacy.privacy.grid import Grid, GridMean
+from flwr_privacy.privacy.grid import CodeGrid, GridMean
 
 from .codec import Codec, DecodedSum, decode_start, uncentred
 from .intervals import Intervals, Widths
@@ -24,7 +24,7 @@ _LARGEST_SCALAR = 2.0**60  # 2^100 is the largest width
 
 
 class Hub:
-    """The server where it sees every client's codes.
+    """The server's side if it sees every client's codes.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Hub:
         return self._checked(decode_start(self._codes(packed), (low, high), self._terms.levels))
 
     def tell(self, client: str, scalar: float) -> None:
-        """Take what a client says of its gap.
+        """Record a client's report of its gap.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class Hub:
         self._scalars[client] = check_number("scalar", scalar, minimum=0, maximum=_LARGEST_SCALAR)
 
     def plan(self, clients: Collection[str]) -> None:
-        """Decide on the `width` of the next message, from what all clients said."""
+        """Decide on the `width` of the next message, from all clients' reports."""
         if self._intervals.rule == "self":
             return
         names = sorted(clients)
@@ -171,7 +171,7 @@ class Hub:
 
 
 class SumHub:
-    """The server where it sees sums of codes and nothing else.
+    """The server's side if it sees only sums of codes.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ class SumHub:
         self.widest = 0.0
 
     def plan(self, clients: Collection[str]) -> None:
-        """Decide on the `width` of the next message, whoever the clients are."""
+        """Decide on the `width` of the next message, independently of the clients."""
         self.width = self._widths.next([], [])
         self.widest = max(self.widest, self.width)
 
@@ -243,4 +243,4 @@ def outweighs(draws: Mapping[str, int], *, least: int) -> bool:
 
 def code_sum(size: int) -> GridMean:
     """Return an empty sum of so many codes, each times its client's draws."""
-    return GridMean({CODES: np.broadcast_to(np.zeros((), np.float64), size)}, Grid(0), [CODES])
+    return GridMean({CODES: np.broadcast_to(np.zeros((), np.float64), size)}, CodeGrid(0), [CODES])

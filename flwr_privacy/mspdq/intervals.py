@@ -1,4 +1,4 @@
-"""How wide the intervals are whose knobs MSPDQ's codes number.
+"""Computes the widths of the intervals whose knobs MSPDQ's codes number.
 
 The interval of message k + 1 lies around what was decoded of message k. Its width is the same for
 all clients and coordinates and falls with the coupling (equation (20)), or it is the client's own:
@@ -181,7 +181,7 @@ def min_levels_linf(kappa: float, c: float = 1.0, *, coupling: str = "harmonic")
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Which rule decides the widths.
+    """The rule that decides the widths.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ class Intervals:
         return self.rule in ("fixed", "bound")
 
     def scalar(self, gap: Vectors) -> float:
-        """Return what a client tells the server of its gap: its norm, rounded up to float32.
+        """Return a client's report of its gap: its norm, rounded up to float32.
 
         0 where the rule does not ask.
 

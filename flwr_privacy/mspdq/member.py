@@ -1,4 +1,4 @@
-"""A client's side of a learning round: what it keeps, and the messages that it sends."""
+"""A client's side of a learning round: its state and the messages that it sends."""
 
 from dataclasses import dataclass
 
@@ -92,7 +92,7 @@ class Member:
         return cls(terms=terms, states=states, heard=np.array(heard))
 
     def scalar(self) -> float:
-        """Return what the rule of the widths asks of the client's gap; 0 if nothing."""
+        """Return the client's report of its gap that the width rule asks for; 0 if none."""
         return self.terms.intervals.scalar(self.states.gap(weight=self.terms.mixing.weight))
 
     def step(self, average: Vectors, random: SecureRandom) -> None:
@@ -108,7 +108,7 @@ class Member:
         self.sent += 1
 
     def say(self, width: float | None, random: SecureRandom) -> Said:
-        """Return the next message of MSPDQ, and go on to its value.
+        """Return the next message of MSPDQ, and advance to its value.
 
         Parameters
         ----------

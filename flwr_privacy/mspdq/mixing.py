@@ -1,4 +1,4 @@
-"""The mixing: steps of average consensus in which only the visible sub-states travel.
+"""Mixes models by steps of average consensus in which only the visible sub-states are sent.
 
 Equations (3) to (6) for MSP, (21) and (22) for MSPDQ, with its first line corrected: the coupling
 works on the exact visible sub-state, the consensus on what the server heard of it.
@@ -110,7 +110,7 @@ class Mixing:
 
     @property
     def weight(self) -> int:
-        """What all hidden sub-states of a client weigh together; that of the visible is 1."""
+        """Weight of all hidden sub-states of a client together; the visible one weighs 1."""
         return self.m if self.mass == "paper" else 1
 
     @property
@@ -157,9 +157,9 @@ class Mixing:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SubStates:
-    """What a client keeps of its model while it mixes; secret.
+    """The sub-states of a client's model during mixing; they are secret.
 
-    Arrays may have a leading axis of clients, to play many at once; gains and weights then are
+    Arrays may have a leading axis of clients, to run many at once; gains and weights then are
     numbers, or columns with one for each client.
 
     Parameters
@@ -210,7 +210,7 @@ class SubStates:
         gain: float | Vectors,
         weight: int | Vectors,
     ) -> None:
-        """Go on by one mixing step, equations (3) and (21).
+        """Carry out one mixing step, equations (3) and (21).
 
         The mean over all clients keeps its course only if `average` is exactly that of what the
         server `heard` of each.

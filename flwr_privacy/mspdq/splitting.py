@@ -1,4 +1,4 @@
-"""The split: a client's model becomes a visible sub-state, which travels, and a hidden rest.
+"""Splits a client's model into a visible sub-state, which is sent, and a hidden rest.
 
 A split is the draw of the visible sub-state (section III of the paper, Proposition 1). The hidden
 sub-states follow from the sum rule, `flwr_privacy.mspdq.mixing.SubStates.split`.
@@ -29,7 +29,7 @@ _MOST_STEPS = 2.0**61
 
 
 class Split(Protocol):
-    """How the visible sub-state is drawn."""
+    """The law by which the visible sub-state is drawn."""
 
     def visible(self, model: Vectors, random: SecureRandom) -> Vectors:
         """Return the visible sub-state of a trained model, shape (d,)."""

@@ -1,4 +1,4 @@
-"""What a client is told of a learning round: the parameters of MSP and MSPDQ on the wire."""
+"""The round config of MSP and MSPDQ: the parameters of a learning round on the wire."""
 
 from dataclasses import dataclass, field
 
@@ -126,5 +126,5 @@ class MSPTerms:
 
     @property
     def intervals(self) -> Intervals:
-        """The rule of the widths, without its constants: what a client needs of it."""
+        """The rule of the widths without its constants, which a client does not need."""
         return Intervals(rule=self.interval)

@@ -1,4 +1,4 @@
-"""What the mixing does: spectra, stability, how fast the splitting cancels, what it costs.
+"""Theory of the mixing: spectra, stability, convergence, and cost.
 
 Equations are numbered as in the paper, see `flwr_privacy.mspdq`. What follows from the dynamics and
 is not in the paper is marked as derived.

@@ -1,1 +1,1 @@
-"""The way out of a node: what a release is, the steps that each takes, and what the node stores."""
+"""The node's answer pipeline: mechanisms, the steps of every release, and the node's files."""

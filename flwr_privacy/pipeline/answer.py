@@ -1,4 +1,4 @@
-"""The one way out of a node for what its data say: every release takes these steps, in this order.
+"""Carries out every release of a node: all answers about its data take these steps, in this order.
 
 1. The node's policy, and whether it has stopped answering this experiment.
 2. The mechanism's plan, and before the first charge of an experiment a rehearsal without data.
@@ -95,7 +95,7 @@ _STOPPED = "stopped"  # name of the note that ends an experiment for the node
 
 @dataclass(frozen=True)
 class Request:
-    """A question as it reached one client.
+    """A server's request as one client received it.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class Request:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the whole question: 32 hexadecimal digits."""
+        """Hash of the whole request: 32 hexadecimal digits."""
         own = [[key, self.fields[key]] for key in sorted(self.fields) if key not in _DELIVERY]
         arrays = [[name, digest_of(self.arrays, name)] for name in self.arrays]
         question = self.question
@@ -164,13 +164,16 @@ def answer(
         If the release was charged and there is no answer.
     """
     check_going_on(store, request.question.experiment_id)
+    # The charge is for the release, which several requests may lead to.
     if release.name is not None:
         request = replace(request, question=release.name)
+    # A resumed round may send the same request in other bytes (sealed anew): it stays the same.
     if release.asked is not None:
         delivery = {key: request.fields[key] for key in _DELIVERY & set(request.fields)}
         request = replace(request, fields={**release.asked, **delivery})
     mechanism, facts = release.mechanism, Facts()
     start = dict(request.arrays)  # each decoded once
+    # Once without facts: what can be refused now is refused before the user's code runs.
     plan = mechanism.plan(start, facts)
     _admit(store, request, plan, sealed)
     if plan.charge is None:
@@ -211,7 +214,7 @@ def answer(
 
 
 def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -> None:
-    """Decline a step towards a release that the node would decline; nobody is charged for it.
+    """Decline a step towards a release that the node would decline; nothing is charged.
 
     Parameters
     ----------
@@ -245,7 +248,7 @@ def answer_unprotected(
     fields: Fields,
     guarantees_dp: bool,
 ) -> Answer:
-    """Carry out a release that promises nothing, if the node's operator allows it.
+    """Carry out a release that guarantees nothing, if the node's operator allows it.
 
     Raises
     ------
@@ -266,7 +269,7 @@ def answer_step(
     fields: Fields,
     guarantees_dp: bool,
 ) -> Answer:
-    """Carry out a step of a protocol, if the node's operator allows it.
+    """Carry out one step of a protocol, if the node's operator allows it.
 
     Raises
     ------
@@ -293,7 +296,7 @@ def answer_step(
 
 
 def check_going_on(store: NodeStore, experiment_id: str) -> None:
-    """Refuse what belongs to an experiment that the node has stopped answering.
+    """Decline a request of an experiment that the node has stopped answering.
 
     Raises
     ------
@@ -312,7 +315,7 @@ def run(
     work: Callable[[], Any],
     failed: Callable[[], Any | None],
 ) -> Any:
-    """Run the user's code after its charge, and return what it came to.
+    """Run the user's code after its charge and return its result.
 
     Parameters
     ----------
@@ -350,7 +353,7 @@ def run(
 def _unaccounted(
     store: NodeStore, request: Request, release: Release, plan: Plan, start: Arrays
 ) -> Answer:
-    """Answer with what has no cost that could be stated; nobody is charged for a failure."""
+    """Answer with a release whose cost cannot be stated; nothing is charged, not even a failure."""
     if release.keeps == EXPERIMENT:
         found = store.setups.find(request.question)
         if found is not None:
@@ -371,7 +374,7 @@ def _unaccounted(
 
 
 def refused_alike(client_id: str, error: Exception) -> DataError:
-    """Log what the user's code came to; return the one text that a server is told of it.
+    """Log why the user's code failed; return the one fixed error that the server is sent.
 
     Nobody is charged for a failure where an answer costs nothing, so nothing of it is told.
     """
@@ -391,13 +394,13 @@ def _noised(
 
 
 def mark_insecure(store: NodeStore, own: Fields) -> None:
-    """Say in a reply that its noise is no secret, if it is none."""
+    """Mark a reply whose noise comes from a seed, and so is not secret."""
     if store.insecure_seed is not None:
         own[METRICS]["insecure-noise"] = 1.0
 
 
 def _admit(store: NodeStore, request: Request, plan: Plan, sealed: bool) -> None:
-    """Refuse what the node's operator does not allow."""
+    """Decline a release that the node's operator does not allow."""
     certain = 1.0
     if plan.parties:
         fields = dict(request.fields)
@@ -462,7 +465,7 @@ def _check_chargeable(store: NodeStore, planned: PlannedRelease) -> None:
 def _rehearse(
     store: NodeStore, request: Request, planned: PlannedRelease, rehearsal: Callable[[], None]
 ) -> None:
-    """Try the user's code without data before the first charge of an experiment.
+    """Try the user's code on generated records before the first charge of an experiment.
 
     Raises
     ------
@@ -487,7 +490,7 @@ def _rehearse(
 def _charged(
     store: NodeStore, request: Request, release: Release, plan: Plan, planned: PlannedRelease
 ) -> tuple[int, Answer | None]:
-    """Charge a release, unless this question was charged and not answered, or its reply is there.
+    """Charge a release, unless this request has an unanswered charge or a cached reply.
 
     Returns
     -------
@@ -502,11 +505,13 @@ def _charged(
         If it cannot be charged, or had its one attempt.
     """
     question, (cache, key) = request.question, _cache(store, request, release)
+    # Check and charge under one lock: two processes must not both see room for the last release.
     with store.ledger.locked() as locked:
         charged = [n for n, entry in enumerate(locked.entries) if entry.question == question]
         mine = [n for n in charged if locked.entries[n].digest == request.digest]
         if plan.once:
             check_unanswered(question, locked.entries)
+        # The parent adds the noise, once for all answers of a period: they share one charge.
         elif charged and plan.noise_follows:
             _check_alike(planned.entry(), [locked.entries[n] for n in charged])
             return charged[-1], None
@@ -533,7 +538,7 @@ def _charged(
 def _answered(
     store: NodeStore, request: Request, release: Release, plan: Plan, number: int, made: Answer
 ) -> Answer:
-    """Keep the reply of a charge, and note that it is answered; return what is to be sent.
+    """Cache the reply of a charge and mark the charge as answered; return the reply to send.
 
     Raises
     ------
@@ -544,6 +549,7 @@ def _answered(
         if plan.noise_follows:  # the answers of a period share one charge, and none is kept
             locked.answer(number)
             return made
+        # Another process answered on this charge while the user's code ran: its reply counts.
         if number in locked.answered:
             cache, key = _cache(store, request, release)
             if (kept := cache.find(request.question, key)) is not None:
@@ -558,21 +564,21 @@ def _answered(
 
 
 def _check_alike(asked: Entry, charged: Sequence[Entry]) -> None:
-    """Decline another answer on a charge that was for another kind of release."""
+    """Decline to answer on an earlier charge that was for another kind of release."""
     for entry in charged:
         if replace(asked, time=entry.time) != entry:
             raise DeclinedError("the same period was asked about with other noise")
 
 
 def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replies, str]:
-    """Return where a reply is kept, and under which key."""
+    """Return the reply cache of a release, and the key of its reply."""
     if release.keeps == EXPERIMENT:
         return store.setups, ""  # one for all questions, so that another one is found out
     return store.replies, request.digest
 
 
 def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
-    """Keep a reply; return the one that is to be sent."""
+    """Cache a reply; return the reply to send, which is the first one cached."""
     cache, key = _cache(store, request, release)
     reply = _reply(request, made)
     kept = cache.keep(request.question, reply, key)
@@ -610,7 +616,7 @@ def _other_terms(question: Question) -> DeclinedError:
 
 
 def _facts(store: NodeStore, request: Request, facts: Callable[[], Facts]) -> Facts:
-    """Return what this experiment counts on: what was noted of it, or what the node says now."""
+    """Return the facts noted for this experiment, or else what the node says now."""
     noted = store.noted(request.question.experiment_id, _facts_note(request))
     if noted is None:
         return facts()
@@ -630,7 +636,7 @@ def _facts_note(request: Request) -> str:
 
 
 def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedFailureError:
-    """Note that the node answers nothing more of an experiment; return what the server is told."""
+    """Stop answering an experiment; return the error that the server is sent."""
     store.note(experiment_id, _STOPPED, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     logger.error(
         "client %s answers nothing more of experiment %s: a training failed after it was charged "
@@ -656,7 +662,7 @@ def _read(kept: bytes) -> Answer:
 def request_of(
     arrays: Arrays, scheme: str, phase: str, fields: Fields, guarantees_dp: bool
 ) -> Request:
-    """Return the request that a client half was asked to handle."""
+    """Build the request of a message that a client half handles."""
     named = {"experiment-id", "round", "request"}
     own = {key: value for key, value in fields.items() if key not in named}
     own = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0, **own}

@@ -1,4 +1,4 @@
-"""A client's key pair of an experiment, which lies in a file of its node and never leaves it."""
+"""Stores a client's key pair for each experiment in a file that never leaves its node."""
 
 import hashlib
 from pathlib import Path
@@ -25,7 +25,7 @@ _LOCK_TIMEOUT = 10.0  # seconds
 
 
 def own_pair(store: NodeStore, scheme: str, experiment_id: str) -> KeyPair:
-    """Return the client's key pair of an experiment; a new one the first time.
+    """Return the client's key pair of an experiment; make it the first time.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def own_pair(store: NodeStore, scheme: str, experiment_id: str) -> KeyPair:
 
 
 def forget_pair(store: NodeStore, scheme: str, experiment_id: str) -> None:
-    """Delete the client's key pair of an experiment, if there is one: what it sealed stays so."""
+    """Delete the client's key pair of an experiment: this node can open nothing sealed with it."""
     _path(store, scheme, experiment_id).unlink(missing_ok=True)
 
 
@@ -64,7 +64,7 @@ def signature_of(store: NodeStore, scheme: str, experiment_id: str, public: byte
 
 
 def introduction(store: NodeStore, scheme: str, experiment_id: str) -> dict[str, bytes]:
-    """Return the client's public key and its signature; nothing without a long-term identity."""
+    """Return the client's public key and its signature; empty without a long-term identity."""
     if store.identity is None:
         return {}
     public = own_pair(store, scheme, experiment_id).public

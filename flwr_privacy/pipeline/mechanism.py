@@ -1,4 +1,4 @@
-"""What a release is made of: a mechanism, and what it plans before any data are read.
+"""Defines a release: its mechanism, and the plan it makes before any data are read.
 
 A mechanism is a frozen dataclass. It is what travels, and both ends build the same object of it, so
 they cannot disagree on bounds, grids or accumulators. `flwr_privacy.pipeline.answer` is the only
@@ -44,7 +44,7 @@ Answer = tuple[Arrays, Fields]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a node says of its data before they are read; it is no secret.
+    """Public facts about a node's data, such as the number of records, known before they are read.
 
     Parameters
     ----------
@@ -63,12 +63,12 @@ Work = Callable[[SecureRandom, Facts], Any]
 
 
 class NoFactsError(FlwrPrivacyError):
-    """The user's code ended by itself before it told its facts: that may depend on its data."""
+    """The user's code ended before it gave its facts, which may depend on its data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a mechanism decides about one release before any data are read.
+    """A mechanism's decisions about one release, made before any data are read.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Plan:
 
     @property
     def once(self) -> bool:
-        """Whether there is one attempt: two answers with a share of noise each hide nothing."""
+        """Whether one attempt is allowed: two answers with a share of noise each hide nothing."""
         return self.parties > 0
 
 
@@ -148,7 +148,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def measure(self, start: Arrays, outcome: Any) -> Any:
-        """Return what is to be noised, bounded as the plan says.
+        """Return the values that get the noise, bounded as the plan says.
 
         Parameters
         ----------
@@ -167,14 +167,14 @@ class Mechanism(ABC):
 
     @abstractmethod
     def noise(self, measured: Any, plan: Plan, random: SecureRandom) -> Answer:
-        """Return the answer: what was measured, with the noise of the plan."""
+        """Return the answer: the measured values with the noise of the plan."""
 
     @abstractmethod
     def accumulator(self, start: Arrays) -> WeightedMean:
         """Return an empty accumulator for the answers of several clients."""
 
     def failed(self, start: Arrays) -> Any | None:
-        """Return what counts as measured where the user's code fails; None if nothing may.
+        """Return the values that stand for a failed run of the user's code; None if there are none.
 
         Where all data of a client are protected this is the update of a training that changed
         nothing, one of those that the charge covers. Where a single record is protected, it would
@@ -228,7 +228,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Unprotected:
-    """A release that promises nothing: nobody is charged, and the node opens no file for it.
+    """A release that guarantees nothing: it is not charged, and the node opens no file for it.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ class Unprotected:
 
 @dataclass(frozen=True)
 class ProtocolStep:
-    """An answer in a protocol of several messages, which promises no differential privacy.
+    """An answer in a protocol of several messages, without a differential privacy guarantee.
 
     It follows from the question and from what the client remembers of the experiment, which
     `flwr_privacy.pipeline.answer` lends it.

@@ -1,4 +1,4 @@
-"""How many releases a node gives, and how much disk it lends to a client, whatever they cost."""
+"""Limits the releases of a node and the disk space of a client, whatever the releases cost."""
 
 import logging
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def check_limits(store: NodeStore, entries: Sequence[Entry]) -> None:
 
 
 def check_disk(store: NodeStore, size: int = 0) -> None:
-    """Decline what would leave another file on a disk that is as full as it may be.
+    """Decline a request that adds a file if the client's disk space would be used up.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a node keeps for one of its clients: ledger, reply cache, policy, keys.
+"""The persistent state of one client on its node: ledger, reply cache, policy, keys.
 
 All of it is the operator's: nothing in a message or in a run's configuration can change it.
 """
@@ -28,7 +28,7 @@ _NOTE = b"flwr-privacy note\n"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRules:
-    """What the operator of a node says of one of its clients.
+    """The rules that a node's operator sets for one client.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class NodeRules:
     insecure_seed: int | None = None
 
     def random(self, question: Question, purpose: str) -> SecureRandom:
-        """Return a source of numbers for one answer and one purpose, such as its noise."""
+        """Return a random source for one answer and one purpose, such as its noise."""
         if self.insecure_seed is None:
             return SecureRandom()
         logger.warning(
@@ -70,7 +70,7 @@ class NodeRules:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStore(NodeRules):
-    """What a node keeps for one client, beside what its operator says.
+    """The persistent state of one client, with the rules of its operator.
 
     Parameters
     ----------
@@ -100,12 +100,12 @@ class NodeStore(NodeRules):
 
     @property
     def durable(self) -> bool:
-        """Whether what must not be lost outlives a power cut: not where clients are simulated."""
+        """Whether writes survive a power cut; False for simulated clients."""
         return not self.simulated
 
     @property
     def pinned(self) -> int | None:
-        """How many clients the node knows by their keys, its own included; None without pins."""
+        """Number of clients whose keys the node has pinned, its own included; None without pins."""
         return None if self.pins is None else len({*self.pins.clients, self.client_id})
 
     def note(self, experiment_id: str, name: str, value: str) -> None:
@@ -125,7 +125,7 @@ class NodeStore(NodeRules):
             raise LedgerError(f"{path} cannot be written: {error.strerror}") from error
 
     def noted(self, experiment_id: str, name: str) -> str | None:
-        """Return what was noted about an experiment, or None.
+        """Return the note about an experiment, or None.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class NodeStore(NodeRules):
             raise LedgerError(f"{path} cannot be read: {error.strerror}") from error
 
     def disk(self) -> int:
-        """Return the bytes that the client's files take: ledger, replies, sessions, notes."""
+        """Return the size in bytes of the client's files: ledger, replies, sessions, notes."""
         own = [self.ledger.path, *self.folder.glob(f"{glob.escape(self.client_id)}.*")]
         files = (f for path in {*own} for f in ([path] if path.is_file() else path.rglob("*")))
         return sum(map(_size, files))

@@ -1,4 +1,4 @@
-"""A release that a server asks for: whether the policy and the budget allow it, and its entry."""
+"""Checks a release against the node's policy and budget, and makes its ledger entry."""
 
 import logging
 import math
@@ -46,7 +46,7 @@ _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
 
 def question_of(phase: str, fields: Fields) -> Question:
-    """Return the name of the question that `SchemeClient.handle` got."""
+    """Return the ledger's key of the request that `SchemeClient.handle` got."""
     return Question(
         experiment_id=fields["experiment-id"],
         phase=phase,
@@ -56,7 +56,7 @@ def question_of(phase: str, fields: Fields) -> Question:
 
 
 def check_code_limit(fields: Fields, largest: int) -> None:
-    """Refuse a secure sum that does not take every code that may come, before there is one.
+    """Refuse a secure sum that cannot hold the largest possible code, whatever the codes are.
 
     Which noised codes it takes would say something of them.
 
@@ -79,7 +79,7 @@ def check_policy(
     noise_multiplier: float,
     sigma: float | None = None,
 ) -> None:
-    """Decline what the node's operator does not allow; the log of the node says why.
+    """Decline a release that the node's policy does not allow; the node's log says why.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def check_unaccounted(
 
 
 def check_unprotected(rules: NodeRules, *, scheme: str, guarantees_dp: bool) -> None:
-    """Decline an answer without noise under a scheme that promises differential privacy.
+    """Decline an answer without noise under a scheme that guarantees differential privacy.
 
     Simulated clients give it, and nodes whose operator lists the scheme in ``allow_unprotected``. A
     scheme that promises nothing answers as its class says, with a line in the node's log if no
@@ -182,7 +182,7 @@ def check_unsummed(rules: NodeRules) -> None:
 
 
 def check_summed(rules: NodeRules, clients: int) -> None:
-    """Decline to answer where too few clients are summed before anybody sees the answer.
+    """Decline to answer if fewer clients than the policy's ``min_summed`` are in the sum.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def check_summed(rules: NodeRules, clients: int) -> None:
 
 
 def check_simulated(rules: NodeRules, phase: str) -> None:
-    """Decline an answer that only a client without data of anybody's gives.
+    """Decline an answer that only simulated clients may give.
 
     Raises
     ------
@@ -220,7 +220,7 @@ def check_simulated(rules: NodeRules, phase: str) -> None:
 
 @lru_cache(maxsize=256)
 def warn_once(text: str) -> None:
-    """Write a line into the node's log, unless this process has written it before."""
+    """Log a warning once per process."""
     logger.warning(text)
 
 
@@ -229,7 +229,7 @@ def _log_declined(rules: NodeRules, error: DeclinedError) -> None:
 
 
 def check_shares(store: NodeStore, parties: int, fields: Fields, *, noised: bool = True) -> float:
-    """Decline to add a share of noise to what is not summed up with enough others.
+    """Decline to add only a share of the noise where too few other clients are in the sum.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def _check_shares(store: NodeStore, parties: int, fields: Fields, noised: bool) 
 
 
 def check_unanswered(question: Question, entries: Sequence[Entry]) -> None:
-    """Decline to answer a question again whose sum may have been opened.
+    """Decline to answer a request again if its sum may have been opened.
 
     Raises
     ------
@@ -297,7 +297,7 @@ def check_unanswered(question: Question, entries: Sequence[Entry]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRelease:
-    """A release that was asked for and has not happened.
+    """A release that a server requested and that has not happened yet.
 
     Parameters
     ----------
@@ -328,7 +328,7 @@ class PlannedRelease:
     digest: str = ""
 
     def entry(self) -> Entry:
-        """Return its line in the ledger."""
+        """Return the ledger entry of the release."""
         name = self.scheme if self.proven else self.scheme + _UNPROVEN
         return Entry(
             question=self.question,
@@ -339,7 +339,7 @@ class PlannedRelease:
         )
 
     def check_policy(self, noise_multiplier: float, sigma: float | None = None) -> None:
-        """Decline it if the node's policy does not allow its noise; see `check_policy`."""
+        """Decline the release if the node's policy does not allow its noise; see `check_policy`."""
         check_policy(
             self.store,
             scheme=self.scheme,
@@ -349,7 +349,7 @@ class PlannedRelease:
         )
 
     def check_affordable(self, entries: Sequence[Entry]) -> None:
-        """Decline it if the budget of the experiment or the node's policy does not allow it.
+        """Decline the release if the experiment's budget or the node's policy does not allow it.
 
         Parameters
         ----------
@@ -403,7 +403,7 @@ class PlannedRelease:
             )
 
     def _passing(self, charges: Sequence[Charge], *, epsilon: float, delta: float) -> float | None:
-        """Return the epsilon of some charges and this one if that passes a cap, else None."""
+        """Return the epsilon of the given charges and this one if it exceeds a cap, else None."""
         # The accountant's own check: a server may choose a charge after it saw the earlier
         # releases, and a total alone proves nothing then.
         name = fitting([*charges, self.charge])

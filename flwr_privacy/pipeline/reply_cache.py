@@ -1,4 +1,4 @@
-"""The reply cache of a node: the noised answer to a question, so that asking again gets the same.
+"""Caches each noised reply, so that the same request gets the same reply again.
 
 A question that comes twice (a resumed round, a message that was sent again) then reveals nothing
 new and costs nothing.
@@ -29,7 +29,7 @@ _LOCK_TIMEOUT = 10.0  # seconds; a reply is written in far less
 
 
 class ReplyCache:
-    """The replies of one client, by question and digest.
+    """The cached replies of one client, by question and digest.
 
     The order is: **charge first, keep second, note the answer in the ledger third, send last.** A
     reply that is kept but not charged must never be sent. A charge that the ledger does not know
@@ -100,7 +100,7 @@ class ReplyCache:
         return content[len(label) :] if content.startswith(label) else None
 
     def keep(self, question: Question, reply: bytes, key: str = "") -> bytes:
-        """Keep the reply to a question if it has none; return the one that is to be sent.
+        """Cache the reply to a question if it has none; return the cached reply.
 
         Replies to earlier rounds of the experiment are removed, and those to old experiments. Call
         it after the charge and before the reply is sent.
@@ -122,10 +122,12 @@ class ReplyCache:
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             with exclusive_lock(self.folder / "lock", timeout=_LOCK_TIMEOUT):
+                # Under the lock: another process may have answered, and only one reply is sent.
                 if (found := self.find(question, key)) is not None:
                     return found
                 content = _label(question, key) + reply
                 write_sealed(self._path(question, key), _MAGIC, content, durable=self.durable)
+                # After the write: a crash in between leaves too many replies, never too few.
                 for earlier in self._superseded(question):
                     earlier.unlink()
         except OSError as error:
@@ -138,7 +140,7 @@ class ReplyCache:
         return self.folder / f"{experiment}-{question.server_round}-{own}.reply"
 
     def _superseded(self, question: Question) -> list[Path]:
-        """Return the files of earlier rounds of a question's experiment, and of old experiments."""
+        """Return the files of earlier rounds of the experiment, and of old experiments."""
         matches = (_FILE.fullmatch(name) for name in os.listdir(self.folder))
         files = [(self.folder / m[0], m[1], int(m[2])) for m in matches if m]
         return superseded(files, question, experiments=self._experiments)
@@ -147,7 +149,7 @@ class ReplyCache:
 def superseded(
     files: Iterable[tuple[Path, str, int]], question: Question, *, experiments: int | None
 ) -> list[Path]:
-    """Return the files that are not needed any more once a question has its reply.
+    """Return the files that are no longer needed once a question has its reply.
 
     Parameters
     ----------
@@ -186,16 +188,16 @@ def _written(path: Path) -> float:
 
 
 def _label(question: Question, key: str) -> bytes:
-    """Return a line that no other question has."""
+    """Return a line that identifies a question."""
     name = [question.experiment_id, question.phase, question.server_round, question.request, key]
     return json.dumps(name).encode("ascii") + b"\n"
 
 
 def unusable(folder: Path, done: str, error: OSError) -> LedgerError:
-    """Return the error of replies that cannot be read or written."""
-    return LedgerError(f"the kept replies {folder} cannot be {done}: {error.strerror}")
+    """Return the error for a reply cache that cannot be read or written."""
+    return LedgerError(f"the reply cache {folder} cannot be {done}: {error.strerror}")
 
 
 def digest(*names: str | int) -> str:
-    """Return a part of a file's name for names that come from a server, and may be anything."""
+    """Return a safe part of a file name for names that come from a server."""
     return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Answers that only a node's neighbours can read: a sealed transport around a release.
+"""Seals a node's answers for its neighbours in a tree, so that the server cannot read them.
 
 The neighbours in a tree of aggregators talk through a server that must not read what they say. The
 node believes a neighbour by the key that it pins, and sends what has no noise yet to nobody but the
@@ -28,7 +28,7 @@ SEALED = "sealed"
 
 @dataclass(frozen=True, kw_only=True)
 class Letter:
-    """A sealed message from a neighbour or to one.
+    """A sealed message from or to a neighbour.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Letter:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What a node has opened, and what the answer must say of its policy.
+    """The messages that a node has opened, and its policy's least noise.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step towards a release: what it makes stays sealed between neighbours, and costs nothing.
+    """A step towards a release: its result stays sealed between neighbours and costs nothing.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Sealed:
-    """An answer that is made of sealed messages, or sealed for neighbours, or both.
+    """An answer that is computed from sealed messages, or sealed for neighbours, or both.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Sealed:
 
 
 def answer_sealed(store: NodeStore, request: Request, sealed: Sealed) -> Answer:
-    """Open what came, carry out the release or step, and seal what it comes to.
+    """Open the received messages, carry out the release or step, and seal its result.
 
     Parameters
     ----------
@@ -150,8 +150,10 @@ def answer_sealed(store: NodeStore, request: Request, sealed: Sealed) -> Answer:
             channels[letter.peer] = channel_to(store, request.scheme, experiment_id, *given)
     contents = [channels[one.peer].open(one.sealed, *one.about) for one in sealed.received]
     made = sealed.release(Opened(contents=contents, floor=store.policy.min_sigma or 0.0))
+    # Nobody to seal it for: it leaves with its own noise, like every release.
     if isinstance(made, Release) and not sealed.sent:
         return answer(store, request, made)
+    # Only what is sealed for the trusted parent may leave without noise.
     to_parent = [letter.peer for letter in sealed.sent] == [sealed.parent]
 
     def seal(content: bytes) -> Fields:

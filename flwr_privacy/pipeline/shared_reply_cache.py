@@ -1,8 +1,8 @@
-"""Kept replies of simulated clients: many clients, one folder, a few files for a round.
+"""Caches the replies of many simulated clients in one folder, with a few files per round.
 
 A file for each reply, in a folder for each client, is what a node with a client of its own has
 (`flwr_privacy.pipeline.reply_cache`). A simulation has thousands of clients: making the files takes
-longer than the noise, and the last reply of everybody who ever played fills the disk.
+longer than the noise, and the last replies of all clients that ever ran fill the disk.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ _writer = threading.local()
 
 
 class SharedReplyCache:
-    """The replies of one of the clients that share a folder, by question.
+    """The cached replies of one of the clients that share a folder, by question.
 
     As `ReplyCache`, with the same order: charge, keep, note the answer, send. What differs: a
     power cut may take replies away, and of each experiment the last round is kept of all clients
-    together: that of a client which played before it is gone.
+    together: that of a client which ran before it is gone.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class SharedReplyCache:
         return found
 
     def keep(self, question: Question, reply: bytes, key: str = "") -> bytes:
-        """Keep the reply to a question; return the one that is to be sent, which is this one.
+        """Cache the reply to a question, and return it.
 
         Replies to earlier rounds of the experiment are removed, and those to old experiments. Call
         it after the charge and before the reply is sent. A simulated client has one message at a
@@ -122,7 +122,7 @@ class SharedReplyCache:
             path.unlink(missing_ok=True)  # another process does the same
 
     def _files(self) -> Iterator[tuple[Path, str, int]]:
-        """Yield the files there are, each with the experiment and the round that it is for."""
+        """Yield the files in the folder, each with its experiment and round."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -140,12 +140,12 @@ Replies = ReplyCache | SharedReplyCache
 
 
 def _place(question: Question) -> tuple[str, int]:
-    """Return what the names of a question's files begin with."""
+    """Return the prefix of the names of a question's files."""
     return digest(question.experiment_id), question.server_round
 
 
 def _writer_name() -> str:
-    """Return the name of this thread among all that ever write into a folder."""
+    """Return a name that no other thread uses for files in the folder."""
     if getattr(_writer, "process", None) != os.getpid():  # a fork has its parent's
         _writer.process, _writer.token = os.getpid(), secrets.token_hex(8)
     return f"{_writer.process}-{_writer.token}"
@@ -164,7 +164,7 @@ def _found(path: Path, label: bytes) -> bytes | None:
 
 
 def _last(file: IO[bytes], label: bytes) -> bytes | None:
-    """Return the last reply with a label, of those before the first that is not whole.
+    """Return the last reply with a label, reading up to the first incomplete one.
 
     Nobody else's is read: a file has those of hundreds of clients.
     """
@@ -180,7 +180,7 @@ def _last(file: IO[bytes], label: bytes) -> bytes | None:
 
 
 def _head(file: IO[bytes], end: int) -> tuple[int, bytes] | None:
-    """Return size and checksum of what comes next in a file, if all of it is there."""
+    """Return size and checksum of the next reply in a file, if it is complete."""
     head = file.read(_SIZE_BYTES + _DIGEST_SIZE)
     size = int.from_bytes(head[:_SIZE_BYTES])
     whole = len(head) == _SIZE_BYTES + _DIGEST_SIZE and size <= end - file.tell()

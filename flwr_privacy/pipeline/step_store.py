@@ -1,4 +1,4 @@
-"""What the pipeline lends a step of a protocol: state and files of its experiment, keys, numbers.
+"""Gives a protocol step its experiment's state and files, keys and randomness.
 
 Everything lies in a folder of the node's own, one for each client and experiment, for its owner's
 eyes only. A state is written when a message was answered, never when it was refused.
@@ -27,7 +27,7 @@ _LOCK_TIMEOUT = 60.0  # seconds; the evaluation of a large batch takes some
 
 
 class StepStore:
-    """What one step may use of what a node keeps for a client: neither ledger nor policy.
+    """The part of a node store that a protocol step may use: neither ledger nor policy.
 
     Parameters
     ----------
@@ -63,11 +63,11 @@ class StepStore:
         self.state: dict[str, Any] = {}
 
     def random(self, purpose: str) -> SecureRandom:
-        """Return a source of numbers for this answer and one purpose."""
+        """Return a random source for this answer and one purpose."""
         return self._store.random(self._question, purpose)
 
     def check_room(self, size: int) -> None:
-        """Decline a file of a size that a server chooses, where the disk has no room for it.
+        """Decline a file, whose size the server chooses, if the client's disk space is used up.
 
         Raises
         ------
@@ -77,11 +77,11 @@ class StepStore:
         check_disk(self._store, size)
 
     def pair(self, name: str) -> KeyPair:
-        """Return the client's key pair of a name; a new one the first time."""
+        """Return the client's key pair of a name; make it the first time."""
         return own_pair(self._store, self._scheme, name)
 
     def forget_pair(self, name: str) -> None:
-        """Delete the client's key pair of a name: what was sealed with it stays so."""
+        """Delete the client's key pair of a name: this node can open nothing sealed with it."""
         forget_pair(self._store, self._scheme, name)
 
     def signature(self, name: str, public: bytes) -> bytes:
@@ -102,7 +102,7 @@ class StepStore:
 
 @contextmanager
 def opened(store: NodeStore, scheme: str, question: Question) -> Iterator[StepStore]:
-    """Lend a step its store, under a lock; its state is kept afterwards, unless an error came.
+    """Open the store of a step under a lock; save its state at the end, unless an error came.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""The privacy core: clipping, grids and sums on them, exact noise, ledger, policy, guarantee."""
+"""The privacy core: clipping, sums on a grid, exact noise, ledger, policy, guarantee."""

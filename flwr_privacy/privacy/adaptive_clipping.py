@@ -1,4 +1,4 @@
-"""Adaptive clipping: the norm follows a quantile of the updates' norms, through a noised count.
+"""Adapts the clipping norm to a quantile of the updates' norms, estimated by a noised count.
 
 Each client says in half units whether its update was within the norm; the sum of that is noised and
 released with the sum of the updates, as one release.
@@ -11,7 +11,7 @@ import math
 
 from flwr_privacy.errors import check_number
 
-from .grid import Grid
+from .grid import CodeGrid
 from .updates import SMALLEST_NORM
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
 LARGEST_NORM = 1e100
 """Largest norm to clip to."""
 
-COUNT_GRID = Grid(-16)
-"""Grid of the count of updates within the norm, in half units; see `count_code`."""
+COUNT_GRID = CodeGrid(-16)
+"""CodeGrid of the count of updates within the norm, in half units; see `count_code`."""
 
 COUNT_NAME = "flwr-privacy.count"
 """Name of the count among the arrays of a reply."""
@@ -41,7 +41,7 @@ _SMALLEST = math.ulp(0.0)
 
 
 def split(noise_multiplier: float, count_share: float) -> tuple[float, float | None]:
-    """Return the noise multipliers of the update and of the count, from that of both together.
+    """Split a noise multiplier into one of the update and one of the count.
 
     Parameters
     ----------

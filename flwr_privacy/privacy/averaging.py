@@ -1,7 +1,7 @@
-"""The weighted mean as an accumulator: fold replies in as they come, merge, finish.
+"""Accumulates a weighted mean: adds replies as they arrive, merges partial sums, divides.
 
 An accumulator holds one sum however many replies went into it, so the memory of a server does not
-grow with the number of clients, and a node that plays many clients can answer with one. What is
+grow with the number of clients, and a node that runs many clients can answer with one. What is
 accumulated cannot be taken out again, so everything is checked first.
 """
 
@@ -30,7 +30,7 @@ _SCALAR = -1  # length of a metric that is a number and no list
 
 
 class ReplyRefusedError(FlwrPrivacyError):
-    """A reply is not averaged; `reason` is the short name under which it is counted."""
+    """A reply cannot be averaged; `reason` is the short name under which it is counted."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
@@ -125,7 +125,7 @@ class WeightedMean:
             self._add_metric(key, np.asarray(value, dtype=np.float64) * weight, weight)
 
     def take(self, client_id: str, arrays: Arrays, metrics: Metrics, weighted_by: str) -> None:
-        """Add one reply as it came, with its weight among its metrics.
+        """Add one reply whose weight is one of its metrics.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class WeightedMean:
         return dict(self._sums), fields
 
     def from_state(self, arrays: Arrays, fields: Mapping[str, Any]) -> "WeightedMean":
-        """Return an accumulator over the same template with what `state` returned.
+        """Return an accumulator over the same template, from the result of `state`.
 
         Raises
         ------
@@ -221,7 +221,7 @@ class WeightedMean:
         return mean
 
     def _begin_from(self, entries: "StateFields") -> None:
-        """Forget everything but the template; take clients and metrics of a state."""
+        """Reset everything but the template; load clients and metrics from a state."""
         self._sums, self._metrics, self.weight = {}, {}, 0.0
         self.clients = set(entries.clients)
         for key, sums, weight in entries.metrics:
@@ -237,7 +237,7 @@ class WeightedMean:
             raise ReplyRefusedError("weight", f"{weight} is neither 0 nor between 2**-53 and 2**53")
 
     def _check_total(self, weight: float, clients: int) -> None:
-        """Refuse the weight of a sum over some clients."""
+        """Refuse an impossible weight of a sum over some clients."""
         self._check_weight(weight / max(1, clients))
 
     def _fitting(
@@ -277,7 +277,7 @@ class WeightedMean:
 
 
 class EvenWeights(WeightedMean):
-    """A mean in which every reply weighs 1: its weighted sums are plain sums.
+    """A mean in which every reply weighs 1, so that its weighted sums are plain sums.
 
     Examples
     --------
@@ -359,7 +359,7 @@ def _list_of(fields: Mapping[str, Any], key: str, kind: type) -> list[Any]:
 def _check_sum(
     name: str, sums: NDArray[np.generic], weight: float, dtype: np.dtype[np.generic]
 ) -> None:
-    """Refuse a sum that no replies with values of the template's dtype can have."""
+    """Refuse a sum that replies with the template's dtype cannot produce."""
     if np.issubdtype(dtype, np.inexact):
         largest = min(float(np.finfo(dtype.name).max), _LARGEST_VALUE)
     else:

@@ -1,6 +1,6 @@
-"""The privacy card of a run: its promise and every charge, so that epsilon can be recomputed.
+"""The privacy card of a run: its guarantee and all charges, from which epsilon is recomputed.
 
-It also says which charges were never answered, as far as the server's books know it.
+It also says which charges were never answered, as far as the server knows it.
 """
 
 import json
@@ -25,7 +25,7 @@ _TOLERANCE = 1e-6  # relative; what rounding and another version of a library ma
 
 @dataclass(frozen=True, kw_only=True)
 class CardRelease:
-    """What one question made some clients release.
+    """One release of one or more clients, in answer to one question.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class CardRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What became of the charges of a run. A client that was charged ten times counts ten times.
+    """Counts how the charges of a run ended. A client that was charged ten times counts ten times.
 
     Parameters
     ----------
@@ -79,14 +79,14 @@ class Answers:
 
 @dataclass(kw_only=True)
 class PrivacyCard:
-    """The promise of a run, every charge, and what they come to.
+    """The guarantee of a run, every charge, and the epsilon they add up to.
 
     Parameters
     ----------
     experiment_id : str
         Identity of the experiment.
     guarantee : Guarantee
-        The promise.
+        The guarantee.
     releases : list of CardRelease
         Every release so far.
     stated : dict
@@ -102,7 +102,7 @@ class PrivacyCard:
     stated_answers: Answers | None = field(default=None, compare=False)
 
     def answers(self) -> Answers:
-        """Return what became of the charges."""
+        """Count all charges, the unanswered ones, and those whose answer is a secret."""
         known = [r.unanswered for r in self.releases if r.unanswered is not None]
         return Answers(
             charged=sum(len(r.clients) for r in self.releases),
@@ -119,7 +119,7 @@ class PrivacyCard:
         return charges
 
     def epsilon(self, accountant: str) -> float | None:
-        """Return the epsilon of the client that spent most; None if the accountant cannot tell.
+        """Return the epsilon of the client that spent most; None if the accountant has no bound.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class PrivacyCard:
         return max(totals, default=0.0)
 
     def _histories(self) -> set[tuple[tuple[Charge, int], ...]]:
-        """Return what clients were charged, and how often; the same for many of them, once."""
+        """Return the distinct histories of charges, once for all clients that share one."""
         # A history is a number: of one charge more than another. So a client costs a look into two
         # tables per release, in every round, and not all its charges.
         longer: dict[tuple[int, Charge], int] = {}
@@ -152,12 +152,12 @@ class PrivacyCard:
         return {_counted(history, steps) for history in set(of.values())}
 
     def state(self, accountants: Iterable[str] = tuple(ACCOUNTANTS)) -> None:
-        """Compute and keep what the charges come to."""
+        """Compute and store the epsilon of the charges."""
         totals = {name: self.epsilon(name) for name in accountants}
         self.stated = {name: total for name, total in totals.items() if total is not None}
 
     def verify(self) -> dict[str, tuple[float, float]]:
-        """Recompute what the card states.
+        """Recompute the epsilon that the card states, and compare.
 
         Returns
         -------
@@ -179,21 +179,21 @@ class PrivacyCard:
                     f"the card states epsilon {stated} ({name}), its charges give {computed}"
                 )
             numbers[name] = (stated, computed)
-        promise = self.guarantee
-        if promise.spent is not None and not _agree(
-            promise.spent, numbers.get(promise.accountant, (math.nan, math.nan))[1]
+        guarantee = self.guarantee
+        if guarantee.spent is not None and not _agree(
+            guarantee.spent, numbers.get(guarantee.accountant, (math.nan, math.nan))[1]
         ):
             raise DataError(
-                f"the guarantee says that epsilon {promise.spent} ({promise.accountant}) was "
+                f"the guarantee says that epsilon {guarantee.spent} ({guarantee.accountant}) was "
                 f"spent, the charges give {numbers}"
             )
-        if promise.epsilon is not None and self.releases:
+        if guarantee.epsilon is not None and self.releases:
             if not numbers:
                 raise DataError("the card has releases and states no epsilon")
             least = min(computed for _, computed in numbers.values())
-            if least > promise.epsilon * (1 + _TOLERANCE):
+            if least > guarantee.epsilon * (1 + _TOLERANCE):
                 raise DataError(
-                    f"the charges give epsilon {least}, the guarantee says {promise.epsilon}"
+                    f"the charges give epsilon {least}, the guarantee says {guarantee.epsilon}"
                 )
         self._verify_answers()
         return numbers
@@ -268,12 +268,12 @@ class PrivacyCard:
             raise DataError(f"no privacy card ({type(error).__name__}: {error})") from error
 
     def to_html(self) -> str:
-        """Return the card as a page that refers to nothing outside of it."""
+        """Return the card as a self-contained HTML page."""
         charges = self.charges()
         counts = Counter(len(own) for own in charges.values())
-        promise = self.guarantee.to_dict()
+        guarantee = self.guarantee.to_dict()
         rows = [
-            *((key.replace("_", " "), _words(value)) for key, value in promise.items()),
+            *((key.replace("_", " "), _words(value)) for key, value in guarantee.items()),
             *((f"epsilon ({name})", f"{total:.6g}") for name, total in self.stated.items()),
             ("clients charged", str(len(charges))),
             ("releases", _histories(counts)),
@@ -347,14 +347,14 @@ def _epsilon(value: Any) -> float:
 
 
 def _written(value: Any) -> Any:
-    """Return plain values with infinity, which JSON does not have, as a word."""
+    """Return plain values with infinity, which JSON lacks, as a string."""
     if isinstance(value, dict):
         return {key: _written(item) for key, item in value.items()}
     return _INFINITY if value == math.inf else value
 
 
 def _read(value: Any) -> Any:
-    """Return the values of which `_written` made these."""
+    """Undo `_written`."""
     if isinstance(value, dict):
         return {key: _read(item) for key, item in value.items()}
     return math.inf if value == _INFINITY else value
@@ -372,7 +372,7 @@ def _repeated(charge: Charge, times: int) -> Charge:
 
 
 def _histories(counts: Counter[int]) -> str:
-    """Return how many clients released how often."""
+    """Count the clients by their number of releases."""
     return "; ".join(f"{n} clients: {c} each" for c, n in sorted(counts.items())) or "none"
 
 

@@ -1,4 +1,4 @@
-"""Noise that clients add in shares: only their sum is noised enough, and only the sum is opened.
+"""Noise that clients add in shares: only the sum has enough noise, and only the sum is opened.
 
 Every client adds a small discrete Gaussian of its own to its codes before a secure sum. A sum of
 discrete Gaussians is no discrete Gaussian; how far it is from one, and from the continuous Gaussian
@@ -51,7 +51,7 @@ def share_sigma(total: float, parties: int) -> float:
     shares in the sum, the client's own among them, it is as private as with continuous Gaussian
     noise of parameter `total`, up to `summed_gap`; a share more is independent noise on top, which
     takes nothing away. *Not covered*: a sum with fewer honest shares than `parties`, for which
-    nothing is promised: the caller must refuse to open it; two sums that are opened and share a
+    nothing is guaranteed: the caller must refuse to open it; two sums that are opened and share a
     message, or one message sent twice with different shares; codes that are clipped or refused
     after their share was added, because a share alone hides nothing (leave room for 12 standard
     deviations of the share; sums that wrap modulo something are covered); streams that are not
@@ -67,7 +67,7 @@ def share_sigma(total: float, parties: int) -> float:
 
 
 def log_ratio_bound(sigma: float, parties: int) -> float:
-    r"""Return how far a sum of discrete Gaussians is from one discrete Gaussian, at most.
+    r"""Bound the distance of a sum of discrete Gaussians from one discrete Gaussian.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def log_ratio_bound(sigma: float, parties: int) -> float:
 
 
 def summed_gap(dimension: int, sigma: float, parties: int) -> float:
-    """Return the epsilon that noise in shares may cost on top of the continuous Gaussian.
+    """Return the epsilon that noise in shares may cost beyond that of the continuous Gaussian.
 
     What `flwr_privacy.privacy.noise.discretisation_gap` says of a vector of discrete Gaussian noise
     holds with this gap for a sum of such vectors, compared to continuous noise of parameter ``sigma

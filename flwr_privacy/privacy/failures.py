@@ -1,4 +1,4 @@
-"""How many trainings failed: one more coordinate of a clipped update, noised and charged with it.
+"""Counts failed trainings in one more coordinate of a clipped update, noised and charged with it.
 
 Where all data of a client are protected, a training that fails is answered like every other, so the
 answer does not say that it failed. A federation in which most trainings crash then looks like one
@@ -27,7 +27,7 @@ FAILED_NAME = "flwr-privacy.failed"
 
 
 def failed_code(clipping_norm: float, step: float) -> int:
-    """Return the code of a training that failed: the largest within the norm; of others it is 0.
+    """Return the code of a failed training, the largest within the norm; other trainings send 0.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The grid on which noised values live: powers of two, int32 codes, sums that are exact.
+"""The grid of all noised values: multiples of a power of two, int32 codes, exact sums.
 
 A value is a multiple of the grid's step. Noise is added to the integer code, never to a float, and
 a sum of codes is the same in any order.
@@ -17,7 +17,7 @@ from flwr_privacy.wire.arrays import Arrays
 from .averaging import EvenWeights, ReplyRefusedError, WeightedMean
 from .failures import FAILED_NAME
 
-__all__ = ["CODE_LIMIT", "MOST_WEIGHT", "EvenMean", "Grid", "GridMean", "saturated"]
+__all__ = ["CODE_LIMIT", "MOST_WEIGHT", "CodeGrid", "EvenMean", "GridMean", "saturated"]
 
 CODE_LIMIT = 2**31 - 1
 """Codes lie between minus this and this."""
@@ -31,8 +31,8 @@ _Code = TypeVar("_Code", np.int32, np.int64)
 
 
 @dataclass(frozen=True)
-class Grid:
-    """All multiples of a power of two.
+class CodeGrid:
+    """The multiples of a power of two; a value on the grid is an integer code times the step.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Grid:
 
     Examples
     --------
-    >>> grid = Grid(-2)
+    >>> grid = CodeGrid(-2)
     >>> codes = grid.encode(np.array([0.99, -0.99]))
     >>> codes, grid.step * codes
     (array([ 3, -3]), array([ 0.75, -0.75]))
@@ -53,24 +53,24 @@ class Grid:
         check_integer("grid", self.exponent, minimum=-500, maximum=500)
 
     @classmethod
-    def below(cls, bound: float, *, bits: int) -> "Grid":
+    def below(cls, bound: float, *, bits: int) -> "CodeGrid":
         """Return the coarsest grid with at least ``2**bits`` steps up to `bound`.
 
         Examples
         --------
-        >>> Grid.below(1.5, bits=8)
-        Grid(exponent=-8)
+        >>> CodeGrid.below(1.5, bits=8)
+        CodeGrid(exponent=-8)
         """
         return cls(math.frexp(bound)[1] - 1 - bits)
 
     @classmethod
-    def holding(cls, reach: float) -> "Grid":
+    def holding(cls, reach: float) -> "CodeGrid":
         """Return the finest grid that has codes for all values up to `reach`.
 
         Examples
         --------
-        >>> Grid.holding(1.0)
-        Grid(exponent=-30)
+        >>> CodeGrid.holding(1.0)
+        CodeGrid(exponent=-30)
         """
         # A code less for what rounding may add to a value at the end.
         return cls(math.frexp(reach / (CODE_LIMIT - 1))[1])
@@ -135,7 +135,7 @@ class GridMean(WeightedMean):
     ----------
     start : Mapping of str to ndarray
         The model that the updates start from.
-    grid : Grid
+    grid : CodeGrid
         What the codes mean.
     names : list of str
         Which arrays of the model the updates are of. `finish` returns the others unchanged.
@@ -149,7 +149,7 @@ class GridMean(WeightedMean):
 
     Examples
     --------
-    >>> mean = GridMean({"w": np.ones(2), "n": np.array(7)}, Grid(-1), ["w"])
+    >>> mean = GridMean({"w": np.ones(2), "n": np.array(7)}, CodeGrid(-1), ["w"])
     >>> mean.accumulate("a", {"w": np.array([2, 4], np.int32)}, weight=1)
     >>> mean.accumulate("b", {"w": np.array([-2, 0], np.int32)}, weight=3)
     >>> mean.finish()
@@ -159,7 +159,7 @@ class GridMean(WeightedMean):
     sum_dtype = np.dtype(np.int64)
 
     def __init__(
-        self, start: Arrays, grid: Grid, names: list[str], *, failed_code: int = 0
+        self, start: Arrays, grid: CodeGrid, names: list[str], *, failed_code: int = 0
     ) -> None:
         code = np.zeros((), np.int32)
         super().__init__({name: np.broadcast_to(code, np.shape(start[name])) for name in names})
@@ -171,7 +171,7 @@ class GridMean(WeightedMean):
 
     @property
     def failed(self) -> float:
-        """How many trainings failed, with the noise of the sum; 0 where they are not counted."""
+        """The noised number of failed trainings; 0 where they are not counted."""
         if not self._failed_code or not self.clients:
             return 0.0
         return float(self._sums[FAILED_NAME][0]) / self._failed_code
@@ -208,4 +208,4 @@ class GridMean(WeightedMean):
 
 
 class EvenMean(EvenWeights, GridMean):
-    """The same where every reply weighs 1, because its noise is for that."""
+    """A `GridMean` in which every reply weighs 1, because its noise is scaled for that."""

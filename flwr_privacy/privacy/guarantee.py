@@ -1,4 +1,4 @@
-"""What a scheme promises: who is protected, against whom, how far, and what is not."""
+"""A scheme's privacy guarantee: what is protected, against which adversary, and what is not."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["Guarantee"]
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """The promise of a training, as data and as text.
+    """The privacy guarantee of a training, as data and as text.
 
     Parameters
     ----------
@@ -29,11 +29,11 @@ class Guarantee:
     accountant : str, default ""
         How `spent` was computed.
     not_protected, assumptions, evidence : tuple of str
-        What is not covered; what the promise rests on; the tests that check it.
+        What is not covered; what the guarantee rests on; the tests that check it.
     secure_sum : str, default ""
         What of the clients' answers the server sees only as a sum; empty without a secure sum.
     void : str, default ""
-        Why the promise does not hold in this run; empty where it does.
+        Why the guarantee does not hold in this run; empty where it does.
 
     Raises
     ------
@@ -42,8 +42,8 @@ class Guarantee:
 
     Examples
     --------
-    >>> promise = Guarantee(scheme="fedavg", protects="nothing", adversary="nobody")
-    >>> print(promise.text())
+    >>> nothing = Guarantee(scheme="fedavg", protects="nothing", adversary="nobody")
+    >>> print(nothing.text())
     fedavg protects nothing.
     """
 
@@ -81,7 +81,7 @@ class Guarantee:
             raise InvalidParameterError("delta", None, "the delta that epsilon is for")
 
     def text(self) -> str:
-        """Return the promise in words."""
+        """Return the guarantee in words."""
         sentences = []
         if self.void:
             sentences.append(f"VOID: {self.void}")
@@ -108,7 +108,7 @@ class Guarantee:
         return ". ".join(sentences) + "."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is set, as plain values."""
+        """Return the fields that are set, as plain values."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {
             key: list(value) if isinstance(value, tuple) else value
@@ -118,7 +118,7 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Guarantee":
-        """Return the promise of which `to_dict` made the values.
+        """Read a guarantee from the result of `to_dict`.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The privacy ledger: what was released about one data set, in a file that no crash can shorten.
+"""The privacy ledger: every release about one data set, in a file that loses no entry in a crash.
 
 A charge is on the disk when `LockedLedger.charge` returns, and only then may the bytes leave the
 node. A crash in between leaves a charge without a release, never a release without a charge.
@@ -43,7 +43,7 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What names a question of a server, also when a resumed round asks it again.
+    """The key of a server's request; a resumed round that asks again uses the same key.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Entry:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Entry":
-        """Read an entry from plain values; every one must be there.
+        """Read an entry from plain values; all of them must be present.
 
         Raises
         ------
@@ -162,7 +162,7 @@ _ENTRY_KEYS = {
 
 
 class Ledger:
-    """Everything that was released about one data set, by all schemes and runs of a node.
+    """All releases about one data set, by all schemes and runs of a node.
 
     Charges, and notes that they were answered, are added at its end; nothing of it changes.
 
@@ -223,7 +223,7 @@ class Ledger:
         return f"Ledger({str(self.path)!r})"
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return every release so far; none if the file is not there yet.
+        """Return every release so far; empty if the file does not exist yet.
 
         Raises
         ------
@@ -234,7 +234,7 @@ class Ledger:
         return self._parse(self._read())[0]
 
     def unanswered(self) -> tuple[Entry, ...]:
-        """Return the charges that never got an answer: a crash, a kill or a charged failure.
+        """Return the charges without an answer, after a crash, a kill or a charged failure.
 
         An answer that was made counts, whatever became of it on its way.
 
@@ -247,7 +247,7 @@ class Ledger:
         return tuple(entry for n, entry in enumerate(entries) if n not in answered)
 
     def answer(self, number: int) -> None:
-        """Note that a charge has its answer; see `LockedLedger.answer`.
+        """Mark a charge as answered; see `LockedLedger.answer`.
 
         Raises
         ------
@@ -259,7 +259,7 @@ class Ledger:
 
     @contextmanager
     def locked(self, *, timeout: float = 10.0) -> Iterator["LockedLedger"]:
-        """Hold the ledger for a check and a charge; others wait until the end.
+        """Lock the ledger for a check and a charge; other processes and threads wait.
 
         Parameters
         ----------
@@ -275,10 +275,12 @@ class Ledger:
         self._check_folder()
         with ExitStack() as stack:
             try:
+                # A file of its own: each write replaces the ledger, and with it a lock on it.
                 lock = self.path.with_name(self.path.name + ".lock")
                 stack.enter_context(exclusive_lock(lock, timeout=timeout))
             except OSError as error:
                 raise self._error(f"cannot be opened: {error.strerror}") from error
+            # Under the lock: others may have charged since `entries` was read.
             content = self._read()
             locked = LockedLedger(self, content, *self._parse(content))
             stack.callback(locked.close)
@@ -286,10 +288,10 @@ class Ledger:
 
     def _check_folder(self) -> None:
         if not self.path.parent.is_dir():
-            raise self._error(f"has no place to lie: there is no folder {self.path.parent}")
+            raise self._error(f"has no folder: there is no folder {self.path.parent}")
 
     def _read(self) -> bytes:
-        """Return the content: a line that says what it is, and one per charge and per answer."""
+        """Read the file: a header line, then one line per charge and per answer."""
         try:
             return read_sealed(self.path, _MAGIC)
         except FileNotFoundError:
@@ -337,7 +339,7 @@ class Ledger:
 
 
 class LockedLedger:
-    """A ledger that is held; `Ledger.locked` makes it.
+    """A locked ledger, as `Ledger.locked` yields it.
 
     Attributes
     ----------
@@ -361,7 +363,7 @@ class LockedLedger:
         self._held = True
 
     def charge(self, entry: Entry) -> int:
-        """Enter a release before it happens; it is written (and flushed) when this returns.
+        """Charge a release before it happens; the entry is written and flushed when this returns.
 
         Returns
         -------
@@ -380,7 +382,7 @@ class LockedLedger:
         return len(self.entries) - 1
 
     def answer(self, number: int) -> None:
-        """Note that a charge has its answer, before that leaves; once is enough.
+        """Mark a charge as answered before the answer is sent; a second call changes nothing.
 
         From then on another answer needs another charge, unless it has the same bytes.
 
@@ -407,6 +409,7 @@ class LockedLedger:
             raise RuntimeError("the ledger is not held any more: write inside `locked`")
         content = self._content + _line(values)
         try:
+            # The whole file anew, then renamed: a crash leaves the old ledger or the new one.
             write_sealed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
         except OSError as error:
             raise LedgerError(
@@ -415,7 +418,7 @@ class LockedLedger:
         self._content = content
 
     def close(self) -> None:
-        """End the hold."""
+        """Mark the lock as over: this object can no longer charge."""
         self._held = False
 
 
@@ -432,7 +435,7 @@ def _mapping(line: bytes) -> dict[str, Any]:
 
 @lru_cache(maxsize=2**14)  # a ledger is read anew at every charge, with two new lines
 def _read_line(line: bytes) -> Entry | int:
-    """Return the entry of a line, or the number of the one that it says was answered."""
+    """Return the entry of a line, or the number of the entry that the line marks as answered."""
     values = _mapping(line)
     if set(values) != {_ANSWERED}:
         return Entry.from_dict(values)

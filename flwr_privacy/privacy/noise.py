@@ -1,4 +1,4 @@
-"""Discrete noise for values on a grid, sampled exactly, and what the grid costs.
+"""Samples discrete noise for values on a grid exactly, and bounds what the grid costs.
 
 A float sample of a continuous law lies on a sparse lattice of floats, and which lattice shows what
 it was added to (tests/shared/lattice.py is the attack); rounding the sum does not help. So values
@@ -117,7 +117,7 @@ def discrete_laplace(size: int, scale: float, random: SecureRandom) -> NDArray[n
 
 
 def discretisation_gap(dimension: int, sigma: float) -> float:
-    r"""Return the epsilon that discrete Gaussian noise may cost on top of the continuous one.
+    r"""Return the epsilon that discrete Gaussian noise may cost beyond that of continuous noise.
 
     Take any algorithm that, T times, adds a vector of continuous Gaussian noise N(0, sigma^2) to an
     integer vector and uses only the sum (composition, subsampling and post-processing included). If

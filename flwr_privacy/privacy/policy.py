@@ -1,4 +1,4 @@
-"""The policy of a node: what its operator allows, whatever a server asks for."""
+"""The policy of a node: the limits that its operator sets, whatever a server asks for."""
 
 import math
 import tomllib
@@ -30,7 +30,7 @@ _LONGEST_NAME = 64  # characters of a server's word in an error
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a node may release; by default what each scheme promises.
+    """The limits of a node's releases; the defaults allow what each scheme guarantees.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Policy:
     max_releases_per_day : int, optional
         Most releases within 24 hours, at least 0.
     max_disk : int, optional
-        Most bytes that the node's ledger and kept replies may take, at least 0.
+        Most bytes that the node's ledger and reply cache may take, at least 0.
 
     Raises
     ------
@@ -212,7 +212,7 @@ the node's policy has min_noise_multiplier = 1
             )
 
     def check_sum(self, threshold: int | None) -> None:
-        """Check whether to answer within a secure sum of at least so many, or outside of any.
+        """Check whether the secure sum has enough clients, or whether an answer may go without one.
 
         Raises
         ------

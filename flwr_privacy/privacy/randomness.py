@@ -1,4 +1,4 @@
-"""Randomness that protects someone: the keystream of AES-256 in counter mode.
+"""Cryptographic randomness: the keystream of AES-256 in counter mode.
 
 NumPy's and Python's own generators are built for speed and repeatability: who sees some of their
 output can work out the rest. A keystream cannot be told from uniform bits without its key, and it

@@ -1,4 +1,4 @@
-"""Exact samples from a law on the integers: a histogram of columns, and rejection.
+"""Samples a law on the integers exactly, by rejection from a histogram of columns.
 
 The law is P(k) = f(k) / sum f with f(k) = exp(-E(k)), where the energy E(k) is a rational number,
 even in k, zero at k = 0, convex and growing. (Gaussian: k^2 / (2 sigma^2). Laplace: |k| / scale.)
@@ -209,10 +209,12 @@ class Columns:
         ways = _divide_up(first + (1 << _U_BITS), width) - _divide_up(first, width)
         density = _exp_minus(self.law.energy(np.abs(out[places]).astype(np.float64)))
         alpha = density * 2.0**_U_BITS / (self.constant * ways.astype(np.float64))
+        # Words of the tails, and of unused columns, are no proposals of a column.
         alpha[column >= self.count] = -np.inf
         known = (v << 32) | (random.uint64(places.size) >> 32)
         y = known.astype(np.float64) * 2.0**-53
         accepted = y < alpha - _MARGIN
+        # Too close for floats, whose error the margin bounds: decided exactly.
         for i in np.flatnonzero(~accepted & (y <= alpha + _MARGIN)):
             accepted[i] = _is_below(
                 Fraction(1 << _U_BITS, self.constant * int(ways[i])),
@@ -230,6 +232,7 @@ class Columns:
     def _tail(self, random: SecureRandom, *, negative: bool) -> int | None:
         """Make one proposal beyond the columns; return it if it is accepted."""
         blocks = 0
+        # A geometric number of blocks: the tail has no end.
         while random.bits(1):
             blocks += 1
         n = self.tail_start + (blocks << self.tail_bits) + random.bits(self.tail_bits)

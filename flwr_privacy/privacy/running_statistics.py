@@ -1,4 +1,4 @@
-"""Which arrays of a model are running statistics of normalisation layers, not weights.
+"""Finds the arrays of a model that are running statistics of normalisation layers.
 
 Noise ruins them: a variance becomes negative. So a private scheme leaves them with the server. An
 app names them (``keep_back``), or their names tell (torch's). Arrays that came as a list have only
@@ -68,7 +68,7 @@ def suspected(arrays: Arrays) -> list[str]:
 
 
 def not_told(names: Sequence[str]) -> InvalidParameterError:
-    """Return the refusal to train before the app says what some arrays are."""
+    """Return the error that asks the app to say which arrays are running statistics."""
     return InvalidParameterError(
         "keep_back",
         None,
@@ -80,7 +80,7 @@ def not_told(names: Sequence[str]) -> InvalidParameterError:
 
 
 def check_question(arrays: Arrays, fields: Mapping[str, Any]) -> None:
-    """Refuse a question if nobody has said what the arrays are that look like statistics.
+    """Refuse a request if arrays look like running statistics and the app has not said so.
 
     Raises
     ------

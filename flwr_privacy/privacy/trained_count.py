@@ -1,4 +1,4 @@
-"""How many clients train, from noised counts pooled over the rounds, and when they are too few.
+"""Estimates how many clients train, from noised counts of all rounds, and detects too few.
 
 Every number here is made of released sums (`flwr_privacy.privacy.failures`), so it costs no
 privacy.
@@ -18,7 +18,7 @@ FALSE_ALARM = 1e-6
 
 
 def margin(rounds: int) -> float:
-    """Return how many standard deviations the count has to miss by after so many rounds.
+    """Return by how many standard deviations the count must fall short after some rounds.
 
     Notes
     -----
@@ -37,7 +37,7 @@ def margin(rounds: int) -> float:
 
 
 def least(answers: int, quorum: int | None) -> float:
-    """Return how many of some answers have to come of a training that worked.
+    """Return how many of some answers must come from a training that worked.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def least(answers: int, quorum: int | None) -> float:
 
 
 def noticed_after(least: float, sigma: float) -> int:
-    """Return after about how many rounds it is certain that nobody trains.
+    """Estimate the number of rounds after which it is certain that nobody trains.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def noticed_after(least: float, sigma: float) -> int:
 def forecast(
     answers: int, sigma: float, quorum: int | None, planned: int | None
 ) -> tuple[str, bool]:
-    """Return what to say of the count before a training, and whether it can tell in time.
+    """Return a text on how soon the count detects failures, and whether it does so in time.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ all trainings fail would be noticed after about 876 rounds, and there are 100'
 
 @dataclass
 class TrainedCount:
-    """How many clients trained, over the rounds so far; every number is of released values only.
+    """Estimates how many clients trained over the rounds so far, from released values only.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class TrainedCount:
     def add(
         self, server_round: int, *, answers: int, failed: float, sigma: float, quorum: int | None
     ) -> None:
-        """Add what the sum of a round says.
+        """Add the count of one round.
 
         Parameters
         ----------
@@ -179,17 +179,17 @@ class TrainedCount:
 
     @property
     def too_few(self) -> bool:
-        """Whether it is certain that fewer trained than have to."""
+        """Whether it is certain that too few clients trained."""
         return self.rounds > 0 and self.missing > margin(self.tests) * math.sqrt(self.variance)
 
     def numbers(self, server_round: int) -> dict[str, float]:
-        """Return how many trained in a round, and the standard deviation, if they were counted."""
+        """Return the estimate for a round and its standard deviation, if clients were counted."""
         if server_round != self.last_round:
             return {}
         return {"trained": self.last_trained, "trained_sigma": math.sqrt(self.last_variance)}
 
     def text(self) -> str:
-        """Return what is known, for a sentence."""
+        """Return the estimate as a phrase for a log line or an error."""
         needed = self.trained + self.missing
         return (
             f"of {self.answers} answers in {self.rounds} rounds about {self.trained:.0f} came of a "
@@ -198,12 +198,12 @@ class TrainedCount:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+        """Return the state that a resumed run needs."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "TrainedCount":
-        """Take up what `state` returned.
+        """Restore what `state` returned.
 
         A run that was ended for too few and goes on begins to count anew: its clients were mended.
         """

@@ -1,4 +1,4 @@
-"""What a client releases of its training: the update of the floating-point weights, clipped.
+"""Computes a client's update of the floating-point weights, and clips it.
 
 Under a private scheme integer arrays and the running statistics of normalisation layers stay where
 they are: they cannot be clipped and noised like weights. The aggregate has the server's values.
@@ -30,7 +30,7 @@ _LEAST_SQUARES = 2.0**-800
 def released_names(
     arrays: Arrays, keep_back: Collection[str] = (), *, statistics: bool = False
 ) -> list[str]:
-    """Return the names of the arrays of which a private scheme releases something.
+    """Return the names of the arrays whose updates a private scheme releases.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def released_names(
 
 
 def check_start(start: Arrays, names: Iterable[str]) -> None:
-    """Refuse a model that no update can start from, before there is one.
+    """Refuse a start model with NaN or infinity, before the training.
 
     Raises
     ------
@@ -198,7 +198,7 @@ def clip(vector: NDArray[np.float64], norm: float) -> float:
 
 
 def _clip(vector: NDArray[np.float64], norm: float, squares: float) -> float:
-    """Do what `clip` does with a vector whose sum of squares is known."""
+    """Clip as `clip` does, for a vector whose sum of squares is known."""
     check_number("clipping_norm", norm, minimum=SMALLEST_NORM)
     allowed = norm * (1 - vector.size * 2.0**-52)
     scaled, bound, exponent = vector, allowed, 0

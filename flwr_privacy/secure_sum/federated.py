@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr_privacy.errors import ProtocolError, check_number
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.wire.arrays import Arrays
 
@@ -14,11 +14,11 @@ __all__ = ["FedAvgSumTerms"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgSumTerms:
-    """What a client is told of the vectors that federated averaging sums.
+    """The round config of a secure sum of plain federated averaging's updates.
 
     Parameters
     ----------
-    grid : Grid
+    grid : CodeGrid
         An update is rounded to the nearest multiple of its step.
     value_range : float
         Entries of an update lie between minus this and this.
@@ -28,13 +28,13 @@ class FedAvgSumTerms:
         Arrays that are not sent, beside those of integers, which never are.
     """
 
-    grid: Grid
+    grid: CodeGrid
     value_range: float
     weighted_by: str
     keep_back: tuple[str, ...] = ()
 
     def names(self, model: Arrays) -> list[str]:
-        """Return the arrays of a model whose updates are sent, running statistics included.
+        """Return the names of the arrays whose updates are sent, running statistics included.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class FedAvgSumTerms:
             raise ProtocolError("the question has no terms of a secure sum, or malformed ones")
         value_range = check_number("value-range", fields["value-range"], minimum=0)
         return cls(
-            grid=Grid(fields["grid"]),
+            grid=CodeGrid(fields["grid"]),
             value_range=value_range,
             weighted_by=weighted_by,
             keep_back=tuple(keep_back),

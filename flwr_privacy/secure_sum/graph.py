@@ -1,4 +1,4 @@
-"""Who shares masks with whom: everybody with everybody, or a sparse random graph.
+"""Chooses which clients share masks: all pairs, or the edges of a sparse random graph.
 
 The sparse graph is a circle in random order in which everybody knows the nearest ones on both
 sides (Bell et al., CCS 2020, section 4). It fails with a probability that `insecurity` bounds.
@@ -29,7 +29,7 @@ def rosters(
     server_round: int,
     drawn: int | None = None,
 ) -> dict[str, list[str]]:
-    """Return for each client those with whom it shares masks, itself included, sorted.
+    """Return the roster of each client: the clients that it shares masks with, and itself, sorted.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def rosters(
 
 
 def local_threshold(roster: int, threshold: int, cohort: int) -> int:
-    """Return how many of a roster open a secret of its owner: its share of the threshold.
+    """Return how many of a roster can open its owner's secret: its share of the threshold.
 
     Never half or less: then two disjoint groups could be made to open the two secrets of a client.
     """
@@ -111,7 +111,7 @@ def degree(cohort: int, settings: SecureSum) -> int:
 
 
 def is_safe(cohort: int, roster: int, threshold: int) -> bool:
-    """Tell whether a client may believe that its roster is one of a sparse graph.
+    """Tell whether a roster is large enough to be one of a safe sparse graph.
 
     A server that claims a large cohort around a small roster is not believed. Which clients collude
     a client does not know: a fifth of the cohort, and up to ``cohort - threshold`` are missing.
@@ -124,7 +124,7 @@ def is_safe(cohort: int, roster: int, threshold: int) -> bool:
 
 @lru_cache(maxsize=1024)  # every client of a simulation asks the same
 def insecurity(cohort: int, neighbours: int, settings: SecureSum) -> float:
-    """Return a bound of the probability that a random graph does not protect every client.
+    """Bound the probability that a random graph fails to protect some client.
 
     For colluders, and clients that drop out, that do not depend on the random order:
 

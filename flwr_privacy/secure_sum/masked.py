@@ -1,4 +1,4 @@
-"""Masked vectors: codes and a weight, masks on top, packed to the bits of the modulus."""
+"""Builds masked vectors of codes and a weight, and adds them up."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ def word(bits: int) -> np.dtype[Any]:
 
 
 def vector_size(mean: WeightedMean) -> int:
-    """Return the entries of the vectors that are summed instead of some replies.
+    """Return the length of the vectors that are summed in place of replies.
 
     These are the codes of all arrays of the template, and the weight.
     """
@@ -39,7 +39,7 @@ def vector_size(mean: WeightedMean) -> int:
 def residues(
     arrays: Mapping[str, NDArray[np.generic]], weight: int, bounds: Bounds
 ) -> NDArray[np.uint64]:
-    """Return the vector that a client masks: its codes times its weight, then the weight.
+    """Return the vector that a client will mask: its codes times its weight, then the weight.
 
     Parameters
     ----------
@@ -126,13 +126,13 @@ def add_masks(
 
 
 def values_of(vector: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
-    """Return the numbers between ``-2**(bits - 1)`` and ``2**(bits - 1) - 1`` of residues."""
+    """Map residues to the integers from ``-2**(bits - 1)`` to ``2**(bits - 1) - 1``."""
     shift = np.uint64(64 - bits)
     return (vector << shift).view(np.int64) >> np.int64(shift)
 
 
 class MaskedSum(WeightedMean):
-    """Sum of masked vectors modulo ``2**bits``: an accumulator that nobody can read.
+    """The sum of masked vectors modulo ``2**bits``, an accumulator that nobody can read.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class MaskedSum(WeightedMean):
         self.total = np.zeros(size, np.uint64)
 
     def take(self, client_id: str, arrays: Arrays, metrics: Metrics, weighted_by: str) -> None:
-        """Add one reply; what it tells beside its vector weighs the same for all."""
+        """Add one reply; all replies' metrics weigh the same."""
         self.accumulate(client_id, arrays, weight=1, metrics=metrics)
 
     def accumulate(
@@ -196,12 +196,12 @@ class MaskedSum(WeightedMean):
         self.merge_metrics(other)
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Return the sum, packed, and whose vectors are in it."""
+        """Return the packed sum, and the clients whose vectors are in it."""
         residue = self.total & np.uint64(2**self.bits - 1)
         return {MASKED: pack(residue, self.bits)}, super().state()[1]
 
     def from_state(self, arrays: Arrays, fields: Mapping[str, Any]) -> "MaskedSum":
-        """Return the sum of which `state` returned this; it may come from an adversary.
+        """Read a sum from the result of `state`, which may come from an adversary.
 
         Raises
         ------

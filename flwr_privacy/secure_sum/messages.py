@@ -1,4 +1,4 @@
-"""What the two sides of a secure sum tell each other, as records of a message.
+"""The messages between server and clients of a secure sum.
 
 As records they are what `flwr_privacy.wire.fields` makes of them.
 """
@@ -21,7 +21,7 @@ OWN = {JOIN: ("dealers", "mask-keys", "sealed")}
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """The question to reveal shares of a session.
+    """The request to reveal shares of a session.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True)
 class Revealed:
-    """What a client reveals: see `Participant.reveal`.
+    """The shares that a client reveals; see `Participant.reveal`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A client's side of a secure sum, and what it must remember so that nobody learns both secrets.
+"""The client's side of a secure sum, with the state that prevents opening both its secrets.
 
 For a sum every client deals two secrets in shares: the private key of its pairwise masks and the
 seed of a mask of its own. For every client one of them may be opened: the seed if its vector is
@@ -44,7 +44,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Invitation:
-    """The question to deal the secrets of a sum.
+    """The request to deal the secrets of a sum.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Invitation:
 
 @dataclass(frozen=True, kw_only=True)
 class Dealt:
-    """What a client deals: all of it goes through the server.
+    """The shares and keys that a client deals; all of them go through the server.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Dealt:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """The question to join a sum: who dealt in the session, and what it dealt to the client.
+    """The request to join a sum: the session's dealers, and their sealed shares for the client.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Joined:
 
 @dataclass
 class Participant:
-    """One client in one experiment.
+    """One client's side of the secure sums of one experiment.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class Participant:
     a threshold is more than half of a roster, two halves of a roster cannot be made to open both
     secrets either, unless ``2 * threshold - roster`` of them collude. *Not covered*: a
     server that tells every client another story, beyond what
-    `flwr_privacy.secure_sum.SecureSum.honest_in_sums` says; a server that plays most of the roster
+    `flwr_privacy.secure_sum.SecureSum.honest_in_sums` says; a server that runs most of the roster
     itself, where keys are not pinned; what sums say, one by one or compared with each other;
     wrong vectors, which anybody can send; denial of service, for which one client is enough.
     """
@@ -215,7 +215,7 @@ class Participant:
         )
 
     def seat(self, session: str, server_round: int, step: int) -> tuple[int, int]:
-        """Check that the client may yet send the vector of a step of a round in a session.
+        """Check that the client may still send its vector for a step of a round in a session.
 
         Returns
         -------
@@ -236,7 +236,7 @@ class Participant:
         return own["threshold"], len(own["roster"])
 
     def join(self, joined: Joined, asked: bytes = b"") -> None:
-        """Open the shares that the others dealt; the client may then send its vector.
+        """Open the shares that the others dealt, after which the client may send its vector.
 
         Parameters
         ----------
@@ -270,10 +270,12 @@ class Participant:
         shares = {me: session["own"]}
         for peer, key, sealed in zip(dealers, joined.mask_keys, joined.sealed, strict=True):
             if peer == me:
+                # With another key the others would share their masks with somebody else.
                 if key != KeyPair.of(session["private"]).public:
                     raise ProtocolError("the server has another mask key for this client")
                 continue
             try:
+                # The key that was dealt with: the server cannot exchange it in between.
                 known = self.state["peers"][peer]
                 share = channel(peer, known).open(sealed, *associated, peer, me, key)
             except ProtocolError as error:
@@ -287,7 +289,7 @@ class Participant:
         session["shares"] = [shares[dealer] for dealer in dealers]
 
     def mask(self, session: str, vector: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
-        """Return the client's vector under its masks; once per session.
+        """Return the client's masked vector; once per session.
 
         Parameters
         ----------
@@ -311,14 +313,18 @@ class Participant:
         seeds = [(self_seed(self.experiment_id, session, own["seed"]), 1)]
         for peer, key in keys.items():
             if peer != self.client_id:
+                # The requests are part of the seed: masks of clients that were asked different
+                # things do not cancel.
                 pair = (self.client_id, peer)
                 seed = pair_seed(masks, key, self.experiment_id, session, pair, own["asked"])
+                # One of a pair adds the mask and the other subtracts it: it cancels in the sum.
                 seeds.append((seed, 1 if self.client_id < peer else -1))
+        # Once: two vectors under the same masks would give away their difference.
         own.update(masked=True, private=b"", seed=b"")
         return add_masks(vector, bits, seeds)
 
     def reveal(self, session: str, survivors: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
-        """Return shares with which the server can take the masks off a sum.
+        """Return the shares with which the server can remove the masks from a sum.
 
         Parameters
         ----------
@@ -358,6 +364,7 @@ class Participant:
                 "threshold: such a sum is not opened"
             )
         self._check_nobody_left(own, names)
+        # From now on no invitation to this sum or an earlier one is accepted.
         self.state["opened"] = list(_key(own))
         if "survivors" not in own:
             own["survivors"] = names
@@ -404,7 +411,7 @@ class Participant:
                 raise ProtocolError(f"the key of client {peer} is another than before")
 
     def _step_before(self, invitation: Invitation) -> Any:
-        """Return the session of the step before; check that the invitation goes on from there."""
+        """Return the session of the previous step; check that the invitation continues it."""
         server_round, step = invitation.server_round, invitation.step
         sessions = self.state["sessions"].values()
         before = [s for s in sessions if _key(s) == (server_round, step - 1) and "survivors" in s]
@@ -426,7 +433,7 @@ class Participant:
         return before[0]
 
     def _check_nobody_left(self, session: Mapping[str, Any], there: Sequence[str]) -> None:
-        """Refuse a later sum of a round over fewer clients than the one before."""
+        """Refuse a later sum of a round over fewer clients than the previous one."""
         roster = session["roster"]
         if session["step"] and len(there) < len(roster):
             raise ProtocolError(
@@ -453,12 +460,12 @@ class Participant:
 
     @property
     def _channel(self) -> Callable[[str, bytes], Channel]:
-        """How to make a channel to a peer with a key; all share one copy of the own key pair."""
+        """Return a function that opens a channel to a peer; all channels share the own key pair."""
         own, me, context = self._own, self.client_id, ("secure-sum", self.experiment_id)
         return lambda peer, key: Channel(own, key, me=me, peer=peer, context=context)
 
     def _associated(self, name: str, session: Mapping[str, Any]) -> list[Any]:
-        """Return what dealer and holder must agree on.
+        """Return the associated data that dealer and holder must agree on.
 
         Round and step are part of it, as a name may come again once its session is forgotten: old
         shares under it must not. The members of the roster are not: in a sparse graph no two
@@ -469,17 +476,17 @@ class Participant:
 
 
 def _key(session: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the place of a session's sum in the order of all sums."""
+    """Return round and step of a session's sum, which order all sums."""
     return session["round"], session["step"]
 
 
 def words(server_round: int, step: int) -> str:
-    """Return how a sum is called in a text."""
+    """Return the name of a sum for log lines and errors."""
     return f"step {step} of round {server_round}" if step else f"round {server_round}"
 
 
 def halves(share: bytes) -> tuple[bytes, bytes]:
-    """Return the parts of a share that belong to the key and to the seed."""
+    """Split a share into that of the key and that of the seed."""
     return share[:SECRET_BYTES], share[SECRET_BYTES:]
 
 
@@ -491,7 +498,7 @@ def pair_seed(
     pair: tuple[str, str],
     asked: bytes = b"",
 ) -> bytes:
-    """Return the seed of the mask that two clients share in a session; the same for both.
+    """Derive the seed of the mask that two clients share in a session; the same for both.
 
     It binds the two names, because a key that goes by two of them must have two masks, which do not
     cancel; and what the client was asked.
@@ -500,24 +507,24 @@ def pair_seed(
 
 
 def asked_so_far(before: bytes, asked: bytes) -> bytes:
-    """Return a hash of all that was asked in the steps of a round up to a question."""
+    """Hash all requests of a round's steps up to one request."""
     return hashlib.sha256(before + asked).digest()
 
 
 def self_seed(experiment_id: str, session: str, seed: bytes) -> bytes:
-    """Return the seed of the mask that is a client's own."""
+    """Derive the seed of a client's own mask."""
     return derive(seed, "own mask", experiment_id, session)
 
 
 def commitment(experiment_id: str, session: str, client_id: str, seed: bytes) -> bytes:
-    """Return a hash by which an opened seed is known to be the right one."""
+    """Return a hash that commits a client to its seed, checked when the seed is opened."""
     return hashlib.sha256(canonical("seed", experiment_id, session, client_id, seed)).digest()
 
 
 def share_digest(
     experiment_id: str, session: str, dealer: str, holder: int, kind: str, share: bytes
 ) -> bytes:
-    """Return a hash by which an opened share is known to be the one that was dealt."""
+    """Return a hash of a share, checked when the share is revealed."""
     parts: Mapping[str, Any] = {"dealer": dealer, "holder": holder, "kind": kind}
     encoded = canonical("share", experiment_id, session, *parts.values(), share)
     return hashlib.sha256(encoded).digest()[:DIGEST_BYTES]

@@ -36,12 +36,12 @@ _SEALED_BYTES = 12 + 2 * SECRET_BYTES + 16  # nonce, two shares, tag
 
 
 class NotOpenedError(FlwrPrivacyError):
-    """A sum is not opened: too few clients are left, or somebody did not keep to the protocol."""
+    """A sum is not opened: too few clients are left, or a client violated the protocol."""
 
 
 @dataclass(kw_only=True)
 class Session:
-    """One attempt to open a sum of a round; all that the server knows of it.
+    """One attempt to open a sum of a round, with all that the server knows of it.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Session:
     def go_on(
         self, name: str, survivors: Collection[str], bounds: Bounds, asked: bytes = b""
     ) -> "Session":
-        """Return the next step of the round: a sum over the survivors of this one and nobody fewer.
+        """Return the session of the round's next step: a sum over exactly this one's survivors.
 
         The thresholds stay: with lower ones a sparse graph would be less safe than
         `flwr_privacy.secure_sum.graph.insecurity` says.
@@ -121,11 +121,11 @@ class Session:
 
     @property
     def least(self) -> int:
-        """Least number of clients in the sum: at a later step all."""
+        """Least number of clients in the sum; at a later step all clients."""
         return len(self.rosters) if self.step else self.threshold
 
     def invitation(self, client: str) -> Invitation:
-        """Return the question to deal."""
+        """Return the request to one client to deal its secrets."""
         roster = self.rosters[client]
         return Invitation(
             session=self.name,
@@ -138,7 +138,7 @@ class Session:
         )
 
     def take_dealt(self, client: str, dealt: Dealt) -> None:
-        """Take what a client dealt.
+        """Store the shares and keys that a client dealt.
 
         Raises
         ------
@@ -160,7 +160,7 @@ class Session:
         self._dealt[client] = dealt
 
     def check_dealers(self) -> None:
-        """Check that a sum over those who dealt can be opened; leave out whom nobody could open.
+        """Check that the sum can be opened; leave out dealers whose secrets could not be opened.
 
         In a sparse graph that is a client with too few dealers around it.
 
@@ -171,13 +171,14 @@ class Session:
         """
         did = "dealt their secrets"
         self._check_enough(did, len(self._dealt), self.least)
+        # Repeated: without one dealer, others may have too few around them.
         while lonely := [c for c in self._dealt if len(self._around(c)) < self._local(c)]:
             for client in lonely:
                 del self._dealt[client]
         self._check_enough(f"{did} to enough others", len(self._dealt), self.least)
 
     def joined(self, client: str) -> Joined:
-        """Return the question to join the sum, to one who dealt."""
+        """Return the request to a dealer to join the sum."""
         dealers = self._around(client)
         return Joined(
             session=self.name,
@@ -190,18 +191,18 @@ class Session:
         )
 
     def survivors_around(self, client: str, survivors: Collection[str]) -> list[str]:
-        """Return what a client is told of the survivors: those of its roster."""
+        """Return the survivors of a client's roster, which are all that the client is told of."""
         there = set(survivors)
         return [dealer for dealer in self._around(client) if dealer in there]
 
     def can_answer(self, client: str, survivors: Collection[str]) -> bool:
-        """Tell whether a client has survivors enough around it to reveal anything."""
+        """Tell whether enough of a client's roster survived for it to reveal its shares."""
         return len(self.survivors_around(client, survivors)) >= self._local(client)
 
     def take_revealed(
         self, client: str, survivors: Collection[str], keys: list[bytes], seeds: list[bytes]
     ) -> None:
-        """Take the shares that a survivor reveals.
+        """Check and store the shares that a survivor reveals.
 
         Raises
         ------
@@ -222,6 +223,7 @@ class Session:
                 if digest != dealt[start : start + DIGEST_BYTES]:
                     raise ReplyRefusedError("malformed", f"a damaged share of client {dealer}")
                 opened.append((dealer, kind, holder, share))
+        # Stored once all are checked: a reply with one damaged share counts for nothing.
         for dealer, kind, holder, share in opened:
             self._shares.setdefault((dealer, kind), {})[holder] = share
         self._revealed.add(client)
@@ -229,7 +231,7 @@ class Session:
     def open(
         self, total: NDArray[np.uint64], survivors: Collection[str], asked: bytes = b""
     ) -> NDArray[np.int64]:
-        """Take the masks off a sum.
+        """Remove the masks from a sum.
 
         Parameters
         ----------
@@ -279,7 +281,7 @@ class Session:
         return values_of(add_masks(total, bits, masks), bits)
 
     def check_survivors(self, survivors: Collection[str]) -> None:
-        """Check that so many vectors are enough for a sum.
+        """Check that enough clients sent a vector to open the sum.
 
         Raises
         ------

@@ -1,10 +1,10 @@
-"""The parameters of a secure sum, and the modulus that they need."""
+"""The parameters of a secure sum, and the modulus they require."""
 
 import math
 from dataclasses import dataclass
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.privacy.grid import CODE_LIMIT, MOST_WEIGHT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, MOST_WEIGHT, CodeGrid
 
 __all__ = ["COMPLETE_UP_TO", "LARGEST_COHORT", "Bounds", "SecureSum"]
 
@@ -90,13 +90,13 @@ class SecureSum:
         return math.ceil(self.value_range / self.grid.step)
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> CodeGrid:
         """The finest grid with at most ``2**bits`` steps over the range."""
         mantissa, exponent = math.frexp(self.value_range)
-        return Grid(exponent - (mantissa == 0.5) - (self.bits - 1))
+        return CodeGrid(exponent - (mantissa == 0.5) - (self.bits - 1))
 
     def threshold_of(self, cohort: int) -> int:
-        """Return the least number of clients in the sum over a cohort.
+        """Return the least number of clients in a sum over a cohort.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class SecureSum:
         return colluders
 
     def honest_in_sums(self, cohort: int, *, lying: bool = False) -> int:
-        """Return how many honest clients are at least in any sum that the server can open.
+        """Return the least number of honest clients in any sum that the server can open.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class SecureSum:
             Number n of clients, in a complete graph.
         lying : bool, default False
             Whether the server departs from the protocol and tells every client another story of who
-            dealt and who survived. 1 then means that nothing is promised.
+            dealt and who survived. 1 then means that nothing is guaranteed.
 
         Notes
         -----
@@ -167,7 +167,7 @@ class SecureSum:
         return max(1, honest - (cohort - colluders) * (cohort - threshold) // honest)
 
     def parties_of(self, cohort: int) -> int:
-        """Return over how many honest clients the noise of a sum may be split.
+        """Return the number of honest clients that the noise of a sum may be split over.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class SecureSum:
         largest_weight: int | None = None,
         total_weight: int = 0,
     ) -> "Bounds":
-        """Return the bounds of a cohort's vectors, with a modulus that holds their sum.
+        """Return bounds of a cohort's vectors, with a modulus that is large enough for their sum.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class SecureSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What the vectors of a cohort keep to, so that their sum does not wrap.
+    """Bounds of a cohort's vectors that keep their sum from wrapping.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a client may believe of a secure sum: no more than it can check or its operator says.
+"""Checks a server's claims about a secure sum; only what the client can verify is believed.
 
 A client sees the roster with which it shares masks. Everything else that a server says of a sum may
 be made up: the size of the cohort, the threshold, who does not collude with it.
@@ -15,7 +15,7 @@ __all__ = ["BelievedSum", "believed_sum"]
 
 @dataclass(frozen=True, kw_only=True)
 class BelievedSum:
-    """How many clients are at least in any sum that a server can open with a client's vector in it.
+    """Least number of clients in any sum that a server can open with a client's vector in it.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def believed_sum(
     pinned: int | None = None,
     max_cohort: int | None = None,
 ) -> BelievedSum:
-    """Return what a client believes of the sums that a server says it will open.
+    """Return the bounds that a client can believe about the sums of a server.
 
     Parameters
     ----------
@@ -109,6 +109,6 @@ def believed_sum(
 
 
 def _fits(cohort: int, threshold: int, roster: int, local_threshold: int) -> bool:
-    """Tell whether a roster can be one of a sparse graph over a cohort that protects everybody."""
+    """Tell whether a roster fits a sparse graph that protects everybody in a cohort."""
     share = roster * threshold <= cohort * local_threshold
     return share and is_safe(cohort, roster, threshold)

@@ -1,4 +1,4 @@
-"""UDP: noise on the client, from a budget over the whole training.
+"""UDP: clients add noise that follows from a budget for the whole training.
 
 Wei, Li, Ding, Ma, Su, Zhang, Poor, "User-Level Privacy-Preserving Federated Learning: Analysis and
 Performance Optimization". A client trains, adds Gaussian noise and uploads; the noise is from a

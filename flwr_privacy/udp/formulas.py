@@ -1,4 +1,4 @@
-"""The noise that a budget asks for, and the budget that a noise gives: the paper's and the sound.
+"""Converts budgets to noise and back, by the paper's formulas and by sound ones.
 
 Symbols: q is the fraction of the clients that is asked in a round, T the number of rounds, Dl the
 L2 sensitivity of one release, a the sum of the squares of Dl / sigma.
@@ -141,7 +141,7 @@ def sigma_crd(
 
 
 def budget(mode: str, *, epsilon: float, delta: float) -> float:
-    """Return B: what the squares of sensitivity over noise may add up to.
+    """Return B, the largest allowed sum of squares of sensitivity over noise.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def eps_spent(mode: str, multipliers: Sequence[float], *, delta: float, q: float
 
 
 def participations(rounds: int, q: float, *, quantile: float = 0.99) -> int:
-    """Return how often a client takes part at most, in all but ``1 - quantile`` of the cases.
+    """Return the most rounds that a client takes part in, except with probability ``1 - quantile``.
 
     Examples
     --------

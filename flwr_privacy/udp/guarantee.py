@@ -1,4 +1,4 @@
-"""What UDP promises, as text and data."""
+"""States the guarantee of UDP, as text and data."""
 
 from collections.abc import Iterable
 
@@ -28,7 +28,7 @@ def guarantee_of(
     kept_back: Iterable[str],
     insecure: bool,
 ) -> Guarantee:
-    """Return the promise of a training.
+    """Return the guarantee of a training.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A client's validation loss under UDP: what travels, what it plans, how it is noised."""
+"""A client's validation loss under UDP: its fields on the wire, its plan, and its noise."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice, check_number
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
 from flwr_privacy.privacy.averaging import WeightedMean
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
@@ -27,7 +27,7 @@ _LOSSES = ("loss", "eval_loss")
 
 
 class MeanLoss(NamedTuple):
-    """A mean of losses that were clipped record by record."""
+    """The mean of losses that were clipped record by record."""
 
     mean: float
     records: int
@@ -42,7 +42,7 @@ class _Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LossTerms(Mechanism):
-    """What the server asks of a client's validation loss, and the mechanism that answers it.
+    """The round config of a client's validation loss, and the mechanism that answers it.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class LossTerms(Mechanism):
         check_number("gap", self.gap, minimum=0)
 
     def charge(self) -> Charge | None:
-        """Return what one loss costs; None where there is no noise and no account."""
+        """Return the charge of one loss; None if there is no noise to account for."""
         if self.noise_multiplier == 0:
             return None
         return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)
@@ -131,6 +131,6 @@ class LossTerms(Mechanism):
         """Return an empty mean of losses."""
         return WeightedMean({})
 
-    def _noise_of(self, bound: float) -> tuple[Grid, float]:
-        grid = Grid.below(bound / _LOSS_STEPS, bits=0)
+    def _noise_of(self, bound: float) -> tuple[CodeGrid, float]:
+        grid = CodeGrid.below(bound / _LOSS_STEPS, bits=0)
         return grid, self.noise_multiplier * (bound + grid.step)  # a loss is truncated to the grid

@@ -1,4 +1,4 @@
-"""What a user of UDP chooses: the unit that is protected, its budget and noise, a schedule."""
+"""Constructor options of UDP: the protected unit, its budget and noise, a schedule."""
 
 import math
 from abc import ABC, abstractmethod
@@ -248,7 +248,7 @@ class RecordLevel(PrivacyLevel):
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class ClientLosses:
-    """Has all clients judge the model, after every round, with clipped and noised losses.
+    """Asks all clients for clipped and noised losses of the model after every round.
 
     With ``noise="paper"`` the losses have no noise, as printed.
 

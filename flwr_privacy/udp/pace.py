@@ -1,4 +1,4 @@
-"""How the noise goes over the rounds, and when a training ends: discounting, and Lei's decays.
+"""Schedules the noise over the rounds and the end of a training: discounting, Lei's decays.
 
 A pace is public: it follows from its parameters and from the validation losses, and it is the same
 for all clients. Its `Pace.factor` is the noise of a round over that of a training in which all
@@ -130,7 +130,7 @@ class Pace(ABC):
         """Noise of the next round over that of a training with the same noise in all rounds."""
 
     def after(self, loss: float | None) -> None:
-        """Note that a round was done.
+        """Record that a round is done.
 
         Parameters
         ----------
@@ -140,11 +140,11 @@ class Pace(ABC):
         self.done += 1
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed training needs."""
+        """Return the state that a resumed training needs."""
         return dict(vars(self))
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned.
+        """Restore what `state` returned.
 
         Raises
         ------
@@ -223,11 +223,11 @@ class Discounted(Pace):
         return math.sqrt(self._square)
 
     def begin(self, loss: float) -> None:
-        """Note the loss of the first model; without it the first round discounts nothing."""
+        """Record the loss of the first model; without it the first round discounts nothing."""
         self.loss = loss
 
     def after(self, loss: float | None) -> None:
-        """Note that a round was done; discount the rounds left if the loss fell too little."""
+        """Record that a round is done; discount those that remain if the loss fell too little."""
         if loss is None:  # nothing was learned of the model: nothing to compare
             self.done += 1
             return
@@ -296,7 +296,7 @@ class LinearDecay(Pace):
 
 
 class PlateauDecay(Pace):
-    """Noise that falls by a fifth whenever the loss does not, until the budget is spent.
+    """Noise that falls by a fifth whenever the loss does not fall, until the budget is spent.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ class PlateauDecay(Pace):
         return self._factor
 
     def after(self, loss: float | None) -> None:
-        """Note that a round was done; lower the noise if the loss did not fall."""
+        """Record that a round is done; lower the noise if the loss did not fall."""
         self.done += 1
         self._spent += self._factor**-2
         if loss is not None:

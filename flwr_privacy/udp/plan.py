@@ -1,4 +1,4 @@
-"""What a server asks of its clients in each round: from budgets and pace to terms and grid."""
+"""Plans the server's requests of each round: from budgets and pace to round config and grid."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 
 from .formulas import mu_star
 from .loss import LossTerms
@@ -75,7 +75,7 @@ class UDPPlan:
 
     @property
     def losses(self) -> ClientLosses | None:
-        """What the losses of clients that judge the model are bounded by; None if none do."""
+        """The options of the clients' losses; None if clients do not evaluate the model."""
         judge = None if self.changes is None else self.changes.judge
         return judge if isinstance(judge, ClientLosses) else None
 
@@ -86,7 +86,7 @@ class UDPPlan:
         return self.losses.share if noised and self.losses else 0.0
 
     def check(self) -> None:
-        """Refuse what does not go together, and what has no room in codes.
+        """Refuse options that do not go together, or whose values have no room in codes.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class UDPPlan:
         self.plain_terms(self.privacy.parties_of(2), noise_multiplier=1.0)
 
     def settle(self, loss: float | None) -> None:
-        """Note that a round is over, and how good its model is."""
+        """Record that a round is over, and the loss of its model."""
         self.pace.after(loss)
         self.T_history.append(self.pace.planned)
 
@@ -120,7 +120,7 @@ class UDPPlan:
     def terms(
         self, clients: Collection[str], spent: Mapping[str, float], *, honest: int
     ) -> tuple[UDPTerms, dict[str, UDPTerms]]:
-        """Return what all clients are asked, and what those who have terms of their own are.
+        """Return the round config of all clients, and that of clients with their own.
 
         Parameters
         ----------
@@ -141,7 +141,7 @@ class UDPPlan:
         return shared, {c: self.own_terms(shared, c, spent.get(c, 0.0)) for c in own}
 
     def own_terms(self, shared: UDPTerms, client: str, spent: float) -> UDPTerms:
-        """Return the terms of a client that has its own, from those that all share."""
+        """Return the round config of a client that has its own, from the shared one."""
         schedule = self.schedule(client)
         return replace(
             shared,
@@ -152,7 +152,7 @@ class UDPPlan:
         )
 
     def plain_terms(self, parties: int, *, noise_multiplier: float, client: str = "") -> UDPTerms:
-        """Return the terms of one budget and noise, with a grid that leaves room for them."""
+        """Return the round config for one budget and noise, with a grid that has room for them."""
         privacy = self.privacy
         schedule = self.schedule(client or next(iter(privacy.named()), ""))
         terms = UDPTerms(
@@ -176,7 +176,7 @@ class UDPPlan:
         return replace(terms, grid=self._grid(terms).exponent)
 
     def loss_terms(self, client: str = "") -> LossTerms:
-        """Return what a client's loss is asked for."""
+        """Return the round config of a client's loss."""
         schedule = self.schedule(client or next(iter(self.privacy.named()), ""))
         return LossTerms(
             unit=self.privacy.unit,
@@ -188,7 +188,7 @@ class UDPPlan:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed training needs."""
+        """Return the state that a resumed training needs."""
         return {
             "made_for": self._made_for(),
             "q": self.q,
@@ -197,7 +197,7 @@ class UDPPlan:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up the plan of a training that is resumed.
+        """Restore the plan of a resumed training.
 
         Raises
         ------
@@ -250,7 +250,7 @@ class UDPPlan:
                 z = 1 / (_TOO_MUCH * mu_star(schedule.epsilon, schedule.delta))
         return schedule.noise_multiplier if z is None else z
 
-    def _grid(self, terms: UDPTerms) -> Grid:
+    def _grid(self, terms: UDPTerms) -> CodeGrid:
         if terms.parties:
             reach = terms.reach(terms.max_records)
             sigma = terms.noise_multiplier * terms.shared_sensitivity() / math.sqrt(terms.parties)
@@ -260,7 +260,7 @@ class UDPPlan:
             sigma = terms.noise_multiplier * _largest_sensitivity(terms)
             spread, most = _NOISE_REACH * sigma / reach, _GRID_BITS[terms.unit]
         room = math.floor(math.log2(CODE_LIMIT / (1 + spread))) - 1
-        return Grid.below(reach, bits=self.privacy.grid_bits or max(1, min(most, room)))
+        return CodeGrid.below(reach, bits=self.privacy.grid_bits or max(1, min(most, room)))
 
 
 def _largest_sensitivity(terms: UDPTerms) -> float:

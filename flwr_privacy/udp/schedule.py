@@ -1,4 +1,4 @@
-"""The noise of a whole training, from its budget."""
+"""Computes the noise of a whole training from its budget."""
 
 import math
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ class NoisePlan:
 
     @cached_property
     def releases(self) -> int:
-        """Number of trainings for which the budget of a client is meant."""
+        """Number of trainings that a client's budget is planned for."""
         known = ("gdp_fixed", PLD_SECRET)
         return participations(self.rounds, self.q) if self.noise in known else self.rounds
 

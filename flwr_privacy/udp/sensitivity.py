@@ -1,4 +1,4 @@
-"""What one client's data can do to what it sends: the L2 sensitivity of a release.
+"""Computes the L2 sensitivity of a release: how far one client's data can move it.
 
 At record level two worlds are compared that differ in one record and agree in everything else: the
 weights at the start, which are public, the number of records and the order of the batches. Up to

@@ -1,4 +1,4 @@
-"""The sum of updates whose noise the clients of a secure sum share."""
+"""Averages updates whose noise the clients of a secure sum add in shares."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
-from flwr_privacy.privacy.grid import EvenMean, Grid
+from flwr_privacy.privacy.grid import CodeGrid, EvenMean
 from flwr_privacy.wire.arrays import Arrays
 
 __all__ = ["RECORDS_NAME", "SharedMean"]
@@ -26,7 +26,7 @@ class SharedMean(EvenMean):
     ----------
     start : Mapping of str to ndarray
         The model that the updates start from.
-    grid : Grid
+    grid : CodeGrid
         What the codes mean.
     names : list of str
         Which arrays of the model the updates are of.
@@ -42,7 +42,7 @@ class SharedMean(EvenMean):
 
     Examples
     --------
-    >>> mean = SharedMean({"w": np.zeros(1)}, Grid(-1), ["w"], counts=True)
+    >>> mean = SharedMean({"w": np.zeros(1)}, CodeGrid(-1), ["w"], counts=True)
     >>> mean.accumulate("a", {"w": np.array([12]), RECORDS_NAME: np.array([3])}, weight=1)
     >>> mean.accumulate("b", {"w": np.array([0]), RECORDS_NAME: np.array([1])}, weight=1)
     >>> mean.finish()
@@ -50,7 +50,7 @@ class SharedMean(EvenMean):
     """
 
     def __init__(
-        self, start: Arrays, grid: Grid, names: list[str], *, counts: bool, failed_code: int = 0
+        self, start: Arrays, grid: CodeGrid, names: list[str], *, counts: bool, failed_code: int = 0
     ) -> None:
         super().__init__(start, grid, names, failed_code=failed_code)
         self._counts = counts

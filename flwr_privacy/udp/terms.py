@@ -1,4 +1,4 @@
-"""A client's training under UDP: what travels, what it plans, how it is bounded and noised."""
+"""A client's training under UDP: its fields on the wire, its plan, its bounds and noise."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_integ
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.privacy.grid import CODE_LIMIT, EvenMean, Grid, GridMean, saturated
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, EvenMean, GridMean, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import SMALLEST_NORM, Update, check_start, released_names
@@ -39,7 +39,7 @@ _ROOM = 1 / 64
 
 
 class Steps(NamedTuple):
-    """What steps on gradients that were clipped per record came to."""
+    """The result of steps on gradients that were clipped per record."""
 
     arrays: Arrays
     records: int
@@ -57,7 +57,7 @@ class _Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class UDPTerms(Mechanism):
-    """What the server asks of a client's training, and the mechanism that answers it.
+    """The round config of a client's training, and the mechanism that answers it.
 
     Parameters
     ----------
@@ -177,11 +177,11 @@ class UDPTerms(Mechanism):
 
     @property
     def proven(self) -> bool:
-        """Whether the noise is for what the training does."""
+        """Whether the sensitivity of the training is proven."""
         return self.bound != "unproven" or (self.epochs == 1 and not self.batch_size)
 
     def charge(self) -> Charge | None:
-        """Return what one release costs; None where there is no noise and no account."""
+        """Return the charge of one release; None if there is no noise to account for."""
         if self.noise_multiplier == 0:
             return None
         return Charge(
@@ -206,7 +206,7 @@ class UDPTerms(Mechanism):
             self._check_share(dimension, facts.records, rounding)
         elif sigma is not None and self.noise_multiplier:
             sigma += self.noise_multiplier * rounding
-            step = Grid(self.grid).step
+            step = CodeGrid(self.grid).step
             self._check_reach(self.reach(facts.records or 1) + _NOISE_REACH * sigma)
             self._check_gap(discretisation_gap(dimension, sigma / step))
         return Plan(
@@ -235,7 +235,7 @@ class UDPTerms(Mechanism):
         return _Measured(update, weight, bound)
 
     def failed(self, start: Arrays) -> _Measured | None:
-        """Return the update of a training that changed nothing, and that it failed."""
+        """Return the zero update, marked as that of a failed training."""
         if self.unit != USER_UNIT:
             return None
         return self.measure(start, start)._replace(failed=True)
@@ -243,7 +243,7 @@ class UDPTerms(Mechanism):
     def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
         """Return the codes of the update with all of the noise, a share of it, or none."""
         update, weight, bound, _ = measured
-        grid, vector = Grid(self.grid), update.vector
+        grid, vector = CodeGrid(self.grid), update.vector
         if self.parties:
             return self._shared(measured, random)
         if plan.charge is None:
@@ -259,7 +259,7 @@ class UDPTerms(Mechanism):
 
     def accumulator(self, start: Arrays) -> GridMean:
         """Return an empty sum of codes."""
-        names, grid, failed = self._names(start), Grid(self.grid), self._failed_code()
+        names, grid, failed = self._names(start), CodeGrid(self.grid), self._failed_code()
         if self.parties:
             counts = self.unit == RECORD_UNIT
             return SharedMean(start, grid, names, counts=counts, failed_code=failed)
@@ -277,7 +277,7 @@ class UDPTerms(Mechanism):
         if self.unit == RECORD_UNIT:
             np.multiply(update.vector, weight, out=update.vector)
             out[RECORDS_NAME] = np.array([weight], np.int64)
-        grid = Grid(self.grid)
+        grid = CodeGrid(self.grid)
         codes = grid.encode(update.vector)
         share = self._share() / grid.step
         codes += discrete_gaussian(codes.size, share, random)
@@ -295,7 +295,7 @@ class UDPTerms(Mechanism):
         return {FAILED_NAME: code + discrete_gaussian(1, sigma, random)}
 
     def _failed_code(self) -> int:
-        return failed_code(self.clipping_norm, Grid(self.grid).step) if self.count_failed else 0
+        return failed_code(self.clipping_norm, CodeGrid(self.grid).step) if self.count_failed else 0
 
     def _names(self, start: Arrays) -> list[str]:
         if self.count_failed and FAILED_NAME in start:
@@ -335,11 +335,11 @@ class UDPTerms(Mechanism):
     def _apart(self, dimension: int) -> float:
         """Return what truncation to the grid may add to the sensitivity."""
         # It shortens a vector: two updates clipped as a whole stay within twice the norm.
-        return 0.0 if self.unit == USER_UNIT else Grid(self.grid).step * math.sqrt(dimension)
+        return 0.0 if self.unit == USER_UNIT else CodeGrid(self.grid).step * math.sqrt(dimension)
 
     def _check_share(self, dimension: int, records: int | None, rounding: float) -> None:
         """Refuse a grid on which shares of noise do not do what the charge says, or do not fit."""
-        step, share = Grid(self.grid).step, self._share()
+        step, share = CodeGrid(self.grid).step, self._share()
         if share / step < SMALLEST_SHARE:
             raise InvalidParameterError(
                 "grid",
@@ -363,7 +363,7 @@ class UDPTerms(Mechanism):
             )
 
     def _check_reach(self, reach: float) -> None:
-        step = Grid(self.grid).step
+        step = CodeGrid(self.grid).step
         if reach / step > CODE_LIMIT:
             raise InvalidParameterError(
                 "grid",

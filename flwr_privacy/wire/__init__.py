@@ -1,1 +1,1 @@
-"""Bytes that travel or are stored: messages, arrays, files, identities, sealed channels."""
+"""Formats of messages and files: arrays, identities, sealed channels."""

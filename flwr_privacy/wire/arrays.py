@@ -1,4 +1,4 @@
-"""Named arrays, and the bytes that carry them on Flower's wire (NumPy's npy format)."""
+"""Encodes named arrays as the bytes that Flower sends (NumPy's npy format), and decodes them."""
 
 import ast
 import hashlib
@@ -49,7 +49,7 @@ def array_digest(array: NDArray[Any]) -> bytes:
 
 
 class HashedArrays(Mapping[str, NDArray[np.generic]]):
-    """Arrays that remember their digests: all clients of a cohort have the same model."""
+    """Arrays that cache their digests, because all clients of a cohort get the same model."""
 
     @abstractmethod
     def digest(self, name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Sealed messages between two clients whose only link is a server that must not read them.
+"""Seals messages between two clients that can reach each other only through the server.
 
 Both ends agree on a secret with X25519, derive keys from it with HKDF-SHA256, and seal messages
 with AES-256-GCM. What a key or a message is for (the scheme, the run, both parties, the round) is
@@ -36,7 +36,7 @@ _LENGTH_BYTES = 8
 
 
 def canonical(*parts: Part) -> bytes:
-    r"""Encode parts such that different parts never have the same encoding.
+    r"""Encode parts so that different parts never have the same encoding.
 
     Every part is a letter for its type (``s``, ``i``, ``b``, ``l``), the length of its content
     (8 bytes, big-endian) and the content: UTF-8, two's complement (big-endian, no longer than it
@@ -84,7 +84,7 @@ def derive(secret: bytes, *context: Part) -> bytes:
 
 
 class KeyPair:
-    """A new X25519 key pair; `of` has the pair of a known private key.
+    """An X25519 key pair; the constructor makes a new one, `of` takes a private key.
 
     It cannot be pickled or copied, and its repr shows the beginning of the public key only.
 
@@ -100,7 +100,7 @@ class KeyPair:
 
     @classmethod
     def of(cls, private: bytes) -> "KeyPair":
-        """Return the key pair of a private key, 32 bytes.
+        """Return the key pair of a private key of 32 bytes.
 
         Raises
         ------
@@ -120,11 +120,11 @@ class KeyPair:
 
     @property
     def private(self) -> bytes:
-        """The private key, 32 bytes: for a file of the node itself and nothing else."""
+        """The private key, 32 bytes; written to a file of the node itself and nowhere else."""
         return self._key.private_bytes_raw()
 
     def agree(self, peer_public: bytes, *context: Part) -> bytes:
-        """Return the 32-byte key that only this pair and the peer's can compute.
+        """Compute the 32-byte key shared with a peer; nobody without one of both private keys can.
 
         Parameters
         ----------
@@ -170,7 +170,7 @@ class KeyPair:
 
 
 def check_usable(public: bytes) -> None:
-    """Check that keys can be agreed on with a public key.
+    """Check that a shared key can be agreed on with a public key.
 
     Raises
     ------
@@ -252,7 +252,7 @@ a message from 'ward' to 'clinic'
         self._incoming = AESGCM(derive(shared, "channel", there, here))
 
     def seal(self, plain: bytes, *associated: Part) -> bytes:
-        """Return `plain` such that only the peer can open it; 28 bytes longer.
+        """Encrypt `plain` so that only the peer can open it; the result is 28 bytes longer.
 
         Parameters
         ----------
@@ -266,7 +266,7 @@ a message from 'ward' to 'clinic'
         return nonce + self._outgoing.encrypt(nonce, plain, canonical(*associated))
 
     def open(self, sealed: bytes, *associated: Part) -> bytes:
-        """Return the content of a message that the peer sealed with the same associated data.
+        """Decrypt a message that the peer sealed with the same associated data.
 
         Raises
         ------

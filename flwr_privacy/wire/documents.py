@@ -1,4 +1,4 @@
-"""Nested values with arrays in them, as bytes: numbers, strings, bytes, lists, dicts, arrays."""
+"""Encodes nested values as bytes: numbers, strings, bytes, lists, dicts, arrays."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def dumps(state: dict[str, Any]) -> bytes:
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """Return the state of which `dumps` made the bytes; trusted bytes only.
+    """Return the state that `dumps` encoded; the bytes must be trusted.
 
     Examples
     --------

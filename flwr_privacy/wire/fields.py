@@ -1,4 +1,4 @@
-"""Messages as dataclasses, and as the flat records that travel.
+"""Converts messages between dataclasses and flat records.
 
 An entry has the name of its field with dashes. Empty strings and lists are left out, see
 `flwr_privacy.wire.message`.

@@ -1,4 +1,4 @@
-"""Files that are whole or refused, and a lock between processes.
+"""Writes files so that damage is detected, and locks them between processes.
 
 A sealed file is a magic line, the SHA-256 of its payload, and the payload. It is written beside the
 old one and put in its place in one step, so whoever reads finds the old file or the new one.
@@ -33,7 +33,7 @@ _POLL = 0.005  # seconds between two looks at a lock that is taken
 
 
 class DamagedFileError(Exception):
-    """A sealed file is damaged or of another kind; the text follows the name of the file."""
+    """A sealed file is damaged or of another kind; the text is written after the file's name."""
 
 
 def write_sealed(path: Path, magic: bytes, payload: bytes, *, durable: bool) -> None:
@@ -112,7 +112,7 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file such that whoever opens it sees the old text or the new one, never a part.
+    """Write a text file atomically: a reader sees the old text or the new one, never a part.
 
     Several processes may do so at once; the last one counts.
 
@@ -134,7 +134,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def exclusive_lock(path: Path, *, timeout: float) -> Iterator[None]:
-    """Hold a lock that one process or thread has at a time; it ends with its holder.
+    """Hold a lock between processes and threads; it is freed when its holder ends.
 
     Parameters
     ----------

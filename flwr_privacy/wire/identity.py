@@ -1,4 +1,4 @@
-"""Who is who: identities of clients and experiments, and the seeds that derive from them.
+"""Identities of clients and experiments, and the seeds derived from them.
 
 Flower's node ids are drawn anew in every run, so nothing that must last can hang on them. A
 `client_id` names a client for ever, an `experiment_id` names a training that may be resumed in
@@ -34,7 +34,7 @@ _RESERVED = {".", ".."}
 
 
 def check_client_id(client_id: str, *, parameter: str = CLIENT_ID_KEY) -> str:
-    """Return `client_id` if it can name a client (and a folder on any file system).
+    """Return `client_id` if it is valid as the name of a client and of a folder.
 
     Raises
     ------
@@ -115,12 +115,12 @@ def derive_seed(root: int | str, *purpose: str | int) -> int:
 
 
 def stream(root: int | str, *purpose: str | int) -> np.random.Generator:
-    """Return the ordinary random generator of one purpose; see `derive_seed`."""
+    """Return the (not cryptographic) random generator of one purpose; see `derive_seed`."""
     return np.random.default_rng(derive_seed(root, *purpose))
 
 
 def fingerprints(identities: Iterable[str | int]) -> NDArray[np.uint64]:
-    """Return 64 bits of a hash of each identity (BLAKE2b), for `places`.
+    """Return a 64-bit hash of each identity (BLAKE2b), for `places`.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def fingerprints(identities: Iterable[str | int]) -> NDArray[np.uint64]:
 
 
 def places(seed: int, prints: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the place of each identity in a random order: an integer that sorts it.
+    """Return a sort key of each identity, which puts them into a random order.
 
     A place depends on the seed and the one identity, so that the order of the others stays as it
     is when somebody is missing. All of them are computed at once, because populations are large.

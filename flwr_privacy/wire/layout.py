@@ -1,4 +1,4 @@
-"""Named arrays as one float64 vector, and back."""
+"""Converts named arrays to one float64 vector and back."""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ __all__ = ["Layout"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a model lie in one vector.
+    """The places of a model's arrays in one vector.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Layout:
         return min(float(np.finfo(dtype.name).max) for _, dtype in self.parts.values())
 
     def vector(self, arrays: Arrays) -> NDArray[np.float64]:
-        """Return the arrays one after the other; others than those of the layout are left out.
+        """Concatenate the arrays of the layout; other arrays are left out.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What travels beside the arrays: the records ``flwr-privacy`` and ``flwr-privacy.cohort``.
+"""Defines the records of a message: ``flwr-privacy`` and ``flwr-privacy.cohort``.
 
 A record is a flat mapping of names to numbers, strings, bytes or lists of one of them (Flower's
 ConfigRecord). Empty strings and lists are left out: some of Flower's own tools fail on them.
@@ -36,7 +36,7 @@ RECORD = "flwr-privacy"
 """Name of the record in a message."""
 
 COHORT = "flwr-privacy.cohort"
-"""Name of the record in a message to or from a node that plays several clients."""
+"""Name of the record in a message to or from a node that runs several clients."""
 
 VERSION = 1
 """Version of the protocol that this library speaks."""
@@ -171,12 +171,12 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class Cohort:
-    """The question to a node that plays several clients.
+    """The request to a node that runs several clients.
 
     Parameters
     ----------
     clients : list of str
-        Identities to play: numbers from 0, as the partitions.
+        Identities to run: numbers from 0, as the partitions.
     late : list of str
         Those whose answer is computed but comes too late to be used.
     size : int
@@ -199,7 +199,7 @@ class Cohort:
 
     @property
     def group_of(self) -> dict[str, str]:
-        """The group of each client; empty without groups."""
+        """The group of each client; empty if there are no groups."""
         return dict(zip(self.clients, self.groups, strict=False))
 
     def write(self) -> Fields:
@@ -251,7 +251,7 @@ class Cohort:
 
 @dataclass(frozen=True, kw_only=True)
 class CohortAnswer:
-    """What became of the clients of a cohort.
+    """The outcome of each client of a cohort.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ _MOST_BYTES = 2**50  # of one answer
 
 
 def payload_bytes(content: Mapping[str, Any]) -> int:
-    """Return the payload of a message in bytes, as it goes over the wire.
+    """Return the size in bytes of a message's payload on the wire.
 
     Parameters
     ----------
@@ -362,7 +362,7 @@ def payload_bytes(content: Mapping[str, Any]) -> int:
 
 
 def question_digest(content: Mapping[str, Any], *, without: Mapping[str, Iterable[str]]) -> bytes:
-    """Return a hash of a question as all its clients have it.
+    """Hash the part of a request that all its clients get.
 
     Parameters
     ----------
@@ -397,7 +397,7 @@ def question_digest(content: Mapping[str, Any], *, without: Mapping[str, Iterabl
 
 
 def values_digest(*values: Any) -> bytes:
-    """Return a hash of plain values and (nested) lists of them: SHA-256, 32 bytes.
+    """Hash plain values and (nested) lists of them with SHA-256 (32 bytes).
 
     Examples
     --------
@@ -410,7 +410,7 @@ def values_digest(*values: Any) -> bytes:
 
 
 def _hash(digest: Any, value: Any) -> None:
-    """Add a value such that no two sequences of values have the same bytes."""
+    """Add a value to a hash so that no two sequences of values give the same bytes."""
     if isinstance(value, list):
         digest.update(b"l" + len(value).to_bytes(8, "big"))
         for item in value:

@@ -1,4 +1,4 @@
-"""Who a public key belongs to: long-term identities, handed over outside the training.
+"""Pins public keys to clients: long-term identities that operators exchange outside the training.
 
 Keys that a server passes on may be the server's own. So each client has an Ed25519 key for life,
 the operators exchange the public halves by another way (a list on paper, a signed mail), and a
@@ -141,7 +141,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Pins:
-    """The public keys of the clients that a node knows.
+    """The pinned public keys of the clients that a node knows.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flwr_privacy.clients import FedVSClient, SchemeClient, as_mod
 from flwr_privacy.clients.node.adapters import OwnClient
 from flwr_privacy.clients.node.context_store import STATE_VARIABLE, is_simulated
-from flwr_privacy.clients.node.node_settings import may_play_any
+from flwr_privacy.clients.node.node_settings import may_run_any
 from flwr_privacy.simulations.engines.superlink import TEST_SEED_VARIABLE
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.settings.schemes import client_of, scheme
@@ -75,7 +75,7 @@ def _column_client(
         return partial(vertical_data, task, settings, *_place(context))
 
     # In a simulation the clients agree to what the server is told; a deployed one has no say there.
-    if client is FedVSClient and (is_simulated() or may_play_any(context.node_config)):
+    if client is FedVSClient and (is_simulated() or may_run_any(context.node_config)):
         client = partial(
             client,
             paper=not settings.strategy.get("zero_mask", not settings.strategy.get("paper", False)),

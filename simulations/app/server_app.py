@@ -16,7 +16,7 @@ from flwr_privacy.simulations.settings.schemes import scheme
 from flwr_privacy.simulations.tasks import tasks
 from flwr_privacy.simulations.tasks.vertical_tasks import (
     VerticalTask,
-    central_of,
+    server_model_of,
     vertical_labels,
     vertical_task,
 )
@@ -93,7 +93,7 @@ def initial_arrays(settings: Settings) -> ArrayRecord:
     """Return the model to start from: in float64 where clients compute gradients themselves."""
     task = tasks.task_of(settings)
     if isinstance(task, VerticalTask):
-        initial = central_of(task, settings).initial()
+        initial = server_model_of(task, settings).initial()
     else:
         initial = tasks.initial_arrays(task, settings.seed)
     if scheme(settings.scheme).own_client:
@@ -118,7 +118,11 @@ def _of_the_columns(settings: Settings) -> dict[str, Any]:
     """Return what the server has where clients have columns, and the task's usual parameters."""
     task = vertical_task(settings.task)
     labels, test_labels = vertical_labels(task, settings)
-    own = {"labels": labels, "test_labels": test_labels, "central": central_of(task, settings)}
+    own = {
+        "labels": labels,
+        "test_labels": test_labels,
+        "server_model": server_model_of(task, settings),
+    }
     if clashing := sorted(set(settings.strategy) & set(own)):
         allowed = f"nothing: they follow from the task '{settings.task}'"
         raise InvalidParameterError("strategy", clashing, allowed)

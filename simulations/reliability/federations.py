@@ -258,7 +258,7 @@ def _columns(context: Context) -> VerticalData:
 
 
 class _Softmax:
-    """A linear central model: the softmax of ``H A``."""
+    """A linear server model: the softmax of ``H A``."""
 
     def initial(self) -> Values:
         draws = np.random.default_rng(3)
@@ -311,7 +311,7 @@ def _vertical(**more: Any) -> dict[str, Any]:
     return {
         "labels": labels[:_ROWS],
         "test_labels": labels[_ROWS:],
-        "central": _Softmax(),
+        "server_model": _Softmax(),
         "embedding": _EMBEDDING,
         "batch_size": 8,
         "learning_rate": 0.5,

@@ -24,10 +24,10 @@ def void_guarantees(runs: Sequence[ReportedRun]) -> Html:
     return joined(
         Html(
             f'<p class="alert"><strong class="void">VOID</strong> The guarantee of '
-            f"{html(run.label)} does not hold: {html(promise.void)}.</p>\n"
+            f"{html(run.label)} does not hold: {html(guarantee.void)}.</p>\n"
         )
-        for run, promise in _promised(runs)
-        if promise.void
+        for run, guarantee in _promised(runs)
+        if guarantee.void
     )
 
 
@@ -61,23 +61,23 @@ def _trade_offs(promised: Sequence[Promised], runs: Sequence[ReportedRun]) -> Ht
 def _comparable(promised: Sequence[Promised]) -> list[list[Promised]]:
     """Return the runs that spent epsilon, those together whose epsilon means the same."""
     groups: dict[tuple[object, ...], list[Promised]] = {}
-    for run, promise in promised:
+    for run, guarantee in promised:
         if any(epsilon > 0 for epsilon, _ in _spending(run)):
-            meaning = (run.settings.task, promise.protects, promise.adversary, promise.delta)
-            groups.setdefault(meaning, []).append((run, promise))
+            meaning = (run.settings.task, guarantee.protects, guarantee.adversary, guarantee.delta)
+            groups.setdefault(meaning, []).append((run, guarantee))
     return list(groups.values())
 
 
 def _chart(group: Sequence[Promised], runs: Sequence[ReportedRun], *, place: str) -> Html:
-    first, promise = group[0]
+    first, guarantee = group[0]
     task = first.settings.task
     series = []
     for run, _ in group:
         xs, ys = zip(*_spending(run), strict=True)
         series.append(Series(label=run.label, style=run.style, xs=xs, ys=ys))
     on_plot = [
-        f"unit: {promise.protects}; delta {_digits(promise.delta)}",
-        f"adversary: {promise.adversary}",
+        f"unit: {guarantee.protects}; delta {_digits(guarantee.delta)}",
+        f"adversary: {guarantee.adversary}",
     ]
     if void := [run.label for run, one in group if one.void]:
         on_plot.append(f"VOID: no protection by {listed(void)}")
@@ -129,17 +129,17 @@ def _table(promised: Sequence[Promised]) -> Html:
     rows = [
         {
             "Run": swatched(run, place="promises"),
-            "Protects": promise.protects,
-            "Against": promise.adversary,
-            "Guarantee valid": _valid(promise),
-            "Epsilon promised": _digits(promise.epsilon),
-            "Delta": _digits(promise.delta),
-            "Epsilon spent": _digits(promise.spent),
+            "Protects": guarantee.protects,
+            "Against": guarantee.adversary,
+            "Guarantee valid": _valid(guarantee),
+            "Epsilon promised": _digits(guarantee.epsilon),
+            "Delta": _digits(guarantee.delta),
+            "Epsilon spent": _digits(guarantee.spent),
             **_answers(run),
             "Sigma": _digits(_sigma(run)),
             "Accuracy": score_text(run.results.accuracy),
         }
-        for run, promise in promised
+        for run, guarantee in promised
     ]
     numbers = list(rows[0])[list(rows[0]).index("Epsilon promised") :]
     note = (
@@ -152,10 +152,10 @@ def _table(promised: Sequence[Promised]) -> Html:
     return joined([table(rows, numbers=numbers), _note(note)])
 
 
-def _valid(promise: Guarantee) -> object:
-    if promise.void:
+def _valid(guarantee: Guarantee) -> object:
+    if guarantee.void:
         return Html('<strong class="void">VOID</strong>')
-    return None if promise.epsilon is None else "yes"
+    return None if guarantee.epsilon is None else "yes"
 
 
 def _answers(run: ReportedRun) -> dict[str, object]:
@@ -174,14 +174,14 @@ def _sigma(run: ReportedRun) -> float | None:
 def _texts(promised: Sequence[Promised]) -> Html:
     # What is said of the scheme is said once, for all budgets.
     schemes: dict[Guarantee, dict[Guarantee, list[ReportedRun]]] = {}
-    for run, promise in promised:
-        common = replace(promise, epsilon=None, delta=None, spent=None, accountant="")
-        schemes.setdefault(common, {}).setdefault(promise, []).append(run)
+    for run, guarantee in promised:
+        common = replace(guarantee, epsilon=None, delta=None, spent=None, accountant="")
+        schemes.setdefault(common, {}).setdefault(guarantee, []).append(run)
     parts = [Html("<h3>What is promised, and what is not</h3>\n")]
     for number, (common, promises) in enumerate(schemes.items()):
-        parts.append(Html('<div class="promise">\n'))
-        for index, (promise, runs) in enumerate(promises.items()):
-            parts += [legend(runs, place=f"promise{number}-{index}"), _text(promise)]
+        parts.append(Html('<div class="guarantee">\n'))
+        for index, (guarantee, runs) in enumerate(promises.items()):
+            parts += [legend(runs, place=f"guarantee{number}-{index}"), _text(guarantee)]
         limits = {
             "Not protected": common.not_protected,
             "Assumed": common.assumptions,
@@ -197,10 +197,10 @@ def _texts(promised: Sequence[Promised]) -> Html:
     return joined([*parts, verify])
 
 
-def _text(promise: Guarantee) -> Html:
-    void = f'<strong class="void">VOID: {html(promise.void)}.</strong> Without that: '
-    words = replace(promise, void="", not_protected=(), assumptions=(), evidence=()).text()
-    return Html(f"<p>{void if promise.void else ''}{html(words)}</p>\n")
+def _text(guarantee: Guarantee) -> Html:
+    void = f'<strong class="void">VOID: {html(guarantee.void)}.</strong> Without that: '
+    words = replace(guarantee, void="", not_protected=(), assumptions=(), evidence=()).text()
+    return Html(f"<p>{void if guarantee.void else ''}{html(words)}</p>\n")
 
 
 def _digits(value: float | None) -> str | None:

@@ -1,6 +1,6 @@
-"""Tasks of vertical schemes: the clients' columns of the same rows, and the central model.
+"""Tasks of vertical schemes: the clients' columns of the same rows, and the server model.
 
-The server has the labels and the central model, each client a block of columns. The features are
+The server has the labels and the server model, each client a block of columns. The features are
 brought into [0, 1] or [-1, 1], which such schemes take for granted: pixels by the least and the
 largest of all pixels; columns of tables by their mean and standard deviation in the training rows,
 cut off at three standard deviations and divided by three.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from flwr_privacy.clients.torch import TorchCentral, mlp
+from flwr_privacy.clients.torch import TorchServerModel, mlp
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART, VerticalData
 from flwr_privacy.simulations.settings.run_settings import Settings, TrainingSettings
@@ -30,8 +30,8 @@ from .vertical_data import MFEAT_VIEWS
 __all__ = [
     "VERTICAL_TASKS",
     "VerticalTask",
-    "central_of",
     "check_vertical",
+    "server_model_of",
     "vertical_data",
     "vertical_labels",
     "vertical_part",
@@ -54,7 +54,7 @@ _MEANINGLESS = (
 
 @dataclass(frozen=True, kw_only=True)
 class VerticalTask:
-    """Columns for clients, labels and a central model for the server.
+    """Columns for clients, labels and a server model for the server.
 
     Parameters
     ----------
@@ -76,13 +76,13 @@ class VerticalTask:
     embedding : int, default 64
         Width of an embedding.
     training : TrainingSettings
-        Step size of the central model, and rows of a batch.
+        Step size of the server model, and rows of a batch.
     client_rate : float, default 1.0
         By how much the clients' step is larger.
     rounds : int, default 100
         Usual number of rounds, each of which is one batch.
-    central : callable
-        Makes the central model for a width of embedding.
+    server_model : callable
+        Makes the server model for a width of embedding.
     """
 
     name: str
@@ -90,7 +90,7 @@ class VerticalTask:
     description: str
     units: tuple[int, ...]
     clients: int
-    central: Callable[[int], nn.Module]
+    server_model: Callable[[int], nn.Module]
     each: bool = False
     pixels: bool = False
     order: int = 2
@@ -101,12 +101,12 @@ class VerticalTask:
 
 
 def _perceptron(outputs: int, embedding: int) -> nn.Sequential:
-    """Return FedVS's central model but for its last function, which is part of the loss."""
+    """Return FedVS's server model but for its last function, which is part of the loss."""
     return mlp((embedding, 64, 32, outputs))
 
 
 def _normalised(outputs: int, embedding: int) -> nn.Sequential:
-    """Return FedVS's central model for credit cards: Linear-BN-Linear-ReLU-BN-WeightNorm-Linear."""
+    """Return FedVS's server model for credit cards: Linear-BN-Linear-ReLU-BN-WeightNorm-Linear."""
     return nn.Sequential(
         nn.Linear(embedding, 64),
         nn.BatchNorm1d(64),
@@ -133,7 +133,7 @@ VERTICAL_TASKS: dict[str, VerticalTask] = {
             training=TrainingSettings(learning_rate=0.3),
             client_rate=25.0,
             rounds=225,
-            central=partial(_perceptron, 10),
+            server_model=partial(_perceptron, 10),
         ),
         VerticalTask(
             name="fashion-rows",
@@ -146,7 +146,7 @@ VERTICAL_TASKS: dict[str, VerticalTask] = {
             training=TrainingSettings(batch_size=256, learning_rate=0.3),
             client_rate=100.0,
             rounds=235,
-            central=partial(_perceptron, 10),
+            server_model=partial(_perceptron, 10),
         ),
         VerticalTask(
             name="mfeat-views",
@@ -158,7 +158,7 @@ VERTICAL_TASKS: dict[str, VerticalTask] = {
             training=TrainingSettings(learning_rate=0.1),
             client_rate=50.0,
             rounds=190,
-            central=partial(_perceptron, 10),
+            server_model=partial(_perceptron, 10),
         ),
         VerticalTask(
             name="credit",
@@ -169,7 +169,7 @@ VERTICAL_TASKS: dict[str, VerticalTask] = {
             training=TrainingSettings(learning_rate=0.05),
             client_rate=10.0,
             rounds=200,
-            central=partial(_normalised, 1),
+            server_model=partial(_normalised, 1),
         ),
         VerticalTask(
             name="parkinsons",
@@ -180,7 +180,7 @@ VERTICAL_TASKS: dict[str, VerticalTask] = {
             training=TrainingSettings(batch_size=16, learning_rate=1.0),
             client_rate=50.0,
             rounds=100,
-            central=partial(_perceptron, 1),
+            server_model=partial(_perceptron, 1),
         ),
         VerticalTask(
             name="breast-cancer",
@@ -191,7 +191,7 @@ VERTICAL_TASKS: dict[str, VerticalTask] = {
             training=TrainingSettings(learning_rate=0.3),
             client_rate=5.0,
             rounds=75,
-            central=partial(_perceptron, 1),
+            server_model=partial(_perceptron, 1),
         ),
     )
 }
@@ -323,8 +323,8 @@ def vertical_labels(
     return data.labels, data.test_labels
 
 
-def central_of(task: VerticalTask, settings: Settings) -> TorchCentral:
-    """Return the central model, with weights from the seed of the settings.
+def server_model_of(task: VerticalTask, settings: Settings) -> TorchServerModel:
+    """Return the server model, with weights from the seed of the settings.
 
     The width of an embedding is the scheme's parameter ``embedding`` where it was chosen.
     """
@@ -332,7 +332,7 @@ def central_of(task: VerticalTask, settings: Settings) -> TorchCentral:
         "embedding", settings.strategy.get("embedding", task.embedding), minimum=1
     )
     seed = derive_seed(settings.seed, "initialise")
-    return TorchCentral(partial(task.central, embedding), seed=seed)
+    return TorchServerModel(partial(task.server_model, embedding), seed=seed)
 
 
 def _drawn(task: VerticalTask, settings: Settings) -> Dataset:

@@ -1,4 +1,4 @@
-"""The setup of ACFL on the server: who encodes its data, and what the coded data are."""
+"""The setup of ACFL on the server: has clients encode their data, and keeps the coded data."""
 
 import logging
 import math
@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 from flwr.app import RecordDict
-from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_privacy.acfl.descent import Descent
@@ -33,7 +33,7 @@ SETUP = "setup"
 
 
 class CodedSetup(SchemeStrategy):
-    """Base of `ACFL`: has the clients encode their data once, and knows who did."""
+    """Base of `ACFL`: asks the clients to encode their data once, and records which did."""
 
     privacy: Noise
     weighting: Weighting
@@ -55,8 +55,8 @@ class CodedSetup(SchemeStrategy):
         coded = self._set_up.coded
         return None if coded is None else coded.moments
 
-    def setup(self, grid: FlowerGrid) -> None:
-        """Have every client encode its data, once for an experiment.
+    def setup(self, grid: Grid) -> None:
+        """Ask every client to encode its data, once per experiment.
 
         Raises
         ------
@@ -83,8 +83,8 @@ class CodedSetup(SchemeStrategy):
             )
             raise ProtocolError(f"the setup failed, there are no coded data: {said}")
 
-    def _take_in(self, grid: FlowerGrid, server_round: int, clients: list[str]) -> None:
-        """Have clients that come later encode their data; a secure sum has no place for them."""
+    def _take_in(self, grid: Grid, server_round: int, clients: list[str]) -> None:
+        """Ask clients that join later to encode their data; impossible under a secure sum."""
         if lacking := sorted(self._without_rate().intersection(clients)):
             logger.warning("clients %s have no straggler_rate and take no part", lacking)
         new = set(clients) - set(self.members) - self._without_rate()
@@ -96,7 +96,7 @@ class CodedSetup(SchemeStrategy):
         self._ask_for_codes(grid, server_round, only(self._everybody(grid, server_round), new))
 
     def _check_begin(self) -> None:
-        """Refuse what would fail later, before anything is asked or charged.
+        """Refuse options that would fail later, before any request or charge.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class CodedSetup(SchemeStrategy):
             )
             self.secure_sum.bounds(asked, code_limit=CODE_LIMIT, largest_weight=1)
 
-    def _ask_for_codes(self, grid: FlowerGrid, server_round: int, assigned: Assigned) -> None:
+    def _ask_for_codes(self, grid: Grid, server_round: int, assigned: Assigned) -> None:
         self._set_up.terms = terms = self._planned().setup_terms(parties=self._parties())
         self.announce()
         set_up = {c for r in self.releases if r.phase == SETUP for c in r.clients}
@@ -136,11 +136,11 @@ class CodedSetup(SchemeStrategy):
         self._set_up.join(mean, terms)
         self.descent.renew()
 
-    def _everybody(self, grid: FlowerGrid, server_round: int) -> Assigned:
+    def _everybody(self, grid: Grid, server_round: int) -> Assigned:
         return self.messenger.sample(grid, server_round, SETUP, fraction=1.0, minimum=1)
 
-    def drawn(self, grid: FlowerGrid, server_round: int) -> Assigned:
-        """Draw the clients of a round among those that were set up; of the setup, everybody."""
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
+        """Draw the clients of a round among those that were set up; the setup asks everybody."""
         if server_round == 0:
             return self._everybody(grid, 0)
         if self.fraction_train == 0:
@@ -197,7 +197,7 @@ class CodedSetup(SchemeStrategy):
         return model
 
     def _devices(self) -> int:
-        """Return over how many clients the objective is a sum."""
+        """Return the number of clients in the objective."""
         if self.weighting.needs_setup:
             return len(self.members)
         if self.federation.met:
@@ -206,12 +206,12 @@ class CodedSetup(SchemeStrategy):
         return self.federation.sample_size(fraction=1.0, minimum=0)[1]
 
     def _without_rate(self) -> set[str]:
-        """Return the clients that are there and have no rate, where each has its own."""
+        """Return the connected clients without a straggler rate, where each client has its own."""
         rates = self.weighting.own_rates
         return set() if rates is None else set(self.federation.clients()).difference(rates)
 
     def _asked_share(self) -> float:
-        """Return the share of the clients that a round asks, whoever is there just now."""
+        """Return the share of all clients that a round asks, connected or not."""
         devices = max(1, self._devices())
         asked = max(math.floor(devices * self.fraction_train + 1e-9), self.min_train_nodes)
         return min(1.0, asked / devices)

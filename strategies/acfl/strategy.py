@@ -1,4 +1,4 @@
-"""ACFL on the server: coded data once, then gradients, mixed as the stragglers leave them.
+"""ACFL on the server: coded data once, then in each round gradients mixed with coded ones.
 
 The model is one matrix. What the clients send is a gradient; the server makes the step.
 """
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import Grid
 
 from flwr_privacy.acfl.descent import Descent, effective_rate
 from flwr_privacy.acfl.guarantee import guarantee_of, setup_privacy
@@ -56,7 +56,7 @@ logger = logging.getLogger("flwr.privacy")
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class ACFL(CodedSetup):
-    """Linear regression by coded gradients and those that come in time (adaptive coded FL).
+    """Linear regression from coded gradients and those that arrive in time (adaptive coded FL).
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class ACFL(CodedSetup):
     (epsilon, delta)-differentially private for data sets that differ in one record that is added or
     removed, by Gaussian differential privacy over the releases that each client charges to its own
     ledger; gradients are clipped per record. Under a secure sum the noise is in shares.
-    With the paper's noise the promise of the paper (mutual information of one entry in one setup
+    With the paper's noise the guarantee of the paper (mutual information of one entry in one setup
     upload) is void against a server that sees the gradients: two rounds that a client answered, or
     a few more where the model has fewer columns than rows, give its X^T X and X^T Y exactly,
     whatever the noise (`flwr_privacy.simulations.research.acfl.linear_gradients`). Under a secure
@@ -204,9 +204,9 @@ class ACFL(CodedSetup):
     # -- A round -----------------------------------------------------------------------------
 
     def train_round(
-        self, grid: FlowerGrid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Ask for gradients and make a step; without any, one by the coded data alone."""
+        """Ask for gradients and make a step; if none arrive, step by the coded data alone."""
         if self.newcomers:
             self._take_in(grid, server_round, self.newcomers)
         if self.weighting.coded_only or not self.prepared(grid, server_round):
@@ -218,9 +218,9 @@ class ACFL(CodedSetup):
         return self.aggregate_train(server_round, replies)
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: FlowerGrid
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the questions for gradients.
+        """Return the requests for gradients.
 
         Raises
         ------
@@ -235,7 +235,7 @@ class ACFL(CodedSetup):
         return super().configure_train(server_round, arrays, config, grid)
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the terms of a round; gradients are added up, scaled by each client's own rate."""
+        """Return the round config; gradients are summed, scaled by each client's own rate."""
         terms = self._planned().gradient_terms(self._model(), parties=self._parties())
         self._terms = terms
         charge = terms.charge() if self.privacy.noise == RECORD else None
@@ -263,7 +263,7 @@ class ACFL(CodedSetup):
         self._own_rates(terms).add(mean, reply.client_id, alone)
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
-        """Return the bounds of the codes, noise included; everybody weighs 1."""
+        """Return the bounds of the codes, noise included; every client weighs 1."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
         self.secure_sum.parties_of(len(clients))  # what clients would refuse ends the run
@@ -272,7 +272,7 @@ class ACFL(CodedSetup):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the gradients as they come, and make a step."""
+        """Add up the gradients as they arrive, and make a step."""
         mean, metrics = self.collect(TRAIN, replies)
         if mean is None:
             return self._stepped(server_round, None, MetricRecord())
@@ -304,16 +304,16 @@ class ACFL(CodedSetup):
         renewed = {name: new.astype(like.dtype)}
         return self.renewed(server_round, renewed, metrics, max(1, answered)), metrics
 
-    # -- What the books and the history say --------------------------------------------------
+    # -- The privacy card and the history ----------------------------------------------------
 
     def stop(self) -> str:
-        """Return why the training ends: the rounds that the budget is for are done."""
+        """Return why the training ends: all rounds that the budget is planned for are done."""
         if self.privacy.noise != RECORD or self.rounds is None or self._done < self.rounds:
             return ""
         return f"the {self.rounds} rounds that the budget is for are done"
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
-        """Return the weights of the round and what they follow from; what was spent."""
+        """Return the weights of the round, their inputs, and the epsilon spent."""
         numbers = dict(self.descent.numbers)
         if numbers and self.weighting.needs_setup:
             numbers["members"] = len(self.members)
@@ -326,7 +326,7 @@ class ACFL(CodedSetup):
         return numbers
 
     def guarantee(self) -> Guarantee:
-        """Return the promise."""
+        """Return the guarantee."""
         epsilon, delta = self.privacy.budget
         exact_rounds = 2
         if self._template:
@@ -346,7 +346,7 @@ class ACFL(CodedSetup):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the coded data, who is in them, and what the weights follow from."""
+        """Return the coded data, their clients, and the state of the weights."""
         return {
             "wish": self._wish.lasting(),
             "rounds": self._planned_rounds(),
@@ -357,7 +357,7 @@ class ACFL(CodedSetup):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises
         ------
@@ -380,7 +380,7 @@ class ACFL(CodedSetup):
     # -- Parts -------------------------------------------------------------------------------
 
     def _own_rates(self, terms: GradientTerms) -> OwnRates:
-        """Return how gradients add up whose clients have rates of their own.
+        """Return how to sum gradients of clients that have their own rates.
 
         Raises
         ------

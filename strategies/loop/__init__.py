@@ -1,1 +1,1 @@
-"""The loop that all strategies share: rounds, charges, and the step from a sum to a model."""
+"""The loop of all strategies: rounds, charges, and the step from a mean to a model."""

@@ -1,4 +1,4 @@
-"""The base of all strategies: what a scheme overrides, and what its program calls.
+"""The base of all strategies: the methods a scheme overrides, and those its rounds call.
 
 `SchemeStrategy` takes FedAvg's constructor arguments, keeps the signature of Flower's
 ``Strategy.start`` and returns its ``Result``, so it replaces FedAvg in place. A scheme overrides
@@ -7,9 +7,9 @@ costs; it then also works under a user's own ``start`` that calls only Flower's 
 scheme that talks to the clients several times a round overrides `train_round` with a program that
 calls `ask`, and goes on with the sum of the answers.
 
-What a strategy is made of is in modules of its own: the rounds (`server_loop`), questions and
-replies (`messenger`), the way of the answers (`transport`), charges and card (`books`), the step
-to the new model (`model_step`), and what outlives a run (`experiment`).
+The parts of a strategy have modules of their own: the rounds (`server_loop`), requests and replies
+(`messenger`), plain replies or secure sums (`transport`), charges and privacy card (`charge_log`),
+the step to the new model (`model_step`), and what is kept across runs (`experiment`).
 """
 
 import logging
@@ -49,7 +49,7 @@ from flwr_privacy.strategies.transport.transport import Plain, Transport
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
 
-from .books import Books
+from .charge_log import ChargeLog
 from .model_step import ModelStep
 from .running_statistics import settled
 from .server_loop import EvaluateFn, ServerLoop
@@ -122,7 +122,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self._template: Arrays = {}
 
     def _build(self) -> None:
-        """Make what belongs to one training; a second `start` is another one."""
+        """Make the parts that belong to one training; a second `start` makes new ones."""
         self.experiment = Experiment(self.scheme, self.loop)
         self.federation = Federation(
             virtual_clients=self._virtual_clients, min_available_nodes=self.min_available_nodes
@@ -147,7 +147,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 is_last=self._is_last,
                 bounds_of=self.bounds_of,
             )
-        self.books = Books(self.experiment)
+        self.charge_log = ChargeLog(self.experiment)
         self.trained = TrainedCount()
         self._instructions: dict[str, Instruction] = {}  # the last of each phase
         self.newcomers: list[str] = []  # clients that came since the round before
@@ -157,7 +157,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     # -- What a scheme overrides -------------------------------------------------------------
 
     def setup(self, grid: Grid) -> None:
-        """Do what the scheme needs before the first round of a run; by default nothing.
+        """Prepare the scheme before the first round of a run; by default does nothing.
 
         A resumed run calls it again, after `load_state_dict`. Clients that come later are in
         `newcomers` when their first round is trained.
@@ -182,7 +182,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         return self.aggregate_train(server_round, replies)
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return what clients are told in a round's training, and what becomes of their answers.
+        """Return the instruction of a round: fields to send, how answers add up, what they cost.
 
         By default nothing but the model, and the answers are averaged.
         """
@@ -202,7 +202,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
-        """Return the bounds of the vectors that a secure sum of a round takes.
+        """Return the bounds of the vectors in a round's secure sum.
 
         Parameters
         ----------
@@ -220,11 +220,11 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         raise NotImplementedError
 
     def guarantee(self) -> Guarantee:
-        """Return what the scheme promises, as far as it is known."""
+        """Return the scheme's guarantee, as far as it is known."""
         raise NotImplementedError
 
     def stop(self) -> str:
-        """Return why the training ends before the next round; by default it does not: "".
+        """Return why the training ends before the next round; "" (the default) if it goes on.
 
         A budget that is spent, for example.
         """
@@ -245,7 +245,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
 
     # -- A training --------------------------------------------------------------------------
 
@@ -276,6 +276,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         check_integer("num_rounds", num_rounds, minimum=1)
         if self.messenger.recorded:
+            # A second training is a new experiment: under the old identity clients would answer
+            # its requests from their reply caches.
             self.loop = replace(self.loop, experiment_id=None, resume=False)
             self._build()
         self.messenger.timeout = check_number("timeout", timeout, minimum=1e-9)
@@ -298,28 +300,31 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         return loop.run(arrays)
 
     def card(self, *, final: bool = False) -> PrivacyCard:
-        """Return the promise, every charge so far, and what they come to.
+        """Return the privacy card: the guarantee, every charge so far, and their epsilon.
 
         Parameters
         ----------
         final : bool, default False
             Whether to state epsilon by every accountant; some take seconds.
         """
-        self.books.note_late(self.messenger.came_late())
-        return self.books.card(self._promise, accountant=self._accountant, final=final)
+        self.charge_log.note_late(self.messenger.came_late())
+        return self.charge_log.card(
+            self._extended_guarantee, accountant=self._accountant, final=final
+        )
 
     @property
     def releases(self) -> list[CardRelease]:
         """Every charge so far."""
-        return self.books.releases
+        return self.charge_log.releases
 
     # -- Flower's abstract methods -----------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Sample clients and return the messages to the nodes that play them."""
+        """Sample clients and return the messages to their nodes."""
         if not self.messenger.recorded:
+            # A user's own start: this class's loop is not there to refuse or stop.
             self._check_own_start()
             if self.trained.too_few:
                 raise TooFewTrainedError(self.trained.text(), [])
@@ -328,6 +333,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         config = ConfigRecord({**config, "server-round": server_round})
         arrays, config = self.model_step.configure(server_round, arrays, config)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        # Under a secure sum only clients that dealt are asked, and the quorum suffices to open it.
         assigned = self.transport.clients(grid, server_round)
         quorum = self.transport.quorum(self.quorum)
         instruction = self.instruct(server_round)
@@ -340,7 +346,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the replies as they come; return the new global arrays and the mean metrics."""
+        """Add up the replies as they arrive; return the new global arrays and the mean metrics."""
         mean, metrics = self.collect(TRAIN, replies)
         if mean is None or metrics is None:
             return None, None
@@ -351,7 +357,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Sample clients for the evaluation on their own data."""
+        """Sample clients and return the messages that ask them to evaluate on their own data."""
         config = ConfigRecord({**config, "server-round": server_round})
         assigned = self.messenger.sample(
             grid,
@@ -373,7 +379,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     # -- What the rounds are made of ---------------------------------------------------------
 
     def prepared(self, grid: Grid, server_round: int) -> bool:
-        """Return whether a round can be asked: of a secure sum, whether enough clients dealt."""
+        """Run secret sharing if there is a secure sum; return whether enough clients took part."""
         try:
             self.transport.prepare(grid, server_round)
         except NotOpenedError as error:
@@ -392,7 +398,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         *,
         quorum: int | None = None,
     ) -> tuple[WeightedMean | None, MetricRecord | None]:
-        """Ask some clients and add their answers up: one exchange of a scheme's program.
+        """Ask some clients and add up their answers: one exchange of a round.
 
         Parameters
         ----------
@@ -421,11 +427,12 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         *,
         quorum: int | None = None,
     ) -> list[Message]:
-        """Return the messages of a question; see `ask`. What it will cost is noted."""
+        """Return the messages of a request (see `ask`), after its cost is on disk."""
         self._instructions[phase] = instruction
         content, own = self.transport.question(phase, content, instruction.own)
         adds_up = instruction.adds_up
         if adds_up is None:
+            # A scheme with its own `take` needs every reply by itself, unless it says otherwise.
             adds_up = instruction.take is None
         messages = self.messenger.ask(
             server_round,
@@ -441,20 +448,20 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             quorum=quorum,
         )
         # Durable before a message leaves: a run that breaks off now has asked.
-        self.books.note(self.messenger.request_log(phase), instruction)
+        self.charge_log.note(self.messenger.request_log(phase), instruction)
         return messages
 
     def collect(
         self, phase: str, messages: Iterable[Message]
     ) -> tuple[WeightedMean | None, MetricRecord | None]:
-        """Fold the replies of a phase as they come; None if none could be used."""
+        """Add up the replies of a phase as they arrive; None if no reply could be used."""
         request_log, instruction = self.messenger.request_log(phase), self._instructions[phase]
         mean = self.transport.accumulator(phase, instruction.accumulator())
         take = instruction.take or self.take
         metrics_fn = self._metrics_fns.get(phase)
         contents = add_up(mean, request_log, messages, take=take, keep=metrics_fn is not None)
         # Also where the sum is not opened: the answers have left the nodes.
-        self.books.charge(request_log, instruction)
+        self.charge_log.charge(request_log, instruction)
         mean = self.transport.opened(mean, request_log, instruction)
         # A trusted server adds its noise here: nobody below gets a sum without it.
         released = instruction.released(mean if mean.weight else None)
@@ -469,6 +476,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 sigma=instruction.failed_sigma(mean.clients),
                 quorum=self.quorum,
             )
+        # One client whose noise comes from a seed is enough to void the guarantee.
         self._insecure |= "insecure-noise" in mean.metrics()
         if metrics_fn is not None and contents:
             return mean, metrics_fn(contents, self.weighted_by_key)
@@ -490,7 +498,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         return self.model_step.take(server_round, self._template, averaged, metrics, weight)
 
     def _forecast(self, assigned: Assigned, instruction: Instruction) -> None:
-        """Log, once, how soon it would be noticed that the clients' trainings fail."""
+        """Log, once, after how many rounds failing trainings of the clients would be noticed."""
         clients = [client for clients in assigned.values() for client in clients]
         if self._announced or instruction.failed_sigma is None or not clients:
             return
@@ -499,28 +507,28 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         logger.log(logging.INFO if in_time else logging.WARNING, text)
 
     def announce(self) -> None:
-        """Log the promise, once; call it when the clients of a secure sum are known."""
+        """Log the guarantee, once; call it when the clients of a secure sum are known."""
         if not self._announced:
-            logger.info("%s", self._promise().text())
+            logger.info("%s", self._extended_guarantee().text())
             self._announced = True
 
     # -- Parts -------------------------------------------------------------------------------
 
     def _settled_statistics(self) -> Fields:
-        """Return what a question says of running statistics, if the scheme keeps them back."""
+        """Return the fields about running statistics, if the scheme never uploads them."""
         if not self.keeps_statistics:
             return {}
         return settled(self._template, self._keep_back_given, first=not self._announced)
 
     def _check_own_start(self) -> None:
-        """Refuse under a user's own start what only this class's start can do."""
+        """Refuse options that need this class's `start` if a user's own start runs the rounds."""
         if given := [name for name, value in self._only_with_start.items() if value is not None]:
             raise ProtocolError(
                 f"{', '.join(given)}: works only where this strategy's own start runs the rounds"
             )
 
-    def _promise(self) -> Guarantee:
-        return self.transport.promised(self.guarantee())
+    def _extended_guarantee(self) -> Guarantee:
+        return self.transport.extend_guarantee(self.guarantee())
 
     def _is_last(self, server_round: int) -> bool:
         return self.planned_rounds is not None and server_round >= self.planned_rounds

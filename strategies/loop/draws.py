@@ -1,4 +1,4 @@
-"""Clients that weigh as often as they were drawn: once each, or with replacement."""
+"""Averages in which clients weigh as often as they were drawn, with or without replacement."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ _MOST_DRAWINGS = 100  # until nobody outweighs all others, where only their sum 
 
 
 def names_of(assigned: Assigned) -> list[str]:
-    """Return the clients' names; one that is not known yet goes by its node's."""
+    """Return the clients' names; an unknown client is called by its node's address."""
     return [client or f"node-{node}" for node, clients in assigned.items() for client in clients]
 
 
 def each_by_itself(assigned: Assigned, *, q: float, secret: bytes, server_round: int) -> Assigned:
-    """Draw each of some clients by itself; the same whenever the round is drawn.
+    """Draw each client independently; a round's draw is always the same.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def each_by_itself(assigned: Assigned, *, q: float, secret: bytes, server_round:
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class DrawnStrategy(SchemeStrategy):
-    """Base of the strategies whose averages are over draws, whatever a client says of its weight.
+    """Base of the strategies that weigh a client by its draws, whatever weight it reports.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class DrawnStrategy(SchemeStrategy):
         self._shares = None if self.shares is None else dict(self.shares)
 
     def setup(self, grid: Grid) -> None:
-        """Check that everybody who is there has a share.
+        """Check that every connected client has a share.
 
         Raises
         ------
@@ -115,14 +115,14 @@ class DrawnStrategy(SchemeStrategy):
         return self._draws[server_round]
 
     def round_metrics(self, card: Any) -> dict[str, float]:
-        """Return how many draws the round had, and of how many clients; nothing if it had none."""
+        """Return the number of draws of the round and of distinct clients; empty without draws."""
         if not self._current:
             return {}
         draws = self.draws(self._current)
         return {"draws": sum(draws.values()), "distinct": len(draws)}
 
     def _hides(self, draws: Mapping[str, int]) -> bool:
-        """Tell whether a secure sum, if there is one, says no more of one client than of others."""
+        """Tell whether a secure sum, if any, reveals no more of one client than of others."""
         if self.secure_sum is None:
             return True
         try:

@@ -1,4 +1,4 @@
-"""Flower's server optimisers behind a scheme: the aggregate is handed on as a single reply."""
+"""Runs Flower's server optimisers behind a scheme: they get the aggregate as a single reply."""
 
 import inspect
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ _NEED_EVERY_REPLY = (
 
 
 class InnerStrategy:
-    """A Flower strategy (FedAdam, FedProx, ...) that sees the scheme's aggregate as one reply.
+    """Runs a Flower strategy (FedAdam, FedProx, ...) on the scheme's aggregate as one reply.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class InnerStrategy:
         return stepped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the strategy keeps between rounds: arrays and numbers not given to it."""
+        """Return the strategy's own state: arrays and numbers that are no constructor arguments."""
         return {
             name: _as_arrays(value)
             for name, value in vars(self.strategy).items()
@@ -93,7 +93,7 @@ class InnerStrategy:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         vars(self.strategy).update(state)
 
 
@@ -115,7 +115,7 @@ def _as_arrays(value: Any) -> Any:
 
 
 class _OneNode(Grid):
-    """The grid that an inner strategy samples from; nothing is sent over it."""
+    """A Flower grid with one node, from which an inner strategy samples; it sends nothing."""
 
     def get_node_ids(self) -> Iterable[int]:
         return [_NODE]

@@ -1,4 +1,4 @@
-"""From an average to the new model: the average itself, or what an inner strategy makes of it."""
+"""Computes the new model from an average, by an inner strategy if there is one."""
 
 from typing import Any
 
@@ -58,10 +58,10 @@ class ModelStep:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the inner strategy keeps between rounds."""
+        """Return the inner strategy's state between rounds."""
         return {} if self._inner is None else self._inner.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         if self._inner is not None:
             self._inner.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Whether an app has said which of its arrays are running statistics, before anything is asked."""
+"""Checks, before any request, that the app has said which arrays are running statistics."""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ logger = logging.getLogger("flwr.privacy")
 
 
 def settled(arrays: Arrays, keep_back: Sequence[str] | None, *, first: bool) -> Fields:
-    """Return what a question says once it is settled which arrays are running statistics.
+    """Return the request's fields that say which arrays are running statistics.
 
     Parameters
     ----------

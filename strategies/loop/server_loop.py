@@ -1,4 +1,4 @@
-"""The rounds of one training, for every scheme: train, checkpoint, evaluate, checkpoint.
+"""Runs the rounds of one training, for every scheme: train, checkpoint, evaluate, checkpoint.
 
 A round that has something to show writes two checkpoints. The first, with its charges, comes before
 anybody sees the round's model: a run that is killed while the model is shown goes on with that
@@ -63,7 +63,7 @@ class ServerLoop:
     ) -> None:
         self._strategy = strategy
         self._experiment = strategy.experiment
-        self._books = strategy.books
+        self._charge_log = strategy.charge_log
         self._grid = grid
         self._rounds = rounds
         self._train_config = ConfigRecord() if train_config is None else train_config
@@ -74,13 +74,13 @@ class ServerLoop:
         self._began = time.monotonic()
 
     def begin(self, initial_arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model to go on from: the initial one, or a checkpoint's."""
+        """Return the model to start from: the initial model or a checkpoint's."""
         state = self._experiment.begin(initial_arrays)
         if state is None:
             return initial_arrays
         strategy = self._strategy
-        strategy.messenger.load_state(state["conversation"])
-        self._books.load(PrivacyCard.from_json(state["card"]))
+        strategy.messenger.load_state(state["messenger"])
+        self._charge_log.load(PrivacyCard.from_json(state["card"]))
         strategy.transport.load_state(state["secure_sum"])
         strategy.trained = TrainedCount.from_state(state["trained"])
         strategy.load_state_dict(state["scheme_state"])
@@ -88,11 +88,12 @@ class ServerLoop:
         self._first_round = int(state["round"]) + 1
         self._unfinished = dict(state["line"])
         last = self._unfinished or self._experiment.history.lines[-1]
+        # The history counts the seconds of all runs.
         self._began -= float(last["seconds"])
         return to_record(state["arrays"])
 
     def run(self, arrays: ArrayRecord) -> SchemeResult:
-        """Train the rounds that are left; return what came of all.
+        """Run the remaining rounds; return the result of the whole training.
 
         Raises
         ------
@@ -103,6 +104,7 @@ class ServerLoop:
         """
         strategy = self._strategy
         card: PrivacyCard | None = None
+        # An earlier run trained this round; to train it again would be a second release.
         if self._unfinished:
             card = self._end_round({**self._unfinished, "rounds": self._rounds}, arrays)
         for server_round in range(self._first_round, self._rounds + 1):
@@ -111,13 +113,15 @@ class ServerLoop:
                 if reason := strategy.stop():
                     logger.warning("the training ends before round %d: %s", server_round, reason)
                     break
+                # No error yet: it is raised below, with the result so far.
                 if strategy.trained.too_few:
                     break
                 arrays = self._train(line, arrays)
             card = self._end_round(line, arrays)
-        charged = len(self._books.releases)
-        self._books.charge_broken_off()
-        if card is None or len(self._books.releases) > charged:
+        # An interrupted run may have sent requests that no round has sent again.
+        charged = len(self._charge_log.releases)
+        self._charge_log.charge_broken_off()
+        if card is None or len(self._charge_log.releases) > charged:
             card = strategy.card(final=True)
             self._experiment.keep_card(card)
         result = self._experiment.result(arrays, card.guarantee)
@@ -131,7 +135,8 @@ class ServerLoop:
     def _train(self, line: Line, arrays: ArrayRecord) -> ArrayRecord:
         """Return the model after a round's training."""
         strategy, server_round = self._strategy, line["round"]
-        self._books.earlier = None
+        self._charge_log.earlier = None
+        # Nodes may join between rounds.
         strategy.newcomers = strategy.messenger.meet(self._grid)
         if strategy.newcomers:
             logger.info("joined: %s", strategy.newcomers)
@@ -141,21 +146,23 @@ class ServerLoop:
         arrays = arrays if trained is None else trained
         line["skipped"] = trained is None
         line["train"] = plain(dict(metrics or {}))
+        # Before anybody sees the model, its charges are on disk: see the module's docstring.
         if self._experiment.run_dir and (self._evaluate_fn or strategy.fraction_evaluate):
-            self._books.charge_broken_off()
+            self._charge_log.charge_broken_off()
             card = strategy.card()
             known = {**line, "scheme": self._numbers(line, card), "seconds": self._seconds()}
             self._experiment.end_training(known, arrays, card=card, **self._state())
         return arrays
 
     def _end_round(self, line: Line, arrays: ArrayRecord) -> PrivacyCard:
-        """Have a model evaluated and complete its round's line; write checkpoint and card."""
+        """Evaluate a model, complete its round's line, and write checkpoint and privacy card."""
         strategy, server_round = self._strategy, line["round"]
         if server_round > 0:
             line["evaluate"] = self._evaluate(server_round, arrays)
         server = self._evaluate_fn(server_round, arrays) if self._evaluate_fn else None
         line["server"] = plain(dict(server or {}))
-        self._books.charge_broken_off()
+        self._charge_log.charge_broken_off()
+        # Only the last card states epsilon by every accountant: some take seconds.
         card = strategy.card(final=server_round >= self._rounds or bool(strategy.stop()))
         line["scheme"] = self._numbers(line, card)
         line |= strategy.messenger.counts()
@@ -169,7 +176,7 @@ class ServerLoop:
         strategy = self._strategy
         if strategy.fraction_evaluate == 0:
             return {}
-        self._books.earlier = None  # who answers may say that its noise is from a seed
+        self._charge_log.earlier = None  # who answers may say that its noise is from a seed
         messages = strategy.configure_evaluate(
             server_round, arrays, self._evaluate_config, self._grid
         )
@@ -177,17 +184,18 @@ class ServerLoop:
         return plain(dict(strategy.aggregate_evaluate(server_round, replies) or {}))
 
     def _numbers(self, line: Line, card: PrivacyCard) -> dict[str, Any]:
-        """Return the scheme's numbers; a run that only evaluates has no others of the training."""
+        """Return the scheme's numbers; those of a training by an earlier run are in the line."""
         sums = self._strategy.transport.metrics()
         trained = self._strategy.trained.numbers(line["round"])
+        # A resumed run has not opened the sums of this round: the line knows their numbers.
         own = {**trained, **self._strategy.round_metrics(card)}
         return {**plain(sums), **line.get("scheme", {}), **plain(own)}
 
     def _state(self) -> dict[str, Any]:
-        """Return what a resume needs besides the model, the history and the charges."""
+        """Return the state that a resume needs besides the model, the history and the charges."""
         strategy = self._strategy
         return {
-            "conversation": strategy.messenger.state(),
+            "messenger": strategy.messenger.state(),
             "scheme_state": strategy.state_dict(),
             "inner": strategy.model_step.state_dict(),
             "secure_sum": strategy.transport.state(),

@@ -1,4 +1,4 @@
-"""M2FDP with aggregators that are nodes of their own: the server passes sealed messages on.
+"""Relays sealed messages between devices and aggregators that are nodes of their own.
 
 What crosses here is sealed between neighbours in the tree, or noised. What a server that does not
 follow the protocol can do all the same, `flwr_privacy.clients.M2FDPClient` says.
@@ -99,11 +99,11 @@ class Relay:
                 raise ProtocolError(f"'{member}' has sent no key: it has no privacy-identity")
 
     def begin(self) -> None:
-        """Begin a round: nobody has a start of its own."""
+        """Begin a round, in which every device starts from the global model."""
         self._answers, self._starts = {}, {}
 
     def take(self, device: str, sealed: Any) -> None:
-        """Keep what a device sealed for its parent.
+        """Keep the message that a device sealed for its parent.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class Relay:
         return {"parent-key": told["key"], "parent-signature": told["signature"]}
 
     def starts(self, devices: Collection[str]) -> dict[str, Fields]:
-        """Return what devices need to know of the clean event before, if there was one."""
+        """Return the fields that devices need about the previous clean event, if there was one."""
         return {device: self._starts[device] for device in devices if device in self._starts}
 
     def event(
@@ -131,7 +131,7 @@ class Relay:
         plan: RoundPlan,
         drawn: Mapping[str, list[str]],
     ) -> dict[str, NDArray[np.int32]]:
-        """Have the aggregators take an event; return the noised codes of boundary nodes.
+        """Run an event on the aggregators; return the noised codes of boundary nodes.
 
         Parameters
         ----------
@@ -204,7 +204,7 @@ class Relay:
         return duty, {**keys, **(self.keys_for(parent) if way == UP else {})}
 
     def _leaf(self, member: str) -> str:
-        """Return a lowest aggregator of a member's zone: all of them are asked the same."""
+        """Return a lowest aggregator of a member's zone; all of them get the same request."""
         return self._tree.parent(self._tree.leaves(member)[0])
 
     def _aggregate(
@@ -236,7 +236,7 @@ class Relay:
         plan: RoundPlan,
         asked: Mapping[str, list[str]],
     ) -> None:
-        """Pass the models of a clean event on, from tier to tier, until the devices have them."""
+        """Pass the models of a clean event down, tier by tier, until the devices have them."""
         for tier in range(exchange.tier + 1, self._tree.depth):
             nodes = [
                 node
@@ -283,7 +283,7 @@ class Relay:
         own: Mapping[str, Fields],
         use: Callable[[ClientReply], None],
     ) -> None:
-        """Ask some aggregators, each its own question, and use the replies."""
+        """Send each of some aggregators its own request, and use the replies."""
         if not own:
             return
         everybody = self._messenger.sample(grid, server_round, phase, fraction=1.0, minimum=0)

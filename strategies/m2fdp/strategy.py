@@ -1,8 +1,8 @@
-"""M2FDP on the server: a tree of aggregators, noise where trust ends.
+"""M2FDP on the server: averages over a tree of aggregators, with noise where trust ends.
 
 "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation". The
 devices of a round are asked once per segment of its schedule; after each answer the models of the
-tree meet in an event. The server plays the aggregators, or passes sealed messages on between
+tree meet in an event. The server simulates the aggregators, or passes sealed messages on between
 aggregators that are nodes of their own (`relay`).
 """
 
@@ -36,7 +36,7 @@ from flwr_privacy.m2fdp import (
     TierSums,
     TierTree,
     TreeModels,
-    promise,
+    guarantee_of,
 )
 from flwr_privacy.m2fdp.plan import STEP_RULES
 from flwr_privacy.privacy.card import PrivacyCard
@@ -48,8 +48,8 @@ from flwr_privacy.strategies.state.experiment import to_record
 from flwr_privacy.wire.layout import Layout
 from flwr_privacy.wire.message import TRAIN
 
-from .played_aggregators import PlayedAggregators
 from .relay import Relay
+from .simulated_aggregators import SimulatedAggregators
 from .tier_charges import TierCharges
 from .tier_questions import WEIGHT, TierQuestions, taken
 from .tier_schedule import TierSchedule
@@ -109,7 +109,7 @@ class M2FDP(SchemeStrategy):
         Where it is left out and arrays that came as a list look like statistics, the first round is
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
     insecure_seed : int, optional
-        Seed of the noise of aggregators that the server plays, for tests: protects nobody.
+        Seed of the noise of aggregators that the server simulates, for tests: protects nobody.
 
     Raises
     ------
@@ -120,8 +120,8 @@ class M2FDP(SchemeStrategy):
     ---------
     Adversary: everybody beyond the boundary of a device's trusted zone, the cloud first of all; it
     sees noised models. With `relay` the server is beyond it, and what it passes on is sealed
-    (`flwr_privacy.wire.channel`); without, the server plays the secure aggregators and is trusted:
-    for simulations. Against a server that does not follow the protocol: see
+    (`flwr_privacy.wire.channel`). Without, the server simulates the secure aggregators and is
+    trusted: for simulations. Against a server that does not follow the protocol: see
     `flwr_privacy.clients.M2FDPClient`; what binds it is the policy of each node, of the aggregators
     too. Neighbours: all data of one device replaced, or with `RecordNoise` one record more.
     Covered: everything that leaves the zone in the whole training, (epsilon, delta) per device, by
@@ -194,7 +194,7 @@ class M2FDP(SchemeStrategy):
     # -- Before the first round --------------------------------------------------------------
 
     def setup(self, grid: Grid) -> None:
-        """Settle who is which leaf, and check that the aggregators that are nodes are there.
+        """Assign clients to the leaves of the tree; check that all aggregator nodes are connected.
 
         Raises
         ------
@@ -237,12 +237,12 @@ class M2FDP(SchemeStrategy):
         self._write_tree()
 
     def stop(self) -> str:
-        """Return why the training ends: all local steps that were planned are used up."""
+        """Return why the training ends: all planned local steps are done."""
         return self._tier_schedule.ended
 
     @property
     def plan(self) -> RoundPlan:
-        """The round at hand, with its noise; ProtocolError before there is one."""
+        """The plan of the current round with its noise; ProtocolError before the first round."""
         if self._plan is None:
             raise ProtocolError("m2fdp: the training has not begun")
         return self._plan
@@ -252,7 +252,7 @@ class M2FDP(SchemeStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Refuse with ProtocolError: who is asked what depends on where it is in the tree."""
+        """Raise ProtocolError: a device's request depends on its place in the tree."""
         raise ProtocolError(
             "m2fdp: what a client is asked depends on its place in the tree, so this works only "
             "where this strategy's own start runs the rounds"
@@ -269,8 +269,8 @@ class M2FDP(SchemeStrategy):
         self._assigned = self.drawn(grid, server_round)
         self._template = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
         self._tiers.begin(self.plan, self._chosen)
-        played = self.played_aggregators()
-        models = TreeModels.of(self.plan, self._template, self._layout, played.at_the_edge)
+        simulated = self.simulated_aggregators()
+        models = TreeModels.of(self.plan, self._template, self._layout, simulated.at_the_edge)
         if self._relay is not None:
             self._relay.begin()
         model: NDArray[np.float64] | None = None
@@ -288,11 +288,11 @@ class M2FDP(SchemeStrategy):
                 taking_part = self._taking_part(exchange)
                 released = self._relay.event(grid, server_round, exchange, self.plan, taking_part)
             else:
-                played.warn_of_small_zones(exchange, mean, least=self.min_children)
+                simulated.warn_of_small_zones(exchange, mean, least=self.min_children)
             if mean is not None:
                 self._tiers.answered(self.plan, exchange, mean)
-            model = models.event(exchange, taken(mean), played.noised, released)
-            self._insecure |= played.insecure
+            model = models.event(exchange, taken(mean), simulated.noised, released)
+            self._insecure |= simulated.insecure
         self._tier_schedule.take(self.plan)
         self._write_tree()
         if model is None:
@@ -301,13 +301,13 @@ class M2FDP(SchemeStrategy):
         average = self._layout.arrays(model)
         return self.renewed(server_round, average, metrics, float(answered)), metrics
 
-    def played_aggregators(self) -> PlayedAggregators:
-        """Return the aggregators of a round that the server plays."""
+    def simulated_aggregators(self) -> SimulatedAggregators:
+        """Return the aggregators of a round that the server simulates."""
         seed = self.insecure_seed
-        return PlayedAggregators(self.plan, self._tiers, self.experiment.id, seed)
+        return SimulatedAggregators(self.plan, self._tiers, self.experiment.id, seed)
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
-        """Draw the devices of a round; note them by their parent."""
+        """Draw the devices of a round, and record them by their parent."""
         everybody = self.messenger.sample(grid, server_round, TRAIN, fraction=1.0, minimum=0)
         self._chosen = drawn(
             self.tree,
@@ -332,7 +332,7 @@ class M2FDP(SchemeStrategy):
         models: TreeModels,
         config: ConfigRecord,
     ) -> tuple[TierSums | None, MetricRecord | None]:
-        """Put the question of an exchange; return the sums of what was answered."""
+        """Send the requests of an exchange; return the sums of the answers."""
         drawn = self._taking_part(exchange)
         questions = TierQuestions(self.plan, exchange, drawn, models, self._relay)
         devices = set(questions.groups)
@@ -358,9 +358,9 @@ class M2FDP(SchemeStrategy):
     # -- What it promises --------------------------------------------------------------------
 
     def guarantee(self) -> Guarantee:
-        """Return the promise of this training."""
+        """Return the guarantee of this training."""
         kept = [] if self._plan is None else set(self._template) - set(self._layout.parts)
-        return promise(
+        return guarantee_of(
             self.privacy,
             self.tree,
             self.schedule,
@@ -383,7 +383,7 @@ class M2FDP(SchemeStrategy):
         self._devices, self._resumed, self._plan, self._relay = None, None, None, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who is which leaf, and the local steps that are left."""
+        """Return the leaf of each client, and the remaining local steps."""
         return {
             "devices": self._devices,
             "total_steps": self._tier_schedule.total_steps,
@@ -392,7 +392,7 @@ class M2FDP(SchemeStrategy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self._devices = list(state["devices"])
         self._resumed = {key: int(state[key]) for key in ("total_steps", "steps_left")}
         self._insecure = state["insecure"]

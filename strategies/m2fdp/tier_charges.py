@@ -1,4 +1,4 @@
-"""What the devices of a tree pay: once for every release that their answers go into."""
+"""Charges the devices of a tree once for every release that contains their answers."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ class TierCharges:
         self._paid: dict[str, int] = {}  # the last period that a device has paid for
 
     def costs(self, exchange: Exchange) -> Callable[[str], Charge | None] | None:
-        """Return what an answer costs each device: that of the release that it goes into."""
+        """Return the cost of an answer for each device: that of the release that contains it."""
         if not self._plan.privacy.noised:
             return None
         costs = {leaf: self._plan.release_of(leaf, exchange).charge() for leaf in exchange.leaves}
@@ -32,7 +32,7 @@ class TierCharges:
         return lambda client: costs.get(self._parent(client))
 
     def charged(self, exchange: Exchange) -> Callable[[RequestLog], set[str]]:
-        """Return what tells the devices that pay in an exchange."""
+        """Return a function that gives the devices charged in an exchange."""
         return lambda request_log: {
             device
             for device in request_log.released()
@@ -40,7 +40,7 @@ class TierCharges:
         }
 
     def pay(self, exchange: Exchange, request_log: RequestLog) -> None:
-        """Note who has paid for the period of an exchange."""
+        """Record the devices that were charged for the period of an exchange."""
         for device in request_log.released():
             if (period := self._period(exchange, device)) is not None:
                 self._paid[device] = period

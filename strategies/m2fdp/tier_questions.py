@@ -1,4 +1,4 @@
-"""What the devices of a tree are asked in one exchange, for each lowest aggregator."""
+"""Builds the requests of one exchange to a tree's devices, by lowest aggregator."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,7 +26,7 @@ WEIGHT = "num-examples"
 
 
 class TierQuestions:
-    """The questions of one exchange, and the answers to them.
+    """The requests of one exchange, and their answers.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class TierQuestions:
         self.groups = {device: leaf for leaf, devices in drawn.items() for device in devices}
 
     def of_groups(self, config_key: str, array_key: str, **told: float) -> dict[str, RecordDict]:
-        """Return what goes to the devices of each lowest aggregator alone.
+        """Return the content for the devices of each lowest aggregator alone.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class TierQuestions:
         layout : Layout
             Those of them that are sent.
         """
-        # What a node that plays several devices must know to add their codes up.
+        # A node that runs several devices needs these to add their codes up.
         kept = list(self._plan.keep_back)
         starts = {} if self._relay is None else self._relay.starts(self.groups)
         return Instruction(
@@ -149,7 +149,7 @@ class TierQuestions:
         )
 
     def take(self, mean: WeightedMean, reply: ClientReply) -> None:
-        """Take a device's codes, or what it sealed for its parent.
+        """Take a device's codes, or the message that it sealed for its parent.
 
         Raises
         ------
@@ -167,5 +167,5 @@ class TierQuestions:
 
 
 def taken(sums: TierSums | None) -> Callable[[str], tuple[NDArray[Any], int] | None]:
-    """Return what gives the sum of a lowest aggregator away, once."""
+    """Return a function that hands over the sum of a lowest aggregator, once."""
     return (lambda leaf: None) if sums is None else sums.taken

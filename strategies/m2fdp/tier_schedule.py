@@ -1,4 +1,4 @@
-"""How long the rounds of a training over tiers are: planned, or chosen by a controller."""
+"""Sets the number of local steps per round over tiers, by a plan or a controller."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -19,7 +19,7 @@ __all__ = ["TierSchedule"]
 
 
 class TierSchedule:
-    """The rounds of one training: their local steps, and what is left of them.
+    """The rounds of one training: their local steps, and the steps that remain.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class TierSchedule:
 
     @property
     def ended(self) -> str:
-        """Why the training ends: a controller's steps are used up; nothing before."""
+        """Why the training ends: a controller's steps are used up; "" before."""
         if self._controller is None or self.steps_left:
             return ""
         return f"the {self.total_steps} local steps are used up"
@@ -116,12 +116,12 @@ class TierSchedule:
         )
 
     def take(self, plan: RoundPlan) -> None:
-        """Take the steps of a round off what is left."""
+        """Subtract the steps of a round from those that remain."""
         if self._controller is not None:
             self.steps_left -= plan.schedule.steps
 
     def resume(self, *, total_steps: int, steps_left: int) -> None:
-        """Go on with a training.
+        """Resume a training.
 
         Raises
         ------

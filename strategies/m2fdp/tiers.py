@@ -1,4 +1,4 @@
-"""What a run tells of its tree: noise, energy and delay of a round, and the tree as a file."""
+"""Logs the tree of a run: noise, energy and delay of each round, and the tree as a file."""
 
 import json
 import math
@@ -75,11 +75,11 @@ class TierLog:
                 self._metrics[f"participation_{name}"] = float(np.mean(shares[secure]))
 
     def next_event(self) -> None:
-        """Forget who was heard at the event before."""
+        """Forget the devices and nodes that answered at the previous event."""
         self._heard = set()
 
     def answered(self, plan: RoundPlan, exchange: Exchange, sums: TierSums) -> None:
-        """Note the noise that the devices of insecure aggregators added."""
+        """Record the noise that the devices of insecure aggregators added."""
         for leaf in exchange.leaves:
             count = len(sums.answered(leaf))
             if count == 0 or self._tree.secure(leaf):
@@ -90,13 +90,13 @@ class TierLog:
             self._noise.append((leaf, sigma**2 / count))
 
     def noised(self, node: str, sigma: float) -> None:
-        """Note the noise that an aggregator added, be it a trusted one or one of a baseline."""
+        """Record the noise that a trusted aggregator, or one of a baseline, added."""
         (self._sigmas if self._tree.secure(node) else self._edges)[node] = sigma
         self._noise.append((node, sigma**2))
         self._heard.add(node)
 
     def planned_deviation(self, plan: RoundPlan) -> float:
-        """Return the noise of the next global model if all devices add theirs, per entry."""
+        """Return the noise per entry of the next global model if all devices add theirs."""
         exchange = plan.exchanges[-1]
         total = 0.0
         for leaf in exchange.leaves:
@@ -106,7 +106,7 @@ class TierLog:
         return math.sqrt(total)
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers of the last round; none before there was one.
+        """Return the numbers of the last round; empty before the first one.
 
         ``noise_var`` is the variance that the round's noise has in an entry of the global model,
         noise of local events included, with the weights of the last event; ``noise_sigma_t2``
@@ -127,7 +127,7 @@ class TierLog:
         return {**self._metrics, "noise_var": variance, **sigmas}
 
     def _weight(self, node: str) -> float:
-        """Return the weight of a node in the global model, among those that were heard last."""
+        """Return the weight of a node in the global model, among those that answered last."""
         weight = float(self._is_heard(node))
         while node != CLOUD and weight:
             node = self._tree.parent(node)
@@ -181,6 +181,6 @@ class TierLog:
 
 
 def device_sigma(plan: RoundPlan, exchange: Exchange, leaf: str) -> float:
-    """Return the noise of a device under an insecure aggregator in an exchange."""
+    """Return the noise of a device whose aggregator is insecure, in an exchange."""
     asked = exchange.leaves[leaf]
     return plan.release_of(leaf, exchange).multiplier * 2 * plan.bound(asked.steps)

@@ -1,4 +1,4 @@
-"""Who is which leaf of a tree, and who of them takes part in a round."""
+"""Assigns clients to the leaves of a tree, and draws the devices of a round."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,13 +18,13 @@ _ROUNDING = 1e-9
 
 
 def members(tree: TierTree, *, relayed: bool) -> int:
-    """Return how many nodes of a tree are nodes of Flower's: devices, and trusted aggregators."""
+    """Return the number of Flower nodes in a tree: devices, and trusted aggregators."""
     aggregators = sum(tree.secure(node) for tier in tree.tiers[1:-1] for node in tier)
     return len(tree.devices) + (aggregators if relayed else 0)
 
 
 def check_relayed(privacy: TierPrivacy, virtual_clients: int | None) -> None:
-    """Refuse aggregators that are nodes of their own where they cannot be.
+    """Refuse aggregators with nodes of their own if the options do not support them.
 
     Raises
     ------
@@ -39,12 +39,12 @@ def check_relayed(privacy: TierPrivacy, virtual_clients: int | None) -> None:
 
 
 def devices_among(clients: Iterable[str], introductions: Mapping[str, Fields]) -> list[str]:
-    """Return the clients that are devices, by what they said of themselves."""
+    """Return the clients that introduced themselves as devices."""
     return [c for c in clients if introductions.get(c, {}).get("role", "device") == "device"]
 
 
 def check_min_children(tree: TierTree, least: int) -> None:
-    """Refuse trusted aggregators that have too few children ever to hand anything on.
+    """Refuse trusted aggregators with too few children ever to pass anything on.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def settled(
     devices: Sequence[str] | None,
     least: int,
 ) -> TierTree:
-    """Return the tree with the clients as its leaves.
+    """Assign the clients to the leaves of the tree, and return it.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def drawn(
     seed: int | str,
     server_round: int,
 ) -> dict[str, list[str]]:
-    """Draw devices under each lowest aggregator, without replacement, anew in every round.
+    """Draw devices under each lowest aggregator without replacement; every round draws anew.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def drawn(
 
 
 def _shared_out(tree: TierTree, share: float, seed: int | str, server_round: int) -> dict[str, int]:
-    """Return how many devices of each lowest aggregator make up a share of all, rounded down.
+    """Split a share of all devices, rounded down, among the lowest aggregators.
 
     What rounding leaves over goes to some of them, others in every round.
     """

@@ -1,4 +1,4 @@
-"""What MSP and MSPDQ are compared with, on the same loop and with the same draws.
+"""Baselines of MSP and MSPDQ on the same loop, with the same draws.
 
 Each takes one exchange per round. The average is over draws, as in `flwr_privacy.strategies.MSP`,
 so that curves compare like with like.
@@ -44,7 +44,7 @@ Vectors = NDArray[np.float64]
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class DrawnFedAvg(DrawnStrategy):
-    """Federated averaging over draws: the models travel as they are.
+    """Federated averaging over draws, with models sent uncoded.
 
     The clients' app is wrapped in `flwr_privacy.clients.DrawnFedAvgClient`.
 
@@ -80,7 +80,7 @@ class DrawnFedAvg(DrawnStrategy):
         self._keep_back_given, self._keep_back = self.keep_back, list(self.keep_back or ())
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return what is not to be sent; a client's model counts as often as it was drawn."""
+        """Return the instruction: arrays that stay at the client, and models weighed by draws."""
         self._current = server_round
         names = released_names(self._template, self._keep_back)
         self._layout = Layout.of(self._template, names)
@@ -93,7 +93,7 @@ class DrawnFedAvg(DrawnStrategy):
         )
 
     def guarantee(self) -> Guarantee:
-        """Return that nothing is promised, and why."""
+        """Return a guarantee of nothing, and why."""
         kept = set(self._template)
         if kept:
             kept -= set(released_names(self._template, self._keep_back))
@@ -203,14 +203,14 @@ class NbAFL(DrawnFedAvg):
         self._only_with_start["downlink"] = self.downlink or None
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return how clients clip and what noise they add; the server may add some itself."""
+        """Return the instruction: clipping and noise of the clients, and the server's own noise."""
         told = super().instruct(server_round)
         return replace(
             told, fields={**told.fields, **write(self.noising)}, finish=self._noised_average
         )
 
     def _noised_average(self, mean: WeightedMean) -> Arrays:
-        """Return the mean model, with the server's noise if there is any."""
+        """Return the mean model, with the server's noise if it adds any."""
         averaged, sigma = mean.finish(), self._downlink_sigma()
         if sigma == 0:
             return averaged
@@ -235,12 +235,12 @@ class NbAFL(DrawnFedAvg):
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class _Coded(DrawnFedAvg):
-    """Base of those whose clients send their updates as packed codes."""
+    """Base of the baselines whose clients send their updates as packed codes."""
 
     bits: int = 8
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return what is not to be sent, and the width of a code."""
+        """Return the instruction: arrays that stay at the client, and the width of a code."""
         told = super().instruct(server_round)
         self._before = self._layout.vector(self._template)
         return Instruction(
@@ -258,7 +258,7 @@ class _Coded(DrawnFedAvg):
         return self._layout.arrays(self._before + update)
 
     def _take_codes(self, mean: WeightedMean, reply: ClientReply) -> None:
-        """Decode a client's update and add it, as often as it was drawn.
+        """Decode a client's update and add it, weighed by its draws.
 
         Raises
         ------
@@ -294,7 +294,7 @@ class _Coded(DrawnFedAvg):
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class QuantizedFedAvg(_Coded):
-    """FedAvg with the update rounded to codes of a few bits: the honest rival in bits.
+    """FedAvg with the update rounded to codes of a few bits, a baseline for the bits sent.
 
     The clients' app is wrapped in `flwr_privacy.clients.QuantizedFedAvgClient`, which rounds the
     whole update at random, without bias, onto ``2**bits`` knobs between its least and its largest
@@ -340,7 +340,7 @@ class QuantizedFedAvg(_Coded):
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class JoPEQFedAvg(_Coded):
-    """FedAvg with the scalar codec of JoPEQ: Laplace noise and subtractive dither in few bits.
+    """FedAvg with JoPEQ's scalar codec: Laplace noise and subtractive dither in few bits.
 
     The clients' app is wrapped in `flwr_privacy.clients.JoPEQFedAvgClient`, which encodes each
     array of the update by itself; the server names the seed of the dither.
@@ -385,7 +385,7 @@ class JoPEQFedAvg(_Coded):
         self.codec = JoPEQ(epsilon=check_number("epsilon", self.epsilon), bits=self.bits)
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the codec, and the seed of the dither."""
+        """Return the instruction: the codec, and the seed of the dither."""
         self._seed = derive_seed(self.experiment.seed, "dither", server_round)
         told = super().instruct(server_round)
         return replace(told, fields={**told.fields, **write(self.codec), "dither": self._seed})
@@ -400,7 +400,7 @@ class JoPEQFedAvg(_Coded):
 
 
 def _packed(arrays: Arrays, size: int) -> NDArray[np.uint8]:
-    """Return the bytes of some codes, or refuse them."""
+    """Return the bytes of some codes; refuse malformed ones."""
     if set(arrays) != {CODES}:
         raise ReplyRefusedError("names", f"arrays {sorted(arrays)}, not '{CODES}'")
     packed = arrays[CODES]
@@ -412,7 +412,7 @@ def _packed(arrays: Arrays, size: int) -> NDArray[np.uint8]:
 
 
 def _numbers(fields: Fields, name: str, count: int) -> list[float]:
-    """Return the numbers that a client says beside its codes, or refuse them."""
+    """Return the numbers that a client sends with its codes; refuse malformed ones."""
     values = fields.get(name)
     if not isinstance(values, list) or len(values) != count:
         raise ReplyRefusedError("malformed", f"the entry '{name}' is no list of {count} numbers")

@@ -1,4 +1,4 @@
-"""MSP on the server: one learning round takes several exchanges with the same clients.
+"""MSP on the server: each learning round has several exchanges with the same clients.
 
 "A Novel Privacy Enhancement Scheme with Dynamic Quantization for Federated Learning". The clients
 train and split their models; then come K mixing steps, in each of which the server averages what it
@@ -172,7 +172,7 @@ class MSP(DrawnStrategy):
         return {"gamma": 0.1, "coupling": "const", "rounds": 4} if paper else RECOMMENDED
 
     def setup(self, grid: Grid) -> None:
-        """Check what is planned, before the first round.
+        """Check the options before the first round.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class MSP(DrawnStrategy):
         return self.renewed(server_round, released, metrics, float(weight)), metrics
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the terms of a learning round; visible sub-states are averaged.
+        """Return the round config of a learning round; visible sub-states are averaged.
 
         A client's counts as often as it was drawn.
         """
@@ -225,7 +225,7 @@ class MSP(DrawnStrategy):
         return self._instruction(TRAIN, write(self.terms))
 
     def _instruction(self, phase: str, fields: Fields) -> Instruction:
-        """Return what is told in an exchange of the round, and how its answers add up."""
+        """Return the instruction of one exchange of a round."""
         draws = self.draws(self._current)
         return Instruction(
             fields=fields,
@@ -242,7 +242,7 @@ class MSP(DrawnStrategy):
         return replace(self._terms, rounds=rounds)
 
     def _mixed(self, grid: Grid, server_round: int, mean: WeightedMean) -> NDArray[Any] | None:
-        """Take the mixing steps; return the last average, or None if the round is given up."""
+        """Carry out the mixing steps; return the last average, or None if the round is given up."""
         self._members = sorted(mean.clients)
         average = self._averaged(mean)
         if average is None:
@@ -274,7 +274,7 @@ class MSP(DrawnStrategy):
         fields: Fields,
         assigned: Assigned,
     ) -> WeightedMean | None:
-        """Send an average, hear the next messages; None if the round is given up."""
+        """Send an average and collect the next messages; return None if the round is given up."""
         arrays = to_record(self._layout.arrays(average))
         content = RecordDict({self.arrayrecord_key: arrays})
         instruction = self._instruction(phase, fields)
@@ -292,7 +292,7 @@ class MSP(DrawnStrategy):
         return mean
 
     def _average(self, mean: WeightedMean) -> NDArray[Any]:
-        """Return the average over what was heard last.
+        """Return the average of the latest messages.
 
         Raises
         ------
@@ -302,11 +302,11 @@ class MSP(DrawnStrategy):
         return self._layout.vector(mean.finish())
 
     def _sent(self) -> int:
-        """Return how many mixing steps the clients took with the first exchange."""
+        """Return the number of mixing steps that the clients took with the first exchange."""
         return 0
 
     def _plan(self) -> Fields:
-        """Return what the clients must know for their next message."""
+        """Return the fields that the clients need for their next message."""
         return {}
 
     def _assigned(self) -> Assigned:
@@ -318,7 +318,7 @@ class MSP(DrawnStrategy):
     _given_up = False
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
-        """Return what became of the mixing; nothing before there was any."""
+        """Return the results of the mixing; empty before the first one."""
         if not self._current:
             return {}
         known = self.terms.coupling != "random"
@@ -332,7 +332,7 @@ class MSP(DrawnStrategy):
         }
 
     def guarantee(self) -> Guarantee:
-        """Return that nothing is promised, and why."""
+        """Return a guarantee of nothing, and why."""
         return Guarantee(
             scheme=self.scheme,
             protects="nothing",

@@ -1,4 +1,4 @@
-"""MSPDQ on the server: MSP whose messages are codes of a few bits, seen one by one or summed.
+"""MSPDQ on the server: MSP with messages of a few bits, seen one by one or summed.
 
 "A Novel Privacy Enhancement Scheme with Dynamic Quantization for Federated Learning", Algorithm 1.
 """
@@ -155,7 +155,7 @@ class MSPDQ(MSP):
         return RECOMMENDED
 
     def _check_drawn(self) -> None:
-        """Refuse what a sum cannot have: unlike weights, uneven knobs, other sums of one round."""
+        """Refuse options that a secure sum cannot have, such as unequal weights."""
         if self._shares is not None:
             raise InvalidParameterError(
                 "shares", self._shares, "nothing under a secure sum: nobody may outweigh the others"
@@ -177,7 +177,7 @@ class MSPDQ(MSP):
     # -- A learning round --------------------------------------------------------------------
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the terms of a learning round, and the first width where it is known.
+        """Return the round config of a learning round, with the first width where it is known.
 
         If all start from the split of one client, that client is told.
         """
@@ -195,7 +195,7 @@ class MSPDQ(MSP):
         return replace(told, fields=fields, own=to_each({self._referred: {"refers": True}}))
 
     def _instruction(self, phase: str, fields: Fields) -> Instruction:
-        """Return what is told; codes are summed, or taken one by one where the server sees them."""
+        """Return the instruction; codes are summed, or taken one by one if the server sees them."""
         if self.secure_sum is None:
             return Instruction(
                 fields=fields,
@@ -209,7 +209,7 @@ class MSPDQ(MSP):
         )
 
     def _steps_left(self) -> bool:
-        """Tell whether another mixing step follows the one that is about to be asked for."""
+        """Tell whether another mixing step follows the next one."""
         return self._messages + 1 < self.terms.rounds
 
     def _take_message(self, phase: str, mean: WeightedMean, reply: ClientReply) -> None:
@@ -227,7 +227,7 @@ class MSPDQ(MSP):
         mean.accumulate(reply.client_id, {}, weight=self.draws(self._current)[reply.client_id])
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
-        """Return the bounds of the codes, and of how often clients were drawn."""
+        """Return the bounds of the codes, and of the number of draws of a client."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
         draws = [self.draws(server_round)[client] for client in clients]
@@ -239,7 +239,7 @@ class MSPDQ(MSP):
         )
 
     def _mix_from(self, start: NDArray[Any]) -> None:
-        """Begin to mix from a vector; for the independent start only its length counts."""
+        """Begin to mix from a vector; the independent start uses only its length."""
         self._messages = 0  # that were averaged
         draws = self.draws(self._current)
         if self.secure_sum is None:
@@ -320,7 +320,7 @@ class MSPDQ(MSP):
         return self._planned(self._members)
 
     def _first_width(self) -> Fields:
-        """Return the width of message 1, where clients send it after a common start."""
+        """Return the width of message 1, if clients send it after a common start."""
         if not self.terms.leaps:
             return {}
         return self._planned([])
@@ -332,7 +332,7 @@ class MSPDQ(MSP):
     # -- What it says of itself --------------------------------------------------------------
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
-        """Return what became of the mixing, and of the codes."""
+        """Return the results of the mixing and of the codes."""
         metrics = super().round_metrics(card)
         if not self._current:
             return metrics
@@ -343,7 +343,7 @@ class MSPDQ(MSP):
         return metrics
 
     def guarantee(self) -> Guarantee:
-        """Return what the secure sum hides; without one, that nothing is promised."""
+        """Return a guarantee of what the secure sum hides; without one, of nothing."""
         if self.secure_sum is None:
             return replace(
                 super().guarantee(),
@@ -372,7 +372,7 @@ class MSPDQ(MSP):
 
 
 def _check_summed(*, paper: bool, start: str, intervals: Intervals) -> None:
-    """Refuse what would show something of a single client under a secure sum."""
+    """Refuse options under which a secure sum would show something of a single client."""
     if paper:
         raise InvalidParameterError("paper", paper, "false under a secure sum: it starts apart")
     if start != "global":
@@ -386,7 +386,7 @@ def _check_summed(*, paper: bool, start: str, intervals: Intervals) -> None:
 
 
 def _table(draws: Mapping[str, int]) -> Fields:
-    """Return how often each client was drawn, for all to see, unless it was once each."""
+    """Return the public table of each client's draws, unless each was drawn once."""
     if max(draws.values(), default=1) == 1:
         return {}
     return {"drawn": sorted(draws), "draws": [draws[client] for client in sorted(draws)]}

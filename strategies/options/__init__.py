@@ -1,1 +1,1 @@
-"""What every strategy is told: FedAvg's arguments, and the options of the loop."""
+"""Constructor options of every strategy: FedAvg's arguments and the options of the loop."""

@@ -1,4 +1,4 @@
-"""What a strategy is told of the loop: seed, identity, clients, deadlines and the run folder."""
+"""Options of the loop: seed, identity, clients, deadlines and the run folder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class LoopOptions:
     experiment_id : str, optional
         Identity of the experiment; by default a new one, or the checkpoint's on a resume.
     clients : int, optional
-        Number of simulated clients, which the nodes play between them. By default every node is
+        Number of simulated clients, which are shared out among the nodes. By default every node is
         one client.
     quorum : int, optional
         Number of averaged replies after which a round goes on. With simulated stragglers the

@@ -1,1 +1,1 @@
-"""Requests to clients: who is asked, what came back, and what was counted."""
+"""Sends requests to clients, collects replies, and counts them."""

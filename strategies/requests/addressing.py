@@ -1,4 +1,4 @@
-"""The messages of a question: what all clients are told, what groups are, what single ones are."""
+"""Builds the messages of a request: content for all clients, for groups, for single clients."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def messages_of(
     clients: int,
     weighted_by: str,
 ) -> list[Message]:
-    """Return the messages to the nodes; their sizes go into the question's book.
+    """Return the messages to the nodes; their sizes are added to the request log.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def messages_of(
     own, groups, of_group
         As for `flwr_privacy.strategies.requests.messenger.Messenger.ask`.
     clients : int
-        Number of simulated clients, for a node that plays several; 0 if there are none.
+        Number of simulated clients, for a node that runs several; 0 if there are none.
     weighted_by : str
         Name of the metric that is a reply's weight.
     """

@@ -1,4 +1,4 @@
-"""One exchange with the nodes: push, pull replies as they arrive, stop early if told so."""
+"""Sends messages to nodes and pulls replies as they arrive, until told to stop."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ def exchange(
     enough: Callable[[], bool] = lambda: False,
     left_open: dict[str, int] | None = None,
 ) -> Iterator[Message]:
-    """Send messages and hand on each reply as soon as it is there.
+    """Send messages and yield each reply as soon as it arrives.
 
     Parameters
     ----------
@@ -83,6 +83,6 @@ def exchange(
 
 
 def arrived(grid: Grid, waiting: list[str]) -> Iterator[Message]:
-    """Yield the replies to some questions that are there."""
+    """Yield those replies to some messages that have already arrived."""
     for start in range(0, len(waiting), _FEW):
         yield from grid.pull_messages(waiting[start : start + _FEW])

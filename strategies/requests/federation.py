@@ -1,4 +1,4 @@
-"""Who takes part: the nodes that are connected, the clients they play, and a sample of them.
+"""Tracks the connected nodes and their clients, and samples clients.
 
 Every node says once who it is (the hello exchange). From then on clients are known by their own
 identity; Flower's node ids only serve as addresses. A conflict of identities ends the run before
@@ -33,7 +33,7 @@ _JOINING = 60.0  # seconds for the hello of nodes that come later: each starts a
 
 
 class Federation:
-    """The clients of a federation and the nodes that play them.
+    """The clients of a federation and the nodes that run them.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Federation:
         self._nodes: dict[str, int] = {}
         self._virtual = [str(index) for index in range(virtual_clients or 0)]
         self._fingerprints = fingerprints(self._virtual)
-        self._seats: dict[str, str] = {}  # virtual client: the worker that played it last
+        self._seats: dict[str, str] = {}  # virtual client: the worker that ran it last
         self._free: set[str] = set()  # virtual clients that left nothing there
         self._meetings = 0
         self._failures: Counter[int] = Counter()  # hellos that failed, by node
@@ -66,7 +66,7 @@ class Federation:
         self._most = 0
 
     def wait(self, grid: Grid, timeout: float) -> None:
-        """Wait until enough nodes are connected and no more come.
+        """Wait until enough nodes are connected and their number no longer grows.
 
         Flower's FedAvg counts before it waits, and so trains its first round on two of a thousand.
 
@@ -92,14 +92,14 @@ class Federation:
     def meet(
         self, grid: Grid, header: Header, timeout: float
     ) -> tuple[list[RequestLog], list[str]]:
-        """Ask the nodes that are new who they are; forget those that left.
+        """Ask new nodes for their clients' identities; forget nodes that left.
 
         Returns
         -------
-        books : list of RequestLog
-            The books of the questions.
+        logs : list of RequestLog
+            The logs of the requests.
         joined : list of str
-            The clients of the new nodes; nobody where nodes play simulated clients.
+            The clients of the new nodes; nobody where nodes run simulated clients.
 
         Raises
         ------
@@ -118,8 +118,8 @@ class Federation:
             return [], []
         question = RecordDict({RECORD: ConfigRecord(header.write())})
         size = payload_bytes(question)
-        # A book for each: the same identity from two nodes is no repeated reply but a conflict.
-        books = {
+        # One log for each node: one identity from two nodes is a conflict, not a repeated reply.
+        logs = {
             node: RequestLog(header, {node: [""]}, bytes_down=size, wire_bytes_down=size)
             for node in strangers
         }
@@ -128,7 +128,7 @@ class Federation:
         joined = []
         for message in exchange(grid, messages, deadline=deadline, idle=_SILENCE):
             node = message.metadata.src_node_id
-            for reply in books.get(node, RequestLog(header, {})).replies([message]):
+            for reply in logs.get(node, RequestLog(header, {})).replies([message]):
                 if isinstance(reply, ClientReply) and self._admit(node, reply):
                     joined.append(reply.client_id)
         for node in strangers:
@@ -138,22 +138,22 @@ class Federation:
         if not self._nodes and not self.met:
             raise ProtocolError(
                 f"none of {len(strangers)} nodes said who it is: wrap their app in the client half "
-                f"of '{header.scheme}' ({_refusals(books.values())})"
+                f"of '{header.scheme}' ({_refusals(logs.values())})"
             )
         if len(joined) < len(strangers):
-            logger.warning("%d of %d nodes were kept out", len(strangers) - len(joined), len(books))
+            logger.warning("%d of %d nodes were kept out", len(strangers) - len(joined), len(logs))
         if not self.met:
             self.met = True
             self.cohorts = not set(self._virtual) <= set(self._nodes)
-        return list(books.values()), [] if self.cohorts else joined
+        return list(logs.values()), [] if self.cohorts else joined
 
     def clients(self) -> list[str]:
-        """Return the identities of all clients that can be asked, in a fixed order.
+        """Return the identities of all available clients, in a fixed order.
 
         Raises
         ------
         ProtocolError
-            If there are simulated clients and no node that may play them.
+            If there are simulated clients and no node that may run them.
         """
         if self.virtual_clients is None:
             return sorted(self._nodes)
@@ -162,13 +162,13 @@ class Federation:
         if not self._workers() and not self._seats:
             raise ProtocolError(
                 f"clients = {self.virtual_clients} for {len(self._nodes)} nodes, and none lets a "
-                "server choose whom it plays: set FLWR_PRIVACY_COHORTS=1 in the environment of the "
+                "server choose whom it runs: set FLWR_PRIVACY_COHORTS=1 in the environment of the "
                 "nodes, or cohorts=true in their configuration (never with a client-id)"
             )
         return self._virtual if self._workers() else []
 
     def sample_size(self, *, fraction: float, minimum: int) -> tuple[int, int]:
-        """Return how many clients a sample has, and of how many it is drawn."""
+        """Return the size of a sample, and of the population that it is drawn from."""
         population = len(self.clients() if self.met else self._connected)
         return max(math.floor(population * fraction + 1e-9), minimum), population
 
@@ -206,9 +206,9 @@ class Federation:
         Returns
         -------
         dict
-            For each node the clients that it plays. Simulated clients are shared out evenly; one
+            For each node the clients that it runs. Simulated clients are shared out evenly; one
             that left something on its node keeps it while the node is connected. Nodes that have
-            not said who they are play the client "".
+            not said who they are run the client "".
 
         Raises
         ------
@@ -259,7 +259,7 @@ class Federation:
         Returns
         -------
         assigned : dict
-            For each node the clients that it plays.
+            For each node the clients that it runs.
         draws : dict
             How often each of them was drawn.
         """
@@ -283,7 +283,7 @@ class Federation:
         return self._assigned(draws, busy), dict(draws)
 
     def release(self, clients: Iterable[str]) -> None:
-        """Let simulated clients be played by other nodes: they left nothing where they were."""
+        """Let simulated clients run on other nodes, as they have no state on their last one."""
         self._free.update(clients)
 
     def _order(self, population: Sequence[str | int], seed: int) -> list[int]:
@@ -293,7 +293,7 @@ class Federation:
         return order
 
     def _there(self, busy: Collection[int]) -> Callable[[str | int], bool]:
-        """Return what tells whether somebody can be asked: no node has a question open for it."""
+        """Return a test whether a client is available: no node has an open request for it."""
         if not self.cohorts:
             return lambda who: (who if isinstance(who, int) else self._nodes[who]) not in busy
         idle = any(self._nodes[worker] not in busy for worker in self._workers())
@@ -307,7 +307,7 @@ class Federation:
     def _assigned(
         self, chosen: Collection[str | int], busy: Collection[int]
     ) -> dict[int, list[str]]:
-        """Return the nodes of those who were chosen, with the clients that each of them plays."""
+        """Return the chosen clients by the node that runs them."""
         if not self.cohorts:
             return _by_node(
                 (who, "") if isinstance(who, int) else (self._nodes[who], who) for who in chosen
@@ -353,8 +353,8 @@ class Federation:
         return False
 
 
-def _refusals(books: Iterable[RequestLog]) -> str:
-    counts: Counter[str] = sum((request_log.refused for request_log in books), Counter())
+def _refusals(logs: Iterable[RequestLog]) -> str:
+    counts: Counter[str] = sum((request_log.refused for request_log in logs), Counter())
     return ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "no reply"
 
 

@@ -1,4 +1,4 @@
-"""What clients are told in one exchange, how their answers add up, and what an answer costs."""
+"""Describes one exchange as data: fields to send, how answers add up, what an answer costs."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ Take = Callable[[WeightedMean, ClientReply], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """One exchange of a scheme, as data: the shared loop asks, adds up, charges and keeps records.
+    """One exchange of a scheme, as data, which the shared loop carries out and charges.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Instruction:
         Adds the reply of one client to the accumulator, or raises ReplyRefusedError and leaves it
         unchanged. By default the reply's arrays are added with the client's weight.
     adds_up : bool, optional
-        Whether a node that plays several clients answers with one accumulator. By default only
+        Whether a node that runs several clients answers with one accumulator. By default only
         where there is no `take`.
     cost : callable, optional
         From a client's name to what one answer costs it; None for a client that pays nothing. By
@@ -79,7 +79,7 @@ class Instruction:
     finish: Callable[[WeightedMean], Arrays] = lambda mean: mean.finish()
 
     def costs(self, clients: set[str]) -> dict[Charge, set[str]]:
-        """Return which of some clients pay what."""
+        """Return the clients that each charge applies to."""
         found: dict[Charge, set[str]] = {}
         if self.cost is None:
             return found
@@ -91,14 +91,14 @@ class Instruction:
 
 
 def to_each(values: Mapping[str, Fields]) -> dict[str, RecordDict]:
-    """Return the scheme's own values of single clients as records that go to them alone."""
+    """Return the values for single clients as records that are sent to them alone."""
     return {name: RecordDict({RECORD: ConfigRecord(fields)}) for name, fields in values.items()}
 
 
 def noting(
     instruction: Instruction, usual: Take, note: Callable[[ClientReply], None]
 ) -> Instruction:
-    """Return an instruction whose replies are added each by itself, and then shown to a function.
+    """Return an instruction that adds each reply separately and then passes it to a function.
 
     Parameters
     ----------

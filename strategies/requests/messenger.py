@@ -1,4 +1,4 @@
-"""Puts questions to the clients, hands on their replies, and keeps the book of each question.
+"""Sends requests to clients, yields their replies, and keeps a log of each request.
 
 A strategy asks (`Messenger.ask`), sends what it was given (`exchange`) and reads what may be
 used (`RequestLog.replies` of the question's `request_log`).
@@ -35,11 +35,11 @@ _FOREVER = 3600.0  # Flower's default timeout, where a user's own start gives no
 _LOOK = 0.05  # seconds between two looks at who still owes an answer
 
 Assigned = Mapping[int, list[str]]
-"""The clients that take part, by the node that plays them."""
+"""The clients that take part, by the node that runs them."""
 
 
 class Messenger:
-    """The questions of one strategy to the clients of one federation.
+    """Sends the requests of one strategy to the clients of one federation.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class Messenger:
         self._deadline = deadline
         self._weighted_by = weighted_by
         self._untimed = frozenset(untimed)
-        self._books: dict[str, RequestLog] = {}
+        self._logs: dict[str, RequestLog] = {}
         self._tally = Tally()
         self._open: dict[str, tuple[RequestLog, int, float]] = {}  # unanswered: book, node, expiry
         self._came_late: list[tuple[RequestLog, list[str]]] = []
@@ -101,7 +101,7 @@ class Messenger:
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
-        """Ask without a deadline but `timeout`: everybody is waited for, on either clock."""
+        """Wait for every client, on the real and the virtual clock, until `timeout`."""
         before, self._patient = self._patient, True
         try:
             yield
@@ -109,12 +109,12 @@ class Messenger:
             self._patient = before
 
     def meet(self, grid: Grid) -> list[str]:
-        """Greet the nodes that are new; return their clients. See `Federation.meet`."""
+        """Ask new nodes for their clients, and return these; see `Federation.meet`."""
         header = Header(
             scheme=self._scheme, experiment_id=self._experiment.id, phase=HELLO, server_round=0
         )
-        books, joined = self.federation.meet(grid, header, self.timeout)
-        self._tally.add(*books)
+        logs, joined = self.federation.meet(grid, header, self.timeout)
+        self._tally.add(*logs)
         return joined
 
     def sample(
@@ -127,7 +127,7 @@ class Messenger:
         minimum: int,
         without: Collection[str] = (),
     ) -> Assigned:
-        """Draw the clients of a round, nobody for a fraction of 0; by seed the same in every run.
+        """Draw the clients of a round, the same for the same seed; none for a fraction of 0.
 
         Nodes that still owe an answer to an earlier question are left out, so that no two messages
         are outstanding for one client; so are the clients in `without`.
@@ -179,18 +179,18 @@ class Messenger:
         )
 
     def came_late(self) -> list[tuple[RequestLog, list[str]]]:
-        """Return whose replies came after their questions were over, since the last call."""
+        """Return the clients whose replies arrived too late since the last call, by request."""
         came, self._came_late = self._came_late, []
         return came
 
     def settle(self, grid: Grid) -> None:
-        """Wait until nobody owes an answer, or the deadline is over."""
+        """Wait until no client has an open request, or the deadline is over."""
         end = time.monotonic() + self._real_deadline()
         while self._busy(grid) and time.monotonic() < end:
             time.sleep(_LOOK)
 
     def free(self, grid: Grid, assigned: Assigned) -> dict[int, list[str]]:
-        """Return those of the assigned nodes that owe no answer to an earlier question."""
+        """Return those of the assigned nodes that have no open earlier request."""
         busy = self._busy(grid)
         return {node: clients for node, clients in assigned.items() if node not in busy}
 
@@ -208,7 +208,7 @@ class Messenger:
         summed: bool = False,
         quorum: int | None = None,
     ) -> list[Message]:
-        """Return the messages that put one question to some clients, and open its book.
+        """Return the messages of one request to some clients, and open its log.
 
         Parameters
         ----------
@@ -229,15 +229,15 @@ class Messenger:
             The group of each client, in a scheme that sums by groups.
         of_group : dict, optional
             For some groups, records that go to their clients alone, put over those that all share
-            and under those of a client. A node that plays several of them gets them once.
+            and under those of a client. A node that runs several of them gets them once.
         summed : bool, default False
-            Whether a node that plays several clients answers with one accumulator.
+            Whether a node that runs several clients answers with one accumulator.
         quorum : int, optional
             Number of used replies after which the exchange ends.
         """
         header = self._header(phase, server_round)
         late, virtual_seconds = self._late(header, assigned, quorum)
-        request_log = self._books[phase] = RequestLog(
+        request_log = self._logs[phase] = RequestLog(
             header,
             assigned,
             cohorts=self.federation.cohorts,
@@ -283,29 +283,29 @@ class Messenger:
             }
 
     def request_log(self, phase: str) -> RequestLog:
-        """Return the book of the last question of a phase.
+        """Return the log of the last request of a phase.
 
         Raises
         ------
         ProtocolError
             If there was none.
         """
-        if phase not in self._books:
+        if phase not in self._logs:
             raise ProtocolError(
                 f"there is no question of phase '{phase}': a configure_{phase} of your own must "
                 f"return the messages of super().configure_{phase}"
             )
-        return self._books[phase]
+        return self._logs[phase]
 
     def counts(self) -> dict[str, Any]:
-        """Return what was counted since the last call: bytes of all, fates of the last training."""
+        """Return the counts since the last call: all bytes, outcomes of the last training."""
         counts, seconds = self._tally.close()
         self.virtual_seconds += seconds
         self._release()
         return {**counts, "virtual_seconds": self.virtual_seconds}
 
     def state(self) -> dict[str, Any]:
-        """Return the clock, and the counts and questions of the round so far, for a checkpoint."""
+        """Return the clock, and the counts and requests of the round so far, for a checkpoint."""
         return {
             "virtual_seconds": self.virtual_seconds,
             **self._tally.state(),
@@ -314,22 +314,22 @@ class Messenger:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned, before anything is asked."""
+        """Restore what `state` returned; call it before the first request."""
         self.virtual_seconds = state["virtual_seconds"]
         self._tally.load_state(state)
         self._requests = Counter({(r, phase): n for r, phase, n in state["requests"]})
 
     def _release(self) -> None:
-        """Let those clients go to other nodes who left nothing where they were.
+        """Free the clients that have no state on their node to run on other nodes.
 
         Between rounds: the next one may be prepared in one exchange with the end of this one.
         """
-        for request_log in self._books.values():
+        for request_log in self._logs.values():
             self.federation.release(request_log.free)
             request_log.free = set()
 
     def _busy(self, grid: Grid) -> set[int]:
-        """Return the nodes that owe an answer; late answers are taken in, and counted as late."""
+        """Return the nodes with an open request; replies that arrived are counted as late."""
         found = True
         while found and self._open:
             found = False
@@ -351,7 +351,7 @@ class Messenger:
     def _late(
         self, header: Header, assigned: Assigned, quorum: int | None
     ) -> tuple[set[str], float]:
-        """Return who is late and how long the exchange takes on the virtual clock."""
+        """Return the late clients and the duration of the exchange on the virtual clock."""
         clients = [client for clients in assigned.values() for client in clients]
         if self.stragglers is None or not clients or header.phase in self._untimed:
             return set(), 0.0  # an evaluation is for the report: it takes no virtual time
@@ -385,6 +385,6 @@ class Messenger:
 
 
 def only(assigned: Assigned, wanted: Collection[str]) -> dict[int, list[str]]:
-    """Return those of the assigned clients that are wanted."""
+    """Keep only the wanted clients of an assignment."""
     kept = {node: [c for c in clients if c in wanted] for node, clients in assigned.items()}
     return {node: clients for node, clients in kept.items() if clients}

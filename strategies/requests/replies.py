@@ -1,4 +1,4 @@
-"""The replies to a question are added up as they come, and each is dropped before the next."""
+"""Adds up the replies to a request as they arrive; each is freed before the next."""
 
 import logging
 import math
@@ -25,7 +25,7 @@ def add_up(
     take: Take,
     keep: bool,
 ) -> list[RecordDict]:
-    """Add the replies to an accumulator; what cannot be added is refused in the book.
+    """Add the replies to an accumulator; the request log notes those that cannot be added.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def _without_arrays(content: RecordDict) -> RecordDict:
 
 
 def _check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
-    """Refuse metrics of another form than the first reply's: a user's function cannot mix them.
+    """Refuse metrics in another form than the first reply's: a user's function cannot mix them.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def _check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
 
 
 def _warn_of_metrics(reply: ClientReply) -> None:
-    """Say of metrics that are not finite that they are in no mean."""
+    """Warn that metrics that are not finite are left out of the means."""
     values = {name: value for name, value in reply.metrics().items() if isinstance(value, float)}
     if strange := sorted(name for name, value in values.items() if not math.isfinite(value)):
         logger.warning("client %s: metrics %s are not finite: left out", reply.client_id, strange)

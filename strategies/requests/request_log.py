@@ -1,4 +1,4 @@
-"""One question to the clients: who was asked, and what became of every reply.
+"""Logs one request: the clients asked, and the outcome of every reply.
 
 A reply may come from an adversary, and it cannot be taken out of a sum again, so it is checked
 before anything of it is used. What is refused is counted by reason and logged.
@@ -106,7 +106,7 @@ class ClientReply:
 
 @dataclass(frozen=True)
 class PartialSum:
-    """The answer of a node that played several clients: the state of an accumulator."""
+    """A node's answer for several clients: the state of an accumulator."""
 
     clients: list[str]
     arrays: dict[str, Any]
@@ -129,7 +129,7 @@ def arrays_of(record: ArrayRecord) -> dict[str, Any]:
 
 @dataclass
 class RequestLog:
-    """The book of one question.
+    """The log of one request.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class RequestLog:
     asked : dict
         Clients asked, by node. A node whose identity is not known yet has the client "".
     cohorts : bool
-        Whether the nodes were asked to play several clients each.
+        Whether the nodes were asked to run several clients each.
     summed : bool
         Whether such nodes answer with one accumulator.
     quorum : int, optional
@@ -175,7 +175,7 @@ class RequestLog:
     _silent: set[str] = field(default_factory=set)  # those who say that they released nothing
 
     def replies(self, messages: Iterable[Message]) -> Iterator[ClientReply | PartialSum]:
-        """Yield what may be used of the messages, one by one as they come.
+        """Yield the usable replies of the messages, one by one as they arrive.
 
         What is yielded counts as accumulated; `withdraw` takes that back.
         """
@@ -195,7 +195,7 @@ class RequestLog:
             yield reply
 
     def withdraw(self, reply: "ClientReply | PartialSum", error: ReplyRefusedError) -> None:
-        """Count a reply that was handed on as refused after all."""
+        """Count a reply that was already yielded as refused."""
         self.used.difference_update(reply.clients)
         self.refuse(error.reason, str(error), clients=len(reply.clients))
 
@@ -205,7 +205,7 @@ class RequestLog:
         return len(self.used)
 
     def released(self) -> tuple[str, ...]:
-        """Return the clients that count as having released something.
+        """Return the clients that must be charged because they may have released something.
 
         That is everybody who was asked and did not say otherwise: the reply of the others may be
         late or lost, and has left its node all the same. A node that has not said who it is counts
@@ -228,7 +228,7 @@ class RequestLog:
         logger.warning("round %d: refused (%s)", self.header.server_round, text)
 
     def counts(self) -> dict[str, Any]:
-        """Return what became of the question, for the history."""
+        """Return the counts of the request's outcomes, for the history."""
         return {
             "asked": sum(map(len, self.asked.values())),
             "answered": len(self.answered),
@@ -316,7 +316,7 @@ class RequestLog:
                 self.refuse(reason, f"client {client}: {error}")
 
     def _header(self, content: RecordDict) -> tuple[str, Fields]:
-        """Return who answers and the scheme's own fields, if it is this question's answer."""
+        """Return the client and the scheme's fields of a reply, if it answers this request."""
         header, fields = Header.read(_config(content, RECORD))
         header.check(scheme=self.header.scheme, phases={header.phase})
         mine, theirs = (

@@ -1,4 +1,4 @@
-"""What a round's exchanges came to: bytes, what became of the answers, virtual seconds."""
+"""Counts a round's exchanges: bytes, outcomes of the replies, virtual seconds."""
 
 import logging
 from collections import Counter
@@ -21,15 +21,15 @@ class Tally:
     """The counts of a round."""
 
     def __init__(self) -> None:
-        self._books: list[RequestLog] = []  # not counted yet: their answers may still come
+        self._logs: list[RequestLog] = []  # not counted yet: their answers may still come
         self._late_answers = self._late_bytes = 0
         self._sizes: Counter[str] = Counter()
         self._fates: dict[str, Any] = {}
         self._seconds = 0.0
 
-    def add(self, *books: RequestLog) -> None:
-        """Have exchanges counted."""
-        self._books.extend(books)
+    def add(self, *logs: RequestLog) -> None:
+        """Register exchanges to be counted."""
+        self._logs.extend(logs)
 
     def add_late(self, request_log: RequestLog, reply: Message) -> None:
         """Count an answer that came after its exchange."""
@@ -65,14 +65,14 @@ class Tally:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned, before anything is asked."""
+        """Restore what `state` returned; call it before the first request."""
         self._seconds = state["tallied_seconds"]
         self._sizes, self._fates = Counter(state["sizes"]), dict(state["fates"])
         self._late_answers, self._late_bytes = state["late"]
 
     def _count(self) -> None:
         """Add the exchanges to the counts."""
-        for request_log in self._books:
+        for request_log in self._logs:
             _say_who_is_missing(request_log)
             if request_log.header.phase == TRAIN:
                 self._fates |= request_log.counts()
@@ -83,13 +83,13 @@ class Tally:
             self._seconds += request_log.virtual_seconds
         # The nodes are greeted all at once.
         self._sizes["exchanges"] += any(
-            request_log.header.phase == HELLO for request_log in self._books
+            request_log.header.phase == HELLO for request_log in self._logs
         )
-        self._books = []
+        self._logs = []
 
 
 def _say_who_is_missing(request_log: RequestLog) -> None:
-    """Log who did not answer a question for whose answer was waited."""
+    """Log the clients that did not answer although the server waited for them."""
     if request_log.header.phase == HELLO or (
         request_log.quorum is not None and request_log.accumulated >= request_log.quorum
     ):

@@ -1,1 +1,1 @@
-"""What outlives a run of a strategy: experiment, checkpoint, history, charges not settled yet."""
+"""The state of a strategy that survives a run: experiment, checkpoint, history, open charges."""

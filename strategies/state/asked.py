@@ -1,4 +1,4 @@
-"""Which questions cost whom what, on disk before they leave, for the case that the run breaks off.
+"""Writes the cost of every request to disk before it is sent, in case the run is interrupted.
 
 Nobody knows then which of the answers were sent, so each of them is charged: by the run that goes
 on, when it asks the same question again, or when it ends without.
@@ -21,7 +21,7 @@ Asked = dict[str, dict[str, Charge]]
 
 
 class AskedNotes:
-    """What was asked since the last checkpoint.
+    """The requests since the last checkpoint, with their costs.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class AskedNotes:
         self._before: Asked = {}  # by a run that broke off
 
     def take_up(self, experiment_id: str, wanted: Callable[[str], bool]) -> None:
-        """Take up the note of an earlier run of the experiment.
+        """Read the notes of an earlier run of the experiment.
 
         Parameters
         ----------
@@ -55,7 +55,7 @@ class AskedNotes:
         self._asked = {question: dict(costs) for question, costs in self._before.items()}
 
     def note(self, experiment_id: str, question: str, costs: Mapping[str, Charge]) -> None:
-        """Note whom a question will cost what, before it leaves."""
+        """Record what a request will cost each client, before it is sent."""
         self._asked.setdefault(question, {}).update(costs)
         if self._path is not None:
             asked = {
@@ -66,7 +66,7 @@ class AskedNotes:
             write_text(self._path, json.dumps(document))
 
     def before(self, question: str) -> set[str]:
-        """Return who was asked a question by a run that broke off in its round; once.
+        """Return the clients that an interrupted run asked the same request; once.
 
         Nobody knows which of them declined. A resumed round asks the same question, perhaps not the
         same clients.
@@ -74,17 +74,17 @@ class AskedNotes:
         return set(self._before.pop(question, {}))
 
     def broken_off(self) -> Asked:
-        """Return what the run that broke off asked and this one has not asked again; once."""
+        """Return the requests of an interrupted run that this run has not sent again; once."""
         left, self._before = self._before, {}
         return left
 
     @property
     def questions(self) -> list[str]:
-        """The questions since the last checkpoint; the next one has their charges."""
+        """The requests since the last checkpoint; the next checkpoint has their charges."""
         return sorted(self._asked)
 
     def clear(self) -> None:
-        """Forget everything: a checkpoint has it."""
+        """Clear the notes, because a checkpoint has the charges."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
         self._asked, self._before = {}, {}

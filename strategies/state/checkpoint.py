@@ -1,4 +1,4 @@
-"""Checkpoints: a state in one file that is whole or refused."""
+"""Saves and loads checkpoints: a state in one file; a damaged file is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from flwr_privacy.wire.files import DamagedFileError, read_sealed, write_sealed
 
 __all__ = ["load", "save"]
 
-_MAGIC = b"flwr-privacy checkpoint 4\n"
+_MAGIC = b"flwr-privacy checkpoint 5\n"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What lasts beyond a run: identity, seed, history and checkpoint of an experiment."""
+"""The parts of an experiment that survive a run: identity, seed, history and checkpoint."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +80,7 @@ class Experiment:
         return self.id if self._seed is None else self._seed
 
     def begin(self, initial_arrays: ArrayRecord) -> dict[str, Any] | None:
-        """Return the state to go on from; None if the experiment begins.
+        """Return the state to resume from; None if the experiment begins.
 
         Raises
         ------

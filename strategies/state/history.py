@@ -1,4 +1,4 @@
-"""What happened in each round: one JSON line per round for whoever watches."""
+"""The history of the rounds, written as one JSON line per round."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ class History:
         self._on_round = on_round
 
     def restart(self, text: str = "") -> None:
-        """Begin with the lines of an earlier run; what the file had beyond them is dropped."""
+        """Begin with the lines of an earlier run; later lines of the file are dropped."""
         self._encoded = text.splitlines(keepends=True)
         self.lines = [json.loads(entry) for entry in self._encoded]
         if self._path is not None:
@@ -69,7 +69,7 @@ def log(line: Line) -> None:
 
 
 def plain(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return metrics as JSON can hold them: what is not finite becomes null."""
+    """Return metrics as JSON values; numbers that are not finite become null."""
     return {key: _finite(value) for key, value in metrics.items()}
 
 

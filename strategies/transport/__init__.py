@@ -1,1 +1,1 @@
-"""How answers are added up: in the open, or by a secure sum that opens only the sum."""
+"""Transports of the answers: plain, or by a secure sum that opens only the sum."""

@@ -1,4 +1,4 @@
-"""The exchanges of a secure sum beside that of the vectors: keys, and shares dealt and revealed."""
+"""Asks clients of a secure sum for keys, for shares of secrets, and to reveal shares."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ _LENGTHS = {_KEY_BYTES, 0, 64}  # of a key, and of a signature if there is one
 
 
 class Dealing(NamedTuple):
-    """A session whose clients deal its secrets, and where they are."""
+    """A session whose clients are to deal secrets, with their nodes."""
 
     session: Session
     assigned: Assigned
 
 
 class Revealing(NamedTuple):
-    """A session of which clients reveal what takes the masks off the sum of the survivors."""
+    """A session whose clients reveal the shares that remove the masks from the survivors' sum."""
 
     session: Session
     assigned: Assigned
@@ -59,7 +59,7 @@ class SumExchanges:
         self._tries: Counter[str] = Counter()
 
     def learn_keys(self, grid: Grid, server_round: int) -> None:
-        """Ask those for their keys who are there and have not said them."""
+        """Ask connected clients without a known key for their keys."""
         everybody = self._messenger.sample(grid, server_round, KEYS, fraction=1.0, minimum=0)
         unknown = {
             client
@@ -68,6 +68,7 @@ class SumExchanges:
         }
         if not unknown:
             return
+        # Counted when asked, so that clients that never answer do not delay every round.
         self._tries.update(unknown)
         messages = self._messenger.ask(server_round, KEYS, RecordDict(), only(everybody, unknown))
         replies = self._messenger.exchange(grid, messages, phase=KEYS)
@@ -86,7 +87,7 @@ class SumExchanges:
         revealing: Revealing | None,
         dealing: Dealing | None,
     ) -> None:
-        """Have clients reveal shares of one session, and clients deal those of another."""
+        """Ask clients to reveal shares of one session and to deal those of another."""
         own: dict[str, RecordDict] = {}
         asked: dict[int, list[str]] = {}
         if revealing is not None:
@@ -100,6 +101,7 @@ class SumExchanges:
             _add(asked, dealing.assigned)
             for client in names_in(dealing.assigned):
                 record = ConfigRecord(write(dealing.session.invitation(client)))
+                # A client in both sessions gets both requests in one message.
                 own[client] = RecordDict({**own.get(client, {}), DEAL: record})
         messages = self._messenger.ask(server_round, SHARES, RecordDict(), asked, own=own)
         request_log = self._messenger.request_log(SHARES)
@@ -131,6 +133,7 @@ def _take_shares(
         revealing.session.take_revealed(client, revealing.survivors, revealed.keys, revealed.seeds)
     if dealing is not None and DEAL in own[client]:
         record = _record(reply, DEAL)
+        # What it revealed above counts all the same.
         if "refused" in record:
             raise ReplyRefusedError("error", f"client {client}: {record['refused']}")
         dealing.session.take_dealt(client, read(Dealt, record))

@@ -1,4 +1,4 @@
-"""What the secure sums of a training hide: the least that any of them does."""
+"""States what every secure sum of a training hides: the weakest of them counts."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ class SumGuarantee:
     least: dict[str, int] = field(default_factory=dict)
 
     def note(self, settings: SecureSum, session: Session) -> None:
-        """Note a sum before it is asked for: cohorts shrink and grow."""
+        """Record a sum before it is requested, because cohorts shrink and grow."""
         cohort = session.bounds.cohort
         lying = settings.honest_in_sums(cohort, lying=True)
         this = {
@@ -33,7 +33,7 @@ class SumGuarantee:
         self.least = {key: min(value, self.least.get(key, value)) for key, value in this.items()}
 
     def text(self) -> str:
-        """Return in words what the server does not see."""
+        """Return a text on what the server does not see."""
         least = self.least
         if not least:
             return "nothing was summed yet"

@@ -1,4 +1,4 @@
-"""Secure sums as a transport: answers come as masked vectors, and the server sees their sum.
+"""The transport by secure sums: clients send masked vectors, and the server sees their sum.
 
 A sum takes two exchanges. In the first the clients send masked vectors; in the second they reveal
 what takes the masks off the sum, and those of the next sum deal its secrets. So the next sum's
@@ -50,7 +50,7 @@ BoundsOf = Callable[[list[str], int], Bounds]
 def check_summed(
     settings: SecureSum, scheme: str, summable: bool, train_metrics_fn: MetricsFn | None
 ) -> None:
-    """Refuse a secure sum that a scheme, or a user's function of the metrics, cannot have.
+    """Refuse a secure sum if the scheme or a user's metrics function does not allow one.
 
     Raises
     ------
@@ -116,7 +116,7 @@ class Summed:
         self._summed = 0
 
     def prepare(self, grid: Grid, server_round: int) -> None:
-        """See to it that the clients of a round have dealt its secrets.
+        """Run secret sharing for the clients of a round, unless they have dealt already.
 
         Raises
         ------
@@ -127,6 +127,7 @@ class Summed:
         """
         self._grid, self._summed = grid, 0
         self._exchanges.learn_keys(grid, server_round)
+        # The clients of this round may have dealt when the last sum was opened.
         self._now, self._next = self._next, None
         if self._now is not None and self._now.session.server_round == server_round:
             try:
@@ -140,16 +141,16 @@ class Summed:
 
     @property
     def cohort(self) -> int:
-        """Of how many clients the sum may be; at the first step not all may have dealt."""
+        """Largest number of clients in the sum; at the first step some may not have dealt."""
         return self._current().session.bounds.cohort
 
     def clients(self, grid: Grid, server_round: int) -> Assigned:
-        """Return who is asked for a vector: those who dealt."""
+        """Return the clients to ask for a vector: those that dealt."""
         session, assigned = self._current()
         return only(assigned, set(session.dealers))
 
     def quorum(self, quorum: int | None) -> int | None:
-        """Return after how many vectors a round may go on, so that its sum can be opened.
+        """Return the number of vectors after which a round ends, enough to open its sum.
 
         At a later step these are all.
 
@@ -171,7 +172,7 @@ class Summed:
     def question(
         self, phase: str, content: RecordDict, own: Mapping[str, RecordDict]
     ) -> tuple[RecordDict, Mapping[str, RecordDict]]:
-        """Return a question for vectors, with what is said of their sum to all and to each."""
+        """Return a request for vectors, with fields on their sum for all and for each client."""
         if phase not in self._phases:
             return content, own
         session, _ = self._current()
@@ -190,7 +191,7 @@ class Summed:
         return RecordDict({**content, JOIN: ConfigRecord(common)}), places
 
     def accumulator(self, phase: str, empty: WeightedMean) -> WeightedMean:
-        """Return an empty sum of masked vectors, as long as the scheme's codes and the weight."""
+        """Return an empty sum of masked vectors with room for the scheme's codes and the weight."""
         if phase not in self._phases:
             return empty
         return MaskedSum(vector_size(empty), self._current().session.bounds.modulus_bits)
@@ -198,7 +199,7 @@ class Summed:
     def opened(
         self, heard: WeightedMean, request_log: RequestLog, instruction: Instruction
     ) -> WeightedMean:
-        """Return the scheme's accumulator with the sum, if it can be opened, else an empty one."""
+        """Open the sum into the scheme's accumulator; return an empty one if that fails."""
         if not isinstance(heard, MaskedSum):
             return heard
         empty = instruction.accumulator()
@@ -214,7 +215,7 @@ class Summed:
         return mean
 
     def go_on(self) -> None:
-        """Make the step that was dealt for when the last sum was opened the current one.
+        """Move to the round's next step, whose secrets were dealt when the last sum was opened.
 
         Raises
         ------
@@ -241,16 +242,16 @@ class Summed:
             "sum_modulus_bits": session.bounds.modulus_bits,
         }
 
-    def promised(self, guarantee: Guarantee) -> Guarantee:
-        """Return a scheme's promise with what the server does not see of the sums so far."""
+    def extend_guarantee(self, guarantee: Guarantee) -> Guarantee:
+        """Add to a scheme's guarantee what the server does not see of the sums so far."""
         return replace(guarantee, secure_sum=self._guarantee.text())
 
     def state(self) -> dict[str, int]:
-        """Return what was promised so far, for a checkpoint."""
+        """Return the guarantee of the sums so far, for a checkpoint."""
         return dict(self._guarantee.least)
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._guarantee.least = dict(state)
 
     def _current(self) -> Dealing:
@@ -263,7 +264,7 @@ class Summed:
     def _open(
         self, masked: MaskedSum, empty: WeightedMean, asked: bytes, again: bool
     ) -> WeightedMean:
-        """Open a sum; have the clients of the next one deal in the same exchange.
+        """Open a sum; ask the clients of the next sum to deal in the same exchange.
 
         Parameters
         ----------
@@ -289,6 +290,7 @@ class Summed:
         answering = {client for client in survivors if session.can_answer(client, survivors)}
         self._next = None  # also where there is no later step
         self._next = self._next_step(survivors, asked) if again else self._next_round()
+        # One exchange opens this sum and has the clients of the next one deal.
         self._exchanges.share(
             self._connected(),
             session.server_round,
@@ -366,7 +368,7 @@ class Summed:
 def opened_mean(
     mean: WeightedMean, values: NDArray[np.int64], survivors: list[str], bounds: Bounds
 ) -> WeightedMean:
-    """Return an accumulator with the sum that was opened.
+    """Return an accumulator that holds an opened sum.
 
     Parameters
     ----------
@@ -387,6 +389,7 @@ def opened_mean(
     weight = int(values[-1])
     largest = int(max(values[:-1].max(initial=0), -values[:-1].min(initial=0)))
     heaviest = min(bounds.weight_limit, len(survivors) * bounds.largest_weight)
+    # A wrong vector cannot be seen under its masks: at least the sum must be possible.
     if not 0 <= weight <= heaviest or largest > weight * bounds.code_limit:
         raise NotOpenedError(_WRONG)
     arrays, place = {}, 0

@@ -1,4 +1,4 @@
-"""How the answers of clients come to the server: in the open, or as a sum that hides them.
+"""Interface between rounds and the way answers travel: one by one, or as a secure sum.
 
 A strategy has one transport and asks it in every exchange: whom to ask, what a question says beside
 the scheme's own, what the answers are added up in, and what that comes to. `Plain` is below;
@@ -24,14 +24,14 @@ Draw = Callable[[Grid, int], Assigned]
 
 
 class Transport(Protocol):
-    """What carries the answers of one training."""
+    """Carries the answers of one training to the server."""
 
     @property
     def cohort(self) -> int:
-        """Of how many clients a sum may be that the server sees; 1 where it sees each answer."""
+        """Number of clients whose sum the server may see; 1 where it sees each answer."""
 
     def prepare(self, grid: Grid, server_round: int) -> None:
-        """See to it that the clients of a round can answer.
+        """Prepare the clients of a round to answer.
 
         Raises
         ------
@@ -40,26 +40,26 @@ class Transport(Protocol):
         """
 
     def clients(self, grid: Grid, server_round: int) -> Assigned:
-        """Return who is asked in a round that was prepared."""
+        """Return the clients to ask in a prepared round."""
 
     def quorum(self, quorum: int | None) -> int | None:
-        """Return after how many answers an exchange ends, if the user wants it to end there."""
+        """Return the number of answers that end an exchange, if the user has set a quorum."""
 
     def question(
         self, phase: str, content: RecordDict, own: Mapping[str, RecordDict]
     ) -> tuple[RecordDict, Mapping[str, RecordDict]]:
-        """Return what a question says to all and to each client alone, with what the way needs."""
+        """Return a request's content for all and for each client, with the transport's fields."""
 
     def accumulator(self, phase: str, empty: WeightedMean) -> WeightedMean:
-        """Return what the answers are added up in; `empty` is the scheme's own accumulator."""
+        """Return the accumulator for the answers; `empty` is the scheme's own."""
 
     def opened(
         self, heard: WeightedMean, request_log: RequestLog, instruction: Instruction
     ) -> WeightedMean:
-        """Return the scheme's accumulator with what was heard; an empty one if that is lost."""
+        """Return the scheme's accumulator with the answers; an empty one if they are lost."""
 
     def go_on(self) -> None:
-        """Go on to the next answer of the same clients in the same round.
+        """Move to the next answer of the same clients in the same round.
 
         Raises
         ------
@@ -70,18 +70,18 @@ class Transport(Protocol):
     def metrics(self) -> dict[str, float]:
         """Return the numbers of a round, for the history."""
 
-    def promised(self, guarantee: Guarantee) -> Guarantee:
-        """Return a scheme's promise with what the way of the answers adds to it."""
+    def extend_guarantee(self, guarantee: Guarantee) -> Guarantee:
+        """Add to a scheme's guarantee what the transport hides."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a resume needs."""
+        """Return the state that a resume needs."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
 
 
 class Plain:
-    """Answers that the server sees one by one.
+    """The transport without a secure sum: the server sees every answer.
 
     Parameters
     ----------
@@ -95,10 +95,10 @@ class Plain:
         self._draw = draw
 
     def prepare(self, grid: Grid, server_round: int) -> None:
-        """Do nothing: whoever is asked can answer."""
+        """Do nothing: every client can answer."""
 
     def clients(self, grid: Grid, server_round: int) -> Assigned:
-        """Return who is drawn."""
+        """Return the drawn clients."""
         return self._draw(grid, server_round)
 
     def quorum(self, quorum: int | None) -> int | None:
@@ -108,7 +108,7 @@ class Plain:
     def question(
         self, phase: str, content: RecordDict, own: Mapping[str, RecordDict]
     ) -> tuple[RecordDict, Mapping[str, RecordDict]]:
-        """Return the question as it is."""
+        """Return the content unchanged."""
         return content, own
 
     def accumulator(self, phase: str, empty: WeightedMean) -> WeightedMean:
@@ -118,7 +118,7 @@ class Plain:
     def opened(
         self, heard: WeightedMean, request_log: RequestLog, instruction: Instruction
     ) -> WeightedMean:
-        """Return what was heard."""
+        """Return the received answers."""
         return heard
 
     def go_on(self) -> None:
@@ -128,8 +128,8 @@ class Plain:
         """Return nothing."""
         return {}
 
-    def promised(self, guarantee: Guarantee) -> Guarantee:
-        """Return the promise as it is."""
+    def extend_guarantee(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee unchanged."""
         return guarantee
 
     def state(self) -> dict[str, Any]:
@@ -137,4 +137,4 @@ class Plain:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up nothing."""
+        """Do nothing: there is no state."""

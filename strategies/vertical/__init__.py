@@ -1,1 +1,1 @@
-"""Vertical schemes on the server, whose clients own columns: FedVS and plain split learning."""
+"""Vertical schemes on the server, where clients own columns: FedVS and plain split learning."""

@@ -1,4 +1,4 @@
-"""Clients that own columns of the same rows: who they are, and questions that go to all of them."""
+"""Enrols clients that own columns of the same rows, and sends requests to all of them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,7 +28,7 @@ __all__ = ["ColumnOwners"]
 
 
 class ColumnOwners(SchemeStrategy):
-    """Base of `VerticalStrategy`: enrols the clients, and asks all of them or none."""
+    """Base of `VerticalStrategy`: enrols the clients, and asks all of them or none of them."""
 
     members: list[str]
 
@@ -40,7 +40,7 @@ class ColumnOwners(SchemeStrategy):
     _delays: dict[str, Any] | None
 
     def taken(self, phase: str, reply: ClientReply) -> Any:
-        """Return what of a reply is kept.
+        """Return the part of a reply that is kept.
 
         Raises
         ------
@@ -50,7 +50,7 @@ class ColumnOwners(SchemeStrategy):
         raise NotImplementedError
 
     def enrol(self, grid: Grid, server_round: int, **fields: str) -> dict[str, Enrolled]:
-        """Ask everybody, or all members of a running experiment, who they are and what they have.
+        """Ask all clients, or all members of a running experiment, for a description of their data.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class ColumnOwners(SchemeStrategy):
         return told
 
     def _check_present(self, assigned: Assigned) -> None:
-        """Refuse to wait for a member whose node is not there.
+        """Raise an error if a member's node is not connected.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class ColumnOwners(SchemeStrategy):
             raise ProtocolError(f"clients {missing} are not there, or still owe an answer")
 
     def simulate_delays(self, partitions: int = 1) -> None:
-        """Begin to simulate the delays of the members, if they are to be."""
+        """Begin to simulate the delays of the members, if that was asked for."""
         if self._delays is not None:
             batch: dict[str, Any] = {"batch_size": self.batch_size, "K": partitions}
             self.messenger.stragglers = HalfSlow(
@@ -123,7 +123,7 @@ class ColumnOwners(SchemeStrategy):
         own: Mapping[str, RecordDict] | None = None,
         quorum: int | None = None,
     ) -> dict[str, Any]:
-        """Put a question to some clients; return what `taken` keeps of the replies, by client."""
+        """Send a request to some clients; return what `taken` keeps of each reply, by client."""
         answers: dict[str, Any] = {}
 
         def take(mean: WeightedMean, reply: ClientReply) -> None:
@@ -138,7 +138,7 @@ class ColumnOwners(SchemeStrategy):
         return answers
 
     def _assigned(self, grid: Grid, server_round: int, phase: str) -> Assigned:
-        """Return the members that are there, by their nodes, once they owe no answer."""
+        """Return the connected members by node, after they have answered earlier requests."""
         self.messenger.settle(grid)
         others = set(self.federation.clients()).difference(self.members)
         return self.messenger.sample(

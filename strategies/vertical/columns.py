@@ -1,4 +1,4 @@
-"""What clients say of their columns, and what goes to and fro about them."""
+"""Records of vertical schemes: a client's columns, pending gradients, aggregated embeddings."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class _Told:
-    """What every client says in the setup, as it travels."""
+    """The fields that every client sends in the setup."""
 
     columns: int
     parts: list[str]
@@ -39,7 +39,7 @@ class _Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Enrolled:
-    """What a client said of itself and its data.
+    """A client's description of itself and its data.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Enrolled:
 
     @classmethod
     def of(cls, reply: ClientReply) -> "Enrolled":
-        """Read it from a client's reply.
+        """Read the description from a client's reply.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class Enrolled:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "Enrolled":
-        """Read it from a reply, which may come from an adversary.
+        """Read the description from a reply, which may come from an adversary.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Enrolled:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pending:
-    """A gradient that the clients have not got yet.
+    """A gradient that has not reached the clients yet.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Pending:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Aggregate:
-    """The embeddings of some rows, aggregated.
+    """The aggregated embeddings of some rows.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class Aggregate:
 
 
 def natural(names: Iterable[str]) -> list[str]:
-    """Return names in an order in which numbers follow one another.
+    """Sort names so that numbers in them are in numeric order.
 
     Examples
     --------
@@ -150,12 +150,12 @@ def natural(names: Iterable[str]) -> list[str]:
 
 
 def arrays_message(arrays: Mapping[str, NDArray[Any]]) -> RecordDict:
-    """Return arrays as the content of a question."""
+    """Return arrays as the content of a request."""
     return RecordDict({"arrays": to_record(dict(arrays))})
 
 
 def check_aligned(told: Mapping[str, Enrolled]) -> None:
-    """Refuse clients whose rows are not the same ones.
+    """Refuse clients that do not have the same rows.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The coding of the data on the server: what is agreed on, and the shares that are passed on."""
+"""Runs the coding of the data on the server: agrees on parameters and relays sealed shares."""
 
 import logging
 import secrets
@@ -32,7 +32,7 @@ logger = logging.getLogger("flwr.privacy")
 
 
 class DataCoding(VerticalStrategy):
-    """Base of `FedVS`: has the clients code their data, and passes sealed shares on."""
+    """Base of `FedVS`: asks the clients to code their data, and relays their sealed shares."""
 
     terms: CodeTerms | None
 
@@ -51,7 +51,7 @@ class DataCoding(VerticalStrategy):
     paper: bool
 
     def setup(self, grid: Grid) -> None:
-        """Have every client code its data, once for an experiment.
+        """Ask every client to code its data, once per experiment.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class DataCoding(VerticalStrategy):
         self.announce()
 
     def refresh(self, grid: Grid, server_round: int | None = None) -> None:
-        """Have all data coded anew, with new masks; the clients delete the old shares.
+        """Ask all clients to code their data again with new masks, and to delete the old shares.
 
         Rows that clients have got since then are coded with the others, under the names of their
         parts.
@@ -166,7 +166,7 @@ class DataCoding(VerticalStrategy):
         )
 
     def _chunks(self, terms: CodeTerms) -> list[Chunk]:
-        """Return the pieces in which the coded rows are dealt."""
+        """Return the chunks in which the coded rows are dealt."""
         row = terms.bytes_of(terms.offsets[-1]) * (len(terms.members) - 1)
         most = max(1, self.relay_limit // row)
         chunks = []
@@ -183,7 +183,7 @@ class DataCoding(VerticalStrategy):
         shares: dict[str, NDArray[np.uint8]],
         sizes: list[int],
     ) -> None:
-        """Drop sealed shares of another form than was asked for."""
+        """Drop sealed shares that do not have the requested form."""
         others = len(terms.members) - 1
         for client in list(shares):
             length = terms.bytes_of(sizes[terms.place(client)]) + SEAL_BYTES
@@ -195,18 +195,18 @@ class DataCoding(VerticalStrategy):
                 del shares[client]
 
     def guarantee(self) -> Guarantee:
-        """Return the promise."""
+        """Return the guarantee."""
         signed = self.terms is not None and all(self.terms.signatures)
         return guarantee_of(self.terms, pinned=signed, insecure=self._insecure)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was agreed on, beside what every vertical scheme keeps."""
+        """Return the agreed parameters and the state of every vertical scheme."""
         terms = None if self.terms is None else records.write(self.terms)
         own = {"terms": terms, "order": self._order_of_all()}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises
         ------
@@ -242,7 +242,7 @@ class DataCoding(VerticalStrategy):
         return dict(self.order) if isinstance(self.order, Mapping) else self.order
 
     def segments(self, part: str) -> Segments:
-        """Return how the rows of a part lie in its coded rows."""
+        """Return the segments of a part's rows in its coded rows."""
         return self._agreed().segments(part)
 
     def rows_at_a_time(self, part: str) -> int:
@@ -263,7 +263,7 @@ class DataCoding(VerticalStrategy):
         return max(1, terms.offsets[-1] // (terms.partitions + terms.privacy) // 2)
 
     def _maskers(self, server_round: int) -> list[str]:
-        """Return who adds zero masks, in turns: one of them more than needed."""
+        """Return the clients that add zero masks, in turns: one more than needed."""
         if not self._zero_mask:
             return []
         count = maskers(len(self.members), self.T)

@@ -1,4 +1,4 @@
-"""FedVS on the server: pass sealed shares on, stop at the answers that suffice, decode their sum.
+"""FedVS on the server: relays sealed shares, stops when enough answers came, decodes their sum.
 
 "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for Split Models",
 ICML 2023, Algorithm 1.
@@ -64,11 +64,11 @@ EVALUATIONS = ("secure", "oracle", "none")
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class FedVS(DataCoding):
-    """Vertical split learning on coded shares, exact from the first R answers (FedVS).
+    """Vertical split learning on coded shares, exact from any first R answers (FedVS).
 
     Parameters
     ----------
-    fraction_train, ..., labels, central, ...
+    fraction_train, ..., labels, server_model, ...
         Those of `VerticalStrategy`.
     K : int, optional
         Segments of the rows: the more, the less a client computes, and the more answers it takes.
@@ -134,10 +134,10 @@ class FedVS(DataCoding):
     Examples
     --------
     >>> from functools import partial
-    >>> from flwr_privacy.clients.torch import TorchCentral, mlp
+    >>> from flwr_privacy.clients.torch import TorchServerModel, mlp
     >>> from flwr_privacy.strategies import FedVS
-    >>> central = TorchCentral(partial(mlp, (64, 32, 2)))
-    >>> strategy = FedVS(labels=[0, 1, 1, 0], central=central, T=1, batch_size=2, order=1)
+    >>> server_model = TorchServerModel(partial(mlp, (64, 32, 2)))
+    >>> strategy = FedVS(labels=[0, 1, 1, 0], server_model=server_model, T=1, batch_size=2, order=1)
     """
 
     K: int | None = None
@@ -192,7 +192,7 @@ class FedVS(DataCoding):
     def aggregated(
         self, grid: Grid, server_round: int, part: str, coded: NDArray[np.int64]
     ) -> Aggregate:
-        """Return the aggregate of some rows, decoded from the first answers that suffice.
+        """Return the aggregate of some rows, decoded from the first answers that are enough.
 
         Raises
         ------
@@ -238,7 +238,7 @@ class FedVS(DataCoding):
     def _dealt(
         self, grid: Grid, server_round: int, phase: str, part: str, coded: NDArray[np.int64]
     ) -> tuple[Dealing, dict[str, NDArray[np.uint8]]]:
-        """Give the clients the pending gradient; return the shares of weights that they deal."""
+        """Send the clients the pending gradient; return the shares of weights that they deal."""
         terms = self._agreed()
         dealing = self._dealing(
             secrets.token_hex(16),
@@ -274,7 +274,7 @@ class FedVS(DataCoding):
         dealers: list[str],
         shares: Mapping[str, NDArray[np.uint8]],
     ) -> dict[int, NDArray[np.int64]]:
-        """Pass the shares on; return the answers by the places of who gave them."""
+        """Relay the shares; return the answers by their client's place."""
         terms = self._agreed()
         question = Evaluation(
             generation=terms.generation, share_set=dealing.share_set, dealers=dealers
@@ -335,7 +335,7 @@ class FedVS(DataCoding):
         return Aggregate(values=values, clients=list(self.members))
 
     def deliver(self, grid: Grid, server_round: int) -> None:
-        """Give the clients the pending gradient, if there is one, and ask them nothing."""
+        """Send the clients the pending gradient, if there is one, and ask nothing else."""
         if self._pending is None:
             return
         dealing = self._dealing(None, part=TRAIN_PART, rows=[], maskers=[])
@@ -352,7 +352,7 @@ class FedVS(DataCoding):
     # -- Replies -----------------------------------------------------------------------------
 
     def taken(self, phase: str, reply: ClientReply) -> Any:
-        """Return what of a reply is kept: a client's data, sealed shares, an answer."""
+        """Return the part of a reply that is kept: data description, sealed shares, or answer."""
         if phase == ENROL:
             return Enrolled.of(reply)
         if reply.fields.get("lost") is True:

@@ -1,4 +1,4 @@
-"""Plain vertical split learning on the server: the rivals of FedVS, on the same loop.
+"""Plain vertical split learning on the server: FedVS's baselines on the same loop.
 
 Each takes one exchange a round: a client takes in its last gradient and answers with embeddings.
 """
@@ -55,11 +55,11 @@ WAIT, IGNORE, VAFL, WAIT_DP = METHODS
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class SplitVFL(VerticalStrategy):
-    """Vertical split learning whose server sees the clients' embeddings: baselines of FedVS.
+    """Vertical split learning in which the server sees the clients' embeddings: FedVS's baselines.
 
     Parameters
     ----------
-    fraction_train, ..., labels, central, ...
+    fraction_train, ..., labels, server_model, ...
         Those of `VerticalStrategy`. With a `secure_sum` the server sees sums of embeddings; use
         ``threshold`` of all clients to wait for all. Tests are on plain embeddings even then.
     method : {"wait", "ignore", "vafl", "wait-dp"}, default "wait"
@@ -120,7 +120,7 @@ class SplitVFL(VerticalStrategy):
     # -- The setup ---------------------------------------------------------------------------
 
     def setup(self, grid: Grid) -> None:
-        """Ask who there is and what they have.
+        """Enrol the clients; under vafl, ask them for all embeddings once.
 
         Raises
         ------
@@ -136,7 +136,7 @@ class SplitVFL(VerticalStrategy):
         self.announce()
 
     def _begin_queue(self, grid: Grid) -> None:
-        """Have every client embed all rows once, and set out."""
+        """Ask every client to embed all rows once; their simulated arrivals start here."""
         self._shape = (self._rows(TRAIN_PART), self.embedding)
         assigned = self._assigned(grid, 0, EMBED)
         self._cache = self.ask_all(
@@ -223,7 +223,7 @@ class SplitVFL(VerticalStrategy):
         return Aggregate(values=values.astype(np.float32), clients=clients)
 
     def batch(self, server_round: int) -> NDArray[np.int64]:
-        """Return the rows of a round: under vafl those of the next client to arrive."""
+        """Return the rows of a round; under vafl those of the next client to arrive."""
         if self._method != VAFL:
             return super().batch(server_round)
         moment, _, client = heapq.heappop(self._queue)
@@ -236,7 +236,7 @@ class SplitVFL(VerticalStrategy):
         return rows
 
     def _arrival(self, grid: Grid, server_round: int) -> Aggregate:
-        """Return the aggregate of the next answer to arrive, with what the others sent last."""
+        """Return the aggregate of the next answer to arrive and the others' latest answers."""
         client, rows = self._arriving
         self._shape = (len(rows), self.embedding)
         owed, count = self._owed.get(client), self._counts[client]
@@ -259,7 +259,7 @@ class SplitVFL(VerticalStrategy):
         return Aggregate(values=self._joined_up(kept).values, clients=[client])
 
     def train_round(self, grid: Grid, server_round: int, arrays: Any, config: Any) -> Any:
-        """Make one step; under vafl the gradient is owed to the client that has answered."""
+        """Make one step; under vafl the gradient is for the client that has answered."""
         result = super().train_round(grid, server_round, arrays, config)
         if self._method == VAFL and self._pending is not None:
             client, rows = self._arriving
@@ -270,7 +270,7 @@ class SplitVFL(VerticalStrategy):
         return result
 
     def deliver(self, grid: Grid, server_round: int) -> None:
-        """Give the clients the gradients that they have not got, and ask them nothing."""
+        """Send the clients their pending gradients, and ask nothing else."""
         if self._method == VAFL:
             for client, owed in list(self._owed.items()):
                 assigned = only(self._assigned(grid, server_round, SETTLE), {client})
@@ -290,7 +290,7 @@ class SplitVFL(VerticalStrategy):
     # -- Replies and sums --------------------------------------------------------------------
 
     def taken(self, phase: str, reply: ClientReply) -> Any:
-        """Return what of a reply is kept: a client's data, or embeddings."""
+        """Return the part of a reply that is kept: data description or embeddings."""
         if phase == ENROL:
             return Enrolled.of(reply)
         if phase == SETTLE:
@@ -307,7 +307,7 @@ class SplitVFL(VerticalStrategy):
         return found.copy() if self._method == VAFL else found
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
-        """Return the bounds of the codes; everybody weighs 1."""
+        """Return the bounds of the codes; every client weighs 1."""
         return (self.secure_sum or SecureSum()).bounds(len(clients), largest_weight=1)
 
     def _sum_terms(self, secure_sum: SecureSum) -> FedAvgSumTerms:
@@ -318,7 +318,7 @@ class SplitVFL(VerticalStrategy):
     # -- What it says of itself --------------------------------------------------------------
 
     def guarantee(self) -> Guarantee:
-        """Return that nothing is promised, or what a secure sum hides."""
+        """Return a guarantee of nothing, or of what a secure sum hides."""
         if self.secure_sum is None:
             return Guarantee(scheme=self.scheme, protects="nothing", adversary="nobody")
         return Guarantee(
@@ -336,7 +336,7 @@ class SplitVFL(VerticalStrategy):
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises
         ------
@@ -375,14 +375,14 @@ class SplitVFL(VerticalStrategy):
         return RecordDict() if owed is None else arrays_message({GRADIENT: owed.gradient})
 
     def _known_fast(self) -> list[str] | None:
-        """Return who is no straggler, if that is known."""
+        """Return the clients that are known not to be stragglers."""
         if self._fast is not None:
             return self._fast
         delays = self.messenger.stragglers
         return list(delays.fast) if isinstance(delays, HalfSlow) else None
 
     def _everybody(self) -> set[str]:
-        """Return for whom a round waits."""
+        """Return the clients that a round waits for."""
         if self._method != IGNORE:
             return set(self.members)
         return set(self._known_fast() or ())
@@ -392,7 +392,7 @@ class SplitVFL(VerticalStrategy):
         return assigned if fast is None else only(assigned, set(fast))
 
     def _cycle(self, client: str) -> float:
-        """Return how long a client takes from a gradient to its next answer."""
+        """Return the time that a client takes from a gradient to its next answer."""
         delays = self.messenger.stragglers
         if delays is None:
             return 1.0

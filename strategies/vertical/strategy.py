@@ -1,8 +1,8 @@
-"""Vertical split learning on the server: what schemes have in common whose clients own columns.
+"""The shared strategy of vertical split learning, in which clients own columns.
 
 The clients turn their columns of a batch into embeddings, the server aggregates them, goes on with
-a central model and its labels, and returns the gradient with respect to the aggregate. A round is
-one step on one mini-batch. The strategy's arrays are the central model; the clients' weights stay
+a server model and its labels, and returns the gradient with respect to the aggregate. A round is
+one step on one mini-batch. The strategy's arrays are the server model; the clients' weights stay
 with them.
 """
 
@@ -26,10 +26,10 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.fedvs.central import Central
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.rows import Segments, batch_of
+from flwr_privacy.fedvs.server_model import ServerModel
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.strategies.requests.request_log import arrays_of
 from flwr_privacy.strategies.state.experiment import SchemeResult
@@ -49,7 +49,7 @@ AGGREGATIONS = ("mean", "sum")
 @checked_keywords
 @dataclass(eq=False, repr=False, kw_only=True)
 class VerticalStrategy(ColumnOwners):
-    """Base of the strategies whose clients own columns.
+    """Base of the strategies in which clients own columns.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ class VerticalStrategy(ColumnOwners):
         FedAvg's and those of `SchemeStrategy`. All clients take part in every round.
     labels : (M,) array
         Labels of the training rows, in the order of the clients' rows.
-    central : Central
-        The central model, e.g. `flwr_privacy.clients.torch.TorchCentral`.
+    server_model : ServerModel
+        The server model, e.g. `flwr_privacy.clients.torch.TorchServerModel`.
     test_labels : (m,) array, optional
         Labels of the clients' part ``test``; without them nothing is evaluated.
     embedding : int, default 64
@@ -72,7 +72,7 @@ class VerticalStrategy(ColumnOwners):
     batch_size : int, default 32
         Rows of a mini-batch.
     learning_rate : float, default 0.05
-        Step size of the central model.
+        Step size of the server model.
     client_learning_rate : float, optional
         Step size of the clients' weights; by default `learning_rate`.
     aggregation : {"mean", "sum"}, default "mean"
@@ -96,7 +96,7 @@ class VerticalStrategy(ColumnOwners):
     """
 
     labels: ArrayLike
-    central: Central
+    server_model: ServerModel
     test_labels: ArrayLike | None = None
     embedding: int = 64
     order: int | Mapping[str, int] = 2
@@ -119,13 +119,13 @@ class VerticalStrategy(ColumnOwners):
             allowed = "nothing: the scheme itself says for how many answers a round waits"
             raise InvalidParameterError("quorum", self.loop.quorum, allowed)
         if self.inner is not None:
-            allowed = "None: the central model makes the steps"
+            allowed = "None: the server model makes the steps"
             raise InvalidParameterError("inner", self.inner, allowed)
-        if not isinstance(self.central, Central):
+        if not isinstance(self.server_model, ServerModel):
             raise InvalidParameterError(
-                "central",
-                type(self.central).__name__,
-                "a Central: initial, step, scores and metrics",
+                "server_model",
+                type(self.server_model).__name__,
+                "a ServerModel: initial, step, scores and metrics",
             )
         self._labels = {TRAIN_PART: label_vector("labels", self.labels)}
         if self.test_labels is not None:
@@ -182,11 +182,11 @@ class VerticalStrategy(ColumnOwners):
         raise NotImplementedError
 
     def deliver(self, grid: Grid, server_round: int) -> None:
-        """Give the clients the pending gradient, if there is one, and ask them nothing."""
+        """Send the clients the pending gradient, if there is one, and ask nothing else."""
         raise NotImplementedError
 
     def _told(self, server_round: int, clients: Collection[str]) -> None:
-        """Forget the pending gradient; say who has not got it."""
+        """Forget the pending gradient, and warn of clients that did not get it."""
         missing = natural(set(self.members).difference(clients))
         if self._pending is not None and missing:
             logger.warning(
@@ -197,11 +197,11 @@ class VerticalStrategy(ColumnOwners):
         self._pending = None
 
     def segments(self, part: str) -> Segments:
-        """Return how the rows of a part lie in its coded rows; by default one by one."""
+        """Return the segments of a part's rows in its coded rows; by default one row each."""
         return Segments(rows=self._rows(part), K=1)
 
     def batch(self, server_round: int) -> NDArray[np.int64]:
-        """Return the coded rows of a round's mini-batch: every epoch has all of them once."""
+        """Return the coded rows of a round's mini-batch; every epoch has each row once."""
         seed = derive_seed(self.experiment.seed, "vertical batches")
         length = self.segments(TRAIN_PART).length
         return batch_of(length, self.batch_rows(), seed, server_round)
@@ -225,7 +225,7 @@ class VerticalStrategy(ColumnOwners):
         """Train; see `SchemeStrategy.start`.
 
         What the strategy finds on the part ``test`` stands beside what `evaluate_fn` returns, which
-        sees the central model.
+        sees the server model.
         """
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -240,7 +240,7 @@ class VerticalStrategy(ColumnOwners):
     def train_round(
         self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make one step on one mini-batch; skip the round if the embeddings cannot be had."""
+        """Make one step on one mini-batch; skip the round if embeddings are missing."""
         if late := sorted(set(self.newcomers).difference(self.members)):
             logger.warning("clients %s came after the setup and take no part", late)
         self._template = arrays_of(arrays)
@@ -257,7 +257,7 @@ class VerticalStrategy(ColumnOwners):
         places, counted = segments.real_rows(coded), segments.counted(coded)
         labels = self._ordered_labels(TRAIN_PART)[places[counted]]
         embedding = aggregate.values[counted]
-        renewed, gradient, loss = self.central.step(
+        renewed, gradient, loss = self.server_model.step(
             self._template, embedding, labels, self.learning_rate
         )
         results: list[Any] = [*renewed.values(), gradient, loss]
@@ -283,7 +283,7 @@ class VerticalStrategy(ColumnOwners):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Refuse a `start` of the user's own: a round takes more than one exchange.
+        """Raise an error under a user's own `start`: a round takes more than one exchange.
 
         Raises
         ------
@@ -305,7 +305,7 @@ class VerticalStrategy(ColumnOwners):
         grid : Grid
             Flower's grid.
         arrays : ArrayRecord
-            The central model, e.g. that of the result.
+            The server model, e.g. that of the result.
         part : str, default "test"
             Which of the clients' rows.
 
@@ -321,19 +321,19 @@ class VerticalStrategy(ColumnOwners):
         """
         server_round = self.planned_rounds or 1
         values = self._all_embeddings(grid, server_round, part)
-        scores = self.central.scores(arrays_of(arrays), values)
+        scores = self.server_model.scores(arrays_of(arrays), values)
         ordered = np.empty_like(scores)
         ordered[self._common_order(part)] = scores
         return ordered
 
-    # -- What the books and the history say --------------------------------------------------
+    # -- The privacy card and the history ----------------------------------------------------
 
     def round_metrics(self, card: Any) -> dict[str, float]:
         """Return the numbers of the round."""
         return dict(self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who takes part, and the gradient that they have not got yet."""
+        """Return the members and the pending gradient."""
         pending = self._pending
         return {
             "members": self.members,
@@ -348,7 +348,7 @@ class VerticalStrategy(ColumnOwners):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self.members = list(state["members"])
         self._enrolled = {name: Enrolled(**told) for name, told in state["enrolled"].items()}
         self._updates = state["updates"]
@@ -361,7 +361,7 @@ class VerticalStrategy(ColumnOwners):
     def _judged(
         self, grid: Grid, server_round: int, arrays: ArrayRecord, *, last: bool
     ) -> dict[str, float]:
-        """Return what the model does on the test rows, if it is time to see."""
+        """Return the metrics on the test rows, if this round evaluates."""
         found: dict[str, float] = {}
         every = self.evaluate_every or math.ceil(
             self.segments(TRAIN_PART).length / self.batch_rows()
@@ -371,7 +371,7 @@ class VerticalStrategy(ColumnOwners):
             try:
                 values = self._all_embeddings(grid, server_round, TEST_PART)
                 labels = self._ordered_labels(TEST_PART)
-                found = dict(self.central.metrics(arrays_of(arrays), values, labels))
+                found = dict(self.server_model.metrics(arrays_of(arrays), values, labels))
             except ProtocolError as error:
                 logger.warning("round %d is not evaluated: %s", server_round, error)
         if last:  # the clients' weights are to be those that go with the model
@@ -391,7 +391,7 @@ class VerticalStrategy(ColumnOwners):
         return found
 
     def rows_at_a_time(self, part: str) -> int:
-        """Return how many coded rows are evaluated at a time; by default all."""
+        """Return the number of coded rows to evaluate at a time; by default all."""
         return self.segments(part).length
 
     def _ordered_labels(self, part: str) -> NDArray[Any]:

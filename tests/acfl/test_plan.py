@@ -20,7 +20,7 @@ from flwr_privacy.acfl.guarantee import guarantee_of, setup_privacy
 from flwr_privacy.acfl.sums import GRADIENT, SIZE, heard
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import SecureSum
@@ -130,7 +130,7 @@ def codes(terms: SetupTerms | GradientTerms, data: Any, model: Any = None) -> Ar
         else:
             arrays, _ = node.descend(terms, model)
     values = np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
-    return Grid(terms.grid).step * values.astype(float)
+    return CodeGrid(terms.grid).step * values.astype(float)
 
 
 def moments_apart(terms: SetupTerms, data: Any, more: Any) -> tuple[float, float]:

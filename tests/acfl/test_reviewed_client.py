@@ -31,7 +31,7 @@ from flwr_privacy.clients import DataLimits, acfl_client_app
 from flwr_privacy.clients.node.context_store import ContextStore
 from flwr_privacy.clients.node.data_cache import PreparedData
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import ACFL, DataBounds
 
@@ -110,7 +110,7 @@ def test_a_record_moves_the_answer_of_a_batch_by_no_more_than_the_sensitivity(
         folder = tmp_path / str(len(answers))
         folder.mkdir()
         arrays, _ = Node(folder, (X[kept], Y[kept])).descend(terms, W)
-        answers.append(Grid(terms.grid).step * np.append(arrays["gradient"], arrays["size"]))
+        answers.append(CodeGrid(terms.grid).step * np.append(arrays["gradient"], arrays["size"]))
     apart = np.linalg.norm(answers[0] - answers[1])
     assert apart <= terms.sensitivity()
     assert (apart > 0.05) == drawn[removed]

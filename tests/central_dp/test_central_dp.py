@@ -27,7 +27,7 @@ from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.failures import FAILED_NAME
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Entry, Ledger
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import Update, clip, released_names
@@ -92,7 +92,7 @@ def clipped(client: int, terms: CentralDPTerms) -> dict[str, Any]:
     trained = {name: step(MODEL[name], client) for name in names}
     update = Update.between(MODEL, trained, names)
     within = clip(update.vector, terms.clipping_norm) == 1
-    codes: dict[str, Any] = update.arrays(Grid(terms.grid).encode(update.vector))
+    codes: dict[str, Any] = update.arrays(CodeGrid(terms.grid).encode(update.vector))
     codes[COUNT_NAME] = np.array([count_code(within=within)])
     codes[FAILED_NAME] = np.array([0])
     return codes
@@ -161,7 +161,7 @@ def test_the_opened_sum_is_the_survivors_codes_and_shares_bit_for_bit(
     assert sorted(strategy.opened) == sorted(total) == names
     for name, sums in strategy.opened.items():
         np.testing.assert_array_equal(sums, total[name])
-    size = Grid(terms.grid).step
+    size = CodeGrid(terms.grid).step
     for name in released_names(MODEL):
         expected = MODEL[name] + size * (total[name] / len(survivors))
         np.testing.assert_array_equal(result.arrays[name].numpy(), expected.astype(np.float32))

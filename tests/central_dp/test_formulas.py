@@ -34,7 +34,7 @@ from flwr_privacy.privacy.adaptive_clipping import (
     split,
 )
 from flwr_privacy.privacy.distributed_noise import summed_gap
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import clip
@@ -140,7 +140,7 @@ def test_fixed_clipping_has_no_count() -> None:
     assert schedule.update_noise_multiplier == schedule.noise_multiplier
 
 
-NORM, FINE, REACH = 1.25, Grid(-3), 5
+NORM, FINE, REACH = 1.25, CodeGrid(-3), 5
 
 
 def contributions() -> list[tuple[np.ndarray, float]]:

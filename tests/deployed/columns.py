@@ -22,11 +22,11 @@ def columns_of(client: str) -> VerticalData:
 
 def parameters() -> dict[str, Any]:
     """Return the parameters of the strategy; torch is imported here, on the server only."""
-    from flwr_privacy.clients.torch import TorchCentral, linear
+    from flwr_privacy.clients.torch import TorchServerModel, linear
 
     return {
         "labels": LABELS,
-        "central": TorchCentral(partial(linear, 4, 2)),
+        "server_model": TorchServerModel(partial(linear, 4, 2)),
         "embedding": 4,
         "order": 1,
         "batch_size": 6,
@@ -39,6 +39,6 @@ def parameters() -> dict[str, Any]:
 
 
 def initial() -> ArrayRecord:
-    """Return the central model to start from."""
-    arrays = parameters()["central"].initial()
+    """Return the server model to start from."""
+    arrays = parameters()["server_model"].initial()
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})

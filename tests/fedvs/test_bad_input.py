@@ -161,7 +161,7 @@ def test_a_quorum_is_refused() -> None:
 
 
 def test_a_central_model_that_is_none_is_refused() -> None:
-    assert "central" in refused(central=3, kind=FlwrPrivacyError)
+    assert "server_model" in refused(server_model=3, kind=FlwrPrivacyError)
 
 
 def test_a_users_own_start_is_refused() -> None:

@@ -118,11 +118,11 @@ def curve(
     data: SyntheticData, own: FedVSSettings, *, rounds: int = 12, seed: int = 1, **values: Any
 ) -> TrainingCurve:
     wide = data.clients if own.aggregation == "concatenate" else 1
-    central = values.pop("central", None) or Perceptron((wide * own.embedding, 8, 2))
+    server_model = values.pop("server_model", None) or Perceptron((wide * own.embedding, 8, 2))
     watch = values.pop("watch", [rounds])
     return simulate(
-        data, own, central, watch=watch, by=values.pop("by", "rounds"), rounds=rounds, seed=seed,
-        **values,
+        data, own, server_model, watch=watch, by=values.pop("by", "rounds"), rounds=rounds,
+        seed=seed, **values,
     )  # fmt: skip
 
 
@@ -170,10 +170,10 @@ def test_F17_who_straggles_does_not_change_the_model(coded: bool) -> None:
 
 def test_the_first_sum_is_that_of_the_rounded_values() -> None:
     data, own = small(6), setting(K=1, data_bits=6, weight_bits=5)
-    central = Perceptron((5, 8, 2))
-    curve(data, own, rounds=1, central=central)
+    server_model = Perceptron((5, 8, 2))
+    curve(data, own, rounds=1, server_model=server_model)
     start = Clients(data, replace(own, method="wait"), seed=1).weights
-    (given,) = central.embeddings
+    (given,) = server_model.embeddings
     exact = given.astype(np.float64) * 6 * 2**11
     np.testing.assert_allclose(exact, np.rint(exact), atol=1e-3)  # float32 of integers / 6
     # Within the rounding of weights (one unit of the grid each) of some rows of the rounded data.
@@ -217,13 +217,13 @@ def plainly(
     data: SyntheticData, weights: list[Array], batches: Sequence[NDArray[np.int64]]
 ) -> list[Array]:
     """Train by waiting for all on given batches, by autograd of one matrix of all columns."""
-    central = Perceptron((5, 8, 2))
-    arrays: Arrays = central.initial()
+    server_model = Perceptron((5, 8, 2))
+    arrays: Arrays = server_model.initial()
     expanded = np.concatenate([np.concatenate([b, b**2], axis=1) for b in data.blocks], axis=1)
     joint = np.concatenate(weights)
     for rows in batches:
         embedding = (expanded[rows] @ joint / data.clients).astype(np.float32)
-        arrays, gradient, _ = central.step(arrays, embedding, data.labels[rows], 0.5)
+        arrays, gradient, _ = server_model.step(arrays, embedding, data.labels[rows], 0.5)
         joint = joint - 0.5 * expanded[rows].T @ gradient / data.clients
     return np.split(joint, np.cumsum([len(w) for w in weights])[:-1])
 
@@ -247,8 +247,8 @@ def test_a_masked_sum_is_that_of_waiting_for_all_up_to_its_grid() -> None:
 
 def test_who_is_ignored_never_learns_and_is_not_in_the_mean() -> None:
     data, own = small(), setting(method="ignore", slow="last")
-    central = Perceptron((5, 8, 2))
-    found = curve(data, own, rounds=7, central=central)
+    server_model = Perceptron((5, 8, 2))
+    found = curve(data, own, rounds=7, server_model=server_model)
     assert found.updates.tolist() == [7, 7, 7, 0, 0, 0]
     start = Clients(data, own, seed=1).weights
     assert all(np.array_equal(found.weights[n], start[n]) for n in (3, 4, 5))
@@ -370,14 +370,14 @@ def test_F26_a_client_that_is_100_times_slower_stops_nobody() -> None:
 
 def test_vafl_uses_the_last_embeddings_of_all_others() -> None:
     data = small(3, rows=8)
-    own, central = setting(method="vafl", batch_size=8), Perceptron((5, 8, 2))
-    curve(data, own, rounds=7, central=central, delays=Steady((1.0, 1.6, 10.0)))
+    own, server_model = setting(method="vafl", batch_size=8), Perceptron((5, 8, 2))
+    curve(data, own, rounds=7, server_model=server_model, delays=Steady((1.0, 1.6, 10.0)))
     # The same by hand; a batch is all rows, in any order: sort the mean's rows to compare.
     expanded = [np.concatenate([b, b**2], axis=1) for b in data.blocks]
     weights = Clients(data, own, seed=1).weights
     kept = [x @ w for x, w in zip(expanded, weights, strict=True)]
     arrays: Arrays = Perceptron((5, 8, 2)).initial()
-    for n, given in zip((0, 1, 0, 0, 1, 0, 1), central.embeddings, strict=True):
+    for n, given in zip((0, 1, 0, 0, 1, 0, 1), server_model.embeddings, strict=True):
         kept[n] = expanded[n] @ weights[n]
         mean = np.mean(kept, axis=0)
         np.testing.assert_allclose(np.sort(given, axis=0), np.sort(mean, axis=0), atol=1e-5)
@@ -534,9 +534,9 @@ def digits() -> SyntheticData:
 
 def accuracy(method: str, **values: Any) -> float:
     own = FedVSSettings(method=method, embedding=32, learning_rate=0.1, slow="last", **values)
-    central = Perceptron((32, 64, 32, 10))
+    server_model = Perceptron((32, 64, 32, 10))
     found = simulate(
-        digits(), own, central, watch=range(400, 601, 50), by="rounds", rounds=600, seed=0
+        digits(), own, server_model, watch=range(400, 601, 50), by="rounds", rounds=600, seed=0
     )
     return float(found.accuracy.mean())
 

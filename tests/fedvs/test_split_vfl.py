@@ -53,8 +53,8 @@ class TestConformance(OwnClientConformance):
 def reference(rounds: int, who: list[int]) -> dict[str, np.ndarray]:
     """Train by hand with some of the clients, from the weights that the seed gives them."""
     train, _, labels, _ = vertical.digits(CLIENTS)
-    central = vertical.LinearCentral()
-    arrays: Any = central.initial()
+    server_model = vertical.LinearServerModel()
+    arrays: Any = server_model.initial()
     places = order(len(labels), derive_seed("e", "vertical rows", "train"))
     data = {n: expand(train[n], 2)[places] for n in who}
     weights = {}
@@ -64,7 +64,7 @@ def reference(rounds: int, who: list[int]) -> dict[str, np.ndarray]:
     for server_round in range(1, rounds + 1):
         rows = batch_of(len(labels), 8, derive_seed(3, "vertical batches"), server_round)
         embedding = sum(data[n][rows].astype(np.float64) @ weights[n] for n in who) / len(who)
-        arrays, gradient, _ = central.step(
+        arrays, gradient, _ = server_model.step(
             arrays, embedding.astype(np.float32), labels[places][rows], 0.5
         )
         for n in who:

@@ -52,8 +52,8 @@ class Reference:
             project(initial_weights(X.shape[1], EMBEDDING, random), 2.0)
             for X, random in zip(self.X, first, strict=True)
         ]
-        self.central = vertical.LinearCentral()
-        self.arrays = self.central.initial()
+        self.server_model = vertical.LinearServerModel()
+        self.arrays = self.server_model.initial()
         self.sums: list[Array] = []
 
     def stream(self, purpose: str, client: int, phase: str, server_round: int) -> SecureRandom:
@@ -77,7 +77,7 @@ class Reference:
             total += X[rows] @ rounded
         self.sums.append(total)
         H = (total * 2.0 ** -(self.lx + self.lw) / self.divisor).astype(np.float32)
-        self.arrays, gradient, _ = self.central.step(self.arrays, H, self.labels[rows], RATE)
+        self.arrays, gradient, _ = self.server_model.step(self.arrays, H, self.labels[rows], RATE)
         for i, X in enumerate(self.X):
             real = X[rows] * 2.0**-self.lx
             moved = real.T @ gradient.astype(np.float64) / self.divisor
@@ -154,7 +154,7 @@ LATE = [
 
 
 def test_F17_which_clients_straggle_changes_no_bit(tmp_path: Path) -> None:
-    """Neither of the central model nor of anybody's weights."""
+    """Neither of the server model nor of anybody's weights."""
     found = []
     for number, when in enumerate(LATE):
         folder = tmp_path / str(number)
@@ -251,13 +251,13 @@ def test_F20_more_answers_take_longer_and_never_another_model() -> None:
 
 
 class Told:
-    """A central model that only remembers which labels it was shown for which embeddings."""
+    """A server model that only remembers which labels it was shown for which embeddings."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Array, Array]] = []
 
     def initial(self) -> dict[str, Array]:
-        return vertical.LinearCentral().initial()
+        return vertical.LinearServerModel().initial()
 
     def step(self, arrays: Any, embedding: Array, labels: Array, learning_rate: float) -> Any:
         self.pairs.append((embedding.copy(), labels.copy()))
@@ -292,14 +292,14 @@ def test_F24_every_embedding_meets_the_label_of_its_row(
         own = 1.0 if index == 0 else 0.0
         return {"train": own * train, "test": own * test}
 
-    central = Told()
+    server_model = Told()
     vertical.train(
         clients,
         K=K,
         num_rounds=math.ceil(math.ceil(529 / K) / math.ceil(100 / K)),
         labels=labels,
         test_labels=test_labels,
-        central=central,
+        server_model=server_model,
         embedding=1,
         order=1,
         batch_size=100,
@@ -312,9 +312,9 @@ def test_F24_every_embedding_meets_the_label_of_its_row(
     )
     weight = float(vertical.weights(tmp_path)["0"][0, 0])
     assert abs(weight) > 0.3
-    seen = np.concatenate([labels for _, labels in central.pairs[:-1]])
+    seen = np.concatenate([labels for _, labels in server_model.pairs[:-1]])
     np.testing.assert_array_equal(np.sort(seen), np.sort(labels))  # an epoch has each row once
-    for embedding, told in central.pairs:
+    for embedding, told in server_model.pairs:
         feature = embedding[:, 0] / weight
         # Rows are 1000 / 529 apart; the label is rounded down.
         assert np.abs(feature * 1000 - told - 0.5).max() < 0.94
@@ -334,7 +334,7 @@ def test_F24_predictions_come_in_the_order_of_the_clients_rows() -> None:
             K=2,
             labels=labels,
             test_labels=None,
-            central=Told(),
+            server_model=Told(),
             embedding=1,
             order=1,
             aggregation="sum",
@@ -373,7 +373,7 @@ def test_the_oracle_sees_what_the_secure_evaluation_sees_up_to_rounding(
     """The bound of one embedding's rounding: sum of e_n (x_max 2^-12 + w_max 2^-12 + 2^-24) / N."""
     seen: dict[str, Array] = {}
     for mode in ("secure", "oracle"):
-        central = vertical.LinearCentral()
+        server_model = vertical.LinearServerModel()
 
         def metrics(
             arrays: Any, embedding: Array, labels: Array, mode: str = mode
@@ -381,12 +381,12 @@ def test_the_oracle_sees_what_the_secure_evaluation_sees_up_to_rounding(
             seen[mode] = embedding
             return {"accuracy": 1.0}
 
-        monkeypatch.setattr(central, "metrics", metrics)
+        monkeypatch.setattr(server_model, "metrics", metrics)
         vertical.train(
             num_rounds=2,
             experiment_id="e",
             evaluation=mode,
-            central=central,
+            server_model=server_model,
             data_bits=11,
             weight_bits=12,
             w_max=2.0,

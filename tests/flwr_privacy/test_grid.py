@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.failures import FAILED_NAME
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid, GridMean, saturated
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, GridMean, saturated
 
 MOST_WEIGHT = 2**62 // CODE_LIMIT  # of all replies together
 
@@ -25,18 +25,18 @@ def exact(array) -> list[Fraction]:
 @pytest.mark.parametrize("exponent", [-501, 501, 1.0, True, "0"])
 def test_an_exponent_out_of_range_is_refused(exponent):
     with pytest.raises(InvalidParameterError, match=r"grid = .*an integer from -500 to 500"):
-        Grid(exponent)
+        CodeGrid(exponent)
 
 
 @given(st.floats(1e-100, 1e100), st.integers(0, 30))
 def test_the_coarsest_grid_with_so_many_steps_is_found(bound, bits):
-    steps = Fraction(bound) / Fraction(Grid.below(bound, bits=bits).step)
+    steps = Fraction(bound) / Fraction(CodeGrid.below(bound, bits=bits).step)
     assert 2**bits <= steps < 2 ** (bits + 1)
 
 
 @pytest.mark.parametrize("exponent", [-500, -1, 0, 500])
 def test_the_step_is_the_power_of_two_itself(exponent):
-    assert Fraction(Grid(exponent).step) == Fraction(2) ** exponent
+    assert Fraction(CodeGrid(exponent).step) == Fraction(2) ** exponent
 
 
 vectors = arrays(np.float64, st.integers(0, 20), elements=st.floats(-1000, 1000))
@@ -45,7 +45,7 @@ vectors = arrays(np.float64, st.integers(0, 20), elements=st.floats(-1000, 1000)
 @given(vectors, st.integers(-20, 12))
 @example(np.array([0.999999, -0.999999, 1.0, -1.0, -0.0, 5e-324, -5e-324]), 0)
 def test_values_are_truncated_towards_zero_exactly_so_that_no_norm_grows(vector, exponent):
-    codes = Grid(exponent).encode(vector)
+    codes = CodeGrid(exponent).encode(vector)
     assert codes.dtype == np.int64
     step = Fraction(2) ** exponent
     assert codes.tolist() == [math.trunc(value / step) for value in exact(vector)]
@@ -58,7 +58,7 @@ def test_two_vectors_come_apart_by_a_step_per_entry_at_most(data, size, exponent
     one, other = (
         data.draw(arrays(np.float64, size, elements=st.floats(-1000, 1000))) for _ in range(2)
     )
-    grid, step = Grid(exponent), Fraction(2) ** exponent
+    grid, step = CodeGrid(exponent), Fraction(2) ** exponent
     codes = (grid.encode(one) - grid.encode(other)).tolist()
     apart = [step * c - (a - b) for c, a, b in zip(codes, exact(one), exact(other), strict=True)]
     # In L2 by step * sqrt(d) at most, and so is the growth of their distance.
@@ -69,7 +69,7 @@ def test_two_vectors_come_apart_by_a_step_per_entry_at_most(data, size, exponent
 
 
 def test_they_come_nearly_as_far_apart_as_is_charged_for():
-    grid, size = Grid(-4), 100
+    grid, size = CodeGrid(-4), 100
     one, other = np.full(size, grid.step), np.full(size, grid.step * (1 - 1e-9))
     apart = np.linalg.norm(grid.step * (grid.encode(one) - grid.encode(other)))
     assert apart - np.linalg.norm(one - other) > 0.999 * grid.step * math.sqrt(size)
@@ -77,7 +77,7 @@ def test_they_come_nearly_as_far_apart_as_is_charged_for():
 
 @pytest.mark.parametrize("exponent", [-500, -20, 0, 500])
 def test_codes_reach_to_the_limit_and_not_beyond(exponent):
-    grid = Grid(exponent)
+    grid = CodeGrid(exponent)
     ends = np.ldexp(np.array([CODE_LIMIT, -CODE_LIMIT], float), exponent)
     assert grid.encode(ends).tolist() == [CODE_LIMIT, -CODE_LIMIT]
     beyond = np.ldexp(float(CODE_LIMIT + 1), exponent)
@@ -89,7 +89,7 @@ def test_codes_reach_to_the_limit_and_not_beyond(exponent):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
 def test_what_has_no_code_is_refused(value):
     with np.errstate(over="ignore"), pytest.raises(InvalidParameterError, match="grid = -500"):
-        Grid(-500).encode(np.array([0.0, value]))
+        CodeGrid(-500).encode(np.array([0.0, value]))
 
 
 def test_saturated_codes_are_int32_and_clipped_at_the_limit():
@@ -108,7 +108,7 @@ START = {
     "s": np.array(0.25, np.float64),
 }
 NAMES = ["s", "w"]
-GRID = Grid(-7)
+GRID = CodeGrid(-7)
 
 
 def reply(seed: int, limit: int = CODE_LIMIT) -> dict[str, np.ndarray]:
@@ -180,7 +180,7 @@ def test_the_mean_is_the_start_plus_the_exact_mean_rounded_once_to_float64(entri
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3), (0, 4)])
 def test_weights_keep_their_dtype_and_shape(dtype, shape):
     start = {"w": np.ones(shape, dtype)}
-    mean = GridMean(start, Grid(-1), ["w"])
+    mean = GridMean(start, CodeGrid(-1), ["w"])
     mean.accumulate("a", {"w": np.ones(shape, np.int32)}, weight=2)
     result = np.asarray(mean.finish()["w"])
     assert result.dtype == start["w"].dtype
@@ -190,7 +190,7 @@ def test_weights_keep_their_dtype_and_shape(dtype, shape):
 
 def test_small_updates_of_small_floats_are_not_lost_in_their_precision():
     """The sum is made in float64, so float16 rounds once and not per reply."""
-    mean = GridMean({"w": np.zeros(1, np.float16)}, Grid(-20), ["w"])
+    mean = GridMean({"w": np.zeros(1, np.float16)}, CodeGrid(-20), ["w"])
     for client in range(3):
         mean.accumulate(str(client), {"w": np.array([client], np.int32)}, weight=1)
     assert mean.finish()["w"] == np.float16(2.0**-20)
@@ -211,7 +211,7 @@ def test_small_updates_of_small_floats_are_not_lost_in_their_precision():
 )
 def test_what_is_kept_back_comes_back_as_it_was_and_as_a_copy(kept):
     start = {"before": kept, "w": np.zeros(2, np.float32), "after": kept}
-    mean = GridMean(start, Grid(0), ["w"])
+    mean = GridMean(start, CodeGrid(0), ["w"])
     mean.accumulate("a", {"w": np.array([1, 2], np.int32)}, weight=1)
     result = mean.finish()
     assert list(result) == list(start)
@@ -224,7 +224,7 @@ def test_what_is_kept_back_comes_back_as_it_was_and_as_a_copy(kept):
 
 def test_the_model_it_starts_from_is_not_changed():
     start = {"w": np.zeros(2, np.float32)}
-    mean = GridMean(start, Grid(0), ["w"])
+    mean = GridMean(start, CodeGrid(0), ["w"])
     mean.accumulate("a", {"w": np.array([1, 2], np.int32)}, weight=1)
     for _ in range(2):
         assert mean.finish()["w"].tolist() == [1, 2]
@@ -287,7 +287,7 @@ def test_codes_that_are_none_are_refused_and_leave_no_trace(change, reason):
 
 
 def test_narrow_integers_are_codes_too():
-    mean = GridMean({"w": np.zeros(2)}, Grid(0), ["w"])
+    mean = GridMean({"w": np.zeros(2)}, CodeGrid(0), ["w"])
     mean.accumulate("a", {"w": np.array([1, -3], np.int8)}, weight=1)
     mean.accumulate("b", {"w": np.array([3, 5], np.int64)}, weight=1)
     assert mean.finish()["w"].tolist() == [2, 1]
@@ -452,7 +452,7 @@ def test_failures_are_counted_beside_the_model_and_are_no_part_of_it() -> None:
         mean.accumulate(str(client), codes, weight=1)
     assert mean.failed == 0.5
     assert list(mean.finish()) == ["w"]
-    plain = GridMean({FAILED_NAME: np.zeros(1)}, Grid(0), [FAILED_NAME])  # a model's own name
+    plain = GridMean({FAILED_NAME: np.zeros(1)}, CodeGrid(0), [FAILED_NAME])  # a model's own name
     plain.accumulate("a", {FAILED_NAME: np.array([3], np.int32)}, weight=1)
     assert plain.finish()[FAILED_NAME] == 3
     assert plain.failed == 0

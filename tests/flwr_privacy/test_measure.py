@@ -20,7 +20,7 @@ from flwr_privacy.clients.node.data_cache import PreparedData
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.m2fdp.release import DeviceUpdate
 from flwr_privacy.pipeline.mechanism import Facts
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
 
 MECHANISMS: dict[str, Any] = {
@@ -184,4 +184,4 @@ def test_tables_that_are_taken_are_within_what_they_may_move(
         for array in arrays.values():
             assert array.dtype == np.int32
             assert np.abs(array.astype(np.int64)).max() <= CODE_LIMIT
-    assert SETUP.reach() <= Grid(SETUP.grid).step * CODE_LIMIT
+    assert SETUP.reach() <= CodeGrid(SETUP.grid).step * CODE_LIMIT

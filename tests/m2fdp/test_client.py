@@ -36,7 +36,7 @@ from flwr_privacy.m2fdp.messages import packed, unpacked
 from flwr_privacy.m2fdp.zone import GAP
 from flwr_privacy.pipeline.mechanism import Facts
 from flwr_privacy.pipeline.sealed import SEALED
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.ledger import Entry, Ledger
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.documents import loads
@@ -46,7 +46,7 @@ from flwr_privacy.wire.pins import Identity
 
 Fields = dict[str, Any]
 
-GRID = Grid(-24)
+GRID = CodeGrid(-24)
 START = {"w": np.linspace(-1, 1, 6).reshape(2, 3), "b": np.zeros(2), "n": np.array(3)}
 TERMS: Fields = {
     "unit": "user",
@@ -707,7 +707,7 @@ def test_an_update_that_no_code_holds_is_refused_without_clipping(tmp_path: Path
 
 def test_codes_have_room_for_noise_up_to_their_limit(tmp_path: Path) -> None:
     """The largest deviation that fits a grid; beyond the limit codes saturate and stay int32."""
-    grid = Grid.holding(0.5)
+    grid = CodeGrid.holding(0.5)
     arrays, _ = Node(tmp_path).ask(terms(grid=grid.exponent, noise_multiplier=5.0))
     codes = np.concatenate([a.reshape(-1) for a in arrays.values()])
     assert codes.dtype == np.int32
@@ -733,7 +733,9 @@ def test_a_seeded_node_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize("clean", [False, True])
 def test_how_long_a_sealed_message_is_says_nothing_of_the_data(clean: bool) -> None:
     """Nor whether codes leave 32 bits after a clean event, on a grid that a server chose for it."""
-    asked = terms(**{**OPEN, "sealed": True}, grid=Grid.holding(0.5).exponent, clipping_norm=0.5)
+    asked = terms(
+        **{**OPEN, "sealed": True}, grid=CodeGrid.holding(0.5).exponent, clipping_norm=0.5
+    )
     zone = None
     if clean:
         codes = np.zeros(8, np.int64)
@@ -747,6 +749,6 @@ def test_how_long_a_sealed_message_is_says_nothing_of_the_data(clean: bool) -> N
         _, own = mechanism.noise(mechanism.measure(START, model), plan, SecureRandom())
         upload = unpacked(own[SEALED], asked)
         assert int(upload.codes[0] > CODE_LIMIT) == (clean and towards > 0)
-        mean = averaged([upload], asked.drift, tier=1, grid=Grid(asked.grid))
+        mean = averaged([upload], asked.drift, tier=1, grid=CodeGrid(asked.grid))
         lengths.add((len(own[SEALED]), len(packed(mean, asked))))
     assert len(lengths) == 1

@@ -30,12 +30,12 @@ from flwr_privacy.m2fdp import (
     true_epsilon,
     variance_by_tier,
 )
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import M2FDP, AdaptiveControl
-from flwr_privacy.strategies.m2fdp.played_aggregators import PlayedAggregators
+from flwr_privacy.strategies.m2fdp.simulated_aggregators import SimulatedAggregators
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import RECORD
 
@@ -215,11 +215,13 @@ class Noise:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, values: Mapping[str, float]) -> None:
         self.values, self.drawn = values, list[str]()
         monkeypatch.setattr(ContextStore, "random", lambda own, question, purpose: own.client_id)
-        monkeypatch.setattr(PlayedAggregators, "_random", lambda own, purpose, node, *where: node)
-        for module in ("m2fdp.release", "strategies.m2fdp.played_aggregators"):
+        monkeypatch.setattr(
+            SimulatedAggregators, "_random", lambda own, purpose, node, *where: node
+        )
+        for module in ("m2fdp.release", "strategies.m2fdp.simulated_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", self.noised)
 
-    def noised(self, codes: Any, *, sigma: float, grid: Grid, random: Any) -> Any:
+    def noised(self, codes: Any, *, sigma: float, grid: CodeGrid, random: Any) -> Any:
         self.drawn.append(random)
         return (codes + round(self.values[random] / grid.step)).astype(np.int32)
 
@@ -385,7 +387,7 @@ class Spy:
 
         own = zone.noised
 
-        def noised(codes: Any, *, sigma: float, grid: Grid, random: Any) -> Any:
+        def noised(codes: Any, *, sigma: float, grid: CodeGrid, random: Any) -> Any:
             before = codes.copy()
             out = own(codes, sigma=sigma, grid=grid, random=random)
             self.noise.append(grid.step * (out - before))
@@ -393,7 +395,7 @@ class Spy:
             self.steps.append(grid.step)
             return out
 
-        for module in ("m2fdp.release", "strategies.m2fdp.played_aggregators"):
+        for module in ("m2fdp.release", "strategies.m2fdp.simulated_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", noised)
 
 
@@ -470,7 +472,7 @@ class Tap:
         found = []
         for reply in self.said:
             if reply.has_content() and reply.content[RECORD]["phase"] == "train":
-                grid = Grid(grids[reply.metadata.src_node_id, *_asked(reply)])
+                grid = CodeGrid(grids[reply.metadata.src_node_id, *_asked(reply)])
                 codes = model_of(reply.content["arrays"])
                 assert {array.dtype for array in codes.values()} == {np.dtype(np.int32)}
                 update = {name: grid.step * array for name, array in codes.items()}

@@ -12,11 +12,11 @@ from scipy import stats
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import Drift, Reach, TierTree, Upload, averaged, noised, trained
 from flwr_privacy.m2fdp.zone import GAP
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 
-GRID = Grid(-10)
+GRID = CodeGrid(-10)
 OWN = Reach(anchor=2, own=2.0)
 
 codes = st.lists(
@@ -120,7 +120,7 @@ def test_nothing_is_bounded_where_nothing_is_clipped() -> None:
 
 def test_noise_is_gaussian_on_the_grid_with_the_standard_deviation_that_was_asked() -> None:
     """20 000 samples of a seeded stream: the variance lies within 5 standard errors (5 %)."""
-    size, sigma, grid = 20_000, 0.25, Grid(-30)
+    size, sigma, grid = 20_000, 0.25, CodeGrid(-30)
     random = SecureRandom.insecure(7, "zone")
     start = np.arange(size, dtype=np.int64) - size // 2
     out = noised(start.copy(), sigma=sigma, grid=grid, random=random)
@@ -133,13 +133,13 @@ def test_noise_is_gaussian_on_the_grid_with_the_standard_deviation_that_was_aske
 
 def test_two_drawings_differ() -> None:
     zeros = [np.zeros(50, np.int64) for _ in range(2)]
-    one, other = (noised(z, sigma=1.0, grid=Grid(-20), random=SecureRandom()) for z in zeros)
+    one, other = (noised(z, sigma=1.0, grid=CodeGrid(-20), random=SecureRandom()) for z in zeros)
     assert (one != other).mean() > 0.9
 
 
 def test_what_is_beyond_the_codes_saturates() -> None:
     edges = np.array([CODE_LIMIT, -CODE_LIMIT] * 50, np.int64)
-    out = noised(edges, sigma=1.0, grid=Grid(-25), random=SecureRandom.insecure(1))
+    out = noised(edges, sigma=1.0, grid=CodeGrid(-25), random=SecureRandom.insecure(1))
     assert out.dtype == np.int32
     assert abs(out.astype(np.int64)).max() == CODE_LIMIT
     assert (abs(out.astype(np.int64)) == CODE_LIMIT).sum() > 20
@@ -149,7 +149,7 @@ def test_what_is_beyond_the_codes_saturates() -> None:
 @pytest.mark.parametrize("size", [1, 100, 10_000])
 def test_a_grid_too_coarse_for_what_is_charged_is_refused(size: int) -> None:
     """The charge has a gap of 1e-9 for the grid; noise of fewer steps would cost more."""
-    grid = Grid(-24)
+    grid = CodeGrid(-24)
     steps = next(s for s in np.geomspace(4, 1e7, 200) if discretisation_gap(size, s) <= GAP)
     fine = noised(
         np.zeros(size, np.int64), sigma=steps * grid.step, grid=grid, random=SecureRandom()
@@ -171,7 +171,7 @@ def test_a_grid_too_coarse_for_what_is_charged_is_refused(size: int) -> None:
 
 def test_A22_clean_events_of_a_zone_cost_four_times_the_lemma() -> None:
     tree = TierTree.of_fanouts((1, 5), p=1.0)
-    grid, drift, reach = Grid(-40), Drift(), Reach(anchor=tree.depth)
+    grid, drift, reach = CodeGrid(-40), Drift(), Reach(anchor=tree.depth)
     for event in (1, 1, 1, 0):
         up = trained(drift, reach, 5.0, 5, grid, 10)
         mean = averaged((np.zeros(10, np.int64), 5, up), drift, tier=1, grid=grid)

@@ -13,7 +13,7 @@ from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.clients.node.secure_sum import step_of
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.averaging import WeightedMean
-from flwr_privacy.privacy.grid import Grid, GridMean
+from flwr_privacy.privacy.grid import CodeGrid, GridMean
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.messages import DEAL, OPEN
 from flwr_privacy.simulations.engines.inline import Fault
@@ -220,7 +220,7 @@ def test_parameters_that_do_not_fit_those_left_open_nothing(caplog: Any) -> None
 def test_a_sum_of_more_weight_than_there_can_be_is_of_wrong_vectors(
     survivors: int, heaviest: int
 ) -> None:
-    mean = GridMean({"w": np.zeros(1, np.float32)}, Grid(-2), ["w"])
+    mean = GridMean({"w": np.zeros(1, np.float32)}, CodeGrid(-2), ["w"])
     bounds = Bounds(cohort=5, code_limit=10, largest_weight=3, total_weight=8, modulus_bits=9)
     clients = list(ALL[:survivors])
     opened = opened_mean(mean, np.array([-10 * heaviest, heaviest]), clients, bounds)

@@ -57,7 +57,7 @@ from flwr_privacy.fedvs.rivals import Step
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
 from flwr_privacy.m2fdp.messages import going_down, packed
 from flwr_privacy.pipeline.experiment_keys import channel_to
-from flwr_privacy.privacy.grid import CODE_LIMIT, Grid
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import federated
 from flwr_privacy.secure_sum.messages import JOIN
@@ -267,7 +267,7 @@ EMBED = Step(
     clip=0.0,
 )
 SUM_TERMS = federated.FedAvgSumTerms(
-    grid=Grid(-16), value_range=64.0, weighted_by="num-examples"
+    grid=CodeGrid(-16), value_range=64.0, weighted_by="num-examples"
 ).write()
 CODING = CodeTerms(
     generation="g",

@@ -1,4 +1,4 @@
-"""Small vertical federations: columns of digits over some clients, and a linear central model."""
+"""Small vertical federations: columns of digits over some clients, and a linear server model."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -47,7 +47,7 @@ def digits(clients: int, rows: int = ROWS, test_rows: int = TEST_ROWS) -> tuple[
     )
 
 
-class LinearCentral:
+class LinearServerModel:
     """Softmax of ``H A + c``, by hand."""
 
     def initial(self) -> dict[str, Array]:
@@ -125,7 +125,7 @@ def options(clients: int = 4, **changes: Any) -> dict[str, Any]:
     usual = {
         "labels": labels,
         "test_labels": test_labels,
-        "central": LinearCentral(),
+        "server_model": LinearServerModel(),
         "embedding": EMBEDDING,
         "batch_size": 8,
         "learning_rate": 0.5,
@@ -138,7 +138,7 @@ def options(clients: int = 4, **changes: Any) -> dict[str, Any]:
 
 
 def arrays() -> ArrayRecord:
-    return record(LinearCentral().initial())
+    return record(LinearServerModel().initial())
 
 
 def train(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flwr_privacy.clients.torch import TorchCentral, mlp
+from flwr_privacy.clients.torch import TorchServerModel, mlp
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.experiments import description
 from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
@@ -37,9 +37,9 @@ def digits(clients: int) -> SyntheticData:
     )
 
 
-def central(inputs: int, seed: int) -> TorchCentral:
+def server_model(inputs: int, seed: int) -> TorchServerModel:
     module = partial(mlp, (inputs, 64, 32, 10))
-    return TorchCentral(module, seed=derive_seed(seed, "initialise"))
+    return TorchServerModel(module, seed=derive_seed(seed, "initialise"))
 
 
 # -- Rehearsals ---------------------------------------------------------------------------------
@@ -49,7 +49,9 @@ def test_points_are_read_off_a_rehearsal_of_the_tasks_columns() -> None:
     points = [{**POINT, "round": x, "method": "wait", "clients": 16} for x in (0, 3, 6)]
     found = vertical.curves(points, 5, None)
     own = FedVSSettings(method="wait", embedding=8, learning_rate=0.2)
-    curve = simulate(digits(16), own, central(8, 5), watch=[0, 3, 6], by="rounds", rounds=6, seed=5)
+    curve = simulate(
+        digits(16), own, server_model(8, 5), watch=[0, 3, 6], by="rounds", rounds=6, seed=5
+    )
     assert [values["loss"] for values in found] == pytest.approx(curve.loss.tolist(), rel=1e-4)
     assert [values["accuracy"] for values in found] == pytest.approx(curve.accuracy.tolist())
 
@@ -58,7 +60,7 @@ def test_concatenated_embeddings_have_a_central_model_of_their_width() -> None:
     point = {**POINT, "method": "wait", "aggregation": "concatenate", "round": 2}
     (found,) = vertical.curves([point], 0, None)
     own = FedVSSettings(method="wait", embedding=8, learning_rate=0.2, aggregation="concatenate")
-    curve = simulate(digits(8), own, central(64, 0), watch=[2], by="rounds", rounds=6, seed=0)
+    curve = simulate(digits(8), own, server_model(64, 0), watch=[2], by="rounds", rounds=6, seed=0)
     assert found["loss"] == pytest.approx(curve.loss[0], rel=1e-4)
 
 

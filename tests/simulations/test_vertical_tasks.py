@@ -1,4 +1,4 @@
-"""Tasks whose clients have columns: their data, their central models, and what is refused."""
+"""Tasks whose clients have columns: their data, their server models, and what is refused."""
 
 import os
 from dataclasses import replace
@@ -24,8 +24,8 @@ from flwr_privacy.simulations.tasks.records import Dataset
 from flwr_privacy.simulations.tasks.vertical_tasks import (
     VERTICAL_TASKS,
     VerticalTask,
-    central_of,
     check_vertical,
+    server_model_of,
     vertical_data,
     vertical_labels,
     vertical_part,
@@ -68,7 +68,7 @@ def small(monkeypatch):
             description="",
             units=(1, 1, 1, 2),
             clients=3,
-            central=partial(mlp, (64, 1)),
+            server_model=partial(mlp, (64, 1)),
         )
         return replace(task, **changes), data
 
@@ -227,47 +227,48 @@ def test_published_sizes(name, rows, tests, widths, ones):
             assert abs(np.corrcoef(column, labels == labels.max())[0, 1]) < 0.9
 
 
-# -- Central models ------------------------------------------------------------------------------
+# -- Server models ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VERTICAL_TASKS)
 def test_central_models_take_embeddings_and_learn(name):
     task = vertical_task(name)
-    central = central_of(task, Settings(task=name))
-    arrays = central.initial()
+    server_model = server_model_of(task, Settings(task=name))
+    arrays = server_model.initial()
     binary = task.dataset in ("credit", "parkinsons", "breast-cancer")
     draws = np.random.default_rng(0)
     rows = draws.normal(size=(64, task.embedding)).astype(np.float32)
     labels = (rows[:, 0] > 0).astype(int)
-    assert central.scores(arrays, rows).shape == (64, 1 if binary else 10)
-    first = central.step(arrays, rows, labels, 0.0)[2]
+    assert server_model.scores(arrays, rows).shape == (64, 1 if binary else 10)
+    first = server_model.step(arrays, rows, labels, 0.0)[2]
     for _ in range(100):
-        arrays, _, loss = central.step(arrays, rows, labels, 0.1)
+        arrays, _, loss = server_model.step(arrays, rows, labels, 0.1)
     assert loss < first / 2
-    assert ("auc" in central.metrics(arrays, rows, labels)) == binary
+    assert ("auc" in server_model.metrics(arrays, rows, labels)) == binary
 
 
 def test_the_central_model_for_credit_cards_is_the_papers():
-    module = vertical_task("credit").central(64)
+    module = vertical_task("credit").server_model(64)
     names = [type(layer).__name__ for layer in module]
     assert names[:5] == ["Linear", "BatchNorm1d", "Linear", "ReLU", "BatchNorm1d"]
     assert names[5] == "ParametrizedLinear"
-    arrays = central_of(vertical_task("credit"), Settings(task="credit")).initial()
+    arrays = server_model_of(vertical_task("credit"), Settings(task="credit")).initial()
     assert "1.running_mean" in arrays
     assert any("parametrizations.weight" in name for name in arrays)
 
 
 def test_the_seed_and_the_embedding_decide_on_the_central_model():
     settings = Settings(task="digits-rows", strategy={"embedding": 16})
-    narrow = central_of(DIGITS, settings).initial()
+    narrow = server_model_of(DIGITS, settings).initial()
     assert narrow["1.weight"].shape == (64, 16)
     same, other = (
-        central_of(DIGITS, replace(settings, seed=seed)).initial()["1.weight"] for seed in (0, 1)
+        server_model_of(DIGITS, replace(settings, seed=seed)).initial()["1.weight"]
+        for seed in (0, 1)
     )
     np.testing.assert_array_equal(same, narrow["1.weight"])
     assert (same != other).any()
     with pytest.raises(InvalidParameterError, match="embedding"):
-        central_of(DIGITS, Settings(strategy={"embedding": 0}))
+        server_model_of(DIGITS, Settings(strategy={"embedding": 0}))
 
 
 # -- What goes with what -------------------------------------------------------------------------
@@ -347,7 +348,7 @@ def test_the_strategy_gets_what_follows_from_the_task(scheme):
     assert (strategy.learning_rate, strategy.batch_size, strategy.order) == (0.2, 8, 1)
     start = initial_arrays(replace(settings, strategy=chosen))
     assert start["1.weight"].numpy().shape == (64, strategy.embedding)
-    for name in ("labels", "test_labels", "central"):
+    for name in ("labels", "test_labels", "server_model"):
         with pytest.raises(InvalidParameterError, match=f"strategy = \\['{name}'\\].*digits-rows"):
             build_strategy(replace(settings, strategy={name: 1}), None)
     with pytest.raises(InvalidParameterError, match="no_such"):
@@ -429,7 +430,7 @@ def test_a_run_through_the_app_is_judged_and_leaves_its_central_model(scheme, tm
     assert times == sorted(times)
     assert times[-1] > 0
     with np.load(made.model_path) as model:
-        start = central_of(DIGITS, settings).initial()
+        start = server_model_of(DIGITS, settings).initial()
         assert set(model) == set(start)
         assert any((model[name] != array).any() for name, array in start.items())
 

@@ -471,7 +471,7 @@ def test_a_client_has_one_name(clients: list[str]) -> None:
 def test_a_node_plays_others_only_if_it_said_so_itself(config: dict[str, Any]) -> None:
     app = message_app([as_mod(FedAvgClient)])
     reply = ask(app, cohort_question(["1"]), "train", **config)
-    assert "this node plays its own client only" in reply.error.reason
+    assert "this node runs its own client only" in reply.error.reason
 
 
 def test_the_environment_of_a_node_may_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from vertical import LinearCentral
+from vertical import LinearServerModel
 
 from flwr_privacy import strategies
 from flwr_privacy.errors import InvalidParameterError, KeywordError
@@ -156,7 +156,7 @@ REQUIRED: dict[type, dict[str, Any]] = {
     PaperNoise: {"sampling_rate": 0.1, "alpha": 1.0},
     AdaptiveControl: {"total_steps": 4, "max_steps": 2},
     NbAFL: {"clipping_norm": 1.0, "smallest_data": 10},
-    **{kind: {"labels": [0, 1], "central": LinearCentral()} for kind in (FedVS, SplitVFL)},
+    **{kind: {"labels": [0, 1], "server_model": LinearServerModel()} for kind in (FedVS, SplitVFL)},
 }
 CHOICES = [
     (kind, name, get_args(part))

@@ -187,7 +187,7 @@ def test_every_client_of_a_cohort_has_its_own_state_and_failures() -> None:
 
 
 def test_a_node_with_an_identity_plays_nobody_else() -> None:
-    text = "clients = 8 for 2 nodes, and none lets a server choose whom it plays"
+    text = "clients = 8 for 2 nodes, and none lets a server choose whom it runs"
     with pytest.raises(ProtocolError, match=text):
         run_strategy(FedAvg(loop=LoopOptions(clients=8)), nodes=identified("a", "b"))
 
@@ -206,7 +206,7 @@ def test_checkpoint_that_is_damaged(tmp_path: Any) -> None:
     with pytest.raises(CheckpointError, match="is damaged: its checksum does not fit"):
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.write_bytes(content[:10])
-    with pytest.raises(CheckpointError, match="does not begin with 'flwr-privacy checkpoint 4'"):
+    with pytest.raises(CheckpointError, match="does not begin with 'flwr-privacy checkpoint 5'"):
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.unlink()
     with pytest.raises(CheckpointError, match="there is no checkpoint"):

@@ -325,7 +325,7 @@ def test_a_seed_of_the_node_voids_the_guarantee(caplog: pytest.LogCaptureFixture
 def test_no_ledger_no_answer(tmp_path: Path) -> None:
     node = Node(tmp_path)
     del node.config["privacy-state"]
-    with pytest.raises(LedgerError, match=r"no place to lie: name .*privacy-state.*FLWR_PRIVACY_"):
+    with pytest.raises(LedgerError, match=r"no folder: name .*privacy-state.*FLWR_PRIVACY_"):
         node.ask()
     node.config["privacy-state"] = str(tmp_path / "typo")
     with pytest.raises(LedgerError, match="there is no folder"):

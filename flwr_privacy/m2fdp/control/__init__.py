@@ -1,1 +1,1 @@
-"""The controller of M2FDP: how many steps and devices a round takes, by noise, energy and delay."""
+"""The controller of M2FDP: chooses steps and devices of a round by noise, energy and delay."""

@@ -1,4 +1,4 @@
-"""The paper's convergence bound and its step size, as printed: a cost for the controller, no bound.
+"""The paper's convergence bound and step size, as printed: a cost for the controller only.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
 Theorem 1, Corollary 1, and the first part of the control algorithm.
@@ -42,7 +42,7 @@ _SMALLEST = math.ulp(0.0)
 
 
 class BoundTerms(NamedTuple):
-    """What the noise adds at one tier of Theorem 1."""
+    """The noise terms of Theorem 1 at one tier."""
 
     A: float
     B: float

@@ -1,4 +1,4 @@
-"""The controller of M2FDP: local steps and participation of a round, weighed against their noise.
+"""The controller of M2FDP: weighs local steps and participation of a round against their noise.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
 its problem (P). The paper searches line by line; here every point is tried, which is exact and
@@ -44,7 +44,7 @@ _TIE = 1e-12  # relative difference of two objectives that rounding may make
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a round shall do, and what that costs.
+    """The decision for a round, and its cost.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ class AdaptiveController:
         object.__setattr__(self, "weights", weights)
 
     def _check_tiers(self) -> None:
-        """Check what there is one of for each tier."""
+        """Check the parameters that have one value per tier."""
         depth = self.counts.depth
         for name in ("ratios", "ratios_min"):
             values = getattr(self, name)
@@ -246,7 +246,7 @@ class AdaptiveController:
         return cls(**shape, **parameters)
 
     def decide(self, steps_left: int) -> Decision:
-        """Return what the next round shall do.
+        """Return the decision for the next round.
 
         Parameters
         ----------
@@ -363,7 +363,7 @@ class AdaptiveController:
 
 @dataclass(frozen=True)
 class _Tables:
-    """One round at every point.
+    """Cost and noise of one round at every point of the search.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ _TINY = 1e-300  # the least positive number that is allowed
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A hop: how strong one sends and how fast.
+    """A link: its transmit power and rate.
 
     Parameters
     ----------
@@ -62,17 +62,17 @@ class Link:
         return float(10 ** ((self.dbm - 30) / 10))
 
     def seconds(self, bits: float) -> float:
-        """Return how long so many bits take."""
+        """Return the seconds that a number of bits takes."""
         return bits / self.rate
 
     def joules(self, bits: float) -> float:
-        """Return what so many bits cost the sender."""
+        """Return the energy in joules that a number of bits costs the sender."""
         return self.watts * bits / self.rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a round costs: joules of all nodes together, and seconds.
+    """The cost of a round: joules of all nodes together, and seconds.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""The tree of aggregators of M2FDP: its shape, who is trusted in it, and its file."""
+"""The tree of aggregators of M2FDP: its shape, its trusted nodes, and its file."""

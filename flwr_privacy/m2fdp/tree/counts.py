@@ -1,4 +1,4 @@
-"""How many nodes a tree of M2FDP has, tier by tier: public, and all that its costs depend on."""
+"""Counts the nodes of a tree by tier; its costs depend on these public counts alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ __all__ = ["TierCounts"]
 
 @dataclass(frozen=True, kw_only=True)
 class TierCounts:
-    """How many nodes a tree has and whom they stand under: all that its costs depend on.
+    """The numbers of nodes and children of a tree, on which alone its costs depend.
 
     Parameters
     ----------

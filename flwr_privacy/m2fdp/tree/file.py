@@ -15,7 +15,7 @@ _KEYS = ("parent", "trusted", "devices")
 
 
 def read_tables(path: str | Path) -> dict[str, Any]:
-    """Return what a TOML file says.
+    """Return the tables of a TOML file.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The shape of a tree from the parents of its nodes, and what is no tree."""
+"""Builds the shape of a tree from the parents of its nodes, and refuses other graphs."""
 
 import math
 from collections import Counter
@@ -123,7 +123,7 @@ def breadth_first(children: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, .
 def check_shape(
     parents: Mapping[str, str], devices: tuple[str, ...], tiers: tuple[tuple[str, ...], ...]
 ) -> None:
-    """Check that everybody is below the cloud, and that all devices are on one tier."""
+    """Check that every node is below the cloud, and that all devices are on one tier."""
     if sum(map(len, tiers)) != len(parents) + 1:
         reached = {node for tier in tiers for node in tier}
         raise cycle(parents, next(node for node in parents if node not in reached))

@@ -1,4 +1,4 @@
-"""The tree of aggregators between the cloud and the devices, and who is trusted in it.
+"""The tree of aggregators between the cloud and the devices, and the trust in them.
 
 Tier 0 is the cloud, tier 1 what stands right below it, and tier L, the depth, are the devices. A
 secure node is one that all its children trust with what they hold. Noise enters a path from a
@@ -158,7 +158,7 @@ class TierTree:
     def of_edges(
         cls, edges: Iterable[tuple[str, str]], *, trusted: Iterable[str] = ()
     ) -> "TierTree":
-        """Build a tree from pairs of a parent and its child; whoever has no child is a device.
+        """Build a tree from pairs of a parent and its child; nodes without a child are devices.
 
         Raises
         ------
@@ -238,7 +238,7 @@ class TierTree:
         return self._places[self._known(node)][0]
 
     def position(self, node: str) -> int:
-        """Return where a node stands in its tier: ``tiers[tier(node)][position]``."""
+        """Return the position of a node in its tier: ``tiers[tier(node)][position]``."""
         return self._places[self._known(node)][1]
 
     def parent(self, node: str) -> str:
@@ -265,7 +265,7 @@ class TierTree:
         return self.devices[start:stop]
 
     def span(self, node: str) -> tuple[int, int]:
-        """Return where the devices below a node stand: ``devices[start:stop]``."""
+        """Return the range of the devices below a node: ``devices[start:stop]``."""
         first = last = self._known(node)
         while first in self._children:
             first, last = self._children[first][0], self._children[last][-1]
@@ -286,7 +286,7 @@ class TierTree:
         return self._known(node) in self._secure or node not in self._children
 
     def boundary(self, device: str) -> str:
-        """Return who adds the noise of a device: its highest secure ancestor, or the device."""
+        """Return the node that adds a device's noise: its highest secure ancestor, or itself."""
         if self.tier(device) != self.depth:
             raise InvalidParameterError("device", device, "a device of the tree")
         return self._boundaries[device]

@@ -17,7 +17,7 @@ from flwr_privacy.acfl.terms import RECORD, GradientTerms, SetupTerms
 from flwr_privacy.clients import acfl_client_app
 from flwr_privacy.errors import check_choice, check_integer
 from flwr_privacy.privacy.averaging import WeightedMean
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
@@ -316,7 +316,7 @@ class _KeepingServer(ACFL):
 
     def _note(self, reply: ClientReply) -> None:
         if self._now is not None:
-            step = Grid(self._now.grid).step if self._now.coded else 1.0
+            step = CodeGrid(self._now.grid).step if self._now.coded else 1.0
             self._answers[reply.client_id] = {
                 name: step * np.asarray(array, np.float64) for name, array in reply.arrays().items()
             }

@@ -9,7 +9,7 @@ of which order, embedding, learning rate and batch size are by default those of 
 ``records``, ``test_records``
     The most rows for training and for tests (all).
 ``rounds``
-    The most steps of the central model; a training that has made them stands still.
+    The most steps of the server model; a training that has made them stands still.
 ``seconds`` or ``round``
     When the curve is read: virtual time, or steps.
 
@@ -241,7 +241,7 @@ def _widths(sizes: _Sizes) -> list[int]:
 def _trained(
     point: Point, watch: Sequence[float], by: str, seed: int, data_root: Path | None
 ) -> TrainingCurve:
-    from flwr_privacy.clients.torch import TorchCentral
+    from flwr_privacy.clients.torch import TorchServerModel
     from flwr_privacy.simulations.tasks.vertical_tasks import vertical_task
 
     task, setting = vertical_task(point["data"]), check(point)
@@ -250,10 +250,12 @@ def _trained(
         task.name, clients, point.get("records"), point.get("test_records"), seed, data_root
     )
     wide = clients if setting.aggregation == "concatenate" else 1
-    central = TorchCentral(
-        partial(task.central, wide * setting.embedding), seed=derive_seed(seed, "initialise")
+    server_model = TorchServerModel(
+        partial(task.server_model, wide * setting.embedding), seed=derive_seed(seed, "initialise")
     )
-    return simulate(data, setting, central, watch=watch, by=by, rounds=point["rounds"], seed=seed)
+    return simulate(
+        data, setting, server_model, watch=watch, by=by, rounds=point["rounds"], seed=seed
+    )
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 In a vertical split model the labels are the server's alone, and all clients are sent the gradient
 of the loss with respect to each row's embedding. For a loss of scores it is ``J^T (q - y)`` with
-the predicted chances q, the one-hot label y and the slopes J of the central model: rows of one
+the predicted chances q, the one-hot label y and the slopes J of the server model: rows of one
 class are pulled the same way. So a client
 
 - tells pairs of one label from others by the cosine of their gradients (`similarities`,

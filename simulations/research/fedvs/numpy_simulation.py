@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
-from flwr_privacy.fedvs.central import Central
 from flwr_privacy.fedvs.delays import SHARE, UPLOAD
 from flwr_privacy.fedvs.quantisation import dequantise, quantise, quantise_stochastic
 from flwr_privacy.fedvs.rows import Segments, batch_of, order
+from flwr_privacy.fedvs.server_model import ServerModel
 from flwr_privacy.fedvs.sharing import data_shares, decode_rows, evaluate, pad_rows, weight_shares
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.identity import derive_seed
@@ -65,14 +65,14 @@ class TrainingCurve:
     Parameters
     ----------
     rounds : (W,) float64
-        Steps of the central model up to then; of vafl one for each embedding that came.
+        Steps of the server model up to then; of vafl one for each embedding that came.
     seconds, share_seconds : (W,) float64
         Virtual time at the end of the last of them, and how much of it went by until weights were
         shared. FedVS's first round starts when the data are shared, after time 0.
     accuracy, loss, auc : (W,) float64
-        On the test rows. The last is NaN where the central model gives none.
+        On the test rows. The last is NaN where the server model gives none.
     arrays : dict of str to ndarray
-        Weights of the central model at the end.
+        Weights of the server model at the end.
     weights : list of (e_n, h) float64
         The clients' weights at the end.
     updates : (N,) int64
@@ -91,7 +91,7 @@ class TrainingCurve:
 
 
 class _System(Protocol):
-    """A system as the rehearsal drives it, from one step of the central model to the next."""
+    """A system as the rehearsal drives it, from one step of the server model to the next."""
 
     clients: Clients
     arrays: Mapping[str, NDArray[Any]]
@@ -114,7 +114,7 @@ class _System(Protocol):
 def simulate(
     data: SyntheticData,
     setting: FedVSSettings,
-    central: Central,
+    server_model: ServerModel,
     *,
     watch: Sequence[float],
     by: str = "seconds",
@@ -130,14 +130,14 @@ def simulate(
         The data.
     setting : FedVSSettings
         What to train.
-    central : Central
-        The central model; concatenated embeddings are N times as wide.
+    server_model : ServerModel
+        The server model; concatenated embeddings are N times as wide.
     watch : sequence of float
         The moments, ascending, at least one: virtual seconds or rounds.
     by : {"seconds", "rounds"}, default "seconds"
         Which.
     rounds : int
-        The most steps of the central model, at least 1. A training that has made them stands still.
+        The most steps of the server model, at least 1. A training that has made them stands still.
     seed : int
         Root of weights, batches, roundings, noise, delays, and of who straggles.
     delays : Delays, optional
@@ -156,7 +156,7 @@ def simulate(
     if delays is None:
         delays = setting.delays(data.clients, seed)
     kind = _QueueOfClients if setting.method == "vafl" else _Rounds
-    system: _System = kind(data, setting, central, delays, seed)
+    system: _System = kind(data, setting, server_model, delays, seed)
     seen: dict[str, list[float]] = {
         name: [] for name in ("rounds", "seconds", "share_seconds", "accuracy", "loss", "auc")
     }
@@ -167,7 +167,7 @@ def simulate(
             system.step()
             done += 1
         if found is None:  # else nothing has changed since the last look
-            found = central.metrics(system.arrays, system.embed_tests(), data.test_labels)
+            found = server_model.metrics(system.arrays, system.embed_tests(), data.test_labels)
         for name in ("accuracy", "loss", "auc"):
             seen[name].append(found.get(name, math.nan))
         seen["rounds"].append(done)
@@ -188,14 +188,14 @@ class _Rounds:
         self,
         data: SyntheticData,
         setting: FedVSSettings,
-        central: Central,
+        server_model: ServerModel,
         delays: Delays,
         seed: int,
     ) -> None:
-        self._data, self._setting, self._central = data, setting, central
+        self._data, self._setting, self._server_model = data, setting, server_model
         self._delays, self._seed = delays, seed
         self.clients = Clients(data, setting, seed)
-        self.arrays: Mapping[str, NDArray[Any]] = central.initial()
+        self.arrays: Mapping[str, NDArray[Any]] = server_model.initial()
         self.updates = np.zeros(data.clients, np.int64)
         self.share_seconds = 0.0
         self._who = list(range(data.clients))
@@ -244,7 +244,7 @@ class _Rounds:
         else:
             parts = {n: self._embedded(n, rows) for n in self._who}
             embedding = aggregate(parts, self._setting.aggregation, self._data.clients)
-        self.arrays, gradient, _ = self._central.step(
+        self.arrays, gradient, _ = self._server_model.step(
             self.arrays, embedding, self._data.labels[rows], self._setting.learning_rate
         )
         if self._code is not None:
@@ -358,7 +358,7 @@ class _QueueOfClients(Queue):
         self,
         data: SyntheticData,
         setting: FedVSSettings,
-        central: Central,
+        server_model: ServerModel,
         delays: Delays,
         seed: int,
     ) -> None:
@@ -370,4 +370,4 @@ class _QueueOfClients(Queue):
             )
             return drawn + clock.upload[n]
 
-        super().__init__(data, setting, central, seconds, clock.back, seed)
+        super().__init__(data, setting, server_model, seconds, clock.back, seed)

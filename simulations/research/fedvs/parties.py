@@ -108,7 +108,7 @@ class Clients:
 
 
 def aggregate(parts: Mapping[int, Floats], how: str, clients: int) -> Floats:
-    """Return what the central model is given.
+    """Return what the server model is given.
 
     Parameters
     ----------

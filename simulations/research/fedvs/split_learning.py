@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.clients.torch import TorchCentral, mlp
+from flwr_privacy.clients.torch import TorchServerModel, mlp
 from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import check_integer
@@ -122,8 +122,8 @@ class Owners:
             Of the rounding.
         """
         field, N, h = PrimeField(), len(self.columns), weights[0].shape[1]
-        central = TorchCentral(partial(mlp, (h, *_HIDDEN, _CLASSES)), seed=self.seed)
-        arrays, own, blocks = central.initial(), [w.copy() for w in weights], self.expanded
+        server_model = TorchServerModel(partial(mlp, (h, *_HIDDEN, _CLASSES)), seed=self.seed)
+        arrays, own, blocks = server_model.initial(), [w.copy() for w in weights], self.expanded
         embeddings, gradients, opened = [], [], []
         for _ in range(rounds):
             rounded = [
@@ -132,7 +132,9 @@ class Owners:
             ]
             parts = [embed(x, w) for x, w in zip(blocks, rounded, strict=True)]
             mean: Matrix = np.sum(parts, axis=0) / N
-            arrays, gradient, _ = central.step(arrays, mean.astype(np.float32), self.labels, rate)
+            arrays, gradient, _ = server_model.step(
+                arrays, mean.astype(np.float32), self.labels, rate
+            )
             embeddings.append(mean)
             gradients.append(gradient.astype(np.float64))
             opened.append(rounded)

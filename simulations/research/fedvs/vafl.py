@@ -1,7 +1,7 @@
 """Asynchronous split learning (VAFL) on a virtual clock: no client waits for another.
 
 The server keeps the last embedding of every row from every client. When a client's embeddings of
-a batch arrive, they take their places, the central model makes a step on that batch with what is
+a batch arrive, they take their places, the server model makes a step on that batch with what is
 there of the others, and that client alone gets its gradient and makes a step.
 
 Source: Chen et al., "VAFL: a Method of Vertical Asynchronous Federated Learning" (2020), without
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.fedvs.central import Central
+from flwr_privacy.fedvs.server_model import ServerModel
 from flwr_privacy.wire.identity import stream
 
 from .parties import Clients, aggregate, gradients
@@ -34,8 +34,8 @@ class Queue:
     ----------
     data, setting : Scene, Setting
         What is trained.
-    central : Central
-        The central model.
+    server_model : ServerModel
+        The server model.
     seconds : callable
         How long a client takes from one gradient to the arrival of its next embeddings: from its
         number and that of the cycle, from 1.
@@ -56,15 +56,15 @@ class Queue:
         self,
         data: SyntheticData,
         setting: FedVSSettings,
-        central: Central,
+        server_model: ServerModel,
         seconds: Callable[[int, int], float],
         back: float,
         seed: int,
     ) -> None:
-        self._data, self._setting, self._central = data, setting, central
+        self._data, self._setting, self._server_model = data, setting, server_model
         self._seconds, self._back, self._seed = seconds, back, seed
         self.clients = Clients(data, setting, seed)
-        self.arrays: Mapping[str, NDArray[Any]] = central.initial()
+        self.arrays: Mapping[str, NDArray[Any]] = server_model.initial()
         self.updates = np.zeros(data.clients, np.int64)
         self.arrivals: list[int] = []
         self.share_seconds = 0.0
@@ -98,7 +98,7 @@ class Queue:
             self._kept[n, rows] = own
             parts = {m: self._kept[m, rows] for m in range(clients)}
             embedding = aggregate(parts, how, clients)
-        self.arrays, gradient, _ = self._central.step(
+        self.arrays, gradient, _ = self._server_model.step(
             self.arrays,
             embedding.astype(np.float32),
             self._data.labels[rows],

@@ -23,7 +23,7 @@ from flwr_privacy.clients import M2FDPClient, as_mod
 from flwr_privacy.clients.node.context_store import SIMULATED
 from flwr_privacy.errors import check_integer
 from flwr_privacy.m2fdp import CLOUD, EventSchedule, TierTree
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
@@ -344,7 +344,7 @@ def _tapped(training: Training) -> Tapped:
             for record in passage.message.content.config_records.values()
             if "grid" in record
         }
-    places = list(_places(training, Grid(exponent)))
+    places = list(_places(training, CodeGrid(exponent)))
     answered = b"".join(dict.fromkeys(sealed or plain))  # each once, however often it crossed
     entropy, p_value = _evenness(answered)
     return Tapped(
@@ -375,7 +375,7 @@ def _answers_of_the_zone(grid: TappedGrid, tree: TierTree) -> tuple[list[bytes],
     return sealed, plain
 
 
-def _places(training: Training, grid: Grid) -> Iterator[list[bytes]]:
+def _places(training: Training, grid: CodeGrid) -> Iterator[list[bytes]]:
     """Return stretches of all that was computed in trusted zones, each in several encodings."""
     tree = training.tree
     for one in training.computed:

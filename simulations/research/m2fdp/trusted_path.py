@@ -31,7 +31,7 @@ from flwr_privacy.m2fdp.schedule import EventSchedule, Segment
 from flwr_privacy.m2fdp.sensitivity import Drift, Reach
 from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.m2fdp.zone import GAP, Upload, averaged, noised
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import clip
 from flwr_privacy.simulations.research.attacks.audit import (
@@ -144,7 +144,7 @@ def crafted_release(
     direction: ArrayLike,
     drift: Drift,
     clipping_norm: float = 1.0,
-    grid: Grid,
+    grid: CodeGrid,
 ) -> Upload:
     """Return what a boundary node holds before the noise, in a zone of crafted members.
 
@@ -166,7 +166,7 @@ def crafted_release(
         The law by which the zone states how far a device can move the release.
     clipping_norm : float, default 1.0
         Largest L2 norm of a local step.
-    grid : Grid
+    grid : CodeGrid
         Where the codes live.
 
     Returns
@@ -324,7 +324,7 @@ def audit_path(
     coins = stream(seed, "coins").random(runs) < 0.5
     direction = stream(seed, "direction").normal(size=dimension)
     direction /= np.linalg.norm(direction)
-    grid = Grid.below(clipping_norm, bits=_GRID_BITS)
+    grid = CodeGrid.below(clipping_norm, bits=_GRID_BITS)
     scores = np.zeros(runs)
     charges, stated, attained = [], [], []
     for period in path.periods:

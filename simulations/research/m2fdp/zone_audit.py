@@ -26,7 +26,7 @@ from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_s
 from flwr_privacy.simulations.research.attacks.audit import GaussianAudit, gaussian_audit
 from flwr_privacy.simulations.research.attacks.setup import quiet
 from flwr_privacy.strategies import M2FDP, DeviceNoise, LemmaDrift, LoopOptions, WorstDrift
-from flwr_privacy.strategies.m2fdp.played_aggregators import PlayedAggregators
+from flwr_privacy.strategies.m2fdp.simulated_aggregators import SimulatedAggregators
 from flwr_privacy.strategies.requests.instruction import Instruction, noting
 from flwr_privacy.strategies.requests.request_log import ClientReply
 from flwr_privacy.wire.identity import client_id_from, stream
@@ -260,7 +260,7 @@ class _Listening(M2FDP):
             (codes,) = reply.arrays().values()
             self.note(edge, codes)
 
-    def played_aggregators(self) -> PlayedAggregators:
+    def simulated_aggregators(self) -> SimulatedAggregators:
         """Return aggregators of whom the cloud notes what they hand out."""
         return _Heard(self, self.plan, self._tiers, self.experiment.id, self.insecure_seed)
 
@@ -268,7 +268,7 @@ class _Listening(M2FDP):
         self.released[node] = self.released.get(node, 0.0) + codes.astype(np.float64)
 
 
-class _Heard(PlayedAggregators):
+class _Heard(SimulatedAggregators):
     def __init__(self, strategy: _Listening, *given: Any) -> None:
         super().__init__(*given)
         self._strategy = strategy

@@ -30,7 +30,7 @@ from flwr_privacy.clients import UDPClient
 from flwr_privacy.clients.node.base import Train
 from flwr_privacy.errors import check_integer
 from flwr_privacy.pipeline.mechanism import Answer, Plan, Release
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.research.attacks.audit import (
     GaussianAudit,
@@ -198,7 +198,7 @@ class _ListeningUDP(UDP):
     def instruct(self, server_round: int) -> Instruction:
         """Ask as UDP does; note the answers of the first client."""
         told = super().instruct(server_round)
-        step = Grid(told.fields["grid"]).step
+        step = CodeGrid(told.fields["grid"]).step
 
         def note(reply: ClientReply) -> None:
             if reply.client_id == "0":

@@ -12,7 +12,7 @@ from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.sensitivity import Drift
 from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.m2fdp.zone import noised
-from flwr_privacy.privacy.grid import Grid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.research.attacks.audit import largest_mu
 from flwr_privacy.simulations.research.m2fdp import trusted_path
@@ -79,7 +79,7 @@ def release(
     path: ZonePath, coin: bool, *, clipping_norm: float, bits: int, law: str = "worst"
 ) -> tuple[np.ndarray, float]:
     """What the zone releases in the units of the weights, and its stated reach."""
-    grid = Grid.below(clipping_norm, bits=bits)
+    grid = CodeGrid.below(clipping_norm, bits=bits)
     (period,) = path.periods[-1:]
     upload = crafted_release(
         path,
@@ -236,7 +236,7 @@ def test_what_is_not_allowed_is_named(call, text: str) -> None:  # type: ignore[
 
 def release_along(direction: list[float]) -> None:
     crafted_release(
-        CLEAN, CLEAN.periods[0], coin=True, direction=direction, drift=Drift(), grid=Grid(-10)
+        CLEAN, CLEAN.periods[0], coin=True, direction=direction, drift=Drift(), grid=CodeGrid(-10)
     )
 
 

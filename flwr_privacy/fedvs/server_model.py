@@ -1,4 +1,4 @@
-"""The model of the server, which goes on from the clients' embeddings, as schemes see it."""
+"""The server's model of split learning, which maps the clients' embeddings to predictions."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -6,16 +6,16 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Central"]
+__all__ = ["ServerModel"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @runtime_checkable
-class Central(Protocol):
-    """A central model W_0: its weights are given and returned, it keeps none itself.
+class ServerModel(Protocol):
+    """The server's model W_0; its methods take and return weights, the object stores none.
 
-    `flwr_privacy.clients.torch.TorchCentral` makes one of a torch module.
+    `flwr_privacy.clients.torch.TorchServerModel` makes one of a torch module.
     """
 
     def initial(self) -> dict[str, NDArray[Any]]:

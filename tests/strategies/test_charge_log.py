@@ -10,7 +10,7 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies import Instruction, LoopOptions
-from flwr_privacy.strategies.loop.books import Books
+from flwr_privacy.strategies.loop.charge_log import ChargeLog
 from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.state.experiment import Experiment
 from flwr_privacy.wire.message import Header
@@ -19,10 +19,10 @@ ONE, OTHER = Charge(noise_multiplier=2.0), Charge(noise_multiplier=3.0)
 COSTS = {"a": ONE, "b": OTHER, "c": ONE, "node-9": ONE}
 
 
-def books_of(folder: Path) -> Books:
+def books_of(folder: Path) -> ChargeLog:
     experiment = Experiment("udp", LoopOptions(seed=1, experiment_id="e", run_dir=folder))
     experiment.begin(record())
-    return Books(experiment)
+    return ChargeLog(experiment)
 
 
 def question(*clients: str, server_round: int = 1, node: int = 0) -> RequestLog:
@@ -35,52 +35,52 @@ def told(**changes: Any) -> Instruction:
     return Instruction(**{**options, **changes})
 
 
-def charged(books: Books) -> list[tuple[int, Charge, tuple[str, ...]]]:
-    return [(r.server_round, r.charge, r.clients) for r in books.releases]
+def charged(charge_log: ChargeLog) -> list[tuple[int, Charge, tuple[str, ...]]]:
+    return [(r.server_round, r.charge, r.clients) for r in charge_log.releases]
 
 
 def test_everybody_who_was_asked_is_charged_what_it_costs(tmp_path: Path) -> None:
-    books, asked = books_of(tmp_path), question("a", "b", "c")
-    books.note(asked, told())
-    books.charge(asked, told())
-    books.charge_broken_off()
-    assert charged(books) == [(1, ONE, ("a", "c")), (1, OTHER, ("b",))]
+    charge_log, asked = books_of(tmp_path), question("a", "b", "c")
+    charge_log.note(asked, told())
+    charge_log.charge(asked, told())
+    charge_log.charge_broken_off()
+    assert charged(charge_log) == [(1, ONE, ("a", "c")), (1, OTHER, ("b",))]
 
 
 def test_an_answer_that_releases_nothing_costs_nothing(tmp_path: Path) -> None:
-    books, asked = books_of(tmp_path), question("a")
-    books.note(asked, told(cost=None))
-    books.charge(asked, told(cost=None))
-    assert books.releases == []
+    charge_log, asked = books_of(tmp_path), question("a")
+    charge_log.note(asked, told(cost=None))
+    charge_log.charge(asked, told(cost=None))
+    assert charge_log.releases == []
     assert not (tmp_path / "asked.json").exists()
 
 
 def test_a_question_that_broke_off_is_charged_by_the_run_that_goes_on(tmp_path: Path) -> None:
     books_of(tmp_path).note(question("a", "b"), told())
-    books = books_of(tmp_path)
-    books.charge_broken_off()
-    books.charge_broken_off()
-    assert charged(books) == [(1, ONE, ("a",)), (1, OTHER, ("b",))]
+    charge_log = books_of(tmp_path)
+    charge_log.charge_broken_off()
+    charge_log.charge_broken_off()
+    assert charged(charge_log) == [(1, ONE, ("a",)), (1, OTHER, ("b",))]
 
 
 def test_asked_again_it_is_charged_once_with_those_who_were_asked_before(tmp_path: Path) -> None:
     books_of(tmp_path).note(question("a"), told())
-    books, asked = books_of(tmp_path), question("a", "c")
-    books.note(asked, told())
-    books.charge(asked, told())
-    books.charge_broken_off()
-    assert charged(books) == [(1, ONE, ("a", "c"))]
+    charge_log, asked = books_of(tmp_path), question("a", "c")
+    charge_log.note(asked, told())
+    charge_log.charge(asked, told())
+    charge_log.charge_broken_off()
+    assert charged(charge_log) == [(1, ONE, ("a", "c"))]
 
 
 def test_a_node_without_a_name_is_charged_under_the_one_that_it_says_later(tmp_path: Path) -> None:
-    books, lost = books_of(tmp_path), question("", node=9)
-    books.charge(lost, told())
-    assert charged(books) == [(1, ONE, ("node-9",))]
+    charge_log, lost = books_of(tmp_path), question("", node=9)
+    charge_log.charge(lost, told())
+    assert charged(charge_log) == [(1, ONE, ("node-9",))]
     heard = question("", server_round=2, node=9)
     heard.answered.add("a")
     heard.named[9] = "a"
-    books.charge(heard, told())
-    assert charged(books) == [(1, ONE, ("a",)), (2, ONE, ("a",))]
+    charge_log.charge(heard, told())
+    assert charged(charge_log) == [(1, ONE, ("a",)), (2, ONE, ("a",))]
 
 
 @pytest.mark.parametrize("earlier", [True, False])
@@ -93,11 +93,11 @@ def test_the_card_has_the_promise_of_the_run_before_until_something_is_asked(
     )
     first = books_of(tmp_path)
     first.charge(question("a"), told())
-    books = books_of(tmp_path)
-    books.load(first.card(lambda: before, accountant=None, final=False))
+    charge_log = books_of(tmp_path)
+    charge_log.load(first.card(lambda: before, accountant=None, final=False))
     if not earlier:
-        books.earlier = None
-    card = books.card(lambda: now, accountant="gdp", final=False)
+        charge_log.earlier = None
+    card = charge_log.card(lambda: now, accountant="gdp", final=False)
     assert card.guarantee.protects == ("a record" if earlier else "a client")
     assert card.guarantee.spent == card.stated["gdp"] > 0
-    assert charged(books) == [(1, ONE, ("a",))]
+    assert charged(charge_log) == [(1, ONE, ("a",))]

@@ -1,4 +1,4 @@
-"""What clients were asked, what their answers cost, and the privacy card that says so.
+"""Records the cost of every request, charges it, and makes the privacy card.
 
 What a question costs is noted before it leaves, and charged when its exchange is over. What a run
 asked that broke off in between is charged by the run that goes on: nobody knows which of its
@@ -15,10 +15,10 @@ from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.state.experiment import Experiment
 
-__all__ = ["Books"]
+__all__ = ["ChargeLog"]
 
 
-class Books:
+class ChargeLog:
     """The charges of one training.
 
     Parameters
@@ -33,7 +33,7 @@ class Books:
     names : dict
         Who the nodes turned out to be that were asked before they had said it, by address.
     earlier : Guarantee, optional
-        The promise of the run that this one resumes, until this one asks something.
+        The guarantee of the run that this one resumes, until this one asks something.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -43,13 +43,13 @@ class Books:
         self._experiment = experiment
 
     def note(self, request_log: RequestLog, instruction: Instruction) -> None:
-        """Note what a question will cost; call it before the question leaves."""
+        """Record on disk what a request will cost; call it before the request is sent."""
         if costs := instruction.costs(instruction.charged(request_log)):
             noted = {client: charge for charge, names in costs.items() for client in names}
             self._experiment.asked.note(self._experiment.id, _name(request_log), noted)
 
     def charge(self, request_log: RequestLog, instruction: Instruction) -> None:
-        """Charge what a question cost; call it when its exchange is over."""
+        """Charge a request; call it when its exchange is over."""
         if instruction.cost is None:
             return
         clients = self._experiment.asked.before(_name(request_log)) | instruction.charged(
@@ -73,7 +73,7 @@ class Books:
         self._release(_name(request_log), instruction.costs(known), silent)
 
     def note_late(self, came: Iterable[tuple[RequestLog, list[str]]]) -> None:
-        """Note of charges whose answers came too late to be used that they were answered."""
+        """Mark charges as answered whose answers arrived too late to be used."""
         late: dict[str, set[str]] = {}
         for request_log, clients in came:
             late.setdefault(_name(request_log), set()).update(self._named(clients))
@@ -84,7 +84,7 @@ class Books:
                 self.releases[place] = replace(release, unanswered=left)
 
     def charge_broken_off(self) -> None:
-        """Charge what a run that broke off asked, where this one does not ask it again."""
+        """Charge the requests of an interrupted run that this run does not send again."""
         for question, noted in self._experiment.asked.broken_off().items():
             costs: dict[Charge, set[str]] = {}
             for client, charge in noted.items():
@@ -92,13 +92,13 @@ class Books:
             self._release(question, costs, set(noted))
 
     def card(
-        self, promise: Callable[[], Guarantee], *, accountant: str | None, final: bool
+        self, guarantee: Callable[[], Guarantee], *, accountant: str | None, final: bool
     ) -> PrivacyCard:
-        """Return the promise, every charge so far, and what they come to.
+        """Return the privacy card: the guarantee, every charge so far, and their epsilon.
 
         Parameters
         ----------
-        promise : callable
+        guarantee : callable
             Returns what this run promises.
         accountant : str, optional
             Who adds up; by default the tightest that knows the charges.
@@ -107,7 +107,7 @@ class Books:
         """
         card = PrivacyCard(
             experiment_id=self._experiment.id,
-            guarantee=self.earlier or promise(),
+            guarantee=self.earlier or guarantee(),
             releases=self.releases,
         )
         if card.guarantee.delta is None:
@@ -123,7 +123,7 @@ class Books:
         return card
 
     def load(self, card: PrivacyCard) -> None:
-        """Take up the charges and the promise of the run that this one resumes."""
+        """Load the charges and the guarantee of the run that this one resumes."""
         self.releases, self.earlier = card.releases, card.guarantee
 
     def _named(self, clients: Iterable[str]) -> set[str]:
@@ -132,7 +132,7 @@ class Books:
     def _release(
         self, question: str, costs: Mapping[Charge, set[str]], silent: set[str] | None
     ) -> None:
-        """Enter what a question cost; `silent` did not answer it, None if that is a secret."""
+        """Append the charges of a request; `silent` did not answer it, None if that is a secret."""
         phase, server_round, request = question.rsplit(" ", 2)
         for charge, names in sorted(costs.items(), key=lambda cost: min(cost[1])):
             release = CardRelease(

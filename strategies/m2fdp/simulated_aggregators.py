@@ -1,4 +1,4 @@
-"""The noise of aggregators that the server plays, in a simulation."""
+"""Adds the noise of aggregators that the server simulates."""
 
 import logging
 
@@ -11,12 +11,12 @@ from flwr_privacy.privacy.randomness import SecureRandom
 
 from .tiers import TierLog
 
-__all__ = ["PlayedAggregators"]
+__all__ = ["SimulatedAggregators"]
 
 logger = logging.getLogger("flwr.privacy")
 
 
-class PlayedAggregators:
+class SimulatedAggregators:
     """The aggregators of one round.
 
     Parameters
@@ -41,7 +41,7 @@ class PlayedAggregators:
         self.insecure = False  # whether noise came from the seed
 
     def noised(self, node: str, upload: Upload, asked: Asked) -> NDArray[np.int32]:
-        """Noise what a trusted aggregator hands out."""
+        """Add noise to the average that a trusted aggregator passes on."""
         release = self._plan.release(self._plan.tree.tier(node), asked.end)
         if release.multiplier == 0:
             return saturated(upload.codes)
@@ -51,7 +51,7 @@ class PlayedAggregators:
         return noised(upload.codes, sigma=sigma, grid=release.grid, random=random)
 
     def warn_of_small_zones(self, exchange: Exchange, sums: TierSums | None, *, least: int) -> None:
-        """Say which lowest aggregators hand nothing on: too few of their devices answered."""
+        """Warn of lowest aggregators that pass nothing on, as too few of their devices answered."""
         small = [
             leaf
             for leaf in exchange.leaves
@@ -65,7 +65,7 @@ class PlayedAggregators:
             )
 
     def at_the_edge(self, node: str, model: NDArray[np.float64]) -> None:
-        """Add the noise of an insecure node of tier 1, which a baseline has beside the devices'."""
+        """Add the noise that a baseline's insecure node of tier 1 adds to that of the devices."""
         plan = self._plan
         devices = plan.release(plan.tree.depth, plan.exchanges[-1].index)
         sigma = devices.multiplier * 2 * plan.bound(devices.steps)

@@ -19,13 +19,13 @@ from flwr_privacy.errors import DataError, InvalidParameterError, check_integer,
 from .computing import Loss, one_thread
 from .training import get_arrays, initialise, set_arrays
 
-__all__ = ["TorchCentral"]
+__all__ = ["TorchServerModel"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-class TorchCentral:
-    """A central model W_0 that goes on from embeddings: a `flwr_privacy.fedvs.central.Central`.
+class TorchServerModel:
+    """The server's model W_0 as a torch module: a `flwr_privacy.fedvs.server_model.ServerModel`.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ class TorchCentral:
     --------
     >>> from functools import partial
     >>> from flwr_privacy.clients.torch import mlp
-    >>> central = TorchCentral(partial(mlp, (4, 8, 3)))
+    >>> server_model = TorchServerModel(partial(mlp, (4, 8, 3)))
     >>> rows, labels = np.ones((2, 4), dtype=np.float32), np.array([0, 2])
-    >>> arrays, gradient, loss = central.step(central.initial(), rows, labels, 0.1)
+    >>> arrays, gradient, loss = server_model.step(server_model.initial(), rows, labels, 0.1)
     >>> gradient.shape
     (2, 4)
     """
@@ -151,7 +151,7 @@ class TorchCentral:
     def metrics(
         self, arrays: Arrays, embedding: NDArray[np.float32], labels: NDArray[Any]
     ) -> dict[str, float]:
-        """Return how well some rows are classified.
+        """Return the classification metrics of some rows.
 
         Parameters and errors are those of `step`.
 
@@ -193,7 +193,7 @@ class TorchCentral:
             raise InvalidParameterError(
                 "embedding",
                 f"shape {tuple(rows.shape)}",
-                f"one that the central model takes ({error})",
+                f"one that the server model takes ({error})",
             ) from error
         if logits.ndim != 2 or len(logits) != len(rows):
             shape = f"one with logits of shape ({len(rows)}, classes)"
@@ -204,7 +204,7 @@ class TorchCentral:
         if logits.shape[1] > 1:
             return (self._loss or functional.cross_entropy)(logits, truth)
         if self._loss is functional.cross_entropy:  # of one class it is zero
-            allowed = "none, or a binary loss: the central model has one output"
+            allowed = "none, or a binary loss: the server model has one output"
             raise InvalidParameterError("loss", "cross_entropy", allowed)
         loss = self._loss or functional.binary_cross_entropy_with_logits
         return loss(logits[:, 0], truth.to(logits.dtype))

@@ -208,7 +208,7 @@ def test_a_process_that_only_uses_ray_plays_no_simulated_clients(
     driver = SimpleNamespace(get_actor_id=lambda: actor)
     ray = SimpleNamespace(is_initialized=lambda: initialised, get_runtime_context=lambda: driver)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    with pytest.raises(LedgerError, match="no place to lie"):
+    with pytest.raises(LedgerError, match="ledger has no folder"):
         store({})
     assert list(engine.iterdir()) == []
 
