@@ -180,7 +180,7 @@ def answer(
         return seal(_unaccounted(store, request, release, plan, start))
     planned = _planned(store, request, plan)
     if release.facts is not None:
-        _check_chargeable(store, planned)  # before the user's code is called
+        _check_chargeable(store, release, planned)  # before the user's code is called
         try:
             facts = _facts(store, request, release.facts)
         except NoFactsError as error:
@@ -195,7 +195,7 @@ def answer(
         plan = mechanism.plan(start, facts)
         _admit(store, request, plan, sealed)
     if release.rehearsal is not None:
-        _rehearse(store, request, planned, release.rehearsal)
+        _rehearse(store, request, release, planned, release.rehearsal)
     number, kept = _charged(store, request, release, plan, planned)
     if kept is not None:
         return seal(kept)
@@ -445,7 +445,7 @@ def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
     )
 
 
-def _check_chargeable(store: NodeStore, planned: PlannedRelease) -> None:
+def _check_chargeable(store: NodeStore, release: Release, planned: PlannedRelease) -> None:
     """Decline what could not be charged, before the user's code is called.
 
     Where it is called and what it came to could not be charged, whether it failed would be told for
@@ -454,16 +454,25 @@ def _check_chargeable(store: NodeStore, planned: PlannedRelease) -> None:
     Raises
     ------
     DeclinedError
-        If the node's limits, its policy or the budget do not allow another release.
+        If the node's limits, its policy or the budget do not allow another release, or another
+        question has got the one of its kind.
     """
     entries, asked = store.ledger.entries(), planned.entry()
-    if all((entry.question, entry.digest) != (asked.question, asked.digest) for entry in entries):
-        check_limits(store, entries)
-        planned.check_affordable(entries)
+    charged = [entry.digest for entry in entries if entry.question == asked.question]
+    if asked.digest in charged:
+        return
+    if charged and release.single:
+        raise _other_terms(asked.question)
+    check_limits(store, entries)
+    planned.check_affordable(entries)
 
 
 def _rehearse(
-    store: NodeStore, request: Request, planned: PlannedRelease, rehearsal: Callable[[], None]
+    store: NodeStore,
+    request: Request,
+    release: Release,
+    planned: PlannedRelease,
+    rehearsal: Callable[[], None],
 ) -> None:
     """Try the user's code on generated records before the first charge of an experiment.
 
@@ -475,7 +484,7 @@ def _rehearse(
     entries, experiment = store.ledger.entries(), request.question.experiment_id
     if any(entry.question.experiment_id == experiment for entry in entries):
         return
-    _check_chargeable(store, planned)  # before the user's code is called
+    _check_chargeable(store, release, planned)  # before the user's code is called
     try:
         rehearsal()
     # Whatever the user's code raises; what a node's own code says stays there.
