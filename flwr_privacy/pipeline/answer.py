@@ -194,8 +194,7 @@ def answer(
             raise stopped from None
         plan = mechanism.plan(start, facts)
         _admit(store, request, plan, sealed)
-    if release.rehearsal is not None:
-        _rehearse(store, request, release, planned, release.rehearsal)
+    _rehearse(store, request, release, planned)
     number, kept = _charged(store, request, release, plan, planned)
     if kept is not None:
         return seal(kept)
@@ -468,11 +467,7 @@ def _check_chargeable(store: NodeStore, release: Release, planned: PlannedReleas
 
 
 def _rehearse(
-    store: NodeStore,
-    request: Request,
-    release: Release,
-    planned: PlannedRelease,
-    rehearsal: Callable[[], None],
+    store: NodeStore, request: Request, release: Release, planned: PlannedRelease
 ) -> None:
     """Try the user's code on generated records before the first charge of an experiment.
 
@@ -481,12 +476,14 @@ def _rehearse(
     ProtocolError
         If it fails. Nothing is charged. The node's log has why; simulated clients say it too.
     """
+    if release.rehearsal is None:
+        return
     entries, experiment = store.ledger.entries(), request.question.experiment_id
     if any(entry.question.experiment_id == experiment for entry in entries):
         return
     _check_chargeable(store, release, planned)  # before the user's code is called
     try:
-        rehearsal()
+        release.rehearsal()
     # Whatever the user's code raises; what a node's own code says stays there.
     except Exception as error:
         logger.error("client %s: the rehearsal fails", store.client_id, exc_info=error)
