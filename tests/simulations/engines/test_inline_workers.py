@@ -179,7 +179,7 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "victim"
     folder.mkdir()
     monkeypatch.setenv(VICTIM, str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "shared"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "shared"))
     return folder
 
 

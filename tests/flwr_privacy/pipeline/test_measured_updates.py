@@ -1,6 +1,6 @@
 """What mechanisms make of whatever a user's code returns: within the plan, or refused.
 
-Of a record that is not what it should be the trainers see to it: `tests/clients/test_per_record*`.
+The trainers check the single records: `tests/clients/torch/test_per_record*`.
 """
 
 from typing import Any
