@@ -41,11 +41,6 @@ SCHEDULES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.requests.federation._SETTLE", 0.0)
-
-
 def app() -> Any:
     return message_app([as_mod(M2FDPClient)])
 
@@ -87,14 +82,7 @@ CLEAN = {"steps": 4, "events": 2, "clean_events": "worst"}
 PLAIN = {"clipping_norm": 0.5, "epsilon": 200.0}
 
 
-@pytest.fixture
-def _one_accountant_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last card of a run states epsilon by every accountant, which takes seconds."""
-    card = M2FDP.card
-    monkeypatch.setattr(M2FDP, "card", lambda self, *, final=False: card(self))
-
-
-pytestmark = pytest.mark.usefixtures("_one_accountant_is_enough")
+pytestmark = pytest.mark.usefixtures("no_settling", "one_accountant")
 
 
 class Seen:
