@@ -1,129 +1,23 @@
-"""The rehearsal of FedVS and its rivals: each is the plain algorithm; and its virtual clock."""
+"""The numpy simulation of FedVS and its rivals: each is the plain algorithm."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
+from vertical_simulation import Arrays, Perceptron, accuracy, course, setting, small
 
 from flwr_privacy.coding.lagrange import recovery_threshold
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.fedvs.costs import cost_model
-from flwr_privacy.fedvs.delays import HalfSlow, transfer_seconds
-from flwr_privacy.simulations.research.fedvs.numpy_simulation import TrainingCurve, simulate
+from flwr_privacy.fedvs.delays import HalfSlow
+from flwr_privacy.simulations.research.fedvs.numpy_simulation import TrainingCurve
 from flwr_privacy.simulations.research.fedvs.parties import Clients, aggregate, gradients
-from flwr_privacy.simulations.research.fedvs.synthetic_data import (
-    METHODS,
-    FedVSSettings,
-    SyntheticData,
-)
-from flwr_privacy.simulations.research.fedvs.vafl import Queue
+from flwr_privacy.simulations.research.fedvs.synthetic_data import METHODS, SyntheticData
 
 Array = NDArray[np.float64]
-Floats = NDArray[np.float32]
-Arrays = Mapping[str, NDArray[Any]]
-
-NO_TIME = {"bandwidth_mbps": 1e15, "speed": 1e18}  # beside the delays
-
-
-class Perceptron:
-    """Layers with ReLU between them and the cross entropy, in NumPy; it keeps what it was given."""
-
-    def __init__(self, sizes: Sequence[int], seed: int = 0) -> None:
-        self._sizes, self._seed = sizes, seed
-        self.embeddings: list[Floats] = []
-
-    def initial(self) -> dict[str, NDArray[Any]]:
-        rng = np.random.default_rng(self._seed)
-        found: dict[str, NDArray[Any]] = {}
-        for i, (inputs, outputs) in enumerate(zip(self._sizes, self._sizes[1:], strict=False)):
-            weights = rng.normal(0, math.sqrt(2 / inputs), (inputs, outputs))
-            found[f"w{i}"] = weights.astype(np.float32)
-            found[f"b{i}"] = np.zeros(outputs, np.float32)
-        return found
-
-    def step(
-        self, arrays: Arrays, embedding: Floats, labels: NDArray[Any], learning_rate: float
-    ) -> tuple[dict[str, NDArray[Any]], Floats, float]:
-        self.embeddings.append(embedding)
-        layers = self._layers(arrays, embedding)
-        chances = np.exp(layers[-1] - layers[-1].max(axis=1, keepdims=True))
-        chances /= chances.sum(axis=1, keepdims=True)
-        rows = np.arange(len(labels))
-        loss = float(-np.log(chances[rows, labels]).mean())
-        chances[rows, labels] -= 1
-        slope = chances / np.float32(len(labels))
-        rate = np.float32(learning_rate)
-        found: dict[str, NDArray[Any]] = {}
-        for i in reversed(range(len(self._sizes) - 1)):
-            found[f"w{i}"] = arrays[f"w{i}"] - rate * (layers[i].T @ slope)
-            found[f"b{i}"] = arrays[f"b{i}"] - rate * slope.sum(axis=0)
-            slope = slope @ arrays[f"w{i}"].T
-            if i:
-                slope *= layers[i] > 0
-        return found, slope, loss
-
-    def scores(self, arrays: Arrays, embedding: Floats) -> Floats:
-        return self._layers(arrays, embedding)[-1]
-
-    def metrics(self, arrays: Arrays, embedding: Floats, labels: NDArray[Any]) -> dict[str, float]:
-        scores = self.scores(arrays, embedding)
-        loss = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(labels)), labels]
-        hits = scores.argmax(axis=1) == labels
-        return {"loss": float(loss.mean()), "accuracy": float(hits.mean())}
-
-    def _layers(self, arrays: Arrays, embedding: Floats) -> list[Floats]:
-        layers = [embedding.astype(np.float32)]
-        last = len(self._sizes) - 2
-        for i in range(last + 1):
-            found = layers[-1] @ arrays[f"w{i}"] + arrays[f"b{i}"]
-            layers.append(found if i == last else np.maximum(found, 0))
-        return layers
-
-
-def small(clients: int = 6, rows: int = 41, seed: int = 0) -> SyntheticData:
-    """Return a scene whose clients have 1 to 3 columns, and whose rows are no multiple of K."""
-    rng = np.random.default_rng(seed)
-    columns = [1 + n % 3 for n in range(clients)]
-    blocks = [rng.uniform(-1, 1, (rows, d)) for d in columns]
-    tests = [rng.uniform(-1, 1, (15, d)) for d in columns]
-    return SyntheticData(
-        blocks=blocks,
-        labels=(sum(block[:, 0] for block in blocks) > 0).astype(np.int64),
-        test_blocks=tests,
-        test_labels=(sum(test[:, 0] for test in tests) > 0).astype(np.int64),
-    )
-
-
-def setting(**values: Any) -> FedVSSettings:
-    return FedVSSettings(
-        **{
-            "embedding": 5,
-            "order": 2,
-            "batch_size": 9,
-            "learning_rate": 0.5,
-            "data_bits": 8,
-            "weight_bits": 8,
-            **values,
-        }
-    )
-
-
-def course(
-    scene: SyntheticData, own: FedVSSettings, *, rounds: int = 12, seed: int = 1, **values: Any
-) -> TrainingCurve:
-    wide = scene.clients if own.aggregation == "concatenate" else 1
-    central = values.pop("central", None) or Perceptron((wide * own.embedding, 8, 2))
-    watch = values.pop("watch", [rounds])
-    return simulate(
-        scene, own, central, watch=watch, by=values.pop("by", "rounds"), rounds=rounds, seed=seed,
-        **values,
-    )  # fmt: skip
 
 
 def same(one: TrainingCurve, other: TrainingCurve) -> bool:
@@ -327,157 +221,6 @@ def test_all_aggregations_train(method: str, how: str) -> None:
     assert found.loss[1] < 0.95 * found.loss[0]
 
 
-# -- VAFL ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Steady:
-    """Clients that always take the same time, by number."""
-
-    times: tuple[float, ...]
-
-    @property
-    def fast(self) -> Sequence[str]:
-        return [str(n) for n in range(len(self.times))]
-
-    def finish_time(self, *, client_id: str, **_: Any) -> float:
-        return self.times[int(client_id)]
-
-
-def queue(scene: SyntheticData, times: tuple[float, ...], **values: Any) -> Queue:
-    own = setting(method="vafl", **values)
-    return Queue(scene, own, Perceptron((5, 8, 2)), lambda n, cycle: times[n], 0.0, seed=1)
-
-
-def test_F26_clients_with_equal_delays_take_turns() -> None:
-    own = queue(small(4), (1.0,) * 4)
-    for event in range(20):
-        assert own.end() == 1 + event // 4
-        own.step()
-    assert own.arrivals == [0, 1, 2, 3] * 5
-
-
-def test_F26_a_client_that_is_100_times_slower_stops_nobody() -> None:
-    scene = small(3)
-    found = course(
-        scene, setting(method="vafl", **NO_TIME), rounds=10_000, by="seconds", watch=[100.5],
-        delays=Steady((100.0, 1.0, 1.0)),
-    )  # fmt: skip
-    assert found.updates.tolist() == [1, 100, 100]
-    assert found.rounds[-1] == 201
-    assert found.seconds[-1] == pytest.approx(100)
-
-
-def test_vafl_uses_the_last_embeddings_of_all_others() -> None:
-    scene = small(3, rows=8)
-    own, central = setting(method="vafl", batch_size=8), Perceptron((5, 8, 2))
-    course(scene, own, rounds=7, central=central, delays=Steady((1.0, 1.6, 10.0)))
-    # The same by hand; a batch is all rows, in any order: sort the mean's rows to compare.
-    data = [np.concatenate([b, b**2], axis=1) for b in scene.blocks]
-    weights = Clients(scene, own, seed=1).weights
-    kept = [x @ w for x, w in zip(data, weights, strict=True)]
-    arrays: Arrays = Perceptron((5, 8, 2)).initial()
-    for n, given in zip((0, 1, 0, 0, 1, 0, 1), central.embeddings, strict=True):
-        kept[n] = data[n] @ weights[n]
-        mean = np.mean(kept, axis=0)
-        np.testing.assert_allclose(np.sort(given, axis=0), np.sort(mean, axis=0), atol=1e-5)
-        arrays, gradient, _ = Perceptron((5, 8, 2)).step(
-            arrays, mean.astype(np.float32), scene.labels, 0.5
-        )
-        weights[n] = weights[n] - 0.5 * data[n].T @ gradient / 3
-
-
-# -- The clock ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "quorum"), [("wait", 10), ("masked", 10), ("wait-dp", 10), ("fedvs", 5)]
-)
-def test_a_round_takes_what_the_delays_say(method: str, quorum: int) -> None:
-    scene, own = small(10), setting(method=method, **NO_TIME)
-    found = course(scene, own, rounds=5, watch=[1, 2, 3, 4, 5])
-    delays = own.delays(10, seed=1)
-    now = shared = 0.0
-    for t in range(1, 6):
-        if method == "fedvs":
-            shared += delays.race(delays.clients, seed=1, server_round=t, phase="weights")[1]
-        now += delays.race(delays.clients, seed=1, server_round=t, phase="train", quorum=quorum)[1]
-        assert found.share_seconds[t - 1] == pytest.approx(shared)
-        assert found.seconds[t - 1] == pytest.approx(now + shared)
-
-
-def test_ignoring_waits_for_the_fast_clients_alone() -> None:
-    own = setting(method="ignore", **NO_TIME)
-    found = course(small(10), own, rounds=3)
-    delays = own.delays(10, seed=1)
-    expected = sum(
-        delays.race(delays.fast, seed=1, server_round=t, phase="train")[1] for t in (1, 2, 3)
-    )
-    assert found.seconds[-1] == pytest.approx(expected)
-    assert len(delays.fast) == 5
-
-
-@pytest.mark.parametrize(("slow", "last"), [("first", {"0", "1"}), ("last", {"3", "4"})])
-def test_the_slow_clients_can_be_the_first_or_last_ones(slow: str, last: set[str]) -> None:
-    assert set(setting(method="wait", slow=slow).delays(5, seed=0).clients[3:]) == last
-
-
-def test_who_is_slow_is_drawn_from_the_seed() -> None:
-    own = setting(method="wait")
-    found = {own.delays(8, seed=seed).fast for seed in range(6)}
-    assert len(found) > 1
-    assert own.delays(8, seed=3) == own.delays(8, seed=3)
-
-
-def test_without_delays_a_round_takes_its_messages_and_products() -> None:
-    own = setting(delay_scale=0.0, K=2, bandwidth_mbps=1.0, speed=1e6)
-    found = course(small(10), own, rounds=2, watch=[1, 2])
-    widths = [2 * (1 + n % 3) for n in range(10)]
-    # Ten rows in a batch: five coded ones for two segments. Three clients deal zero masks.
-    costs = cost_model(N=10, K=2, T=1, rows=41, widths=widths, h=5, b=5)
-    shares = [
-        transfer_seconds(9 * (size + mask * costs.mask_bytes), 1.0)
-        + (macs + mask * costs.mask_macs) / 1e6
-        for size, macs, mask in zip(
-            costs.weights_bytes, costs.weights_macs, [1] * 3 + [0] * 7, strict=True
-        )
-    ]
-    received = sum(costs.weights_bytes) - (4 * 2 * 5 + 28) + 3 * costs.mask_bytes
-    sharing = max(shares) + transfer_seconds(received, 1.0)
-    upload = costs.answer_macs / 1e6 + transfer_seconds(costs.answer_bytes, 1.0)
-    back = transfer_seconds(4 * 10 * 5, 1.0) + 10 * 6 * 5 / 1e6
-    assert found.share_seconds[0] == pytest.approx(sharing)
-    assert found.seconds[1] - found.seconds[0] == pytest.approx(sharing + upload + back)
-
-
-def seconds_of_a_round(**values: Any) -> float:
-    found = course(small(28), setting(**values), rounds=25, watch=[1, 25])
-    return float(found.seconds[1] - found.seconds[0]) / 24
-
-
-def test_F20_small_K_is_fast_where_delays_dominate_and_large_K_where_products_do() -> None:
-    delayed = [seconds_of_a_round(K=K, batch_size=60) for K in (1, 6, 13)]
-    assert delayed == sorted(delayed)
-    computed = [
-        seconds_of_a_round(K=K, batch_size=60, delay_scale=0.0, speed=1e4) for K in (1, 6, 13)
-    ]
-    assert computed == sorted(computed, reverse=True)
-    assert computed[0] > 2 * computed[2]
-
-
-def test_F20_larger_T_is_never_faster() -> None:
-    found = [seconds_of_a_round(K=1, T=T) for T in (1, 6, 13)]
-    assert found == sorted(found)
-    assert found[2] > found[0]
-
-
-def test_F20_a_round_is_shorter_than_waiting_for_all_where_little_time_is_for_sharing() -> None:
-    wait = seconds_of_a_round(method="wait", batch_size=60)
-    short = seconds_of_a_round(batch_size=60, batch="real")
-    long = seconds_of_a_round(batch_size=60, K=13, log_base="2")
-    assert short < wait < long
-
-
 # -- Looking at it ------------------------------------------------------------------------------
 
 
@@ -516,29 +259,6 @@ def test_all_methods_start_from_the_same_weights() -> None:
 
 
 # -- Accuracy -----------------------------------------------------------------------------------
-
-
-@cache
-def digits() -> SyntheticData:
-    features, labels = load_digits(return_X_y=True)
-    places = np.random.default_rng(0).permutation(len(labels))
-    train, test = places[360:], places[:360]
-    blocks = np.array_split(features / 16, 16, axis=1)
-    return SyntheticData(
-        blocks=[block[train] for block in blocks],
-        labels=labels[train],
-        test_blocks=[block[test] for block in blocks],
-        test_labels=labels[test],
-    )
-
-
-def accuracy(method: str, **values: Any) -> float:
-    own = FedVSSettings(method=method, embedding=32, learning_rate=0.1, slow="last", **values)
-    central = Perceptron((32, 64, 32, 10))
-    found = simulate(
-        digits(), own, central, watch=range(400, 601, 50), by="rounds", rounds=600, seed=0
-    )
-    return float(found.accuracy.mean())
 
 
 def test_F18_on_digits_FedVS_is_level_with_waiting_and_others_are_not() -> None:
