@@ -1,15 +1,7 @@
-"""What every scheme must pass on a node, baselines included: `every_scheme.CASES` is the table.
+"""Whatever the user's code does, a server of any scheme learns no more than is charged."""
 
-A policy binds it; no code of a user's gets data past the charge, or past a refusal of one text; a
-kill leaves no answer without a charge; processes that are asked at once are charged alike.
-"""
-
-import hashlib
-import multiprocessing
-import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +12,6 @@ import torch
 from every_scheme import (
     CASES,
     CHARGED,
-    REMEMBERED,
     UNCHARGED,
     Case,
     Node,
@@ -29,7 +20,6 @@ from every_scheme import (
     columns,
     evaluation,
     fit,
-    join_any_sum,
     losses,
     nothing,
     plain,
@@ -39,8 +29,7 @@ from every_scheme import (
 )
 from flwr.app import Error, Message, RecordDict
 
-from flwr_privacy.clients import FedVSClient, VerticalData
-from flwr_privacy.clients.node.rehearsal import rehearsing
+from flwr_privacy.clients import VerticalData
 from flwr_privacy.errors import (
     ChargedFailureError,
     DataError,
@@ -54,65 +43,6 @@ from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.wire.message import DECLINED_CODE, ERROR_CODE, FAILED_CODE
 
 SECRET = "J. Smith, 4711"
-
-
-@pytest.fixture(autouse=True)
-def any_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    join_any_sum(monkeypatch)
-
-
-# -- A policy binds it -----------------------------------------------------------------------------
-
-POLICIES: dict[str, dict[str, Any]] = {
-    "another scheme": {"schemes": ["nobody"]},
-    "no budget": {"max_epsilon": 0.0},
-    "a larger sum": {"min_summed": 4},
-    "more noise": {"min_noise_multiplier": 1e6},
-    "a larger sigma": {"min_sigma": 1e6},
-}
-
-
-STEPS_OF_A_ZONE = ("up", "down", "deliver")
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", CASES)
-def test_a_nodes_policy_binds_it_before_data_are_read(
-    name: str, policy: str, tmp_path: Path
-) -> None:
-    if (name, policy) == ("fedvs", "a larger sum"):
-        return  # an enrolment is in no sum; the coding is refused
-    if (name, policy) in {(f"m2fdp, {way}", "a larger sigma") for way in STEPS_OF_A_ZONE}:
-        return  # how much noise there will be is not known yet: the release is refused
-    node = Node(tmp_path / "node", CASES[name], policy=POLICIES[policy])
-    kind, code, _ = node.ask()
-    assert (kind, code) == ("refused", DECLINED_CODE)
-    # The noise of a record follows from how many there are, which a rehearsal tells.
-    rehearsed = policy == "a larger sigma" and CASES[name].user in (steps, losses)
-    assert (node.ran, node.charges(), node.kept()) == (rehearsed, 0, [])
-
-
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.unprotected])
-def test_without_noise_nothing_leaves_unless_the_operator_allows_it(
-    name: str, tmp_path: Path
-) -> None:
-    for policy in ({}, {"allow_unprotected": ["nobody"]}):
-        node = Node(tmp_path / str(len(policy)), CASES[name], policy=policy)
-        kind, code, reason = node.ask()
-        assert (kind, code) == ("refused", DECLINED_CODE)
-        assert "lists the scheme in allow_unprotected" in reason
-        assert (node.ran, node.charges(), node.kept()) == (0, 0, [])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_otherwise_it_answers_and_is_charged(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    node = Node(tmp_path / "node", case)
-    assert node.ask()[0] == "answer"
-    assert (node.charges(), node.unanswered()) == (case.charged, 0)
-
-
-# -- Whatever the user's code does -----------------------------------------------------------------
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -138,7 +68,6 @@ ERRORS |= {
     "nothing": lambda *given: None,
     "text": lambda *given: SECRET,
 }
-
 NAN, INFINITE = (np.full((1, 4), value, np.float32) for value in (np.nan, np.inf))
 UNFIT: dict[str, Callable[..., Any]] = {
     **{f"returns {n}": giving(np.zeros(n, np.float32)) for n in (0, 4, 4711)},
@@ -439,270 +368,3 @@ def test_code_that_ends_its_process_leaves_a_charge_and_nothing_else(
     node = Node(tmp_path / "node", case)
     assert node.ask()[0] == ("refused" if charged and case.once else "answer")
     assert node.charges() == case.charged
-
-
-# -- Whatever a server says ------------------------------------------------------------------------
-
-HOSTILE: list[Any] = [-1, 0, 2**62, 1e300, float("nan"), "", "x" * 99, b"", [], [-1], ["x"], True]
-GARBAGE: dict[str, Callable[[Any], Any]] = {
-    "NaN": lambda array: np.full(array.shape, np.nan),
-    "empty": lambda array: np.zeros((0, *array.shape[1:]), array.dtype),
-    "a number": lambda array: np.zeros((), array.dtype),
-    "longer": lambda array: np.concatenate([array, array]),
-    "complex": lambda array: array.astype(np.complex128),
-    "text": lambda array: np.array(["text"]),
-}
-
-
-def changed_questions(case: Case) -> list[dict[str, Any]]:
-    """Return changes of a question, one at a time, none of which is what the client expects."""
-    questions: list[dict[str, Any]] = [{key: value} for key in case.fields for value in HOSTILE]
-    for name, array in dict(case.model).items():
-        garbage = [change(np.asarray(array)) for change in GARBAGE.values()]
-        questions += [{"model": {**case.model, name: array}} for array in garbage]
-    return [*questions, {"model": {}}, {"model": {**case.model, "more": np.zeros(7)}}]
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that overflow
-@pytest.mark.parametrize("name", UNCHARGED)
-def test_a_question_that_is_none_is_refused_with_a_text_of_ours(name: str, tmp_path: Path) -> None:
-    """An error of Python's would carry what it met; the node goes on afterwards."""
-    case = settled(tmp_path / "node", CASES[name])
-    for changes in changed_questions(case):
-        node = Node(tmp_path / "node", case)
-        said = node.ask(**changes)
-        assert said[0] == "answer" or said[1] in (ERROR_CODE, DECLINED_CODE), (changes, said)
-
-
-# -- Steps of a protocol ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", REMEMBERED)
-def test_a_step_is_taken_once(name: str, tmp_path: Path) -> None:
-    case = settled(tmp_path / "node", CASES[name])
-    node = Node(tmp_path / "node", case)
-    first, again = node.ask(), node.ask()
-    assert first[0] == "answer"
-    assert again[0] == "refused" or plain(again) == plain(first)
-
-
-@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].simulated])
-def test_no_deployed_node_answers_what_is_for_simulations(name: str, tmp_path: Path) -> None:
-    node = Node(tmp_path / "node", replace(CASES[name], simulated=False))
-    assert node.ask()[:2] == ("refused", DECLINED_CODE)
-    assert node.ran == 0
-
-
-IN_FILES = [name for name in REMEMBERED if CASES[name].half is FedVSClient]
-"""Cases whose step is remembered in files: the others are remembered by Flower, with the reply."""
-
-
-@pytest.mark.parametrize("name", IN_FILES)
-def test_a_kill_at_any_step_leaves_one_answer_to_a_question(name: str, tmp_path: Path) -> None:
-    """A set of shares that was dealt anew under its name would be opened with the old one."""
-    case, entered = settled(tmp_path / "zone", CASES[name]), list[str]()
-    node = Node(tmp_path / "zone", case)
-    watch(entered.append)
-    try:
-        assert node.ask()[0] == "answer"
-    finally:
-        sys.setprofile(None)
-    assert len(entered) > 3
-    for place in range(len(entered) + 1):
-        asked = settled(tmp_path / str(place), CASES[name])
-        sent = [said for said in killed_at(tmp_path / str(place), asked, place) if said != b"ran"]
-        again = Node(tmp_path / str(place), asked).ask()
-        assert again[0] == "answer", place
-        assert {*sent, name_of(again)} == {name_of(again)}, place
-
-
-@pytest.mark.parametrize("name", IN_FILES)
-def test_processes_that_take_a_step_at_once_give_one_answer(name: str, tmp_path: Path) -> None:
-    case = settled(tmp_path / "node", CASES[name])
-    one, other = race(tmp_path / "node", case, [{}, {}])
-    assert one == other
-    assert one[0] == "answer"
-
-
-@pytest.mark.parametrize("name", [n for n in IN_FILES if not CASES[n].simulated])
-def test_processes_that_take_different_steps_at_once(name: str, tmp_path: Path) -> None:
-    case = settled(tmp_path / "node", CASES[name])
-    one, other = race(tmp_path / "node", case, [{}, dict(case.other)])
-    assert one != other
-    assert [one[0], other[0]].count("answer") == (1 if case.single else 2)
-
-
-# -- Kills -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def torch_is_there(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Train once: what torch loads for it takes each process seconds."""
-    node = Node(tmp_path_factory.mktemp("warm") / "node", CASES["udp, records"])
-    assert node.ask()[0] == "answer"
-
-
-FORK = multiprocessing.get_context("fork")
-STEPS = (
-    *("answer", "plan", "_charged", "write_sealed", "close", "run"),
-    *("measure", "noise", "keep", "superseded", "_answered"),
-    *("answer_step", "opened", "embed", "deal", "embed_plainly", "seal", "keep_dealt"),
-)
-"""Functions of ours at whose entry a node is killed, the first time that they are entered."""
-
-
-def watch(entered: Callable[[str], None]) -> None:
-    """Call something with the name of each of `STEPS` that is entered, and of the user's code."""
-
-    def profile(frame: Any, event: str, _: Any) -> None:
-        name = frame.f_code.co_name
-        ours = frame.f_globals.get("__name__", "").startswith("flwr_privacy")
-        if event == "call" and name in STEPS and ours:
-            entered(frame.f_code.co_qualname)
-
-    sys.setprofile(profile)
-
-
-def steps_of(case: Case, folder: Path) -> list[str]:
-    """Return through which steps an answer comes, in their order."""
-    node, seen = Node(folder, case), list[str]()
-    watch(seen.append)
-    try:
-        assert node.ask()[0] == "answer"
-    finally:
-        sys.setprofile(None)
-    return list(dict.fromkeys(seen))
-
-
-def settled(folder: Path, case: Case) -> Case:
-    """Return a case whose question is a fixed one: what others send for it is no step of it."""
-    node = Node(folder, case)
-    fields, model = (of(node) if callable(of) else of for of in (case.fields, case.model))
-    return replace(case, fields=fields, model=model)
-
-
-def told(pipe: int, case: Case) -> Callable[..., Any]:
-    """Return the user's code, which tells that it runs on data."""
-
-    def user(*given: Any) -> Any:
-        if not rehearsing():
-            os.write(pipe, b"ran\n")
-        return case.user(*given)
-
-    return user
-
-
-def killed(folder: Path, case: Case, step: str) -> list[bytes]:
-    """Kill a node as it enters a step; return what it said by then: that it ran, its answer."""
-    return _killed(folder, case, lambda name: name == step)
-
-
-def killed_at(folder: Path, case: Case, place: int) -> list[bytes]:
-    """Kill a node as it enters one more step than some; return what it said by then."""
-    steps = iter(range(place + 1))
-    return _killed(folder, case, lambda name: next(steps) == place)
-
-
-def _killed(folder: Path, case: Case, dies: Callable[[str], bool]) -> list[bytes]:
-    reader, pipe = os.pipe()
-    child = os.fork()
-    if not child:
-        node = Node(folder, case, told(pipe, case))
-        watch(lambda name: os._exit(0) if dies(name) else None)
-        os.write(pipe, name_of(node.ask()) + b"\n")
-        os._exit(0)
-    os.close(pipe)
-    with open(reader, "rb") as file:
-        said = file.read()
-    os.waitpid(child, 0)
-    return said.splitlines()
-
-
-def name_of(said: Said) -> bytes:
-    """Return a short name of what left a node."""
-    return hashlib.sha256(repr(plain(said)).encode()).hexdigest().encode()
-
-
-@pytest.mark.usefixtures("torch_is_there")
-@pytest.mark.parametrize("name", CHARGED)
-def test_a_kill_at_any_step_leaves_no_answer_without_its_charge(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    stages = [*steps_of(settled(tmp_path / "zone", case), tmp_path / "zone"), "the sending"]
-    assert len(stages) > 6
-    for place, step in enumerate(stages):
-        folder = tmp_path / str(place)
-        asked = settled(folder, case)
-        told_of = killed(folder, asked, step)
-        sent = [line for line in told_of if line != b"ran"]
-        ran = b"ran" in told_of and case.user is not tables
-        node = Node(folder, asked)
-        charges = node.charges()
-        assert charges >= max(len(node.kept()), ran, len(sent)), step
-        # Whether it was sent nobody knows who was killed before; what was kept may still be sent.
-        assert node.unanswered() == (0 if sent else charges), step
-        answers = set(sent)
-        for _ in range(2):
-            said = Node(folder, asked).ask()
-            if said[0] == "answer":
-                answers.add(name_of(said))
-            else:  # it may have been opened in a sum, or is given once
-                assert Node(folder, asked).charges(), step
-                assert case.once or case.single, step
-                assert said[1] == DECLINED_CODE, step
-            assert node.unanswered() == (0 if answers else node.charges()), step
-        if case.kept:
-            assert len(answers) <= node.charges() <= charges + 1, step
-        assert node.charges() >= 1, step
-
-
-# -- Several processes -----------------------------------------------------------------------------
-
-
-def race(folder: Path, case: Case, changes: list[dict[str, Any]]) -> list[tuple[str, bytes]]:
-    """Ask a node in as many processes at once as there are changes of the question."""
-    barrier, queue = FORK.Barrier(len(changes)), FORK.SimpleQueue()
-    # Else the second comes no further than the charge, or than the lock of what is remembered.
-    waits = not (case.once or case.remembers or case.user is nothing)
-
-    def user(*given: Any) -> Any:
-        if waits:
-            barrier.wait(60)
-        return case.user(*given)
-
-    def asked(change: dict[str, Any]) -> None:
-        node = Node(folder, case, user)
-        if not waits:
-            barrier.wait(60)
-        said = node.ask(**change)
-        queue.put((said[0], name_of(said)))
-
-    processes = [FORK.Process(target=asked, args=(change,)) for change in changes]
-    for process in processes:
-        process.start()
-    said = [queue.get() for _ in processes]
-    for process in processes:
-        process.join()
-    return said
-
-
-@pytest.mark.usefixtures("torch_is_there")
-@pytest.mark.parametrize("name", CHARGED)
-def test_processes_with_the_same_question_are_charged_once(name: str, tmp_path: Path) -> None:
-    case = settled(tmp_path / "node", CASES[name])
-    one, other = race(tmp_path / "node", case, [{}, {}])
-    assert Node(tmp_path / "node", case).charges() == 1
-    if case.once:
-        assert {one[0], other[0]} == {"answer", "refused"}
-    elif case.kept:
-        assert one == other
-    assert "answer" in (one[0], other[0])
-
-
-@pytest.mark.usefixtures("torch_is_there")
-@pytest.mark.parametrize("name", CHARGED)
-def test_processes_with_different_questions_are_charged_for_each(name: str, tmp_path: Path) -> None:
-    case = settled(tmp_path / "node", CASES[name])
-    one, other = race(tmp_path / "node", case, [{}, dict(case.other)])
-    answers = [one[0], other[0]].count("answer")
-    assert answers == Node(tmp_path / "node", case).charges() == (1 if case.single else 2)
-    assert one != other or not case.kept

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from record_models import records
 from torch import nn
 from torch.nn import functional
 
@@ -29,11 +30,6 @@ from flwr_privacy.clients.training.per_record import (
     digests,
 )
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
-
-
-def records(n=20, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(n, 6)).astype(np.float32), rng.integers(0, 3, n)
 
 
 def model(seed=0):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from record_models import difference, logistic, records, trained
 from torch import nn
 from torch.nn import functional
 
@@ -16,30 +17,8 @@ from flwr_privacy.errors import InvalidParameterError
 N = 10
 
 
-def records(n=N, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(n, 6)).astype(np.float32), rng.integers(0, 3, n)
-
-
 def factory():
     return mlp([6, 8, 3])
-
-
-def logistic(outputs, labels):
-    """Loss of one output; the labels are 0 and 1, of floating point."""
-    return functional.softplus((1 - 2 * labels) * outputs[:, 0])
-
-
-def trained(features, labels, factory=factory, seed=0, **settings):
-    model = initialise(factory, seed)
-    step = train_per_record(model, features, labels, **settings)
-    return get_arrays(model), step
-
-
-def difference(first, second):
-    return math.sqrt(
-        sum(float(np.square(first[n].astype(np.float64) - second[n]).sum()) for n in first)
-    )
 
 
 def reference(features, labels, *, clipping_norm, learning_rate, epochs, batch_size):
@@ -67,28 +46,28 @@ def reference(features, labels, *, clipping_norm, learning_rate, epochs, batch_s
 def test_steps_equal_a_loop_over_batches_in_the_given_order(epochs, batch_size):
     settings = {"clipping_norm": 1.0, "learning_rate": 0.5, "epochs": epochs}
     settings["batch_size"] = batch_size
-    found, step = trained(*records(), **settings, chunk_size=3)
-    expected = reference(*records(), **settings)
+    found, step = trained(factory, *records(N), **settings, chunk_size=3)
+    expected = reference(*records(N), **settings)
     assert difference(found, expected) < 3e-6
     assert step.plan == PerRecordPlan(**settings)
     order = np.arange(N)[::-1]
-    other, _ = trained(*(part[order] for part in records()), **settings)
+    other, _ = trained(factory, *(part[order] for part in records(N)), **settings)
     if batch_size in (1, 4):
         assert difference(found, other) > 1e-3
 
 
 def test_a_batch_of_all_records_is_the_full_batch():
     settings = {"clipping_norm": 1.0, "learning_rate": 0.5, "epochs": 2}
-    full, one = trained(*records(), **settings)
-    batch, other = trained(*records(), **settings, batch_size=N)
+    full, one = trained(factory, *records(N), **settings)
+    batch, other = trained(factory, *records(N), **settings, batch_size=N)
     assert difference(full, batch) == 0
     assert one.sensitivity() == other.sensitivity()
 
 
 @pytest.mark.parametrize("options", [{}, {"epochs": 3}, {"batch_size": 4}])
 def test_F14_a_huge_clipping_norm_gives_plain_gradient_descent(options):
-    features, labels = records()
-    found, _ = trained(features, labels, clipping_norm=1e6, learning_rate=0.5, **options)
+    features, labels = records(N)
+    found, _ = trained(factory, features, labels, clipping_norm=1e6, learning_rate=0.5, **options)
     model = initialise(factory, 0)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
     size = options.get("batch_size", N)
@@ -111,8 +90,8 @@ def test_F19_replaced_records_stay_within_the_general_bound():
         other = features.copy()
         other[rng.integers(5)] *= -(10 ** rng.uniform(-1, 3))
         settings = {"clipping_norm": 1.0, "learning_rate": 2.0, "epochs": 2, "batch_size": 2}
-        first, step = trained(features, labels, seed=seed, **settings)
-        second, _ = trained(other, labels, seed=seed, **settings)
+        first, step = trained(factory, features, labels, seed=seed, **settings)
+        second, _ = trained(factory, other, labels, seed=seed, **settings)
         shares.append(difference(first, second) / step.sensitivity())
     assert max(shares) <= 1
     # More than what one step could do, so that the further steps are needed in the bound.
@@ -146,8 +125,8 @@ def test_F19_replaced_records_stay_within_the_convex_bound():
         def factory():
             return nn.Linear(6, 1, bias=False)
 
-        first, step = trained(features, labels, factory, seed, **settings)
-        second, _ = trained(other, other_labels, factory, seed, **settings)
+        first, step = trained(factory, features, labels, seed, **settings)
+        second, _ = trained(factory, other, other_labels, seed, **settings)
         shares.append(difference(first, second) / step.sensitivity())
     assert max(shares) <= 1
     assert max(shares) > 0.3
@@ -167,10 +146,10 @@ def test_the_convex_bound_is_for_exact_gradients(monkeypatch):
         return whole(self, parameters, features, labels)
 
     monkeypatch.setattr(RecordGradients, "__call__", watched)
-    features, labels = records()
+    features, labels = records(N)
     settings = convex_settings(features)
     arrays, _ = trained(
-        features, (labels > 1).astype(np.float32), lambda: nn.Linear(6, 1), **settings
+        lambda: nn.Linear(6, 1), features, (labels > 1).astype(np.float32), **settings
     )
     assert seen == {torch.float64}
     assert {array.dtype for array in arrays.values()} == {np.dtype(np.float32)}
@@ -186,15 +165,15 @@ def test_the_convex_bound_is_for_exact_gradients(monkeypatch):
     ],
 )
 def test_the_convex_bound_is_refused_for_other_models(factory):
-    settings = convex_settings(records()[0])
+    settings = convex_settings(records(N)[0])
     with pytest.raises(InvalidParameterError, match=r"bound = 'convex': expected 'general' for"):
-        train_per_record(factory(), *records(), **settings)
+        train_per_record(factory(), *records(N), **settings)
 
 
 def test_a_frozen_body_with_one_linear_output_is_convex():
     model = nn.Sequential(nn.Linear(6, 4).requires_grad_(False), nn.Tanh(), nn.Linear(4, 1))
     before = get_arrays(model)
-    features, labels = records()
+    features, labels = records(N)
     settings = convex_settings(features)
     train_per_record(model, features, (labels > 1).astype(np.float32), **settings)
     changed = {n for n, a in get_arrays(model).items() if not np.array_equal(a, before[n])}
@@ -213,7 +192,7 @@ def test_rounding_counts_all_steps():
     # In float64 every step is rounded; in float32 only the end is, but its reach is longer.
     def rounding(dtype, epochs):
         model = initialise(factory, 0).to(dtype)
-        features, labels = records()
+        features, labels = records(N)
         settings = {"clipping_norm": 1e3, "learning_rate": 1.0, "epochs": epochs}
         step = train_per_record(model, features.astype(f"f{dtype.itemsize}"), labels, **settings)
         return step.rounding
@@ -227,11 +206,11 @@ def test_one_call_does_all_steps_of_the_scheme():
     model = initialise(factory, 0)
     start = get_arrays(model)
     with asked(plan) as request:
-        train_per_record(model, *records())
+        train_per_record(model, *records(N))
     end = get_arrays(model)
     request.step.check(start.values(), end.values())
     settings = {"clipping_norm": 1.0, "learning_rate": 0.5, "epochs": 2, "batch_size": 4}
-    expected, _ = trained(*records(), **settings)
+    expected, _ = trained(factory, *records(N), **settings)
     assert difference(end, expected) == 0
 
 
@@ -241,8 +220,8 @@ def test_other_steps_than_the_scheme_asks_are_refused(name, value):
     model = initialise(factory, 0)
     with asked(plan):
         with pytest.raises(InvalidParameterError, match=rf"{name} = .*, as the scheme asks"):
-            train_per_record(model, *records(), **{name: value})
-        train_per_record(model, *records(), epochs=2, batch_size=4, bound="general")
+            train_per_record(model, *records(N), **{name: value})
+        train_per_record(model, *records(N), epochs=2, batch_size=4, bound="general")
 
 
 @pytest.mark.parametrize(
@@ -259,16 +238,16 @@ def test_bad_steps(options, text):
     model = initialise(factory, 0)
     before = get_arrays(model)
     with pytest.raises(InvalidParameterError, match=text):
-        train_per_record(model, *records(), clipping_norm=1.0, learning_rate=1.0, **options)
+        train_per_record(model, *records(N), clipping_norm=1.0, learning_rate=1.0, **options)
     assert difference(before, get_arrays(model)) == 0
 
 
 def test_a_bad_record_in_a_late_batch_leaves_the_other_steps():
-    features, labels = records()
+    features, labels = records(N)
     features[-1] = np.nan
     settings = {"clipping_norm": 1.0, "learning_rate": 1.0, "batch_size": 2}
-    found, _ = trained(features, labels, **settings)
-    expected, _ = trained(features[:-1], labels[:-1], **settings)
+    found, _ = trained(factory, features, labels, **settings)
+    expected, _ = trained(factory, features[:-1], labels[:-1], **settings)
     assert difference(found, expected) < 1e-6
 
 
@@ -276,7 +255,7 @@ def test_steps_are_taken_from_the_weights_at_hand():
     settings = {"clipping_norm": 1.0, "learning_rate": 0.5}
     model = initialise(factory, 0)
     for _ in range(3):
-        train_per_record(model, *records(), **settings)
-    at_once, _ = trained(*records(), **settings, epochs=3)
+        train_per_record(model, *records(N), **settings)
+    at_once, _ = trained(factory, *records(N), **settings, epochs=3)
     # Apart by the rounding to float32 between the calls.
     assert difference(get_arrays(model), at_once) < 1e-6

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_models import CASES, difference, logistic, records, trained
 from torch import nn
 from torch.nn import functional
 
@@ -23,9 +24,6 @@ from flwr_privacy.clients.torch.gradients import RecordGradients
 from flwr_privacy.clients.training.per_record import PerRecordPlan, asked, asked_loss
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.randomness import SecureRandom
-
-from .test_per_record import CASES, difference, records, trained
-from .test_per_record_steps import logistic
 
 STEP = {"clipping_norm": 0.5, "learning_rate": 0.7}
 BAD = ["nan", "inf", "-inf", "raises"]

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from record_models import records
 from scipy import stats
 from torch import nn
 from torch.nn import functional
@@ -33,11 +34,6 @@ from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.randomness import SecureRandom
 
 PLAN = PoissonPlan(sampling_rate=0.2, steps=7)
-
-
-def records(n=40, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(n, 6)).astype(np.float32), rng.integers(0, 3, n)
 
 
 def factory():
@@ -116,7 +112,7 @@ def test_empty_batches_come_as_often_as_they_should():
 
 
 def test_steps_are_those_of_torch_optim_on_the_drawn_batches():
-    features, labels = records()
+    features, labels = records(40)
     model, oracle = (initialise(factory, 0) for _ in range(2))
     with asked_steps(PLAN, seeded()):
         train_poisson(model, features, labels, learning_rate=0.3)
@@ -138,7 +134,7 @@ def test_steps_are_those_of_torch_optim_on_the_drawn_batches():
 
 
 def test_rate_one_is_gradient_descent_on_all_records():
-    features, labels = records()
+    features, labels = records(40)
     model, oracle = (initialise(factory, 0) for _ in range(2))
     train_poisson(model, features, labels, learning_rate=0.3, sampling_rate=1, steps=4)
     train(oracle, features, labels, epochs=4, batch_size=40, learning_rate=0.3, seed=0)
@@ -156,7 +152,7 @@ def test_number_of_steps(steps):
         return functional.cross_entropy(outputs, labels)
 
     with asked_steps(PoissonPlan(sampling_rate=1.0, steps=steps)) as request:
-        train_poisson(linear(6, 3), *records(), learning_rate=0.1, loss=loss)
+        train_poisson(linear(6, 3), *records(40), learning_rate=0.1, loss=loss)
     assert seen == [40] * steps
     assert request.steps.plan.steps == steps
 
@@ -164,7 +160,7 @@ def test_number_of_steps(steps):
 def trained(random, **more):
     model = initialise(factory, 0)
     with asked_steps(PLAN, random):
-        train_poisson(model, *records(), learning_rate=0.3, **more)
+        train_poisson(model, *records(40), learning_rate=0.3, **more)
     return get_arrays(model)
 
 
@@ -186,7 +182,7 @@ def test_the_perturbation_has_a_seed_and_leaves_the_batches():
 
 def test_gradients_of_other_work_have_no_part():
     model = initialise(factory, 0)
-    features, labels = records()
+    features, labels = records(40)
     functional.cross_entropy(model(torch.tensor(features)), torch.tensor(labels)).backward()
     with asked_steps(PLAN, seeded()):
         train_poisson(model, features, labels, learning_rate=0.3)
@@ -197,7 +193,7 @@ def certified(random=None):
     model = initialise(factory, 0)
     start = get_arrays(model)
     with asked_steps(PLAN, random or seeded()) as request:
-        train_poisson(model, *records(), learning_rate=0.3)
+        train_poisson(model, *records(40), learning_rate=0.3)
     return start, get_arrays(model), request.steps
 
 
@@ -227,7 +223,7 @@ def test_frozen_parameters_and_buffers_are_certified():
     model = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).requires_grad_(False))
     model.register_buffer("scale", torch.ones(()))
     start = get_arrays(model)
-    steps = train_poisson(model, *records(), learning_rate=0.1, sampling_rate=0.5, steps=2)
+    steps = train_poisson(model, *records(40), learning_rate=0.1, sampling_rate=0.5, steps=2)
     end = get_arrays(model)
     assert np.array_equal(start["1.weight"], end["1.weight"])
     steps.check(start.values(), end.values())
@@ -237,16 +233,16 @@ def test_frozen_parameters_and_buffers_are_certified():
 
 def test_a_training_by_another_trainer_is_not_certified():
     with asked_steps(PLAN) as request:
-        train(linear(6, 3), *records(), steps=7, seed=0)
+        train(linear(6, 3), *records(40), steps=7, seed=0)
     with pytest.raises(ProtocolError, match=r"did no steps on Poisson batches.*train_poisson"):
         _ = request.steps
 
 
 def test_a_second_training_spoils_the_request():
     with asked_steps(PLAN) as request:
-        train_poisson(linear(6, 3), *records(), learning_rate=0.1)
+        train_poisson(linear(6, 3), *records(40), learning_rate=0.1)
         with pytest.raises(ProtocolError, match="called a trainer for Poisson batches 2 times"):
-            train_poisson(linear(6, 3), *records(), learning_rate=0.1)
+            train_poisson(linear(6, 3), *records(40), learning_rate=0.1)
     with pytest.raises(ProtocolError, match="2 times: the number of steps is a setting"):
         _ = request.steps
 
@@ -259,9 +255,9 @@ def test_who_does_not_like_the_batches_cannot_draw_again():
 
     with asked_steps(PLAN, seeded()) as request:
         with pytest.raises(MemoryError, match="too few"):
-            train_poisson(linear(6, 3), *records(), learning_rate=0.1, loss=picky)
+            train_poisson(linear(6, 3), *records(40), learning_rate=0.1, loss=picky)
         with pytest.raises(ProtocolError, match=r"drew .* batches, the scheme asks for 7: a train"):
-            train_poisson(linear(6, 3), *records(), learning_rate=0.1)
+            train_poisson(linear(6, 3), *records(40), learning_rate=0.1)
     with pytest.raises(ProtocolError, match="cannot be begun again"):
         _ = request.steps
 
@@ -285,7 +281,7 @@ def test_scopes_nest_and_end_and_belong_to_a_thread():
     with asked_steps(PLAN) as outer:
         with asked_steps(inner) as request:
             assert current_steps() == inner
-            train_poisson(linear(6, 3), *records(), learning_rate=0.1)
+            train_poisson(linear(6, 3), *records(40), learning_rate=0.1)
         assert request.steps.plan == inner
         assert current_steps() == PLAN
         thread = threading.Thread(target=lambda: seen.append(current_steps()))
@@ -300,10 +296,10 @@ def test_scopes_nest_and_end_and_belong_to_a_thread():
 def test_settings_of_the_scheme_may_be_repeated_but_not_changed():
     with asked_steps(PLAN) as request:
         with pytest.raises(InvalidParameterError, match="steps = 8: expected 7, as the scheme"):
-            train_poisson(linear(6, 3), *records(), learning_rate=0.1, steps=8)
+            train_poisson(linear(6, 3), *records(40), learning_rate=0.1, steps=8)
         with pytest.raises(InvalidParameterError, match=r"sampling_rate = 0.5: expected 0.2, as"):
-            train_poisson(linear(6, 3), *records(), learning_rate=0.1, sampling_rate=0.5)
-        train_poisson(linear(6, 3), *records(), learning_rate=0.1, steps=7, sampling_rate=0.2)
+            train_poisson(linear(6, 3), *records(40), learning_rate=0.1, sampling_rate=0.5)
+        train_poisson(linear(6, 3), *records(40), learning_rate=0.1, steps=7, sampling_rate=0.2)
     assert request.steps.plan == PLAN
 
 
@@ -324,12 +320,12 @@ def test_settings_of_the_scheme_may_be_repeated_but_not_changed():
 def test_bad_settings(settings, text):
     usual = {"learning_rate": 0.1, "sampling_rate": 0.5, "steps": 2}
     with pytest.raises(InvalidParameterError, match=text):
-        train_poisson(linear(6, 3), *records(), **{**usual, **settings})
+        train_poisson(linear(6, 3), *records(40), **{**usual, **settings})
 
 
 def test_bad_records_and_models():
     settings = {"learning_rate": 0.1, "sampling_rate": 0.5, "steps": 2}
-    features, labels = records()
+    features, labels = records(40)
     with pytest.raises(DataError, match="no records"):
         train_poisson(linear(6, 3), features[:0], labels[:0], **settings)
     with pytest.raises(DataError, match="40 records but 39 labels"):
@@ -353,7 +349,7 @@ def test_arrays_set_anew_are_where_the_training_starts():
     model = initialise(factory, 0)
     other = get_arrays(initialise(factory, 1))
     set_arrays(model, other)
-    steps = train_poisson(model, *records(), learning_rate=0.1, sampling_rate=0.5, steps=1)
+    steps = train_poisson(model, *records(40), learning_rate=0.1, sampling_rate=0.5, steps=1)
     assert steps.before == digests(other.values())
 
 
@@ -361,7 +357,7 @@ def test_arrays_set_anew_are_where_the_training_starts():
 
 
 def spoiled(kind):
-    features, labels = records()
+    features, labels = records(40)
     if kind == "raises":
         labels[3] = 99
     else:
@@ -403,7 +399,9 @@ def test_stacked_a_step_that_fails_is_left_out_for_its_client_alone(kind):
     def work(client):
         model = initialise(factory, 0)
         with asked_steps(PLAN, seeded(client)):
-            train_poisson(model, *(spoiled(kind) if client == 1 else records()), learning_rate=0.3)
+            train_poisson(
+                model, *(spoiled(kind) if client == 1 else records(40)), learning_rate=0.3
+            )
         return get_arrays(model)
 
     alone = [work(client) for client in range(3)]
@@ -417,7 +415,7 @@ def test_a_step_beyond_the_range_of_the_weights_is_left_out():
     model = initialise(factory, 0)
     start = get_arrays(model)
     settings = {"learning_rate": 1e38, "sampling_rate": 1.0, "steps": 2}
-    train_poisson(model, records()[0] * 1e10, records()[1], **settings)
+    train_poisson(model, records(40)[0] * 1e10, records(40)[1], **settings)
     assert same(get_arrays(model), start)
 
 
