@@ -128,7 +128,14 @@ class Request:
         return values_digest(self.scheme, name, own, arrays).hex()[:32]
 
 
-def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool = False) -> Answer:
+def answer(
+    store: NodeStore,
+    request: Request,
+    release: Release,
+    *,
+    seal: Callable[[Answer], Answer] = lambda made: made,
+    sealed: bool = False,
+) -> Answer:
     """Carry out a release.
 
     Parameters
@@ -139,6 +146,8 @@ def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool
         The question.
     release : Release
         What the client half makes of it.
+    seal : callable, optional
+        Makes of what the release came to what leaves the node. By default the same.
     sealed : bool, default False
         Whether what it comes to leaves the node sealed for a party that the node trusts: see
         `flwr_privacy.pipeline.sealed`.
@@ -185,7 +194,7 @@ def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool
         _rehearse(store, request, planned, release.rehearsal)
     number, kept = _charged(store, request, release, plan, planned)
     if kept is not None:
-        return kept
+        return seal(kept)
     if facts.records is not None:
         _note_facts(store, request, facts)
     measured = run(
@@ -195,7 +204,9 @@ def answer(store: NodeStore, request: Request, release: Release, *, sealed: bool
         lambda: mechanism.failed(start),
     )
     made = _noised(store, request, mechanism, measured, plan)
-    return _answered(store, request, release, plan, number, made)
+    if plan.noise_follows:  # nothing is kept: it is sealed before its charge counts as answered
+        return _answered(store, request, release, plan, number, seal(made))
+    return seal(_answered(store, request, release, plan, number, made))
 
 
 def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from flwr_privacy.errors import DeclinedError
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire.channel import Channel, Part
-from flwr_privacy.wire.message import METRICS
+from flwr_privacy.wire.message import METRICS, Fields
 
 from .answer import Request, answer, check_going_on, check_step
 from .experiment_keys import channel_to
@@ -153,14 +153,21 @@ def answer_sealed(store: NodeStore, request: Request, sealed: Sealed) -> Answer:
     if isinstance(made, Release) and not sealed.sent:
         return answer(store, request, made)
     to_parent = [letter.peer for letter in sealed.sent] == [sealed.parent]
+
+    def seal(content: bytes) -> Fields:
+        closed = [channels[one.peer].seal(content, *one.about) for one in sealed.sent]
+        return {SEALED: closed[0] if to_parent else closed}
+
     if isinstance(made, Release):
-        _, own = answer(store, request, made, sealed=to_parent)
-        content, said = own[SEALED], {METRICS: own[METRICS]}
-    else:
-        check_step(store, request, made.name, made.plan)
-        content, said = made.content, {}
-    closed = [channels[one.peer].seal(content, *one.about) for one in sealed.sent]
-    return {}, {**said, SEALED: closed[0] if to_parent else closed}
+        return answer(
+            store,
+            request,
+            made,
+            seal=lambda given: ({}, {METRICS: given[1][METRICS], **seal(given[1][SEALED])}),
+            sealed=to_parent,
+        )
+    check_step(store, request, made.name, made.plan)
+    return {}, seal(made.content)
 
 
 def _check_parent(store: NodeStore, sealed: Sealed) -> None:

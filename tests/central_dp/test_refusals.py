@@ -32,6 +32,7 @@ def test_the_client_declines_outside_of_a_secure_sum_whoever_asks(caplog: Any) -
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             self.secure_sum = None
+            self._build()
 
     with caplog.at_level("WARNING", "flwr.privacy"):
         result = run(Bare(loop=LoopOptions(seed=1)), num_rounds=1)

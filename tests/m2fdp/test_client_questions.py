@@ -105,11 +105,11 @@ def test_malformed_duties_are_refused(what: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"noise_multiplier": "0.5"}, "'noise-multiplier' of Terms is no <class 'float'>"),
-        ({"grid": -24.0}, "'grid' of Terms is no <class 'int'>"),
-        ({"noised": 1}, "'noised' of Terms is no <class 'bool'>"),
-        ({"siblings": [1]}, "'siblings' of Terms is no list"),
-        ({"steps": None}, "'steps' of Terms is no <class 'int'>"),
+        ({"noise_multiplier": "0.5"}, "'noise-multiplier' of M2FDPTerms is no <class 'float'>"),
+        ({"grid": -24.0}, "'grid' of M2FDPTerms is no <class 'int'>"),
+        ({"noised": 1}, "'noised' of M2FDPTerms is no <class 'bool'>"),
+        ({"siblings": [1]}, "'siblings' of M2FDPTerms is no list"),
+        ({"steps": None}, "'steps' of M2FDPTerms is no <class 'int'>"),
     ],
 )
 def test_fields_of_another_type_are_refused(changes: Fields, text: str, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Noise:
         self.values, self.drawn = values, list[str]()
         monkeypatch.setattr(ContextStore, "random", lambda own, question, purpose: own.client_id)
         monkeypatch.setattr(PlayedAggregators, "_random", lambda own, purpose, node, *where: node)
-        for module in ("m2fdp.release", "strategies.played_aggregators"):
+        for module in ("m2fdp.release", "strategies.m2fdp.played_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", self.noised)
 
     def noised(self, codes: Any, *, sigma: float, grid: Grid, random: Any) -> Any:

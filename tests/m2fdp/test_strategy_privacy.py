@@ -100,7 +100,7 @@ def test_devices_decline_a_round_too_many() -> None:
     class Greedy(M2FDP):
         def setup(self, grid: Any) -> None:
             super().setup(grid)
-            self._course.total_steps = 4
+            self._tier_schedule.total_steps = 4
 
     strategy = make(Greedy, tree=HALF, steps=2, experiment_id="e")
     result = run_strategy(

@@ -274,13 +274,13 @@ def test_bad_terms_are_named(node: Node, change: dict[str, Any], text: str) -> N
 )
 def test_malformed_terms_are_named(node: Node, entry: str, value: Any) -> None:
     name = entry.replace("_", "-")
-    with pytest.raises(ProtocolError, match=f"the entry '{name}' of Terms is no "):
+    with pytest.raises(ProtocolError, match=f"the entry '{name}' of MSPTerms is no "):
         node.train(OWN, **{entry: value})
     assert not node.kept()
 
 
 def test_terms_that_are_missing_are_named(node: Node) -> None:
-    with pytest.raises(ProtocolError, match="the entry 'kappa' of Terms is no "):
+    with pytest.raises(ProtocolError, match="the entry 'kappa' of MSPTerms is no "):
         node.ask("train")
 
 

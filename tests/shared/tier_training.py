@@ -133,7 +133,7 @@ class Spy:
             self.steps.append(grid.step)
             return out
 
-        for module in ("m2fdp.release", "strategies.played_aggregators"):
+        for module in ("m2fdp.release", "strategies.m2fdp.played_aggregators"):
             monkeypatch.setattr(f"flwr_privacy.{module}.noised", noised)
 
 

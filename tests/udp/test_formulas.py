@@ -267,9 +267,9 @@ def test_terms_survive_the_wire() -> None:
         ({"unit": "client"}, InvalidParameterError, "unit = 'client'"),
         ({"unit": "user"}, InvalidParameterError, "sampling_rate = 0.5"),
         ({"gap": -1.0}, InvalidParameterError, "gap = -1.0"),
-        ({"epsilon": "8"}, ProtocolError, "entry 'epsilon' of Terms"),
-        ({"epsilon": None}, ProtocolError, "entry 'epsilon' of Terms"),
-        ({"keep-back": "w"}, ProtocolError, "entry 'keep-back' of Terms"),
+        ({"epsilon": "8"}, ProtocolError, "entry 'epsilon' of UDPTerms"),
+        ({"epsilon": None}, ProtocolError, "entry 'epsilon' of UDPTerms"),
+        ({"keep-back": "w"}, ProtocolError, "entry 'keep-back' of UDPTerms"),
     ],
 )
 def test_terms_that_are_refused(change: dict[str, object], error: type, text: str) -> None:

@@ -229,14 +229,14 @@ def test_in_a_simulation_too_a_named_folder_is_the_one(
 
 LOOK = """
 from flwr.app import Context, RecordDict
-from flwr_privacy.clients.node.context_store import Custody
+from flwr_privacy.clients.node.context_store import ContextStore
 from flwr_privacy.errors import LedgerError
 
 context = Context(
     run_id=3, node_id=1, node_config={"client-id": "a"}, state=RecordDict(), run_config={}
 )
 try:
-    print(Custody.of(context).ledger.path)
+    print(ContextStore.of(context).ledger.path)
 except LedgerError:
     print("no place")
 """

@@ -292,10 +292,10 @@ def test_one_answer_in_a_sum_is_the_only_one(tmp_path: Path, noise: float) -> No
 # -- Kills: after each step that writes ------------------------------------------------------------
 
 STEPS = {
-    "before the charge": ("ledger.Book.charge", 0, 0),
-    "after the charge": ("pipeline.run", 1, 0),
-    "before the reply is kept": ("replies.KeptReplies.keep", 1, 0),
-    "before the charge counts as answered": ("ledger.Book.answer", 1, 1),
+    "before the charge": ("privacy.ledger.LockedLedger.charge", 0, 0),
+    "after the charge": ("pipeline.answer.run", 1, 0),
+    "before the reply is kept": ("pipeline.reply_cache.ReplyCache.keep", 1, 0),
+    "before the charge counts as answered": ("privacy.ledger.LockedLedger.answer", 1, 1),
 }
 
 

@@ -226,7 +226,7 @@ def keep_an_orphan(folder: Path) -> ProcessSupervisor:
     return supervisor
 
 
-def test_keeper_ends_everything_and_removes_its_folders(tmp_path: Path) -> None:
+def test_supervisor_ends_everything_and_removes_its_folders(tmp_path: Path) -> None:
     supervisor = keep_an_orphan(tmp_path / "kept")
     child = int((tmp_path / "kept" / "child.pid").read_text())
     pids = [process.pid for process in supervisor.processes()]
@@ -252,23 +252,24 @@ def test_both_ways_to_list_processes_agree(tmp_path: Path) -> None:
         supervisor.stop()
 
 
-def test_keeper_ends_everything_when_its_owner_is_killed(tmp_path: Path) -> None:
+def test_supervisor_ends_everything_when_its_owner_is_killed(tmp_path: Path) -> None:
     code = f"""
         import os, time
         from pathlib import Path
-        from flwr_privacy.simulations.engines.process_supervisor import Keeper
+        from flwr_privacy.simulations.engines.process_supervisor import ProcessSupervisor
         folder = Path({str(tmp_path)!r})
-        keeper = Keeper([["sleep", "300"]], environment=os.environ, log=folder / "log")
-        while not keeper.processes():
+        log = folder / "log"
+        supervisor = ProcessSupervisor([["sleep", "300"]], environment=os.environ, log=log)
+        while not supervisor.processes():
             time.sleep(0.05)
-        (folder / "pid").write_text(str(keeper.processes()[0].pid))
+        (folder / "pid").write_text(str(supervisor.processes()[0].pid))
         os.kill(os.getpid(), 9)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
     assert ended([int((tmp_path / "pid").read_text())])
 
 
-def test_keeper_ends_when_a_command_ends(tmp_path: Path) -> None:
+def test_supervisor_ends_when_a_command_ends(tmp_path: Path) -> None:
     supervisor = ProcessSupervisor(
         [["true"], ["sleep", "300"]], environment=os.environ, log=tmp_path / "log"
     )
