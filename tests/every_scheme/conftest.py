@@ -5,7 +5,7 @@ kill leaves no answer without a charge; processes that are asked at once are cha
 """
 
 import pytest
-from every_scheme import join_any_sum
+from scheme_node import join_any_sum
 
 
 @pytest.fixture(autouse=True)

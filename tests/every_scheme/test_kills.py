@@ -4,8 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from every_scheme import CASES, CHARGED, Case, Node, tables
+from every_scheme import CASES, CHARGED
 from racing_nodes import killed_when, name_of, race, settled, watch
+from scheme_node import Case, Node
+from users_code import tables
 
 from flwr_privacy.wire.message import DECLINED_CODE
 

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from every_scheme import CASES, Node, losses, steps
+from every_scheme import CASES
+from scheme_node import Node
+from users_code import losses, steps
 
 from flwr_privacy.wire.message import DECLINED_CODE
 

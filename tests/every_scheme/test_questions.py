@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from every_scheme import CASES, REMEMBERED, UNCHARGED, Case, Node, plain
+from every_scheme import CASES, REMEMBERED, UNCHARGED
 from racing_nodes import killed_when, name_of, race, settled, watch
+from scheme_node import Case, Node, plain
 
 from flwr_privacy.clients import FedVSClient
 from flwr_privacy.wire.message import DECLINED_CODE, ERROR_CODE

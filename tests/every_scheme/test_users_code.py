@@ -9,25 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_scheme import (
-    CASES,
-    CHARGED,
-    UNCHARGED,
-    Case,
-    Node,
-    Said,
-    batches,
-    columns,
-    evaluation,
-    fit,
-    losses,
-    nothing,
-    plain,
-    squared,
-    steps,
-    tables,
-)
+from every_scheme import CASES, CHARGED, UNCHARGED
 from flwr.app import Error, Message, RecordDict
+from scheme_node import Case, Node, Said, plain
+from users_code import batches, columns, evaluation, fit, losses, nothing, squared, steps, tables
 
 from flwr_privacy.clients import VerticalData
 from flwr_privacy.errors import (

@@ -11,6 +11,7 @@ from apps import make, message_app, record, run_strategy, same
 from conformance import Killed
 from flwr.app import Array, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from grid_tap import tapped
 from zones import zone_nodes
 
 from flwr_privacy.accounting import spent
@@ -109,21 +110,11 @@ class Seen:
         return app
 
     def __call__(self, grid: Any) -> None:
-        push, pull = grid.push_messages, grid.pull_messages
+        tapped(self._keep, self._keep)(grid)
 
-        def push_messages(messages: Any) -> Any:
-            messages = list(messages)
-            for message in messages:
-                self.crossed += _pieces(message)
-            return push(messages)
-
-        def pull_messages(ids: Any) -> Any:
-            for reply in pull(ids):
-                if reply.has_content():
-                    self.crossed += _pieces(reply)
-                yield reply
-
-        grid.push_messages, grid.pull_messages = push_messages, pull_messages
+    def _keep(self, message: Message) -> None:
+        if message.has_content():
+            self.crossed += _pieces(message)
 
     def found(self, secret: Any) -> bool:
         """Tell whether some of a vector crossed, in any of the types that it may have."""

@@ -6,13 +6,14 @@ nothing is refused for lack of one. What counts: nothing leaves a trusted zone w
 every noised release of a device's data is one that the device has paid for.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from apps import make, message_app, model_of, run_strategy
 from flwr.app import ConfigRecord, Message, RecordDict
+from grid_tap import tapped
 from zones import zone_nodes
 
 from flwr_privacy.clients import M2FDPClient, as_mod
@@ -51,15 +52,11 @@ class Server:
 
     def __call__(self, grid: Any) -> None:
         self.grid = grid
-        push = grid.push_messages
+        tapped(self._keep)(grid)
 
-        def push_messages(messages: Iterable[Message]) -> Any:
-            messages = list(messages)
-            if not self.alone:
-                self.questions += [(self.name(message), message) for message in messages]
-            return push(messages)
-
-        grid.push_messages = push_messages
+    def _keep(self, message: Message) -> None:
+        if not self.alone:
+            self.questions.append((self.name(message), message))
 
     def name(self, message: Message) -> str:
         return client_id_from(self._config(message.metadata.dst_node_id))

@@ -5,6 +5,7 @@ from typing import Any
 
 from apps import message_app, run_strategy
 from flwr.app import Message
+from grid_tap import tapped
 
 from flwr_privacy.clients import (
     DrawnFedAvgClient,
@@ -35,16 +36,8 @@ def run(strategy: Any, client: type[SchemeClient], **options: Any) -> Any:
 def listening(hear: Callable[[Message], None]) -> Callable[[Any], None]:
     """Return what has a grid show every answer to a training question."""
 
-    def listen(grid: Any) -> None:
-        pull = grid.pull_messages
+    def said(reply: Message) -> None:
+        if not reply.has_error() and reply.content[RECORD]["phase"] == "train":
+            hear(reply)
 
-        def pull_messages(ids: list[str]) -> Any:
-            replies = list(pull(ids))
-            for reply in replies:
-                if not reply.has_error() and reply.content[RECORD]["phase"] == "train":
-                    hear(reply)
-            return replies
-
-        grid.pull_messages = pull_messages
-
-    return listen
+    return tapped(said=said)

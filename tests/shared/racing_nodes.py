@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from every_scheme import Case, Node, Said, nothing, plain
+from scheme_node import Case, Node, Said, plain
+from users_code import nothing
 
 from flwr_privacy.clients.node.rehearsal import rehearsing
 

@@ -1,7 +1,7 @@
 """Trainings under M2FDP in which the server plays the aggregators, and whose steps are known."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from apps import make, model_of, record, run_strategy
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from grid_tap import tapped
 from numpy.typing import NDArray
 
 from flwr_privacy.accounting import Charge, fitting, spent
@@ -145,19 +146,7 @@ class Tap:
         self.said: list[Message] = []
 
     def __call__(self, grid: Any) -> None:
-        push_, pull = grid.push_messages, grid.pull_messages
-
-        def push_messages(messages: Iterable[Message]) -> Any:
-            messages = list(messages)
-            self.asked.extend(messages)
-            return push_(messages)
-
-        def pull_messages(ids: Iterable[str]) -> Any:
-            replies = list(pull(ids))
-            self.said.extend(replies)
-            return replies
-
-        grid.push_messages, grid.pull_messages = push_messages, pull_messages
+        tapped(self.asked.append, self.said.append)(grid)
 
     def answers(self) -> list[tuple[str, Model]]:
         """Return who answered, and the update that the codes stand for."""

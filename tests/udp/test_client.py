@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from apps import MODEL, StepClient, make, message_app, record, run_strategy
+from asked_terms import udp_terms
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -30,15 +31,7 @@ from flwr_privacy.udp import NoisePlan, UDPTerms
 from flwr_privacy.wire.fields import write
 from flwr_privacy.wire.message import Header
 
-TERMS = UDPTerms(
-    unit="user",
-    noise_multiplier=2.0,
-    epsilon=10.0,
-    delta=1e-5,
-    gap=1e-3,
-    clipping_norm=1.0,
-    grid=-20,
-)
+TERMS = udp_terms(noise_multiplier=2.0, epsilon=10.0, grid=-20)
 QUESTION = {"experiment-id": "e", "round": 1, "request": 0}
 
 

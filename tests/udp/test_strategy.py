@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from apps import MODEL, make, message_app, record, run_strategy
+from conformance import dying
 from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam
 
@@ -306,17 +307,15 @@ def test_a_round_that_broke_off_is_on_the_card_whoever_is_asked_again(tmp_path: 
     run_dir.mkdir()
     options: dict[str, Any] = {"seed": 1, "run_dir": run_dir, "experiment_id": "e"}
 
-    class Dying(UDP):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            if server_round == 2:
-                list(replies)
-                raise KeyboardInterrupt
-            return super().aggregate_train(server_round, replies)
-
     app = message_app([as_mod(UDPClient)])
     nodes = [{"client-id": name, "partition-id": i} for i, name in enumerate("abcd")]
     with pytest.raises(KeyboardInterrupt):
-        run_strategy(make(Dying, **options), app, nodes=nodes, state=state)
+        run_strategy(
+            make(dying(UDP, server_round=2, by=KeyboardInterrupt), **options),
+            app,
+            nodes=nodes,
+            state=state,
+        )
     strategy = make(UDP, **options, resume=True)
     run_strategy(strategy, app, nodes=nodes[:3], state=state)
     booked = dict.fromkeys("abcd", 0)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_scheme import CASES, MODEL, Case, Node, fit, join_any_sum, plain
+from every_scheme import CASES
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from scheme_node import MODEL, Case, Node, join_any_sum, plain
+from users_code import fit
 
 from flwr_privacy.clients import RecordLayout, UDPClient, as_mod, own_data
 from flwr_privacy.clients.node.generated import trial
