@@ -258,8 +258,8 @@ def test_supervisor_ends_everything_when_its_owner_is_killed(tmp_path: Path) -> 
         from pathlib import Path
         from flwr_privacy.simulations.engines.process_supervisor import ProcessSupervisor
         folder = Path({str(tmp_path)!r})
-        log = folder / "log"
-        supervisor = ProcessSupervisor([["sleep", "300"]], environment=os.environ, log=log)
+        commands = [["sleep", "300"]]
+        supervisor = ProcessSupervisor(commands, environment=os.environ, log=folder / "log")
         while not supervisor.processes():
             time.sleep(0.05)
         (folder / "pid").write_text(str(supervisor.processes()[0].pid))
