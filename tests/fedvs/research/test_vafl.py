@@ -56,15 +56,15 @@ def test_vafl_uses_the_last_embeddings_of_all_others() -> None:
     own, server_model = setting(method="vafl", batch_size=8), Perceptron((5, 8, 2))
     curve(data, own, rounds=7, server_model=server_model, delays=Steady((1.0, 1.6, 10.0)))
     # The same by hand; a batch is all rows, in any order: sort the mean's rows to compare.
-    data = [np.concatenate([b, b**2], axis=1) for b in data.blocks]
+    expanded = [np.concatenate([b, b**2], axis=1) for b in data.blocks]
     weights = Clients(data, own, seed=1).weights
-    kept = [x @ w for x, w in zip(data, weights, strict=True)]
+    kept = [x @ w for x, w in zip(expanded, weights, strict=True)]
     arrays: Arrays = Perceptron((5, 8, 2)).initial()
     for n, given in zip((0, 1, 0, 0, 1, 0, 1), server_model.embeddings, strict=True):
-        kept[n] = data[n] @ weights[n]
+        kept[n] = expanded[n] @ weights[n]
         mean = np.mean(kept, axis=0)
         np.testing.assert_allclose(np.sort(given, axis=0), np.sort(mean, axis=0), atol=1e-5)
         arrays, gradient, _ = Perceptron((5, 8, 2)).step(
             arrays, mean.astype(np.float32), data.labels, 0.5
         )
-        weights[n] = weights[n] - 0.5 * data[n].T @ gradient / 3
+        weights[n] = weights[n] - 0.5 * expanded[n].T @ gradient / 3
