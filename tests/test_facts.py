@@ -1,6 +1,5 @@
 """The pages of docs/facts: what they name exists, and every fact and equation has its row."""
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -44,10 +43,9 @@ def facts_of(test: str) -> set[str]:
 def written() -> set[tuple[str, str]]:
     """Return file and name of every test."""
     return {
-        (path.relative_to(ROOT).as_posix(), node.name)
+        (path.relative_to(ROOT).as_posix(), name)
         for path in (ROOT / "tests").rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        for name in re.findall(r"^ *def (test_\w+)\(", path.read_text(), re.MULTILINE)
     }
 
 

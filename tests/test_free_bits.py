@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 import torch
 from acfl_app import gradient_terms, setup_terms
+from asked_terms import central_terms, loss_terms, udp_terms
 from flwr.app import Context, RecordDict
 
 from flwr_privacy.acfl.terms import DataTerms
@@ -31,48 +32,18 @@ from flwr_privacy.clients import (
 from flwr_privacy.clients.torch import train_per_record
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
 from flwr_privacy.privacy.ledger import Ledger
-from flwr_privacy.udp import LossTerms, UDPTerms
 from flwr_privacy.wire.fields import write
 from flwr_privacy.wire.pins import Identity
 
 MODEL = {"w": np.zeros(4, np.float32)}
 STRICT = "max_epsilon = 0.01\nmin_noise_multiplier = 100\n"
 
-UDP_USER = UDPTerms(
-    unit="user",
-    noise_multiplier=5.0,
-    epsilon=8.0,
-    delta=1e-5,
-    gap=1e-3,
-    clipping_norm=1.0,
-    grid=-16,
-    count_failed=True,
-)
-CENTRAL = CentralTerms(
-    noise="distributed",
-    sampling="fixed",
-    noise_multiplier=5.0,
-    count_share=0.1,
-    epsilon=8.0,
-    delta=1e-5,
-    gap=1e-3,
-    clipping_norm=1.0,
-    grid=-20,
-    parties=3,
-)
-LOSS = LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, epsilon=8.0, delta=1e-5, gap=1e-2)
+UDP_USER = udp_terms(count_failed=True)
+CENTRAL = central_terms()
+LOSS = loss_terms()
 
 
-RECORDS = UDPTerms(
-    unit="record",
-    noise_multiplier=5.0,
-    epsilon=8.0,
-    delta=1e-5,
-    gap=1e-3,
-    clipping_norm=1.0,
-    learning_rate=0.5,
-    grid=-24,
-)
+RECORDS = udp_terms(unit="record", learning_rate=0.5, grid=-24)
 DEVICE = replace(every_scheme.DEVICE, parent="ward")
 
 

@@ -11,11 +11,7 @@ from .terms import MOMENTS, PAPER, RECORD, SetupTerms
 
 __all__ = ["guarantee_of", "setup_privacy"]
 
-_EVIDENCE = (
-    "tests/acfl",
-    "tests/flwr_privacy/attacks/test_linear_gradients.py",
-    "tests/flwr_privacy/attacks/test_gram_matrix.py",
-)
+_EVIDENCE = ("tests/acfl",)
 
 
 def setup_privacy(terms: SetupTerms, *, bound: str = "paper") -> dict[str, float]:

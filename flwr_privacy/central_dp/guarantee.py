@@ -93,7 +93,7 @@ def guarantee_of(
         assumptions=tuple(assumptions),
         evidence=(
             "tests/central_dp",
-            "tests/flwr_privacy/test_distributed_noise.py",
+            "tests/flwr_privacy/privacy/test_distributed_noise.py",
             "tests/flwr_privacy/accounting",
         ),
         void=void if insecure else "",

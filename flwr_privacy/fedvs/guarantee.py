@@ -8,12 +8,7 @@ __all__ = ["guarantee_of"]
 
 _EVIDENCE = (
     "tests/fedvs",
-    "tests/flwr_privacy/test_lagrange.py",
-    "tests/flwr_privacy/attacks/test_share_enumeration.py",
-    "tests/flwr_privacy/attacks/test_coalition.py",
-    "tests/flwr_privacy/attacks/test_gram_from_sums.py",
-    "tests/flwr_privacy/attacks/test_known_weights.py",
-    "tests/flwr_privacy/attacks/test_label_gradients.py",
+    "tests/flwr_privacy/coding/test_lagrange.py",
     "flwr-privacy attack fedvs",
 )
 

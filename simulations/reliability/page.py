@@ -88,7 +88,7 @@ _REAL_TOO = """
 All five schemes and the secure sum end there at the very models of the simulations, and with a
 charge for each answer (`tests/test_deployed_schemes.py`); M2FDP's messages and FedVS's shares are
 read along in `tests/m2fdp/test_deployed.py` and `tests/fedvs/test_deployed.py`. Processes that are
-killed at each step of writing a charge are in `tests/flwr_privacy/test_ledger.py`.
+killed at each step of writing a charge are in `tests/flwr_privacy/privacy/test_ledger.py`.
 
 In the tables here nodes and server are killed by taking from them what a process loses: a restarted
 node has its files only, a server that goes on has its checkpoint. A lost message is told of at

@@ -9,6 +9,8 @@ import pytest
 from acfl_app import (
     FEATURES,
     LABELS,
+    NOISED_RECORDS,
+    NOISY,
     Array,
     Nodes,
     OwnStart,
@@ -16,8 +18,8 @@ from acfl_app import (
     keep_models,
     kill_after,
     late,
-    listen,
     model_after,
+    moments_of,
     name_of,
     of_phase,
     run,
@@ -27,6 +29,7 @@ from apps import make, same
 from conformance import Killed
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAdam
+from grid_tap import tapped
 
 from flwr_privacy.acfl.features import FourierFeatures
 from flwr_privacy.clients import acfl_client_app
@@ -37,17 +40,10 @@ from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import ACFL, DataBounds, Exact, LoopOptions, Weighting
 from flwr_privacy.wire.message import RECORD
 
-NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
-NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
 OF_NOISE = {"record": NOISED_RECORDS, "none": {"noise": "none", "max_records": 20}}
 NO_SETUP = {"alpha": 0.0, "learning_rate": 0.02}
 RESCALED = {"noise": "none", **NO_SETUP}
 ZEROS = np.zeros((FEATURES, LABELS))
-
-
-def moments_of(clients: Any) -> tuple[Array, Array]:
-    data = [data_of(client) for client in clients]
-    return sum(X.T @ X for X, _ in data), sum(X.T @ Y for X, Y in data)
 
 
 def gradients(W: Array, clients: Any) -> list[Array]:
@@ -283,7 +279,7 @@ def test_beta2_with_a_rate_of_each_and_noise(monkeypatch: pytest.MonkeyPatch) ->
     rates, asked = {"0": 0.1, "1": 0.3, "2": 0.2, "3": 0.05}, []
     options = {"epsilon": 400.0, "max_records": 20, "clipping_norm": 2.5, "straggler_rate": rates}
     strategy = make(ACFL, **options)
-    result = run(strategy, num_rounds=1, before=lambda grid: listen(grid, asked, []))
+    result = run(strategy, num_rounds=1, before=tapped(asked.append))
     sent = fields_of(of_phase(asked, "train")[0])
     sigma = sent["noise-multiplier"] * 2.5 * 1.001 * math.hypot(1, 0.1)
     parts = [math.sqrt(p) / (1 - p) for p in rates.values()]
@@ -403,7 +399,7 @@ def test_a_feature_maps_own_bounds_are_the_defaults() -> None:
             app,
             start=np.zeros((8, LABELS)),
             num_rounds=1,
-            before=lambda grid: listen(grid, asked, []),
+            before=tapped(asked.append),
         )
         return fields_of(of_phase(asked, "setup")[0])
 

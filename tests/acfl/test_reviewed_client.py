@@ -11,6 +11,8 @@ import pytest
 from acfl_app import (
     FEATURES,
     LABELS,
+    NOISED_RECORDS,
+    NOISY,
     RECORDS,
     Array,
     Node,
@@ -37,8 +39,6 @@ from flwr_privacy.strategies import ACFL, DataBounds
 
 X, Y = data_of(0)
 W = np.linspace(-0.5, 0.5, FEATURES * LABELS).reshape(FEATURES, LABELS)
-NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
-NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
 
 
 # -- A grid that has no codes for all values -----------------------------------------------------

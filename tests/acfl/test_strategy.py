@@ -11,12 +11,12 @@ from acfl_app import (
     GOLDEN,
     GOLDEN_NOISE,
     LABELS,
+    NOISY,
     Array,
     data_of,
     descend,
     keep_models,
     late,
-    listen,
     model_after,
     name_of,
     of_phase,
@@ -26,6 +26,7 @@ from acfl_app import (
 from apps import make
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvgM
+from grid_tap import tapped
 
 from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.clients import acfl_client_app
@@ -42,7 +43,6 @@ from flwr_privacy.strategies import ACFL, DataBounds, Exact, LoopOptions, SetupV
 DEVICES = [data_of(i) for i in range(4)]
 A = sum(X.T @ X for X, _ in DEVICES)
 B = sum(X.T @ Y for X, Y in DEVICES)
-NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
 GOLDEN_APP = acfl_client_app(lambda context: GOLDEN[name_of(context)])
 
 
@@ -367,7 +367,7 @@ def test_symmetry(options: Any, values: int, rows: float) -> None:
     heard: list[Message] = []
     start = np.full((FEATURES, LABELS), 0.5)
     strategy = make(ACFL, **NOISY, **options, alpha=1.0, learning_rate=0.01)
-    result = run(strategy, start=start, num_rounds=1, before=lambda grid: listen(grid, [], heard))
+    result = run(strategy, start=start, num_rounds=1, before=tapped(said=heard.append))
     (sizes,) = {m.content["arrays"]["features"].numpy().size for m in of_phase(heard, "setup")}
     assert sizes == values
     C2 = float((start**2).sum())

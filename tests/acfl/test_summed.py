@@ -10,13 +10,15 @@ import pytest
 from acfl_app import (
     FEATURES,
     LABELS,
+    NOISED_RECORDS,
+    NOISY,
     Array,
     data_of,
     descend,
     keep_models,
     late,
-    listen,
     model_after,
+    moments_of,
     name_of,
     run,
     set_noise,
@@ -24,6 +26,7 @@ from acfl_app import (
 )
 from apps import make, same
 from flwr.app import Context, Message, RecordDict
+from grid_tap import tapped
 from pinned import pinned_nodes
 
 from flwr_privacy.acfl.plan import ACFLPlan
@@ -37,19 +40,12 @@ from flwr_privacy.strategies import ACFL, Weighting
 from flwr_privacy.wire.message import RECORD
 
 SHAPE = (FEATURES, LABELS)
-NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
-NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
 DEVICES = [data_of(i) for i in range(5)]
 SLOW = late({1: "0", 2: "13", 4: "2"})
 
 
 def five(strategy: ACFL, **options: Any) -> Any:
     return run(strategy, **{"nodes": 5, **options})
-
-
-def moments_of(clients: Any) -> tuple[Array, Array]:
-    data = [data_of(client) for client in clients]
-    return sum(X.T @ X for X, _ in data), sum(X.T @ Y for X, Y in data)
 
 
 def lose(*clients: int, **where: Any) -> list[Fault]:
@@ -169,9 +165,7 @@ def test_the_paper_promises_what_the_sum_leaks_and_nothing_more() -> None:
 def test_nothing_leaves_a_client_but_masked_vectors(options: Any, tmp_path: Path) -> None:
     said: list[Message] = []
     strategy = make(ACFL, **options, straggler_rate=0.2, secure_sum=SecureSum())
-    result = five(
-        strategy, num_rounds=2, before=lambda grid: listen(grid, [], said), state=tmp_path
-    )
+    result = five(strategy, num_rounds=2, before=tapped(said=said.append), state=tmp_path)
     head = {"scheme", "version", "experiment-id", "phase", "round", "request", "client-id"}
     vectors = [m for m in said if m.content[RECORD]["phase"] in ("setup", "train")]
     assert len(vectors) == 15

@@ -12,15 +12,16 @@ from acfl_app import (
     APP,
     FEATURES,
     LABELS,
-    Array,
+    NOISED_RECORDS,
+    NOISY,
     Nodes,
     OwnStart,
     data_of,
     descend,
     kill_after,
     late,
-    listen,
     model_after,
+    moments_of,
     name_of,
     of_phase,
     run,
@@ -28,6 +29,7 @@ from acfl_app import (
 from apps import make, record, run_strategy, same
 from conformance import Killed
 from flwr.app import Context, Message
+from grid_tap import tapped
 
 from flwr_privacy.acfl.features import FourierFeatures
 from flwr_privacy.clients import acfl_client_app
@@ -39,14 +41,7 @@ from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import ACFL, Exact, Weighting
 from flwr_privacy.wire.message import payload_bytes
 
-NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
-NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
 SHAPE = (FEATURES, LABELS)
-
-
-def moments_of(clients: Any) -> tuple[Array, Array]:
-    data = [data_of(client) for client in clients]
-    return sum(X.T @ X for X, _ in data), sum(X.T @ Y for X, Y in data)
 
 
 # -- The setup -----------------------------------------------------------------------------------
@@ -58,7 +53,7 @@ def test_who_was_not_set_up_takes_no_part(kind: str, caplog: Any) -> None:
     faults = [Fault(kind=kind, client="1", phase="setup")]
     strategy = make(ACFL, noise="none", alpha=0.5, straggler_rate=0.0, learning_rate=0.02)
     with caplog.at_level(logging.WARNING, "flwr.privacy"):
-        result = run(strategy, faults=faults, before=lambda grid: listen(grid, asked, []))
+        result = run(strategy, faults=faults, before=tapped(asked.append))
     assert "no setup came from ['1']: they take no part in the training" in caplog.text
     A, B = moments_of("023")
     assert strategy.coded is not None
@@ -138,7 +133,7 @@ def test_a_resumed_training_goes_on_with_its_setup(
         run(make(ACFL, **options, on_round=kill_after(after)), **engine)
     asked: list[Message] = []
     strategy = make(ACFL, **options, resume=True)
-    resumed = run(strategy, **engine, before=lambda grid: listen(grid, asked, []))
+    resumed = run(strategy, **engine, before=tapped(asked.append))
     assert same(unbroken.arrays, resumed.arrays)
     assert not of_phase(asked, "setup")
     assert [line["scheme"] for line in resumed.history] == [
@@ -207,7 +202,7 @@ def test_a_model_that_diverges_ends_the_training_with_a_reason(options: Any) -> 
 def test_gradients_travel_and_no_models(options: Any, setup: Any, train: Any, largest: Any) -> None:
     asked: list[Message] = []
     said: list[Message] = []
-    result = run(make(ACFL, **options), num_rounds=2, before=lambda grid: listen(grid, asked, said))
+    result = run(make(ACFL, **options), num_rounds=2, before=tapped(asked.append, said.append))
     for question in of_phase(asked, "setup"):
         assert "arrays" not in question.content
     for question in of_phase(asked, "train"):
@@ -256,7 +251,7 @@ def test_coded_data_alone_ask_for_no_gradient() -> None:
 def test_without_coded_data_there_is_no_setup() -> None:
     asked: list[Message] = []
     options = {"noise": "none", "alpha": 0.0, "learning_rate": 0.02}
-    run(make(ACFL, **options), before=lambda grid: listen(grid, asked, []))
+    run(make(ACFL, **options), before=tapped(asked.append))
     assert not of_phase(asked, "setup")
     assert len(of_phase(asked, "train")) == 12
 
@@ -289,7 +284,7 @@ def test_no_error_tells_the_server_of_the_data(made: Any) -> None:
     said: list[Message] = []
     app = acfl_client_app(lambda context: made())
     with pytest.raises(ProtocolError, match="the setup failed, there are no coded data") as error:
-        run(make(ACFL, **NOISY), app, before=lambda grid: listen(grid, [], said))
+        run(make(ACFL, **NOISY), app, before=tapped(said=said.append))
     reasons = [reply.error.reason for reply in said if reply.has_error()]
     assert len(reasons) == 4
     assert all(reason and "4711" not in reason for reason in reasons)
@@ -383,7 +378,7 @@ def test_rounds_beyond_the_budget_are_not_asked_for(
             make(ACFL, **options),
             num_rounds=4,
             state=tmp_path,
-            before=lambda g: listen(g, asked, []),
+            before=tapped(asked.append),
         )
     rounds = 2 if noise == "record" else 4
     assert [line["round"] for line in result.history] == list(range(rounds + 1))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from apps import MODEL
+from asked_terms import central_terms
 from flwr.app import Context, RecordDict
 from pinned import pinned_nodes
 
@@ -18,18 +19,7 @@ from flwr_privacy.privacy.adaptive_clipping import COUNT_NAME
 from flwr_privacy.privacy.failures import FAILED_NAME
 from flwr_privacy.privacy.ledger import Entry, Ledger
 
-TERMS = CentralDPTerms(
-    noise="distributed",
-    sampling="fixed",
-    noise_multiplier=2.0,
-    count_share=0.1,
-    epsilon=10.0,
-    delta=1e-5,
-    gap=1e-3,
-    clipping_norm=1.0,
-    grid=-20,
-    parties=3,
-)
+TERMS = central_terms(noise_multiplier=2.0, epsilon=10.0)
 QUESTION = {"experiment-id": "e", "round": 1, "request": 0, "code-limit": 2**31 - 1}
 QUESTION |= {"summed": 3, "honest": 3, "certain": 3}  # what the client believes of the secure sum
 

@@ -11,6 +11,7 @@ from apps import make, model_of
 from conformance import OwnClientConformance
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
+from grid_tap import tapped
 
 from flwr_privacy.clients import split_vfl_client_app
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
@@ -128,18 +129,13 @@ def asked_one_by_one(**changes: Any) -> list[str]:
     """Train under vafl; return which node was asked for the embeddings of a batch, in order."""
     asked: list[str] = []
 
+    def ask(message: Message) -> None:
+        if message.content["flwr-privacy"]["phase"] == "train":
+            asked.append(names[message.metadata.dst_node_id])
+
     def listen(grid: Any) -> None:
-        push = grid.push_messages
-
-        def push_messages(messages: list[Message]) -> Any:
-            for message in messages:
-                fields = message.content["flwr-privacy"]
-                if fields["phase"] == "train":
-                    asked.append(names[message.metadata.dst_node_id])
-            return push(messages)
-
         names.update(zip(sorted(grid.get_node_ids()), NAMES, strict=True))
-        grid.push_messages = push_messages
+        tapped(ask)(grid)
 
     names: dict[int, str] = {}
     strategy = make(

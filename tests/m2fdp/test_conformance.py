@@ -8,10 +8,7 @@ from conformance import WrapsConformance
 from flwr_privacy.clients import M2FDPClient
 from flwr_privacy.strategies import M2FDP, DeviceNoise, NoNoise
 
-
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.requests.federation._SETTLE", 0.0)
+pytestmark = pytest.mark.usefixtures("no_settling")
 
 
 class TestM2FDP(WrapsConformance):

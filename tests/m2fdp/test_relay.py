@@ -11,6 +11,7 @@ from apps import make, message_app, record, run_strategy, same
 from conformance import Killed
 from flwr.app import Array, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from grid_tap import tapped
 from zones import zone_nodes
 
 from flwr_privacy.accounting import spent
@@ -39,11 +40,6 @@ SCHEDULES = {
     "local events": {"steps": 4, "events": 2},
     "clean events": {"steps": 4, "events": 2, "clean_events": "worst"},
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_pause_before_nodes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr_privacy.strategies.requests.federation._SETTLE", 0.0)
 
 
 def app() -> Any:
@@ -87,14 +83,7 @@ CLEAN = {"steps": 4, "events": 2, "clean_events": "worst"}
 PLAIN = {"clipping_norm": 0.5, "epsilon": 200.0}
 
 
-@pytest.fixture
-def _one_accountant_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last card of a run states epsilon by every accountant, which takes seconds."""
-    card = M2FDP.card
-    monkeypatch.setattr(M2FDP, "card", lambda self, *, final=False: card(self))
-
-
-pytestmark = pytest.mark.usefixtures("_one_accountant_is_enough")
+pytestmark = pytest.mark.usefixtures("no_settling", "one_accountant")
 
 
 class Seen:
@@ -121,21 +110,11 @@ class Seen:
         return app
 
     def __call__(self, grid: Any) -> None:
-        push, pull = grid.push_messages, grid.pull_messages
+        tapped(self._keep, self._keep)(grid)
 
-        def push_messages(messages: Any) -> Any:
-            messages = list(messages)
-            for message in messages:
-                self.crossed += _pieces(message)
-            return push(messages)
-
-        def pull_messages(ids: Any) -> Any:
-            for reply in pull(ids):
-                if reply.has_content():
-                    self.crossed += _pieces(reply)
-                yield reply
-
-        grid.push_messages, grid.pull_messages = push_messages, pull_messages
+    def _keep(self, message: Message) -> None:
+        if message.has_content():
+            self.crossed += _pieces(message)
 
     def found(self, secret: Any) -> bool:
         """Tell whether some of a vector crossed, in any of the types that it may have."""

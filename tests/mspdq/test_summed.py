@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from apps import make, message_app, model_of, record, run_strategy, same, step
 from flwr.app import Message
+from grid_tap import without_a_deal
 
 from flwr_privacy.clients import MSPDQClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.secure_sum.messages import DEAL, OPEN
+from flwr_privacy.secure_sum.messages import OPEN
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import MSPDQ, LoopOptions
 from flwr_privacy.strategies.requests.instruction import to_each
@@ -317,25 +318,12 @@ def test_a_vector_that_cannot_be_used_is_as_good_as_none(kind: str) -> None:
 def test_who_does_not_deal_for_a_later_step_ends_the_round_too(caplog: Any) -> None:
     alike = {"experiment_id": "e", "gamma": 0.3}
 
-    def change(grid: Any) -> None:
-        push = grid.push_messages
-
-        def push_messages(messages: list[Message]) -> Any:
-            for message in messages:
-                deal = message.content.get(DEAL)
-                if deal is not None and deal["step"] == 1 and deal["server-round"] == 1:
-                    del message.content[DEAL]
-                    break
-            return push(messages)
-
-        grid.push_messages = push_messages
-
     models: list[Any] = []
     with caplog.at_level("WARNING", "flwr.privacy"):
         result = run(
             build(mixing_rounds=3, **alike),
             insecure_seed=5,
-            before=change,
+            before=without_a_deal(step=1),
             num_rounds=2,
             evaluate_fn=lambda _, arrays: models.append(arrays),
         )

@@ -9,6 +9,7 @@ import pytest
 from apps import make, message_app, record, run_strategy
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from grid_tap import tapped
 from pinned import pinned_nodes
 
 from flwr_privacy.clients import (
@@ -48,17 +49,7 @@ def lying(lie: Mapping[str, int]) -> Callable[[Any], None]:
             told = dict(content.config_records[name])
             content[name] = ConfigRecord(told | {k: v for k, v in lie.items() if k in told})
 
-    def change(grid: Any) -> None:
-        push = grid.push_messages
-
-        def push_messages(messages: list[Message]) -> Any:
-            for message in messages:
-                changed(message.content)
-            return push(messages)
-
-        grid.push_messages = push_messages
-
-    return change
+    return tapped(lambda message: changed(message.content))
 
 
 class Trained:

@@ -7,6 +7,7 @@ import pytest
 from apps import message_app, record, run_strategy, same
 from conformance import Killed
 from flwr.app import Message
+from grid_tap import tapped
 
 from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.secure_sum import SecureSum
@@ -31,22 +32,15 @@ def folders(path: Path) -> dict[str, Path]:
     return {"folder": path / "folder", "state": path / "state"}
 
 
-def killed_when_asked_to_open(grid: Any) -> None:
-    push = grid.push_messages
-
-    def push_messages(messages: list[Message]) -> Any:
-        for message in messages:
-            if OPEN in message.content and message.content[RECORD]["round"] == 2:
-                raise Killed
-        return push(messages)
-
-    grid.push_messages = push_messages
+def killed_when_asked_to_open(message: Message) -> None:
+    if OPEN in message.content and message.content[RECORD]["round"] == 2:
+        raise Killed
 
 
 def test_a_round_that_was_not_opened_is_done_again(tmp_path: Path) -> None:
     kept = folders(tmp_path)
     with pytest.raises(Killed):
-        trained(**kept, before=killed_when_asked_to_open)
+        trained(**kept, before=tapped(killed_when_asked_to_open))
     resumed = trained(**kept, resume=True)
     assert same(resumed.arrays, trained(None).arrays)
     assert [line["scheme"]["sum_opened"] for line in resumed.history] == [0, 4, 4, 4]

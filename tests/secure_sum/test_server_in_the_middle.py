@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from apps import message_app, record, run_strategy, same
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord
+from grid_tap import tapped
 from pinned import pinned_nodes
 
 from flwr_privacy.clients import SecureSumClient, as_mod
@@ -30,17 +31,7 @@ def swapping(victim: str, *, from_round: int) -> Any:
         keys[record["roster"].index(victim)] = own
         content[DEAL] = ConfigRecord({**record, "keys": keys})
 
-    def change(grid: Any) -> None:
-        push = grid.push_messages
-
-        def push_messages(messages: list[Message]) -> Any:
-            for message in messages:
-                swap(message.content)
-            return push(messages)
-
-        grid.push_messages = push_messages
-
-    return change
+    return tapped(lambda message: swap(message.content))
 
 
 def trained(folder: Path, *, pinned: bool, before: Any = None, rounds: int = 1) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from apps import make, message_app, record, run_strategy, same
 from flwr.app import ConfigRecord, Message, RecordDict
+from grid_tap import without_a_deal
 
 from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.clients.node.secure_sum import step_of
@@ -15,7 +16,7 @@ from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.grid import CodeGrid, GridMean
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
-from flwr_privacy.secure_sum.messages import DEAL, OPEN
+from flwr_privacy.secure_sum.messages import OPEN
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.transport.summed import opened_mean
@@ -148,20 +149,7 @@ def test_a_drop_out_at_a_later_step_ends_the_round_and_not_the_training(caplog: 
 def test_who_does_not_deal_for_a_later_step_ends_the_round_and_not_the_training(
     caplog: Any,
 ) -> None:
-    def change(grid: Any) -> None:
-        push = grid.push_messages
-
-        def push_messages(messages: list[Message]) -> Any:
-            for message in messages:
-                deal = message.content.get(DEAL)
-                if deal is not None and deal["step"] == 1 and deal["server-round"] == 1:
-                    del message.content[DEAL]
-                    break
-            return push(messages)
-
-        grid.push_messages = push_messages
-
-    _, result = mixed(before=change)
+    _, result = mixed(before=without_a_deal(step=1))
     assert [text for text in caplog.messages if "not opened" in text] == [
         "the sum of step 1 of round 1 is not opened: 4 of at least 5 clients dealt their secrets, "
         "1 are missing"

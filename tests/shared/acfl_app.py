@@ -11,6 +11,7 @@ from apps import record, run_strategy
 from conformance import Killed
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
+from grid_tap import tapped
 from numpy.typing import NDArray
 from pinned import pinned_nodes
 
@@ -41,11 +42,19 @@ GOLDEN_NOISE = {
     "1": (np.array([[-0.05, 0.1], [0, 0.2]]), np.array([[-0.3], [0.15]])),
 }
 
+NOISY = {"noise": "variances", "sigma1_sq": 0.4, "sigma2_sq": 0.1, "max_records": 20}
+NOISED_RECORDS = {"epsilon": 20.0, "max_records": 20, "clipping_norm": 2.0}
+
 
 def data_of(client: int | str) -> tuple[Array, Array]:
     """Return data that no two clients share and no model fits."""
     draws = np.random.default_rng(int(client) + 10)
     return draws.uniform(-1, 1, (RECORDS, FEATURES)), draws.uniform(-1, 1, (RECORDS, LABELS))
+
+
+def moments_of(clients: Any) -> tuple[Array, Array]:
+    data = [data_of(client) for client in clients]
+    return sum(X.T @ X for X, _ in data), sum(X.T @ Y for X, Y in data)
 
 
 def name_of(context: Context) -> str:
@@ -71,22 +80,6 @@ def model_after(result: Any) -> Array:
 def keep_models(models: list[Array]) -> Callable[[int, Any], None]:
     """Return an ``evaluate_fn`` that keeps the model before the first round and after each."""
     return lambda _, arrays: models.append(arrays["W"].numpy().copy())
-
-
-def listen(grid: Any, asked: list[Message], said: list[Message]) -> None:
-    """Keep all messages that a grid carries."""
-    push, pull = grid.push_messages, grid.pull_messages
-
-    def push_messages(messages: list[Message]) -> Any:
-        asked.extend(messages)
-        return push(messages)
-
-    def pull_messages(ids: list[str]) -> Any:
-        replies = list(pull(ids))
-        said.extend(replies)
-        return replies
-
-    grid.push_messages, grid.pull_messages = push_messages, pull_messages
 
 
 def of_phase(messages: list[Message], phase: str) -> list[Message]:
@@ -143,7 +136,7 @@ class Nodes:
 
     def before(self, grid: Any) -> None:
         self.grid = grid
-        listen(grid, self.asked, self.said)
+        tapped(self.asked.append, self.said.append)(grid)
 
     def after(self, server_round: int, _: Any) -> None:
         if server_round in self._goes:

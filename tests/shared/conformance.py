@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
+from grid_tap import tapped
 
 from flwr_privacy.clients import SchemeClient, as_mod, numpy_client_app
 from flwr_privacy.errors import FlwrPrivacyError, ProtocolError
@@ -38,6 +39,21 @@ HARMLESS = {"delay", "reorder", "duplicate"}  # with a deadline that is longer t
 
 class Killed(BaseException):
     """Stands for the end of the server's process."""
+
+
+def dying(
+    strategy: type[SchemeStrategy], server_round: int, by: type[BaseException] = Killed
+) -> type[SchemeStrategy]:
+    """Return a strategy whose process ends in a round, when all its updates have come."""
+
+    class Dying(strategy):  # type: ignore[misc, valid-type]
+        def aggregate_train(self, current: int, replies: Any) -> Any:
+            if current == server_round:
+                list(replies)
+                raise by
+            return super().aggregate_train(current, replies)
+
+    return Dying
 
 
 class SchemeConformance:
@@ -241,20 +257,10 @@ class SchemeConformance:
         sent: list[int] = []
         received: list[int] = []
 
-        def listen(grid: Any) -> None:
-            push, pull = grid.push_messages, grid.pull_messages
-
-            def push_messages(messages: list[Message]) -> Any:
-                sent.extend(payload_bytes(message.content) for message in messages)
-                return push(messages)
-
-            def pull_messages(ids: list[str]) -> Any:
-                replies = list(pull(ids))
-                received.extend(payload_bytes(reply.content) for reply in replies)
-                return replies
-
-            grid.push_messages, grid.pull_messages = push_messages, pull_messages
-
+        listen = tapped(
+            lambda question: sent.append(payload_bytes(question.content)),
+            lambda reply: received.append(payload_bytes(reply.content)),
+        )
         history = self.run(before=listen).history
         assert sum(line["bytes_down"] for line in history) == sum(sent)
         assert sum(line["bytes_up"] for line in history) == sum(received)

@@ -81,7 +81,7 @@ def test_a_run_leaves_its_folder_and_two_can_be_compared(command: Command, tmp_p
 def test_killed_in_the_middle_it_resumes_to_the_same_model(
     command: Command, tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
-    arguments = (*INLINE, "--rounds", "40")
+    arguments = (*INLINE, "--rounds", "20")
     assert command(*arguments, "--out", "whole").returncode == 0
     arguments = (*arguments, *workers, "--out", "broken")
     kill_after_rounds(arguments, tmp_path / "broken", 5, tmp_path)
@@ -90,8 +90,8 @@ def test_killed_in_the_middle_it_resumes_to_the_same_model(
     assert resumed.returncode == 0, resumed.stderr
     assert same_model(tmp_path / "whole", tmp_path / "broken")
     rounds = [json.loads(line)["round"] for line in (tmp_path / "broken/metrics.jsonl").open()]
-    assert rounds == list(range(41))
-    assert resumed.stdout.count("round 3/40") <= 1
+    assert rounds == list(range(21))
+    assert resumed.stdout.count("round 3/20") <= 1
     again = command("run", "--resume", "broken")
     assert again.stdout == "run: broken is complete\n"
 

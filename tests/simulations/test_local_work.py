@@ -194,6 +194,7 @@ def run(folder, **strategy):
     return made.rounds()[1:]
 
 
+@pytest.mark.usefixtures("no_pld")
 def test_m2fdp_by_records_trains_on_poisson_batches(tmp_path, monkeypatch):
     plans = []
     train_poisson = tasks.train_poisson

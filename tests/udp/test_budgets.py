@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from apps import make, message_app, model_of, record, run_strategy, same, step
-from conformance import Killed
+from conformance import Killed, dying
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
@@ -310,16 +310,9 @@ def test_who_left_after_a_round_that_broke_off_is_on_the_card_with_its_own_cost(
         "run_dir": tmp_path / "run",
     }
 
-    class Dying(UDP):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            if server_round == 2:
-                list(replies)
-                raise Killed
-            return super().aggregate_train(server_round, replies)
-
     run: dict[str, Any] = {"num_rounds": 4, "state": tmp_path / "state"}
     with pytest.raises(Killed):
-        run_strategy(make(Dying, **options), app(), nodes=nodes(), **run)
+        run_strategy(make(dying(UDP, server_round=2), **options), app(), nodes=nodes(), **run)
     own = charges(tmp_path / "state", "d")
     assert len(own) == 1  # in the second round, for the first time
     strategy = make(UDP, **options, resume=True)

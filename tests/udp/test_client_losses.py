@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from apps import MODEL, StepClient, make, message_app, model_of, record, run_strategy, same, step
+from asked_terms import loss_terms
 from conformance import Killed
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -34,7 +35,7 @@ from flwr_privacy.udp import LossTerms, mu_star
 from flwr_privacy.wire.fields import write
 from flwr_privacy.wire.message import RECORD, Header
 
-TERMS = LossTerms(unit="user", cap=4.0, noise_multiplier=1.5, epsilon=1e4, delta=1e-5, gap=1e-3)
+TERMS = loss_terms(noise_multiplier=1.5, epsilon=1e4, gap=1e-3)
 FEATURES, CLASSES, RECORDS = 5, 3, (20, 30, 40, 50)
 
 

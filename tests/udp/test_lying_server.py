@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asked_terms import loss_terms, udp_terms
 from flwr.app import Context, RecordDict
 
 from flwr_privacy.clients import UDPClient
@@ -19,28 +20,9 @@ from flwr_privacy.wire.fields import write
 MODEL = {"w": np.zeros(4, np.float32)}
 QUESTION = {"experiment-id": "e", "round": 1, "request": 0, "summed": 0, "code-limit": 0}
 STRICT = 'max_epsilon = 1\nunits = ["record"]\nmin_noise_multiplier = 5\n'
-RECORD = UDPTerms(
-    unit="record",
-    noise_multiplier=5.0,
-    epsilon=8.0,
-    delta=1e-5,
-    gap=1e-3,
-    clipping_norm=1.0,
-    grid=-20,
-    epochs=50,
-    batch_size=1,
-    bound="unproven",
-)
-USER = UDPTerms(
-    unit="user",
-    noise_multiplier=5.0,
-    epsilon=8.0,
-    delta=1e-5,
-    gap=1e-3,
-    clipping_norm=1.0,
-    grid=-16,
-)
-LOSS = LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, epsilon=8.0, delta=1e-5, gap=1e-2)
+RECORD = udp_terms(unit="record", grid=-20, epochs=50, batch_size=1, bound="unproven")
+USER = udp_terms()
+LOSS = loss_terms()
 
 
 class Node:

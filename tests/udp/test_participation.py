@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from apps import make, message_app, run_strategy, same
-from conformance import Killed
+from conformance import Killed, dying
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.accounting import Charge, spent
@@ -176,16 +176,11 @@ def test_a_resumed_training_draws_the_same_clients_in_secret(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
     options = {**SECRET, "fraction_train": 0.5, "seed": 1, "experiment_id": "e", "clients": 12}
 
-    class Dying(UDP):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            if server_round == 3:
-                list(replies)
-                raise Killed
-            return super().aggregate_train(server_round, replies)
-
     run: dict[str, Any] = {"nodes": 2, "num_rounds": 4, "state": tmp_path / "state"}
     with pytest.raises(Killed):
-        run_strategy(make(Dying, **options, run_dir=tmp_path / "run"), app(), **run)
+        run_strategy(
+            make(dying(UDP, server_round=3), **options, run_dir=tmp_path / "run"), app(), **run
+        )
     before = asked(UDP(privacy=UserLevel()), tmp_path / "state", 12)
     strategy = make(UDP, **options, run_dir=tmp_path / "run", resume=True)
     result = run_strategy(strategy, app(), **run)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from apps import make, message_app, model_of, record, run_strategy, same
-from conformance import Killed
+from asked_terms import udp_terms
+from conformance import Killed, dying
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from pinned import pinned_nodes
@@ -347,16 +348,7 @@ def test_more_records_than_there_is_room_for_are_left_out_and_the_log_says_so(ca
 
 # -- One client, asked directly ------------------------------------------------------------------
 
-TERMS = UDPTerms(
-    unit="user",
-    noise_multiplier=2.0,
-    epsilon=10.0,
-    delta=1e-5,
-    gap=1e-3,
-    clipping_norm=1.0,
-    grid=-20,
-    parties=3,
-)
+TERMS = udp_terms(noise_multiplier=2.0, epsilon=10.0, grid=-20, parties=3)
 
 
 class Node:
@@ -462,17 +454,10 @@ def test_a_round_that_broke_off_is_declined_and_not_charged_twice(tmp_path: Path
         "run_dir": tmp_path / "run",
     }
 
-    class Dying(UDP):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            if server_round == 2:
-                list(replies)
-                raise Killed
-            return super().aggregate_train(server_round, replies)
-
     app = message_app([as_mod(UDPClient)])
     run: dict[str, Any] = {"state": tmp_path / "state", "timeout": 2}
     with pytest.raises(Killed):
-        run_strategy(make(Dying, **options), app, **run)
+        run_strategy(make(dying(UDP, server_round=2), **options), app, **run)
     strategy = make(UDP, **options, resume=True)
     result = run_strategy(strategy, app, **run)
     assert [line.get("skipped") for line in result.history] == [None, False, True, False]

@@ -1,0 +1,221 @@
+"""The experiments of M2FDP's paper: which there are, and their functions."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from experiment_files import INLINE, NO, OPEN, YES
+
+from flwr_privacy.errors import DataError, InvalidParameterError
+from flwr_privacy.m2fdp.control.controller import AdaptiveController
+from flwr_privacy.m2fdp.privacy import paper_figures
+from flwr_privacy.m2fdp.schedule import EventSchedule
+from flwr_privacy.m2fdp.tree.tree import TierTree
+from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments.picture import draw
+from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.runs import train
+from flwr_privacy.simulations.research.m2fdp.numpy_simulation import M2FDPSettings as MultiTier
+from flwr_privacy.simulations.research.m2fdp.numpy_simulation import simulate as rehearse_tiers
+from flwr_privacy.simulations.research.m2fdp.synthetic_data import generated_data
+
+
+def test_the_figures_of_the_m2fdp_paper_are_there() -> None:
+    found = {name.removeprefix("m2fdp/") for name in experiments.names()}
+    numbers = ("5", "5-equal", "6", "7", "7-equal", "8", "9a", "9b", "9c", "10", "11", "12")
+    assert found >= {f"figure{number}" for number in numbers}
+    fitted = experiments.experiment("m2fdp/figure5")
+    equal = experiments.experiment("m2fdp/figure5-equal")
+    claims = [
+        next(claim for claim in chosen_figure.claims if claim.id.endswith("-order"))
+        for chosen_figure in (fitted, equal)
+    ]
+    assert claims[0].sides == claims[1].sides
+    assert "-equal" in fitted.about  # where what its noise is worth is made good
+
+
+TIERS = """
+title = "Trust"
+paper = "A Paper"
+figure = "Figure 1"
+metrics = ["accuracy", "jitter"]
+function = "m2fdp"
+
+[base]
+data = "synthetic"
+fanouts = "4,3"
+steps = 4
+period = 2
+rounds = 6
+calibration = "paper"
+alpha = 0.3
+
+[full]
+rounds = 8
+
+[sweep]
+key = "round"
+label = "round"
+values = [0, 3, 6]
+full = [0, 8]
+
+[[curve]]
+label = "Trusted"
+p = 1
+
+[[curve]]
+label = "Half"
+p = 0.5
+
+[[curve]]
+label = "Plain"
+calibration = "none"
+
+[[claim]]
+id = "T1"
+text = "trust is better"
+better = ["Trusted @ end", "Half @ end"]
+"""
+
+
+def tiers(tmp_path: Path, old: str = "", new: str = "") -> experiments.Experiment:
+    assert old in TIERS
+    path = tmp_path / "tiers.toml"
+    path.write_text(TIERS.replace(old, new) if old else TIERS)
+    return experiments.read(path, "papers/tiers")
+
+
+def test_a_rehearsal_of_tiers_is_read_off_by_round(tmp_path: Path) -> None:
+    chosen_figure = tiers(tmp_path)
+    runs = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE)
+    schedule = EventSchedule(steps=4, events={1: 2})
+    trusted = MultiTier(
+        tree=TierTree.of_fanouts("4,3", p=1), schedule=schedule, calibration="paper", alpha=0.3
+    )
+    data = generated_data(1, N=12)
+    curve = rehearse_tiers(data, [trusted], rounds=6, seed=1)
+    own = [run.values["accuracy"][0] for run in runs if (run.curve, run.seed) == ("Trusted", 1)]
+    assert own == pytest.approx(curve.accuracy[0, [0, 3, 6]].tolist(), abs=2e-3)
+    jumps = np.abs(np.diff(curve.accuracy[0])).mean()
+    (last,) = [run for run in runs if (run.curve, run.seed, run.x) == ("Trusted", 1, 6)]
+    assert last.values["jitter"][0] == pytest.approx(jumps, abs=1e-3)
+    results = Results(experiment=chosen_figure, full=False, runs=runs)
+    (comparison,) = results.findings()[0].comparisons
+    assert (comparison.first, comparison.values[0][1]) == ("Trusted @ end", own[-1])
+    assert results.size == "rehearsed, scaled down"
+    save(results, tmp_path)
+    page = replication(tmp_path)
+    assert "| `papers/tiers` | rehearsed, scaled down |" in page
+    assert "papers/tiers --full" not in page
+    assert replication(tmp_path, page) == page
+    beside = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE, jobs=2)
+    assert [run.point for run in beside] == [run.point for run in runs]
+    values = np.array([[run.values["accuracy"][0] for run in own] for own in (beside, runs)])
+    assert np.abs(values[0] - values[1]).max() < 2e-3  # threads may sum in another order
+
+
+def test_the_papers_size_of_a_rehearsal_is_called_by_its_flag(tmp_path: Path) -> None:
+    chosen_figure = tiers(tmp_path)
+    runs = train(chosen_figure, tmp_path, seeds=[0], engine=INLINE, full=True)
+    assert [run.x for run in runs] == [0, 8] * 3
+    save(Results(experiment=chosen_figure, full=True, runs=runs), tmp_path)
+    page = replication(tmp_path)
+    assert "`flwr-privacy experiment papers/tiers --full`" in page
+    assert "| `papers/tiers` | rehearsed |" in page
+
+
+def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> None:
+    chosen_figure = tiers(tmp_path)
+    runs = train(chosen_figure, tmp_path, seeds=[0], engine=INLINE)
+    notes = {run.curve: run.note for run in runs}
+    tree, schedule = TierTree.of_fanouts("4,3", p=0.5), EventSchedule(steps=4, events={1: 2})
+    costs = paper_figures(
+        tree=tree,
+        schedule=schedule,
+        q=0.05,
+        rounds=6,
+        epsilon=1.0,
+        delta=1e-5,
+        alpha=0.3,
+        accountant="rdp",
+    )
+    device = [f"{float(f'{costs.device[tier]:.3g}'):,.10g}" for tier in (1, 2)]
+    assert notes["Half"].startswith(f"epsilon of a device {device[0]} / {device[1]}, of a record ")
+    assert notes["Plain"] == "no privacy"
+    save(Results(experiment=chosen_figure, full=False, runs=runs), tmp_path)
+    assert f"| {notes['Half']} |" in replication(tmp_path)
+    legend = draw(chosen_figure, runs, size="small").legends[0]
+    assert [text.get_text() for text in legend.get_texts()][1] == f"Half: {notes['Half']}"
+    at_an_epsilon = tiers(tmp_path, 'calibration = "paper"', 'calibration = "device"')
+    runs = train(at_an_epsilon, tmp_path, seeds=[0], engine=INLINE)
+    assert runs[0].note == "epsilon 1 of a device"
+
+
+def test_an_accuracy_that_is_not_reached_costs_infinitely_much(tmp_path: Path) -> None:
+    text = TIERS.replace('function = "m2fdp"', 'function = "m2fdp-cost"')
+    text = text.replace('"accuracy", "jitter"', '"energy", "delay"')
+    text = text.replace('key = "round"', 'key = "target"').replace("[0, 3, 6]", "[0.05, 0.999]")
+    text = text.replace("better =", 'metric = "energy"\nbetter =').replace("full = [0, 8]", "")
+    path = tmp_path / "cost.toml"
+    path.write_text(text)
+    chosen_figure = experiments.read(path, "papers/cost")
+    runs = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE)
+    assert {run.values["energy"][0] for run in runs if run.x == 0.05} == {0.0}
+    far = [run for run in runs if run.x == 0.999]
+    assert all(run.diverged and run.values["delay"][0] == math.inf for run in far)
+    results = Results(experiment=chosen_figure, full=False, runs=runs)
+    assert results.findings()[0].verdict == OPEN
+    save(results, tmp_path)
+    assert "| Half (not reached: 3) | 0.999 | not reached | not reached |" in replication(tmp_path)
+
+
+def test_a_controller_of_tiers_is_a_function_without_seeds(tmp_path: Path) -> None:
+    chosen_figure = experiments.experiment("m2fdp/figure9a")
+    runs = train(chosen_figure, tmp_path, seeds=[0, 1], engine=INLINE)
+    assert {run.seed for run in runs} == {0}
+    values = {(run.curve, run.x): run.values for run in runs}
+    # A19: with energy and delay at 1 and noise at 1e-4 as printed, the first choices are these.
+    first = AdaptiveController.of(
+        TierTree.of_fanouts("2,4,4,8", p=[0.5, 0, 0]),
+        parameters=7840,
+        total_steps=4000,
+        max_steps=40,
+        events={1: 3},
+        weights=(1.0, 1.0, 1e-4),
+        normalise=False,
+        sampling_rate=0.05,
+        nu="printed",
+        active_tiers="all",
+    ).decide(4000)
+    assert (first.steps, first.secure, first.insecure) == (4, 1, 1)
+    assert values["D.5, as printed", 1.0]["steps"][0] <= 4
+    findings = Results(experiment=chosen_figure, full=False, runs=runs).findings()
+    assert {finding.verdict for finding in findings} == {YES, NO}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ('metrics = ["accuracy", "jitter"]', 'metrics = ["energy"]', "metrics = 'energy'"),
+        ("better =", 'metric = "energy"\nbetter =', "'energy': expected accuracy or jitter"),
+        ("Trusted @ end", "Trusted @ 7", "claim T1 = 'Trusted @ 7'"),
+        ("alpha = 0.3", "alhpa = 0.3", "setting = 'alhpa'.*nearest: 'alpha'"),
+        ("rounds = 6", "rounds = 5", "round = 6"),
+        ('fanouts = "4,3"', "devices = 12", "devices = 12: expected it with one of"),
+        ('fanouts = "4,3"', "devices = 12\nsubnet = 5", "devices = 12: expected a multiple of"),
+        ('"synthetic"', '"sythetic"', "data = 'sythetic'.*nearest: 'synthetic'"),
+        ("period = 2", "period = 2\ndepth = 3", "depth = 3"),
+    ],
+)
+def test_a_bad_rehearsal_of_tiers_is_refused_by_name(
+    tmp_path: Path, old: str, new: str, text: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=text):
+        train(tiers(tmp_path, old, new), tmp_path, seeds=[0], engine=INLINE)
+
+
+def test_a_rehearsal_without_its_data_says_where_they_go(tmp_path: Path) -> None:
+    chosen_figure = tiers(tmp_path, '"synthetic"', '"fashion-mnist"')
+    with pytest.raises(DataError, match="--data-root DIR"):
+        train(chosen_figure, tmp_path, seeds=[0, 1], engine=INLINE, jobs=2)

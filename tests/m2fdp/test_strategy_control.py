@@ -1,0 +1,69 @@
+"""M2FDP's two halves together where a controller chooses steps and devices."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apps import same
+from conformance import Killed
+from tier_training import HALF, Model, check_ledgers, descend, run, spent_of, stay
+
+from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.strategies import AdaptiveControl
+
+pytestmark = pytest.mark.usefixtures("no_settling", "one_accountant")
+
+
+def test_control_uses_all_steps_and_then_ends(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[int] = []
+
+    def train(name: str, model: Model, config: dict[str, Any]) -> Model:
+        if name == "0":
+            told.append(config["local-steps"])
+        return model
+
+    control = AdaptiveControl(total_steps=11, max_steps=4, initial_steps=4)
+    with caplog.at_level(logging.WARNING, "flwr.privacy"):
+        result, strategy = run(HALF, train, num_rounds=20, steps=4, control=control)
+    steps = [int(line["scheme"]["steps"]) for line in result.history[1:]]
+    assert sum(steps) == sum(told) == 11
+    assert steps == told
+    assert max(steps) <= 4
+    assert "the 11 local steps are used up" in caplog.text
+    assert list(spent_of(strategy).values()) == pytest.approx([8.0] * 4, rel=1e-6)
+
+
+def test_control_may_ask_fewer_devices() -> None:
+    tree = TierTree.of_fanouts((2, 4), p=0.5)
+    control = AdaptiveControl(total_steps=6, max_steps=3, weights=(1e6, 0.0, 1e-6))
+    result, _ = run(tree, stay, num_rounds=6, control=control)
+    schemes = [line["scheme"] for line in result.history[1:]]
+    assert {line["participation_secure"] for line in schemes} == {0.5}  # min_children is 2
+    assert min(line["participation_insecure"] for line in schemes) < 1
+    for line in result.history[1:]:
+        shares = line["scheme"]["participation_secure"], line["scheme"]["participation_insecure"]
+        assert line["asked"] == 4 * sum(shares)
+
+
+def test_a_controlled_run_resumes_with_the_steps_that_are_left(tmp_path: Path) -> None:
+    def kill(line: dict[str, Any]) -> None:
+        if line["round"] == 2:
+            raise Killed
+
+    control = AdaptiveControl(total_steps=9, max_steps=4, initial_steps=3)
+    folders = [tmp_path / name for name in ("run", "nodes", "other")]
+    for folder in folders:
+        folder.mkdir()
+    options: Any = {"num_rounds": 9, "control": control, "insecure_seed": 5}
+    engine = {"insecure_seed": 5, "state": folders[2]}
+    unbroken, _ = run(HALF, descend, engine=engine, **options)
+    options |= {"engine": {"insecure_seed": 5, "state": folders[1]}, "run_dir": folders[0]}
+    with pytest.raises(Killed):
+        run(HALF, descend, on_round=kill, **options)
+    resumed, strategy = run(HALF, descend, resume=True, **options)
+    assert same(unbroken.arrays, resumed.arrays)
+    steps = [[line["scheme"]["steps"] for line in r.history[1:]] for r in (unbroken, resumed)]
+    assert steps[0] == steps[1]
+    assert sum(steps[0]) == 9
+    check_ledgers(strategy, folders[1])

@@ -1,0 +1,114 @@
+"""The files of experiments: what they say, and what is refused by its name."""
+
+from pathlib import Path
+
+import pytest
+from experiment_files import INLINE, STEPS
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.app.server_app import build_strategy
+from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import runs as experiment_runs
+from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
+from flwr_privacy.simulations.research.experiments.runs import train
+from flwr_privacy.simulations.tasks.tasks import check_data
+
+
+@pytest.mark.parametrize("name", experiments.names())
+@pytest.mark.parametrize("full", [False, True])
+def test_a_file_has_settings_that_can_be_trained(name: str, full: bool) -> None:
+    chosen = experiments.experiment(name)
+    assert chosen.claims
+    if chosen.function and full and not chosen.smaller:
+        return  # what is at the usual size
+    if chosen.function:
+        check = FUNCTIONS[chosen.function].check
+        if check is None:
+            assert train(chosen, Path(), seeds=[0], engine=INLINE, full=full)
+            return
+        for _, _, point in experiment_runs.function_points(chosen, full=full):
+            check(point)  # the rehearsals themselves take minutes, and most take data
+        return
+    for plan in chosen.planned(full=full):
+        settings = chosen.settings(
+            plan.curve, seed=0, full=full, x=plan.x, candidate=plan.candidate
+        )
+        build_strategy(settings, None)
+    if chosen.settings(chosen.curves[0], seed=0).task.startswith("cifar10"):
+        assert "CIFAR-10 (JPEG)" in chosen.title
+
+
+def test_the_figures_of_the_mspdq_paper_are_there() -> None:
+    figures = {name.removeprefix("mspdq/") for name in experiments.names()}
+    assert figures >= {
+        f"figure{n}" for n in ("2", "3ab", "3cd", "4", "5", "6cd", "7ab", "7cd", "7ef")
+    }
+    claimed = {
+        claim.id for name in experiments.names() for claim in experiments.experiment(name).claims
+    }
+    assert claimed >= {"F23-a", "F23-b", "F23-c", "F23-d", "F24-a", "F24-b", "F24-c"}
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("figure12", {800}), ("figure13", {400, 1200})])
+def test_F27_the_papers_size_of_unlike_clients(name: str, sizes: set[int]) -> None:
+    chosen = experiments.experiment(f"udp/{name}")
+    settings = chosen.settings(chosen.curves[0], seed=0, full=True)
+    assert (settings.clients, settings.per_round) == (50, None)
+    assert {*settings.partition.sizes} >= sizes
+    total = sum(settings.partition.sizes) * 50 // len(settings.partition.sizes)
+    assert total == 40_000
+    assert check_data(chosen.settings(chosen.curves[0], seed=0)) is not None
+
+
+def test_the_papers_size_goes_over_what_the_curves_share(steps: experiments.Experiment) -> None:
+    large, small = steps.curves
+    scaled = steps.settings(small, seed=4, data_root=Path("/data"))
+    assert (scaled.rounds, scaled.training.epochs, scaled.training.learning_rate) == (3, 1, 1e-3)
+    assert (scaled.seed, scaled.data_root) == (4, "/data")
+    full = [steps.settings(curve, seed=0, full=True) for curve in (large, small)]
+    assert [settings.rounds for settings in full] == [5, 5]
+    assert [settings.training.epochs for settings in full] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("rounds = 3", "rounds = ", "TOML"),
+        ("title", "name_of_it", "known keys"),
+        ("metrics", "metriks", "known keys"),
+        ('"loss"', '"los"', r"metrics = 'los'.*nearest: 'loss'"),
+        ('"Small step"\ntraining', '"large STEP"\ntraining', "curve.label = .*that differ"),
+        ('"Large step", "Small', '"Large step", "Smal', r"claim S1 = 'Smal step'.*'Small step'"),
+        ("better =", "bettter =", r"claim S1 = \[\]: expected one of better, worse"),
+        ('better = ["Large step", "Small step"]', 'better = ["Large step"]', "expected 2 curves"),
+        ("better =", "within = 0.1\nbetter =", "claim S1: within = 0.1"),
+        ("better =", "close =", "claim S1: within = 0.0: expected a number above 0"),
+        (
+            "better =",
+            "target = { loss = 1 }\nbetter =",
+            "claim S1: target = .* a target for rounds",
+        ),
+        ("better =", "at_x = [1]\nbetter =", "claim S1: at_x = "),
+        ("better =", 'metric = "value"\nbetter =', "claim S1: metric = 'value'"),
+        ("better =", 'metric = "best_x"\nbetter =', "claim S1: metric = 'best_x'"),
+        ('better = ["Large step", "Small step"]', 'dips = ["Large step"]', "claim S1: dips = "),
+        ("better =", 'metric = "distance"\nbetter =', "claim S1: reference = ''"),
+        ("better =", 'at = "end"\nbetter =', "claim S1: at = 'end'"),
+        ("better =", 'hat = "end"\nbetter =', "claim S1 = 'hat'.*nearest: 'at'"),
+        ('text = "the larger step is better"', "", r"claim S1 = \['text'\]"),
+        ("accuracy = 0.6", "accuracies = 0.6", "target = 'accuracies'"),
+        ("accuracy = 0.6", "accuracy = 0.6\nloss = 1", "expected one of accuracy = , loss = "),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, old: str, new: str, text: str) -> None:
+    assert STEPS.count(old) >= 1
+    path = tmp_path / "bad.toml"
+    path.write_text(STEPS.replace(old, new))
+    with pytest.raises(InvalidParameterError, match=text):
+        experiments.read(path, "papers/bad")
+
+
+@pytest.mark.parametrize("seeds", ["", "0,,1", "0,0", "-1", "one"])
+def test_bad_seeds_are_refused(seeds: str) -> None:
+    with pytest.raises(InvalidParameterError, match=r"--seeds = .*whole numbers that differ"):
+        experiments.read_seeds(seeds)

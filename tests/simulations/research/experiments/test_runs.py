@@ -1,0 +1,140 @@
+"""Experiments are trained: once for each curve, and what a run that diverges comes to."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from experiment_files import INLINE
+
+from flwr_privacy.errors import EngineError, InvalidParameterError
+from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import runs as experiment_runs
+from flwr_privacy.simulations.research.experiments.curves import TrainedRun, diverged
+from flwr_privacy.simulations.research.experiments.picture import draw
+from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.runs import train
+from flwr_privacy.simulations.runner.jobs import Engine
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+
+
+def test_curves_are_trained_once_and_drawn(steps: experiments.Experiment, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    runs = train(steps, out, seeds=[0, 1], engine=INLINE)
+    assert [(run.curve, run.seed) for run in runs] == [
+        (label, seed) for seed in (0, 1) for label in ("Large step", "Small step")
+    ]
+    first = runs[0].values
+    assert first["rounds"] == [0, 1, 2, 3]
+    assert first["uploads"] == [0, 3, 6, 9]
+    assert first["bits"][0] == 0
+    # 32 bits for each of 4810 values, and little for the message around them.
+    assert all(32 < bits / r < 34 for r, bits in zip((1, 2, 3), first["bits"][1:], strict=True))
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")}
+    broken = RunFolder.open(out / "large-step-seed-1")
+    broken.finish("interrupted")
+    runs = train(steps, out, seeds=[0, 1, 2], engine=INLINE)
+    again = {path for path in kept if path.stat().st_mtime_ns != kept[path]}
+    assert again == {broken.metrics_path}
+    assert broken.summary["status"] == "completed"
+    results = Results(experiment=steps, full=False, runs=runs)
+    (finding,) = results.findings()
+    assert finding.verdict == "reproduced"
+    picture, numbers = save(results, out)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    table = json.loads(numbers.read_text())
+    accuracies = [run.values["accuracy"][-1] for run in runs if run.curve == "Large step"]
+    assert table["curves"][0]["last"]["accuracy"][0] == pytest.approx(np.mean(accuracies))
+    page = replication(tmp_path)
+    assert "| `papers/steps` | scaled down | 1 | 0 | 0 |" in page
+    assert (
+        "| S1 | the larger step is better | accuracy, last | Large step over Small step: +" in page
+    )
+    assert "not reached" in page
+    with pytest.raises(
+        InvalidParameterError, match=r"--out = .*large-step-seed-0 has other settings"
+    ):
+        train(steps, out, seeds=[0], engine=INLINE, full=True)
+
+
+@pytest.mark.filterwarnings("error")  # of matplotlib, where a curve has no point
+def test_a_run_that_diverges_is_a_result(steps: experiments.Experiment, tmp_path: Path) -> None:
+    explodes = replace(steps.curves[1], settings={"training.learning_rate": 1e30})
+    chosen = replace(steps, curves=[steps.curves[0], explodes])
+    runs = train(chosen, tmp_path / "out", seeds=[0, 1, 2], engine=INLINE)
+    assert [run.diverged for run in runs] == [False, True] * 3
+    assert all(len(run.values["loss"]) == 1 for run in runs if run.diverged)
+    results = Results(experiment=chosen, full=False, runs=runs)
+    assert results.findings()[0].verdict == "reproduced"
+    _, numbers = save(results, tmp_path / "out")
+    assert json.loads(numbers.read_text())["claims"][0]["comparisons"][0]["mean"] == "inf"
+    assert "| Small step (diverged: 3 of 3) | diverged |" in replication(tmp_path)
+    before = [path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/metrics.jsonl")]
+    train(chosen, tmp_path / "out", seeds=[0, 1, 2], engine=INLINE)
+    assert before == [p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*/metrics.jsonl")]
+
+
+def test_a_run_that_fails_otherwise_is_an_error(
+    steps: experiments.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(runs: list[RunFolder], engine: Engine) -> None:
+        runs[0].append({"round": 0, "server": {"loss": 2.3, "accuracy": 0.1}})
+        runs[0].finish("failed", "out of memory")
+        raise EngineError("out of memory")
+
+    monkeypatch.setattr(experiment_runs, "carry_out", fail)
+    with pytest.raises(EngineError, match="out of memory"):
+        train(steps, tmp_path / "out", seeds=[0], engine=INLINE)
+
+
+def test_several_runs_at_a_time_give_the_same(
+    steps: experiments.Experiment, tmp_path: Path
+) -> None:
+    alone = train(steps, tmp_path / "alone", seeds=[0], engine=INLINE)
+    together = train(steps, tmp_path / "together", seeds=[0], engine=INLINE, jobs=2)
+    assert [run.values for run in together] == [run.values for run in alone]
+    with pytest.raises(InvalidParameterError, match="--jobs = 2: expected an integer from 1 to 1"):
+        train(steps, tmp_path / "ray", seeds=[0], engine=Engine(name="ray"), jobs=2)
+
+
+def test_a_run_that_plans_fewer_rounds_keeps_its_last_model_in_the_picture(
+    steps: experiments.Experiment, tmp_path: Path
+) -> None:
+    runs = []
+    for seed, planned in enumerate(([4, 3], [4, 4, 4])):
+        settings = steps.settings(steps.curves[0], seed=seed).with_values({"rounds": 4})
+        folder = RunFolder.create(tmp_path / str(seed), settings, engine="inline", nodes=3)
+        folder.append({"round": 0, "server": {"loss": 2.0, "accuracy": 0.1}})
+        for number, rounds in enumerate(planned, start=1):
+            scores = {"loss": 1.0 / number, "accuracy": 0.5}
+            own = {"T": rounds, "epsilon": 0.5 * number}
+            folder.append({"round": number, "server": scores, "scheme": own, "bytes_up": 8})
+        runs.append(TrainedRun.of(folder, curve="Large step", seed=seed))
+    assert runs[0].values["planned"] == [4, 4, 3]
+    assert runs[1].values["epsilon"] == [0.0, 0.5, 1.0, 1.5]
+    chosen = replace(steps, curves=steps.curves[:1], claims=[], metrics=["planned", "loss"])
+    planned, loss = draw(chosen, runs, size="small").axes[::2]
+    assert planned.get_ylabel() == "rounds planned"
+    xs, ys = planned.lines[0].get_data()
+    assert (list(xs), list(ys)) == ([0, 1, 2, 3], [4, 4, 3.5, 3.5])
+    assert list(loss.lines[0].get_ydata()) == pytest.approx([2, 1, 0.5, (1 / 2 + 1 / 3) / 2])
+    # One that diverged ends the line where it ends.
+    broken = [replace(runs[0], diverged=True), runs[1]]
+    assert len(draw(chosen, broken, size="small").axes[0].lines[0].get_xdata()) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ({"server": {"loss": 2.0}}, False),
+        ({"server": {"loss": None}}, True),
+        ({"server": {}, "skipped": True, "refused": {"not finite": 3}}, True),
+        ({"server": {}, "skipped": False, "refused": {"not finite": 3}}, False),
+        ({"server": {}, "skipped": True, "refused": {"error": 3}}, False),
+    ],
+)
+def test_what_counts_as_diverged(line: Mapping[str, Any], expected: bool) -> None:
+    assert diverged([{"round": 0, "server": {"loss": 2.3}}, {"round": 1, **line}]) is expected

@@ -1,0 +1,48 @@
+"""The experiments of UDP's paper: which there are, and their function."""
+
+from pathlib import Path
+
+import pytest
+from experiment_files import INLINE, NO, YES
+
+from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.runs import train
+
+# -- The files in papers/ -----------------------------------------------------------------------
+
+
+def test_the_figures_of_the_udp_paper_are_there() -> None:
+    figures = {name.removeprefix("udp/") for name in experiments.names()}
+    numbers = ("2", "4", "5", "6", "7", "8", "8b", "10", "11", "12", "13", "14")
+    assert figures >= {f"figure{number}" for number in numbers}
+    claimed = [
+        claim.id.split()[0]
+        for name in experiments.names()
+        for claim in experiments.experiment(name).claims
+    ]
+    assert {*claimed} >= {"F25-a", "F25-b", "F25-c", "F25-d", "F25-e", "Fig8-d", "Fig15"}
+
+
+# -- Functions ----------------------------------------------------------------------------------
+
+
+def test_the_bound_of_udp_is_none_for_every_order(tmp_path: Path) -> None:
+    chosen_figure = experiments.experiment("udp/figure2")
+    runs = train(chosen_figure, tmp_path, seeds=[0, 1], engine=INLINE)
+    assert len(runs) == 600
+    values = {(run.curve, run.x): run.values["value"][0] for run in runs}
+    # F15: at r = 0.25, q = 0.9 and lambda = 100 the moment is 305.005, above 284.0625.
+    assert values["(c) exact", 100] == pytest.approx(305.005, abs=1e-3)
+    assert values["(c) bound, q = 0.9, 400 records", 100] == pytest.approx(284.0625)
+    results = Results(experiment=chosen_figure, full=False, runs=runs)
+    findings = results.findings()
+    assert [finding.verdict for finding in findings] == [YES, YES, NO]
+    fails = [c.second for c in findings[2].comparisons if c.verdict == NO]
+    assert fails[0] == "(c) exact @ 28"
+    save(results, tmp_path)
+    page = replication(tmp_path)
+    assert "100 comparisons: 27 reproduced, 73 not reproduced, 0 undecided; " in page
+    assert "`flwr-privacy experiment udp/figure2`. " in page
+    assert "Figure 2, computed." in page
+    assert "(c) exact @ 100: -20.94 ± 0 |" in page
