@@ -41,7 +41,7 @@ from flwr_privacy.udp import (
 from .accounting import FlowerAccountant
 from .central_dp import CentralDP
 from .fedavg import FedAvg
-from .udp import UDP
+from .udp.strategy import UDP
 
 __all__ = [
     "ACFL",

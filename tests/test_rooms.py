@@ -29,7 +29,7 @@ LAYERS = [
     ["strategies.transport"],
     ["strategies.loop"],
     ["strategies"],
-    ["strategies.acfl", "strategies.m2fdp", "strategies.mspdq", "strategies.vertical"],
+    [*(f"strategies.{scheme}" for scheme in ("acfl", "m2fdp", "mspdq", "udp", "vertical"))],
     ["simulations.engines"],
     ["simulations.settings"],
     ["simulations.tasks"],

@@ -5,20 +5,17 @@ records the charges that the privacy card shows.
 """
 
 import math
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import (
-    CheckpointError,
     InvalidParameterError,
     ProtocolError,
     check_choice,
@@ -32,14 +29,11 @@ from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.secure_sum import Bounds
 from flwr_privacy.strategies.loop.base import SchemeStrategy
-from flwr_privacy.strategies.loop.draws import each_by_itself, names_of
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.strategies.requests.messenger import Assigned
-from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.udp import (
     PLD_SECRET,
     USER_UNIT,
-    ClientLosses,
     Discounted,
     Discounting,
     LinearNoise,
@@ -55,9 +49,12 @@ from flwr_privacy.udp.guarantee import guarantee_of
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.message import EVALUATE, TRAIN
 
+from .judge import Judge
+from .participants import Participants
+from .together import check_together
+
 __all__ = ["UDP"]
 
-SERVER, CLIENTS = "server", "clients"
 VISIBLE, SECRET = "visible", "secret"
 FIXED, POISSON = "fixed", "poisson"
 
@@ -168,95 +165,35 @@ class UDP(SchemeStrategy):
             raise InvalidParameterError("schedule", self.schedule, allowed)
         if self.rounds is not None:
             check_integer("rounds", self.rounds, minimum=1)
-        self._rounds = self.rounds
-        judge = None if self.schedule is None else self.schedule.judge
-        self._validation_fn = None if isinstance(judge, ClientLosses) else judge
-        self._judged_by = CLIENTS if isinstance(judge, ClientLosses) else SERVER
-        if judge is None:
-            self._judged_by = ""
+        self._judge = Judge(self.schedule)
         self._plan_of(rounds=1, q=1.0).check()
         self._drawn_by = check_choice("client_sampling", self.client_sampling, (FIXED, POISSON))
         self._participants_are = check_choice("participants", self.participants, (VISIBLE, SECRET))
         super().__post_init__()
         self._keep_back_given = self.keep_back
-        self.fraction_evaluate = 1.0 if self._judged_by == CLIENTS else 0.0
-        self._check_together()
+        self.fraction_evaluate = 1.0 if self._judge.are_clients else 0.0
+        check_together(
+            self.privacy,
+            self.schedule,
+            poisson=self._drawn_by == POISSON,
+            secret=self._participants_are == SECRET,
+            summed=self.secure_sum is not None,
+            evaluate_metrics_fn=self._metrics_fns[EVALUATE],
+        )
         self._accountant = "pld" if self.privacy.noise == PLD_SECRET else None
         if self.privacy.own_terms:
             self._only_with_start["a noise or budget of each client"] = True
-
-    def _check_together(self) -> None:
-        """Refuse options that do not go together."""
-        privacy, secret = self.privacy, self._participants_are == SECRET
-        noise = privacy.noise
-        together = (
-            (
-                self._judged_by == CLIENTS and self.secure_sum is not None,
-                ("judge", CLIENTS, "a function on the server with a secure sum: it sums no losses"),
-            ),
-            (
-                self._judged_by == CLIENTS and self._metrics_fns[EVALUATE] is not None,
-                (
-                    "evaluate_metrics_aggr_fn",
-                    self._metrics_fns[EVALUATE],
-                    "None with ClientLosses: clients send nothing but their losses",
-                ),
-            ),
-            (
-                privacy.own_terms and self.secure_sum is not None,
-                (
-                    "noise",
-                    noise,
-                    "'gdp_fixed' or 'paper' and one budget for all with a secure sum: its clients "
-                    "get the same question",
-                ),
-            ),
-            (
-                privacy.shared_noise and self.secure_sum is None,
-                ("shared_noise", True, "noise, and a secure sum"),
-            ),
-            (
-                noise == PLD_SECRET and not (secret and self._drawn_by == POISSON),
-                (
-                    "noise",
-                    noise,
-                    "another one: it takes participants='secret' and client_sampling='poisson', as "
-                    "it is not sound against who learns the participants, the server included",
-                ),
-            ),
-            (
-                secret and noise != PLD_SECRET,
-                ("participants", SECRET, f"'visible' with noise '{noise}', which gains nothing"),
-            ),
-            (
-                noise == PLD_SECRET and self.schedule is not None,
-                ("noise", noise, "another one with a schedule: it is for noise planned in advance"),
-            ),
-            (
-                noise == PLD_SECRET and (privacy.own_budgets or self.secure_sum is not None),
-                ("noise", noise, "another one with budgets of each client or a secure sum"),
-            ),
-            (
-                self._drawn_by == POISSON and self.secure_sum is not None,
-                ("client_sampling", POISSON, "'fixed' with a secure sum"),
-            ),
-            (
-                isinstance(self.schedule, LinearNoise | PlateauNoise)
-                and noise not in ("gdp_fixed", "paper"),
-                ("noise", noise, "'gdp_fixed' or 'paper' with noise that falls"),
-            ),
-        )
-        for clash, error in together:
-            if clash:
-                raise InvalidParameterError(*error)
 
     def _build(self) -> None:
         super()._build()
         self.plan: UDPPlan | None = None
         self.terms: UDPTerms | None = None
-        self._secret = os.urandom(32)
+        self._taking_part = Participants(
+            self.federation,
+            alone=self._drawn_by == POISSON,
+            secret=self._participants_are == SECRET,
+        )
         self._cohort = 0  # of the last sum that was asked for with noise in shares
-        self._known: set[str] = set()  # who was ever there, where everybody is charged
         self._squares: Counter[str] = Counter()  # what each client's trainings add up to
         self._counted = 0  # releases that are in it
         self._loss: float | None = None
@@ -302,8 +239,8 @@ class UDP(SchemeStrategy):
             raise ProtocolError("this strategy has done a training: make a new one for another")
         if pace.over:
             return []
-        if isinstance(pace, Discounted) and pace.done == 0 and self._judged_by == SERVER:
-            pace.begin(self._validated(0, arrays))
+        if isinstance(pace, Discounted) and pace.done == 0 and self._judge.is_server:
+            pace.begin(self._judge.loss(0, arrays))
         return super().configure_train(server_round, arrays, config, grid)
 
     def instruct(self, server_round: int) -> Instruction:
@@ -338,9 +275,9 @@ class UDP(SchemeStrategy):
             own=to_each({c: {name: f[name] for name in _OWN} for c, f in written.items()}),
             accumulator=partial(terms.accumulator, self._template),
             cost=cost,
-            charged=self._charged,
+            charged=self._taking_part.charged,
             failed_sigma=failed_sigma if terms.count_failed else None,
-            hidden=self._participants_are != VISIBLE,
+            hidden=self._taking_part.secret,
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
@@ -356,14 +293,6 @@ class UDP(SchemeStrategy):
             len(clients), code_limit=CODE_LIMIT, largest_weight=1 if alike else None
         )
 
-    def _charged(self, request_log: RequestLog) -> set[str]:
-        """Return the charged clients: those asked, or all clients where participants are secret."""
-        if self._participants_are == VISIBLE:
-            return set(request_log.released())
-        if self.federation.met:
-            self._known.update(self.federation.clients())
-        return set(self._known)
-
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -373,18 +302,18 @@ class UDP(SchemeStrategy):
             return None, None
         arrays, metrics = super().aggregate_train(server_round, replies)
         self._trained = arrays is not None
-        if self._judged_by != CLIENTS:
+        if not self._judge.are_clients:
             # Before the checkpoint: a run that goes on gets the same bytes from the clients, whose
             # noise is their own, and any model made of them is paid for by what they charged.
-            judged = arrays is not None and self._judged_by == SERVER
-            self._settle(self._validated(server_round, arrays) if judged else None)
+            judged = arrays is not None and self._judge.is_server
+            self._settle(self._judge.loss(server_round, arrays) if judged else None)
         return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask all clients for their losses, if clients evaluate the model; otherwise ask nobody."""
-        if self._judged_by != CLIENTS or not self._trained:
+        if not self._judge.are_clients or not self._trained:
             return []
         config = ConfigRecord({**config, "server-round": server_round})
         assigned = self.messenger.sample(grid, server_round, EVALUATE, fraction=1.0, minimum=0)
@@ -407,7 +336,7 @@ class UDP(SchemeStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the mean loss; if clients evaluate the model, discount the rounds."""
-        if self._judged_by != CLIENTS:
+        if not self._judge.are_clients:
             return None
         metrics = super().aggregate_evaluate(server_round, replies) if self._trained else None
         loss = None if metrics is None else metrics.get("loss")
@@ -450,7 +379,7 @@ class UDP(SchemeStrategy):
             least = secure_sum.threshold_of(self._cohort)
             quorum = self._cohort, least, secure_sum.colluders_of(self._cohort)
         losses = ""
-        if self._judged_by == CLIENTS:
+        if self._judge.are_clients:
             losses = "noised" if plan.validation_share else "bare"
         return guarantee_of(
             plan.weakest(),
@@ -468,11 +397,11 @@ class UDP(SchemeStrategy):
         """Return the plan and the secret seed of the samples."""
         return {
             "plan": None if self.plan is None else self.plan.state(),
-            "judged_by": self._judged_by,
+            "judged_by": self._judge.by,
             "loss": self._loss,
             "trained": self._trained,
             "insecure": self._insecure,
-            "secret": self._secret if self._participants_are == SECRET else b"",
+            "secret": self._taking_part.seed if self._taking_part.secret else b"",
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -484,16 +413,13 @@ class UDP(SchemeStrategy):
             If it was made for another budget, another number of rounds, or another judge.
         """
         self._insecure, self._trained = state["insecure"], state["trained"]
-        self._secret = state["secret"] or self._secret
-        if self._participants_are == SECRET:
-            self._known = {client for release in self.releases for client in release.clients}
+        taking_part = self._taking_part
+        taking_part.seed = state["secret"] or taking_part.seed
+        if taking_part.secret:
+            taking_part.known = {client for r in self.releases for client in r.clients}
         if state["plan"] is None:
             return
-        if state["judged_by"] != self._judged_by:
-            raise CheckpointError(
-                f"the checkpoint's models were judged by {state['judged_by']!r}, not "
-                f"{self._judged_by!r}"
-            )
+        self._judge.check_same(state["judged_by"])
         self.plan = self._plan_of(rounds=self._planned(), q=1.0)
         self.plan.load(state["plan"])
         self._loss = state["loss"]
@@ -502,26 +428,15 @@ class UDP(SchemeStrategy):
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training."""
-        if self.fraction_train == 0:
-            return {}
-        alone = self._drawn_by == POISSON
-        assigned = self.messenger.sample(
+        return self._taking_part.drawn(
+            self.messenger,
             grid,
             server_round,
-            TRAIN,
-            fraction=1.0 if alone else self.fraction_train,
-            minimum=0 if alone else self.min_train_nodes,
+            fraction=self.fraction_train,
+            minimum=self.min_train_nodes,
             without=self._without_budget(),
-        )
-        if not alone:
-            return assigned
-        self._known.update(names_of(assigned))
-        secret = self._participants_are == SECRET
-        return each_by_itself(
-            assigned,
-            q=self._begun().q,
-            secret=self._secret if secret else str(self.experiment.seed).encode(),
-            server_round=server_round,
+            seed=self.experiment.seed,
+            q=lambda: self._begun().q,
         )
 
     def _without_budget(self) -> set[str]:
@@ -531,7 +446,7 @@ class UDP(SchemeStrategy):
 
     def _planned(self, otherwise: int | None = None) -> int:
         """Return the number of rounds over which the budget is spread at first."""
-        rounds = self._rounds or self.planned_rounds or otherwise
+        rounds = self.rounds or self.planned_rounds or otherwise
         if rounds is None:
             raise InvalidParameterError(
                 "rounds", rounds, "the rounds to spread the budget over, under your own start"
@@ -561,15 +476,6 @@ class UDP(SchemeStrategy):
             self._loss = loss
             plan.settle(loss)
 
-    def _validated(self, server_round: int, arrays: ArrayRecord | None) -> float:
-        """Return the loss of a model, by the user's function."""
-        if self._validation_fn is None or arrays is None:
-            raise ProtocolError("there is no judge on the server")
-        loss = self._validation_fn(server_round, arrays)
-        if isinstance(loss, bool) or not isinstance(loss, int | float | np.number):
-            raise InvalidParameterError("judge", type(loss).__name__, "a function to a number")
-        return float(loss)
-
     def _spent(self) -> Counter[str]:
         """Return the budget that each client's trainings have spent; see `Schedule.multiplier`."""
         for release in self.releases[self._counted :]:
@@ -582,6 +488,6 @@ class UDP(SchemeStrategy):
     def _charged_as(self, terms: UDPTerms) -> Charge | None:
         """Return the charge of a training with some round config, by what the adversary sees."""
         charge = terms.charge()
-        if charge is None or self._participants_are == VISIBLE:
+        if charge is None or not self._taking_part.secret:
             return charge
         return replace(charge, sampling=self._begun().q)
