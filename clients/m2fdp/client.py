@@ -6,6 +6,7 @@ server says makes it send codes without noise in the open: only its operator can
 simulation.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -43,6 +44,10 @@ from .zone_aggregator import average, deliver, parents_key
 __all__ = ["M2FDPClient"]
 
 _ROLE, DEVICE, AGGREGATOR = "m2fdp-role", "device", "aggregator"
+
+
+Tried = Callable[[], None] | None
+"""Tries a training on generated records, where it can."""
 
 
 class M2FDPClient(SchemeClient):
@@ -106,9 +111,11 @@ class M2FDPClient(SchemeClient):
         if phase == DELIVER:
             return deliver(me, fields)
         terms = records.read(M2FDPTerms, fields)
+        # Records of its own training are counted instead, where one of them is protected.
+        tried = None if terms.unit == "record" else self.rehearsal(arrays, train)
         if terms.sealed and terms.noise_multiplier and not terms.noised:
-            return _sealed_update(me, terms, fields, dict(arrays), train)
-        return _update(terms, fields, dict(arrays), train)
+            return _sealed_update(me, terms, fields, dict(arrays), train, tried)
+        return _update(terms, fields, dict(arrays), train, tried)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return empty sums of codes, one for each group of devices."""
@@ -124,20 +131,23 @@ class M2FDPClient(SchemeClient):
         return check_choice(_ROLE, str(role), (DEVICE, AGGREGATOR))
 
 
-def _update(terms: M2FDPTerms, fields: Fields, start: Arrays, train: Train) -> Release:
+def _update(
+    terms: M2FDPTerms, fields: Fields, start: Arrays, train: Train, tried: Tried
+) -> Release:
     """Return the release of an update in the open: with noise, without any, or of a simulation."""
     rehearsing = terms.unit == "record" and (terms.noised or not terms.noise_multiplier)
     return Release(
         mechanism=DeviceUpdate(terms, {}),
         work=lambda random, _: _trained(terms, start, train, random),
         facts=(lambda: _rehearsed(terms, start, train)) if rehearsing else None,
+        rehearsal=tried,
         name=_release_name(terms, fields, _way(terms)),
         asked=records.write(terms),
     )
 
 
 def _sealed_update(
-    me: str, terms: M2FDPTerms, fields: Fields, start: Arrays, train: Train
+    me: str, terms: M2FDPTerms, fields: Fields, start: Arrays, train: Train, tried: Tried
 ) -> Sealed:
     """Return an update that only the trusted parent can read."""
     if me not in terms.siblings:
@@ -168,6 +178,7 @@ def _sealed_update(
             mechanism=mechanism,
             work=lambda random, _: _trained(terms, mechanism.model(start), train, random),
             name=_release_name(terms, fields, f"sealed for {terms.parent}"),
+            rehearsal=tried,
         )
 
     about = going_up(

@@ -13,6 +13,7 @@ import torch
 from every_scheme import CASES
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from racing_nodes import settled
 from scheme_node import MODEL, Case, Node, join_any_sum, plain
 from users_code import fit
 
@@ -26,7 +27,7 @@ from flwr_privacy.wire.message import DECLINED_CODE, ERROR_CODE
 
 LAYOUT = RecordLayout(features=(4,), label_type="float32", count=5)
 SECRET = "J. Smith, 4711"
-NAMES = ["udp", "udp, shares", "central-dp"]
+NAMES = ["udp", "udp, shares", "central-dp", "m2fdp"]
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +82,14 @@ def test_before_the_first_charge_a_training_is_tried_on_generated_records(
     assert caplog.text.count("rehearsed on 5 generated records in ") == 1
     assert node.ask(model=ones, header={"experiment_id": "other"})[0] == "answer"
     assert user.seen[4:] == ["generated", "own"]
+
+
+def test_a_device_that_seals_its_answer_rehearses_too(tmp_path: Path) -> None:
+    case = settled(tmp_path / "node", CASES["m2fdp, sealed"])
+    user, half = User(), type("Sealing", (case.half,), {"records": LAYOUT})
+    node = Node(tmp_path / "node", replace(case, half=half), user)
+    assert node.ask()[0] == "answer"
+    assert user.seen == ["generated", "own"]
 
 
 def bad_shape(w: Any, features: Any) -> Any:
@@ -143,7 +152,7 @@ def test_an_app_that_declares_nothing_is_not_called_and_its_node_says_so_once(
 
     node = Node(tmp_path / "node", CASES[name], user)
     for number in range(2):
-        assert node.ask(header={"request": number})[0] == "answer"
+        assert node.ask(header={"server_round": number + 1})[0] == "answer"
     assert node.ran == 2
     told = [text for text in caplog.messages if "is not rehearsed: the app declares no" in text]
     assert len(told) == 1
