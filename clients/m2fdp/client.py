@@ -26,9 +26,9 @@ from flwr_privacy.m2fdp import (
     TierSums,
 )
 from flwr_privacy.m2fdp.messages import going_down, going_up, unpacked
-from flwr_privacy.pipeline.answer import request_of
 from flwr_privacy.pipeline.experiment_keys import introduction
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Release
+from flwr_privacy.pipeline.request import request_of
 from flwr_privacy.pipeline.sealed import Letter, Opened, Sealed, answer_sealed
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.ledger import Question

@@ -14,10 +14,11 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.pipeline.answer import answer, answer_step, answer_unprotected, request_of
+from flwr_privacy.pipeline.answer import answer, answer_step, answer_unprotected
 from flwr_privacy.pipeline.mechanism import Answer, ProtocolStep, Release, Unprotected
 from flwr_privacy.pipeline.node_store import NodeRules
 from flwr_privacy.pipeline.release import check_unaccounted, check_unsummed
+from flwr_privacy.pipeline.request import request_of
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import EVALUATE, METRICS, RECORD, TRAIN, Fields

@@ -26,9 +26,8 @@ its operator acts.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from flwr_privacy.errors import (
@@ -38,12 +37,19 @@ from flwr_privacy.errors import (
     FlwrPrivacyError,
     ProtocolError,
 )
-from flwr_privacy.privacy.ledger import Entry, Question
+from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.wire.arrays import Arrays, digest_of
-from flwr_privacy.wire.documents import dumps, loads
-from flwr_privacy.wire.message import EVALUATE, METRICS, TRAIN, Fields, values_digest
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import EVALUATE, METRICS, TRAIN, Fields
 
+from .charging import (
+    charge_for,
+    check_chargeable,
+    given_before,
+    keep_once,
+    planned_release,
+    settle,
+)
 from .mechanism import (
     EXPERIMENT,
     Answer,
@@ -65,15 +71,13 @@ from .release import (
     check_simulated,
     check_summed,
     check_unaccounted,
-    check_unanswered,
     check_unprotected,
     check_unsummed,
     question_of,
 )
-from .shared_reply_cache import Replies
+from .request import DELIVERY, Request
 
 __all__ = [
-    "Request",
     "answer",
     "answer_step",
     "answer_unprotected",
@@ -81,51 +85,12 @@ __all__ = [
     "check_step",
     "mark_insecure",
     "refused_alike",
-    "request_of",
     "run",
 ]
 
 logger = logging.getLogger("flwr.privacy")
 
-_DELIVERY = frozenset({"summed", "honest", "certain", "code-limit"})
-"""Entries that say how an answer is delivered; they do not change what is released."""
-
 _STOPPED = "stopped"  # name of the note that ends an experiment for the node
-
-
-@dataclass(frozen=True)
-class Request:
-    """A server's request as one client received it.
-
-    Parameters
-    ----------
-    scheme : str
-        Name of the scheme.
-    question : Question
-        Its name.
-    arrays : Mapping of str to ndarray
-        The arrays that came with it.
-    fields : Mapping
-        The scheme's own values; of the secure sum ``summed``, ``honest`` and ``certain``, what the
-        client believes of it (`flwr_privacy.secure_sum.trust`), and ``code-limit``.
-    guarantees_dp : bool, default True
-        Whether the client half promises differential privacy.
-    """
-
-    scheme: str
-    question: Question
-    arrays: Arrays
-    fields: Mapping[str, Any]
-    guarantees_dp: bool = True
-
-    @cached_property
-    def digest(self) -> str:
-        """Hash of the whole request: 32 hexadecimal digits."""
-        own = [[key, self.fields[key]] for key in sorted(self.fields) if key not in _DELIVERY]
-        arrays = [[name, digest_of(self.arrays, name)] for name in self.arrays]
-        question = self.question
-        name = [question.experiment_id, question.phase, question.server_round, question.request]
-        return values_digest(self.scheme, name, own, arrays).hex()[:32]
 
 
 def answer(
@@ -169,7 +134,7 @@ def answer(
         request = replace(request, question=release.name)
     # A resumed round may send the same request in other bytes (sealed anew): it stays the same.
     if release.asked is not None:
-        delivery = {key: request.fields[key] for key in _DELIVERY & set(request.fields)}
+        delivery = {key: request.fields[key] for key in DELIVERY & set(request.fields)}
         request = replace(request, fields={**release.asked, **delivery})
     mechanism, facts = release.mechanism, Facts()
     start = dict(request.arrays)  # each decoded once
@@ -178,9 +143,9 @@ def answer(
     _admit(store, request, plan, sealed)
     if plan.charge is None:
         return seal(_unaccounted(store, request, release, plan, start))
-    planned = _planned(store, request, plan)
+    planned = planned_release(store, request, plan)
     if release.facts is not None:
-        _check_chargeable(store, release, planned)  # before the user's code is called
+        check_chargeable(store, release, planned)  # before the user's code is called
         try:
             facts = _facts(store, request, release.facts)
         except NoFactsError as error:
@@ -188,14 +153,14 @@ def answer(
             if store.simulated:
                 raise
             try:
-                _charged(store, request, release, plan, planned)
+                charge_for(store, request, release, plan, planned)
             finally:  # also where another question has taken what was left meanwhile
                 stopped = _stopped(store, request.question.experiment_id, error)
             raise stopped from None
         plan = mechanism.plan(start, facts)
         _admit(store, request, plan, sealed)
     _rehearse(store, request, release, planned)
-    number, kept = _charged(store, request, release, plan, planned)
+    number, kept = charge_for(store, request, release, plan, planned)
     if kept is not None:
         return seal(kept)
     if facts.records is not None:
@@ -208,8 +173,8 @@ def answer(
     )
     made = _noised(store, request, mechanism, measured, plan)
     if plan.noise_follows:  # nothing is kept: it is sealed before its charge counts as answered
-        return _answered(store, request, release, plan, number, seal(made))
-    return seal(_answered(store, request, release, plan, number, made))
+        return settle(store, request, release, plan, number, seal(made))
+    return seal(settle(store, request, release, plan, number, made))
 
 
 def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -> None:
@@ -232,7 +197,7 @@ def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -
     check_going_on(store, name.experiment_id)
     request = replace(request, question=name)
     _admit(store, request, plan, sealed=True)
-    planned = _planned(store, request, plan)
+    planned = planned_release(store, request, plan)
     with store.ledger.locked() as locked:
         if all(entry.question != name for entry in locked.entries):
             check_limits(store, locked.entries)
@@ -354,9 +319,9 @@ def _unaccounted(
 ) -> Answer:
     """Answer with a release whose cost cannot be stated; nothing is charged, not even a failure."""
     if release.keeps == EXPERIMENT:
-        found = store.setups.find(request.question)
-        if found is not None:
-            return _given(request, plan, found)
+        given = given_before(store, request, plan)
+        if given is not None:
+            return given
     mechanism = release.mechanism
     try:
         outcome = release.work(_sampler(store, request), Facts())
@@ -365,11 +330,7 @@ def _unaccounted(
         if store.simulated:
             raise
         raise refused_alike(store.client_id, error) from None
-    if release.keeps != EXPERIMENT:
-        return made
-    reply = _reply(request, ({}, made[1]) if plan.once else made)
-    found = store.setups.keep(request.question, reply)
-    return made if found is reply else _given(request, plan, found)  # another process was faster
+    return keep_once(store, request, plan, made) if release.keeps == EXPERIMENT else made
 
 
 def refused_alike(client_id: str, error: Exception) -> DataError:
@@ -428,44 +389,6 @@ def _admit(store: NodeStore, request: Request, plan: Plan, sealed: bool) -> None
         )
 
 
-def _planned(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
-    if plan.charge is None:
-        raise ValueError("there is nothing to charge")
-    return PlannedRelease(
-        store=store,
-        question=request.question,
-        scheme=request.scheme,
-        unit=plan.unit,
-        charge=plan.charge,
-        epsilon=plan.epsilon,
-        delta=plan.delta,
-        proven=plan.proven,
-        digest="" if plan.noise_follows else request.digest,  # it is for many questions
-    )
-
-
-def _check_chargeable(store: NodeStore, release: Release, planned: PlannedRelease) -> None:
-    """Decline what could not be charged, before the user's code is called.
-
-    Where it is called and what it came to could not be charged, whether it failed would be told for
-    nothing.
-
-    Raises
-    ------
-    DeclinedError
-        If the node's limits, its policy or the budget do not allow another release, or another
-        question has got the one of its kind.
-    """
-    entries, asked = store.ledger.entries(), planned.entry()
-    charged = [entry.digest for entry in entries if entry.question == asked.question]
-    if asked.digest in charged:
-        return
-    if charged and release.single:
-        raise _other_terms(asked.question)
-    check_limits(store, entries)
-    planned.check_affordable(entries)
-
-
 def _rehearse(
     store: NodeStore, request: Request, release: Release, planned: PlannedRelease
 ) -> None:
@@ -481,7 +404,7 @@ def _rehearse(
     entries, experiment = store.ledger.entries(), request.question.experiment_id
     if any(entry.question.experiment_id == experiment for entry in entries):
         return
-    _check_chargeable(store, release, planned)  # before the user's code is called
+    check_chargeable(store, release, planned)  # before the user's code is called
     try:
         release.rehearsal()
     # Whatever the user's code raises; what a node's own code says stays there.
@@ -491,134 +414,6 @@ def _rehearse(
         if store.simulated:
             raise ProtocolError(f"{text}: {error}") from error
         raise ProtocolError(f"{text}; the log of the node says how") from None
-
-
-def _charged(
-    store: NodeStore, request: Request, release: Release, plan: Plan, planned: PlannedRelease
-) -> tuple[int, Answer | None]:
-    """Charge a release, unless this request has an unanswered charge or a cached reply.
-
-    Returns
-    -------
-    number : int
-        Which charge of the ledger the answer is for.
-    kept : Answer or None
-        The reply to this question, if there is one.
-
-    Raises
-    ------
-    DeclinedError
-        If it cannot be charged, or had its one attempt.
-    """
-    question, (cache, key) = request.question, _cache(store, request, release)
-    # Check and charge under one lock: two processes must not both see room for the last release.
-    with store.ledger.locked() as locked:
-        charged = [n for n, entry in enumerate(locked.entries) if entry.question == question]
-        mine = [n for n in charged if locked.entries[n].digest == request.digest]
-        if plan.once:
-            check_unanswered(question, locked.entries)
-        # The parent adds the noise, once for all answers of a period: they share one charge.
-        elif charged and plan.noise_follows:
-            _check_alike(planned.entry(), [locked.entries[n] for n in charged])
-            return charged[-1], None
-        elif mine:
-            number = mine[-1]
-            if (kept := cache.find(question, key)) is not None:
-                locked.answer(number)  # whoever kept it may have been killed before it sent it
-                return number, _read(kept)
-            if number not in locked.answered:
-                return number, None
-            # It was answered, and the reply is forgotten: a second one is a second release.
-            if release.single:
-                raise DeclinedError(
-                    f"the {question.phase} of this experiment was answered before, and the answer "
-                    "is lost"
-                )
-        elif charged and release.single:
-            raise _other_terms(question)
-        check_limits(store, locked.entries)
-        planned.check_affordable(locked.entries)
-        return locked.charge(planned.entry()), None
-
-
-def _answered(
-    store: NodeStore, request: Request, release: Release, plan: Plan, number: int, made: Answer
-) -> Answer:
-    """Cache the reply of a charge and mark the charge as answered; return the reply to send.
-
-    Raises
-    ------
-    ChargedFailureError
-        If another process has answered meanwhile, and its reply is forgotten.
-    """
-    with store.ledger.locked() as locked:
-        if plan.noise_follows:  # the answers of a period share one charge, and none is kept
-            locked.answer(number)
-            return made
-        # Another process answered on this charge while the user's code ran: its reply counts.
-        if number in locked.answered:
-            cache, key = _cache(store, request, release)
-            if (kept := cache.find(request.question, key)) is not None:
-                return _read(kept)
-            raise ChargedFailureError(
-                "charged, and there is no answer: its round was over before it was ready"
-            )
-        if not plan.once:
-            made = _kept(store, request, release, made)
-        locked.answer(number)
-    return made
-
-
-def _check_alike(asked: Entry, charged: Sequence[Entry]) -> None:
-    """Decline to answer on an earlier charge that was for another kind of release."""
-    for entry in charged:
-        if replace(asked, time=entry.time) != entry:
-            raise DeclinedError("the same period was asked about with other noise")
-
-
-def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replies, str]:
-    """Return the reply cache of a release, and the key of its reply."""
-    if release.keeps == EXPERIMENT:
-        return store.setups, ""  # one for all questions, so that another one is found out
-    return store.replies, request.digest
-
-
-def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
-    """Cache a reply; return the reply to send, which is the first one cached."""
-    cache, key = _cache(store, request, release)
-    reply = _reply(request, made)
-    kept = cache.keep(request.question, reply, key)
-    return made if kept is reply else _read(kept)
-
-
-def _reply(request: Request, made: Answer) -> bytes:
-    arrays, own = made
-    return dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
-
-
-def _given(request: Request, plan: Plan, kept: bytes) -> Answer:
-    """Return the one reply that an experiment has got of its kind.
-
-    Raises
-    ------
-    DeclinedError
-        If it went into a secure sum, or was to another question: it means something else then.
-    """
-    question = request.question
-    if plan.once:
-        raise DeclinedError(
-            f"the {question.phase} of this experiment was answered before, in a secure sum of its "
-            "own"
-        )
-    if loads(kept)["digest"] != request.digest:
-        raise _other_terms(question)
-    return _read(kept)
-
-
-def _other_terms(question: Question) -> DeclinedError:
-    return DeclinedError(
-        f"the {question.phase} of this experiment was answered before, with other terms"
-    )
 
 
 def _facts(store: NodeStore, request: Request, facts: Callable[[], Facts]) -> Facts:
@@ -658,18 +453,3 @@ def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedF
 
 def _sampler(store: NodeStore, request: Request) -> SecureRandom:
     return store.random(request.question, "sample")
-
-
-def _read(kept: bytes) -> Answer:
-    state = loads(kept)
-    return state["arrays"], state["fields"]
-
-
-def request_of(
-    arrays: Arrays, scheme: str, phase: str, fields: Fields, guarantees_dp: bool
-) -> Request:
-    """Build the request of a message that a client half handles."""
-    named = {"experiment-id", "round", "request"}
-    own = {key: value for key, value in fields.items() if key not in named}
-    own = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0, **own}
-    return Request(scheme, question_of(phase, fields), arrays, own, guarantees_dp)

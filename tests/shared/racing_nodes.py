@@ -16,8 +16,8 @@ from flwr_privacy.clients.node.rehearsal import rehearsing
 
 FORK = multiprocessing.get_context("fork")
 STEPS = (
-    *("answer", "plan", "_charged", "write_sealed", "close", "run"),
-    *("measure", "noise", "keep", "superseded", "_answered"),
+    *("answer", "plan", "charge_for", "write_sealed", "close", "run"),
+    *("measure", "noise", "keep", "superseded", "settle"),
     *("answer_step", "opened", "embed", "deal", "embed_plainly", "seal", "keep_dealt"),
 )
 """Functions of ours at whose entry a node is killed, the first time that they are entered."""

@@ -13,6 +13,7 @@ from flwr_privacy.pipeline import answer as pipeline
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan, Release
 from flwr_privacy.pipeline.node_store import NodeStore
 from flwr_privacy.pipeline.reply_cache import ReplyCache
+from flwr_privacy.pipeline.request import Request
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.ledger import Ledger, Question
 from flwr_privacy.privacy.policy import Policy
@@ -94,7 +95,7 @@ def ask(
 ) -> Answer:
     summed = fields.get("summed", 0)
     own = {"summed": 0, "honest": summed, "certain": summed, "code-limit": 0, **fields}
-    request = pipeline.Request("toy", question, arrays, own)
+    request = Request("toy", question, arrays, own)
     facts = None if count is None else (lambda: Facts(records=count()))
     release = Release(
         mechanism=mechanism or Sum(), work=lambda _, __: work(), facts=facts, **given or {}

@@ -11,9 +11,10 @@ import pytest
 from summing_node import MODEL, QUESTION, Sum, ask, fail, same, store_in
 
 from flwr_privacy.errors import ChargedFailureError, DeclinedError
-from flwr_privacy.pipeline.answer import Request, answer
+from flwr_privacy.pipeline.answer import answer
 from flwr_privacy.pipeline.mechanism import Answer, Release
 from flwr_privacy.pipeline.reply_cache import ReplyCache
+from flwr_privacy.pipeline.request import Request
 from flwr_privacy.privacy.ledger import Question
 
 

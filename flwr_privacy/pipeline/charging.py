@@ -1,0 +1,224 @@
+"""Charges a release before its work, and keeps the reply that the charge is for.
+
+A crash between two steps leaves a charge without a reply, never a reply without a charge.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flwr_privacy.errors import ChargedFailureError, DeclinedError
+from flwr_privacy.privacy.ledger import Entry, Question
+from flwr_privacy.wire.documents import dumps, loads
+
+from .mechanism import EXPERIMENT, Answer, Plan, Release
+from .node_limits import check_limits
+from .node_store import NodeStore
+from .release import PlannedRelease, check_unanswered
+from .request import Request
+from .shared_reply_cache import Replies
+
+__all__ = [
+    "charge_for",
+    "check_chargeable",
+    "given_before",
+    "keep_once",
+    "planned_release",
+    "settle",
+]
+
+
+def planned_release(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
+    """Return a plan as the ledger would have it."""
+    if plan.charge is None:
+        raise ValueError("there is nothing to charge")
+    return PlannedRelease(
+        store=store,
+        question=request.question,
+        scheme=request.scheme,
+        unit=plan.unit,
+        charge=plan.charge,
+        epsilon=plan.epsilon,
+        delta=plan.delta,
+        proven=plan.proven,
+        digest="" if plan.noise_follows else request.digest,  # it is for many questions
+    )
+
+
+def check_chargeable(store: NodeStore, release: Release, planned: PlannedRelease) -> None:
+    """Decline what could not be charged, before the user's code is called.
+
+    Where it is called and what it came to could not be charged, whether it failed would be told for
+    nothing.
+
+    Raises
+    ------
+    DeclinedError
+        If the node's limits, its policy or the budget do not allow another release, or another
+        question has got the one of its kind.
+    """
+    entries, asked = store.ledger.entries(), planned.entry()
+    charged = [entry.digest for entry in entries if entry.question == asked.question]
+    if asked.digest in charged:
+        return
+    if charged and release.single:
+        raise _other_terms(asked.question)
+    check_limits(store, entries)
+    planned.check_affordable(entries)
+
+
+def charge_for(
+    store: NodeStore, request: Request, release: Release, plan: Plan, planned: PlannedRelease
+) -> tuple[int, Answer | None]:
+    """Charge a release, unless this request has an unanswered charge or a cached reply.
+
+    Returns
+    -------
+    number : int
+        Which charge of the ledger the answer is for.
+    kept : Answer or None
+        The reply to this question, if there is one.
+
+    Raises
+    ------
+    DeclinedError
+        If it cannot be charged, or had its one attempt.
+    """
+    question, (cache, key) = request.question, _cache(store, request, release)
+    # Check and charge under one lock: two processes must not both see room for the last release.
+    with store.ledger.locked() as locked:
+        charged = [n for n, entry in enumerate(locked.entries) if entry.question == question]
+        mine = [n for n in charged if locked.entries[n].digest == request.digest]
+        if plan.once:
+            check_unanswered(question, locked.entries)
+        # The parent adds the noise, once for all answers of a period: they share one charge.
+        elif charged and plan.noise_follows:
+            _check_alike(planned.entry(), [locked.entries[n] for n in charged])
+            return charged[-1], None
+        elif mine:
+            number = mine[-1]
+            if (kept := cache.find(question, key)) is not None:
+                locked.answer(number)  # whoever kept it may have been killed before it sent it
+                return number, _read(kept)
+            if number not in locked.answered:
+                return number, None
+            # It was answered, and the reply is forgotten: a second one is a second release.
+            if release.single:
+                raise DeclinedError(
+                    f"the {question.phase} of this experiment was answered before, and the answer "
+                    "is lost"
+                )
+        elif charged and release.single:
+            raise _other_terms(question)
+        check_limits(store, locked.entries)
+        planned.check_affordable(locked.entries)
+        return locked.charge(planned.entry()), None
+
+
+def settle(
+    store: NodeStore, request: Request, release: Release, plan: Plan, number: int, made: Answer
+) -> Answer:
+    """Cache the reply of a charge and mark the charge as answered; return the reply to send.
+
+    Raises
+    ------
+    ChargedFailureError
+        If another process has answered meanwhile, and its reply is forgotten.
+    """
+    with store.ledger.locked() as locked:
+        if plan.noise_follows:  # the answers of a period share one charge, and none is kept
+            locked.answer(number)
+            return made
+        # Another process answered on this charge while the user's code ran: its reply counts.
+        if number in locked.answered:
+            cache, key = _cache(store, request, release)
+            if (kept := cache.find(request.question, key)) is not None:
+                return _read(kept)
+            raise ChargedFailureError(
+                "charged, and there is no answer: its round was over before it was ready"
+            )
+        if not plan.once:
+            made = _kept(store, request, release, made)
+        locked.answer(number)
+    return made
+
+
+def _check_alike(asked: Entry, charged: Sequence[Entry]) -> None:
+    """Decline to answer on an earlier charge that was for another kind of release."""
+    for entry in charged:
+        if replace(asked, time=entry.time) != entry:
+            raise DeclinedError("the same period was asked about with other noise")
+
+
+def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replies, str]:
+    """Return the reply cache of a release, and the key of its reply."""
+    if release.keeps == EXPERIMENT:
+        return store.setups, ""  # one for all questions, so that another one is found out
+    return store.replies, request.digest
+
+
+def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
+    """Cache a reply; return the reply to send, which is the first one cached."""
+    cache, key = _cache(store, request, release)
+    reply = _reply(request, made)
+    kept = cache.keep(request.question, reply, key)
+    return made if kept is reply else _read(kept)
+
+
+def _reply(request: Request, made: Answer) -> bytes:
+    arrays, own = made
+    return dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
+
+
+def given_before(store: NodeStore, request: Request, plan: Plan) -> Answer | None:
+    """Return the reply to a release that is not charged and is given once for an experiment.
+
+    Raises
+    ------
+    DeclinedError
+        As `keep_once`.
+    """
+    kept = store.setups.find(request.question)
+    return None if kept is None else _given(request, plan, kept)
+
+
+def keep_once(store: NodeStore, request: Request, plan: Plan, made: Answer) -> Answer:
+    """Cache such a reply; return the reply to send.
+
+    Raises
+    ------
+    DeclinedError
+        If another process was faster, with a secure sum's answer or one to another question.
+    """
+    reply = _reply(request, ({}, made[1]) if plan.once else made)
+    kept = store.setups.keep(request.question, reply)
+    return made if kept is reply else _given(request, plan, kept)
+
+
+def _given(request: Request, plan: Plan, kept: bytes) -> Answer:
+    """Return the one reply that an experiment has got of its kind.
+
+    Raises
+    ------
+    DeclinedError
+        If it went into a secure sum, or was to another question: it means something else then.
+    """
+    question = request.question
+    if plan.once:
+        raise DeclinedError(
+            f"the {question.phase} of this experiment was answered before, in a secure sum of its "
+            "own"
+        )
+    if loads(kept)["digest"] != request.digest:
+        raise _other_terms(question)
+    return _read(kept)
+
+
+def _other_terms(question: Question) -> DeclinedError:
+    return DeclinedError(
+        f"the {question.phase} of this experiment was answered before, with other terms"
+    )
+
+
+def _read(kept: bytes) -> Answer:
+    state = loads(kept)
+    return state["arrays"], state["fields"]
