@@ -32,7 +32,8 @@ from flwr_privacy.simulations.reliability.endurance_faults import FaultPlan, Jou
 from flwr_privacy.simulations.reliability.federations import FEDERATIONS
 from flwr_privacy.simulations.reliability.grid import FAULTS
 from flwr_privacy.simulations.reliability.page import long_rows, page, sections, write_long_runs
-from flwr_privacy.strategies import UDP, SchemeStrategy
+from flwr_privacy.strategies import SchemeStrategy
+from flwr_privacy.strategies.udp.participants import Participants
 
 # -- What is found in order ----------------------------------------------------------------------
 
@@ -159,8 +160,8 @@ def test_a_charge_that_the_ledger_lacks_is_reported(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_charge_that_the_card_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    charged = UDP._charged
-    monkeypatch.setattr(UDP, "_charged", lambda self, *args: charged(self, *args) - {"3"})
+    charged = Participants.charged
+    monkeypatch.setattr(Participants, "charged", lambda self, *args: charged(self, *args) - {"3"})
     wrong = endure("udp", rounds=20, rate=0).wrong
     assert "client 3, phase train, round 7: 1 answers, 0 charges in the card" in wrong
     assert not any(line.startswith("client 2") for line in wrong)

@@ -24,6 +24,7 @@ from flwr_privacy.simulations.reliability.matrix import (
 )
 from flwr_privacy.simulations.reliability.page import page, sections, table
 from flwr_privacy.strategies import UDP
+from flwr_privacy.strategies.udp.participants import Participants
 
 PAGE = Path(__file__, "../../../../docs/reliability.md").resolve()
 ELSEWHERE = {"mspdq": {"sync"}, "fedvs": {"oracle"}}  # not under a sum; simulations only
@@ -155,8 +156,8 @@ def test_a_charge_that_the_card_lacks_is_a_defect(
     clean: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell(clean, "udp", "train", "delay")
-    charged = UDP._charged
-    monkeypatch.setattr(UDP, "_charged", lambda self, *args: charged(self, *args) - {"3"})
+    charged = Participants.charged
+    monkeypatch.setattr(Participants, "charged", lambda self, *args: charged(self, *args) - {"3"})
     found = cell(clean, "udp", "train", "delay")
     assert found.verdict == "DEFECT"
     assert "the privacy card lacks [('3', 'train', 1, 0)" in found.why
