@@ -10,7 +10,6 @@ from summing_node import QUESTION, Sum, ask, fail, same, store_in
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DeclinedError
-from flwr_privacy.pipeline import answer as pipeline
 from flwr_privacy.pipeline import charging
 from flwr_privacy.pipeline.mechanism import Answer
 from flwr_privacy.pipeline.reply_cache import ReplyCache
