@@ -75,13 +75,22 @@ class CodedSetup(SchemeStrategy):
             try:
                 self.transport.prepare(grid, 0)
             except NotOpenedError as error:
-                raise ProtocolError(f"the setup cannot be summed: {error}") from error
+                raise ProtocolError(
+                    f"the setup cannot be summed: {error}; no data were asked for: start again"
+                ) from error
             self._ask_for_codes(grid, 0, self.transport.clients(grid, 0))
         if self._set_up.coded is None:
-            said = (
-                "; ".join(self.messenger.request_log(SETUP).details) or "their sum was not opened"
+            log = self.messenger.request_log(SETUP)
+            said = "; ".join(log.details) or (
+                "their sum was not opened" if log.accumulated else "no client answered"
             )
-            raise ProtocolError(f"the setup failed, there are no coded data: {said}")
+            again = (
+                "with a new experiment_id, as each client answers once" if self.secure_sum else ""
+            )
+            raise ProtocolError(
+                f"the setup failed, there are no coded data: {said}; nothing was trained: start "
+                f"again {again}".rstrip()
+            )
 
     def _take_in(self, grid: Grid, server_round: int, clients: list[str]) -> None:
         """Ask clients that join later to encode their data; impossible under a secure sum."""

@@ -4,16 +4,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from .pulling import pull
 
-__all__ = ["exchange"]
+__all__ = ["exchange", "persistent_exchange"]
 
 logger = logging.getLogger("flwr.privacy")
 
+_AGAIN = 60.0  # seconds that a silent node has for the second time
+_BEFORE_AGAIN = 1.0  # seconds before a silent node is asked again
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25  # seconds
 _LATENESS = 0.03  # of the time that a reply took, by which it may be seen later
 _LOOKING = 0.1  # of the time, at most, goes into looking: it takes CPU from Ray
@@ -85,3 +88,40 @@ def exchange(
     finally:
         if left_open is not None:
             left_open.update(pending)
+
+
+def persistent_exchange(
+    grid: Grid,
+    messages: Sequence[Message],
+    *,
+    deadline: float,
+    again: bool,
+    spoke: Callable[[int], bool],
+    **options: Any,
+) -> Iterator[Message]:
+    """Carry out an exchange; send the same messages once more to nodes that say nothing.
+
+    Parameters
+    ----------
+    grid, messages, deadline
+        As for `exchange`.
+    again : bool
+        Whether silent nodes are asked a second time, for at most a minute.
+    spoke : callable
+        Tells of a node whether it has said anything.
+    options
+        The other parameters of `exchange`.
+    """
+    messages = list(messages)
+    yield from exchange(grid, messages, deadline=deadline, **options)
+    silent = [m for m in messages if not spoke(m.metadata.dst_node_id)]
+    if not again or not silent or options.get("enough", lambda: False)():
+        return
+    logger.warning("%d nodes are silent: they are asked again", len(silent))
+    time.sleep(_BEFORE_AGAIN)
+    deadline = min(deadline, _AGAIN)
+    copies = [
+        Message(m.content, m.metadata.dst_node_id, m.metadata.message_type, ttl=deadline)
+        for m in silent
+    ]
+    yield from exchange(grid, copies, deadline=deadline, **options)

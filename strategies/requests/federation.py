@@ -20,7 +20,7 @@ from flwr_privacy.errors import ProtocolError, check_integer
 from flwr_privacy.wire.identity import derive_seed, fingerprints, places, stream
 from flwr_privacy.wire.message import RECORD, Fields, Header, payload_bytes
 
-from .exchange import exchange
+from .exchange import persistent_exchange
 from .request_log import ClientReply, RequestLog
 
 __all__ = ["Federation"]
@@ -131,7 +131,15 @@ class Federation:
         deadline = min(timeout, _JOINING) if self.met else timeout
         messages = [Message(question, node, MessageType.TRAIN, ttl=deadline) for node in strangers]
         joined = []
-        for message in exchange(grid, messages, largest=_LARGEST, deadline=deadline, idle=_SILENCE):
+        for message in persistent_exchange(
+            grid,
+            messages,
+            again=not self.met,
+            spoke=lambda node: node in logs[node].spoke,
+            largest=_LARGEST,
+            deadline=deadline,
+            idle=_SILENCE,
+        ):
             node = message.metadata.src_node_id
             for reply in logs.get(node, RequestLog(header, {})).replies([message]):
                 if isinstance(reply, ClientReply) and self._admit(node, reply):
@@ -140,10 +148,16 @@ class Federation:
             if node not in self._nodes.values():
                 self._failures[node] += 1
                 self._next_try[node] = self._meetings + 2 ** self._failures[node]
-        if not self._nodes and not self.met:
+        if not self.met and not self._nodes:
             raise ProtocolError(
-                f"none of {len(strangers)} nodes said who it is: wrap their app in the client half "
-                f"of '{header.scheme}' ({_refusals(logs.values())})"
+                f"hello: none of {len(strangers)} nodes said who it is "
+                f"({_refusals(logs.values())}): wrap their app in the client half of "
+                f"'{header.scheme}'"
+            )
+        if not self.met and len(self._nodes) < self._minimum:
+            raise ProtocolError(
+                f"hello: {len(self._nodes)} of min_available_nodes = {self._minimum} nodes said "
+                f"who they are ({_refusals(logs.values())}): start again when the others answer"
             )
         if len(joined) < len(strangers):
             logger.warning("%d of %d nodes were kept out", len(strangers) - len(joined), len(logs))

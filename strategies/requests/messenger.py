@@ -21,7 +21,7 @@ from flwr_privacy.strategies.state.experiment import Experiment
 from flwr_privacy.wire.message import EVALUATE, HELLO, RECORD, Fields, Header
 
 from .addressing import messages_of
-from .exchange import exchange
+from .exchange import persistent_exchange
 from .federation import Federation
 from .pulling import pull
 from .request_log import RequestLog
@@ -272,7 +272,11 @@ class Messenger:
         return messages
 
     def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
-        """Send the messages of a phase; yield replies until quorum or deadline."""
+        """Send the messages of a phase; yield replies until quorum or deadline.
+
+        What is set up once is asked again of nodes that are silent, with the same message: a node
+        gives the same answer to it, or says that it had its one attempt.
+        """
         request_log = self.request_log(phase)
         messages = list(messages)
         if messages and JOIN in messages[0].content:
@@ -281,9 +285,11 @@ class Messenger:
         left_open: dict[str, int] = {}
         expires = time.monotonic() + request_log.seconds
         try:
-            yield from exchange(
+            yield from persistent_exchange(
                 grid,
                 messages,
+                again=self._patient,
+                spoke=lambda node: node in request_log.spoke,
                 largest=request_log.largest,
                 deadline=request_log.seconds,
                 enough=lambda: quorum is not None and request_log.accumulated >= quorum,

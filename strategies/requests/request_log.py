@@ -209,6 +209,7 @@ class RequestLog:
         default_factory=Counter
     )  # replies by node that no app of ours sends
     free: set[str] = field(default_factory=set)  # of a cohort: who left nothing on its node
+    spoke: set[int] = field(default_factory=set)  # nodes that were there, whatever they said
     _heard: set[int] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)  # those who say that they released nothing
 
@@ -284,6 +285,7 @@ class RequestLog:
         node = message.metadata.src_node_id
         if message.has_error() and message.error.code in _NOT_THERE:
             return
+        self.spoke.add(node)
         if message.has_error():
             text = message.error.reason or f"code {message.error.code}"
             reason = _REASON_OF_CODE.get(message.error.code, "error")

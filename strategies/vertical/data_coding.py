@@ -116,6 +116,7 @@ class DataCoding(VerticalStrategy):
                 raise ProtocolError(
                     f"the data could not be coded: clients {missing} did not answer"
                     + (f" ({details})" if details else "")
+                    + "; start again, and their data are coded anew"
                 )
         if self._updates and (fresh := natural_in(self.members, _fresh(passing))):
             for client in fresh:
