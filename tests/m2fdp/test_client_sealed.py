@@ -78,7 +78,7 @@ def test_a_sealed_answer_has_the_same_codes_as_one_in_the_open(tmp_path: Path) -
     channel = channel_to(store, "m2fdp", "e", "a", told["own_key"], told["own_signature"])
     place = {"experiment-id": "e", "round": 1}
     parts = going_up(place, sealing(), sender="a", tier=2, receiver="ward", children=["a", "b"])
-    upload = unpacked(channel.open(own["sealed"], *parts), sealing())
+    upload = unpacked(channel.open(own["sealed"], *parts), sealing(), sender="a")
     (tmp_path / "open").mkdir()
     arrays, _ = simulated(tmp_path / "open").ask(terms(**OPEN))
     np.testing.assert_allclose(GRID.step * upload.codes, vector(arrays))
@@ -177,7 +177,7 @@ def test_how_long_a_sealed_message_is_says_nothing_of_the_data(clean: bool) -> N
         model = {name: array.copy() for name, array in mechanism.model(START).items()}
         model["w"].reshape(-1)[0] += towards
         _, own = mechanism.noise(mechanism.measure(START, model), plan, SecureRandom())
-        upload = unpacked(own[SEALED], asked)
+        upload = unpacked(own[SEALED], asked, sender="a")
         assert int(upload.codes[0] > CODE_LIMIT) == (clean and towards > 0)
         mean = averaged([upload], asked.drift, tier=1, grid=CodeGrid(asked.grid))
         lengths.add((len(own[SEALED]), len(packed(mean, asked))))
