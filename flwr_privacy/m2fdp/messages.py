@@ -12,7 +12,7 @@ from flwr_privacy.wire.message import Fields
 
 from .sensitivity import Reach
 from .terms import DOWN, SCHEME, UP, Delivery, Duty, M2FDPTerms
-from .zone import Upload
+from .zone_average import Upload
 
 __all__ = ["going_down", "going_up", "packed", "unpacked"]
 

@@ -16,13 +16,13 @@ from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
 
-from .noise import sigma
+from .calibration import multiplier, record_multiplier
 from .options import PaperNoise, RecordNoise, TierPrivacy
-from .privacy import largest_weights, multiplier, record_multiplier
+from .paper_noise import sigma
 from .schedule import EventSchedule, Segment
-from .sensitivity import sensitivity_worst_case
+from .sensitivity import largest_weights, sensitivity_worst_case
 from .terms import VALUE_RANGE, any_batch
-from .zone import GAP, NOISE_REACH
+from .zone_average import GAP, NOISE_REACH
 
 __all__ = [
     "STEP_RULES",

@@ -10,7 +10,7 @@ from flwr_privacy.privacy.policy import UNITS
 from flwr_privacy.wire.identity import check_client_id
 
 from .sensitivity import DRIFTS, Drift
-from .zone import GAP
+from .zone_average import GAP
 
 __all__ = [
     "AGGREGATE",

@@ -16,12 +16,6 @@ _DOCUMENT, _ARRAYS = "document", "arrays"
 _MAGIC = b"flwr-privacy arrays\n"
 _NUMBERS = "biufc"  # kinds of NumPy's types
 
-# What JSON, NumPy and look-ups raise of bytes that nobody has checked.
-_MALFORMED = (
-    *(AttributeError, LookupError, OverflowError, RecursionError, SyntaxError),
-    *(TypeError, ValueError),
-)
-
 
 def dumps(state: dict[str, Any]) -> bytes:
     """Return a state as bytes: JSON; with arrays in it a line of JSON before their values.
@@ -59,7 +53,7 @@ def loads(data: bytes) -> dict[str, Any]:
     try:
         head, arrays = _with_values(data) if data.startswith(_MAGIC) else (json.loads(data), {})
         state = _put_arrays(head, arrays)
-    except _MALFORMED as error:
+    except (LookupError, RecursionError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(f"the bytes are no encoded state ({type(error).__name__})") from error
     if not isinstance(state, dict):
         raise ValueError(f"the bytes encode a {type(state).__name__}: expected a mapping")

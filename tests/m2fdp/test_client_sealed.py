@@ -12,9 +12,10 @@ from tier_device import GRID, OPEN, START, Fields, Node, simulated, terms, vecto
 from flwr_privacy.accounting import Charge
 from flwr_privacy.clients import M2FDPClient
 from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, ProtocolError
-from flwr_privacy.m2fdp import M2FDPTerms, Reach, SealedUpdate, Upload, averaged
+from flwr_privacy.m2fdp import M2FDPTerms, SealedUpdate, Upload, averaged
 from flwr_privacy.m2fdp.messages import packed, unpacked
-from flwr_privacy.m2fdp.zone import GAP
+from flwr_privacy.m2fdp.sensitivity import Reach
+from flwr_privacy.m2fdp.zone_average import GAP
 from flwr_privacy.pipeline.mechanism import Facts
 from flwr_privacy.pipeline.sealed import SEALED
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.control.bounds import stationarity_gap
 from flwr_privacy.m2fdp.control.controller import AdaptiveController, Decision
 from flwr_privacy.m2fdp.control.gap import GapCoefficients
 from flwr_privacy.m2fdp.control.resources import DELAY_MODES, ResourceModel
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.tree.counts import TierCounts
 from flwr_privacy.m2fdp.tree.tree import TierTree
+from flwr_privacy.simulations.research.m2fdp.theory import stationarity_gap
 
 MODEL = 7840
 FANOUTS = (2, 4, 4, 8)

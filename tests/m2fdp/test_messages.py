@@ -12,7 +12,7 @@ from tier_device import terms
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.m2fdp.messages import packed, unpacked
 from flwr_privacy.m2fdp.sensitivity import Reach
-from flwr_privacy.m2fdp.zone import Upload
+from flwr_privacy.m2fdp.zone_average import Upload
 from flwr_privacy.wire.documents import dumps, loads
 
 ASKED = terms(noised=False, sealed=True, siblings=["a", "b"])
