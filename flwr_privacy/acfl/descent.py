@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy.errors import DataError, InvalidParameterError, check_number
 
-from .encoding import Moments, symmetrise
+from .encoding import Moments, moments_gradient, symmetrise
 from .options import Weighting
 from .scfl import projected_gradient
 from .steps import StepSize
@@ -64,9 +64,9 @@ class CodedData:
         """Return the coded gradient of a model (d, o) (ACFL, (8))."""
         features, labels = self.moments
         if self.terms.encoding == SCFL:
-            s, rows = self._variances[0], len(features)
-            return projected_gradient(features, labels, model, devices=self.devices, s=s, c=rows)
-        return self._curvature @ model - labels
+            s = self._variances[0]
+            return projected_gradient(features, labels, model, devices=self.devices, s=s)
+        return moments_gradient(Moments(self._curvature, labels), model)
 
     def energy(self, norm_square: float) -> float:
         """Return D_t for the squared norm of a model: what the noise of one device is worth."""
