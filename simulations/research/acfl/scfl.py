@@ -50,6 +50,7 @@ def eps_projected(c: int, s: float) -> float:
 
     Examples
     --------
+    >>> from flwr_privacy.acfl.scfl import sigma2_for_eps_projected
     >>> round(eps_projected(10, sigma2_for_eps_projected(1.0, 10)), 12)
     1.0
     """

@@ -370,6 +370,7 @@ def record_epsilon(
 
     Examples
     --------
+    >>> from flwr_privacy.acfl.privacy import sigma2_for_eps
     >>> s = sigma2_for_eps(1, 10, 10)
     >>> norm = math.sqrt(10)
     >>> round(record_epsilon(s, s, feature_norm=norm, label_norm=norm, delta=1e-5), 1)
