@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_privacy.coding.lagrange import recovery_threshold, usual_partitions
+from flwr_privacy.coding.thresholds import recovery_threshold, usual_partitions
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.guarantee import guarantee_of

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_privacy.coding.lagrange import recovery_threshold
+from flwr_privacy.coding.thresholds import recovery_threshold
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs.delays import (
     HalfSlow,

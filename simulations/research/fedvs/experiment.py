@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flwr_privacy.coding.lagrange import max_partitions
+from flwr_privacy.coding.thresholds import max_partitions
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.simulations.research.fedvs.paper.conventions import conventions
 from flwr_privacy.simulations.research.fedvs.paper.costs import Costs, cost_model

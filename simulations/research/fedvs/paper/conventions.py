@@ -7,7 +7,7 @@ everybody; `flwr_privacy.fedvs.delays` says what the paper leaves open.
 
 from typing import NamedTuple
 
-from flwr_privacy.coding.lagrange import recovery_threshold
+from flwr_privacy.coding.thresholds import recovery_threshold
 from flwr_privacy.errors import check_integer, check_number
 from flwr_privacy.fedvs.delays import BATCHES, LOG_BASES, batch_rows, expected_wait, sharing_factor
 

@@ -12,8 +12,8 @@ Models" (ICML 2023), section 5.3.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr_privacy.coding.lagrange import recovery_threshold
 from flwr_privacy.coding.packing import packed_bytes
+from flwr_privacy.coding.thresholds import recovery_threshold
 from flwr_privacy.errors import InvalidParameterError, check_flag, check_integer
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.sharing import maskers
