@@ -13,6 +13,7 @@ the paper does not say which unit it has.
 """
 
 import math
+from collections.abc import Callable
 
 from flwr_privacy.accounting.roots import root
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
@@ -32,6 +33,7 @@ BOUNDS = ("paper", "tight")
 """The names of the bounds of the mutual information."""
 
 _SMALLEST = math.ulp(0.0)
+_NO_VARIANCE = "a level that the noise of some variance gives"
 _LEAST_BOUND, _LARGEST_BOUND = 1e-70, 1e70  # the fourth power of a bound must be a float
 
 
@@ -226,22 +228,18 @@ def sigma2_for_eps(
     """
     check_number("eps", eps, minimum=_SMALLEST)
 
-    def excess(log_s: float) -> float:
+    def level(log_s: float) -> float:
         s = math.exp(log_s)
-        found = mi_epsilon(d, o, s, s, bound=bound, B_X=B_X, B_Y=B_Y, symmetric=symmetric)
-        return math.log(max(found, _SMALLEST)) - math.log(eps)
+        return mi_epsilon(d, o, s, s, bound=bound, B_X=B_X, B_Y=B_Y, symmetric=symmetric)
 
     if bound == "paper" and B_X == B_Y:
         _shares(d, o, 1.0, 1.0, B_X, B_Y)  # checks them
         exponent = eps / ((d if symmetric else 2 * d - 1) + o) * 2
         s = B_X**4 * math.exp(-exponent) / -math.expm1(-exponent)
         if not 0 < s < math.inf:
-            raise InvalidParameterError("eps", eps, "a level that some variance gives")
+            raise InvalidParameterError("eps", eps, _NO_VARIANCE)
         return s
-    low, high = -700.0, 700.0
-    if not excess(low) > 0 > excess(high):
-        raise InvalidParameterError("eps", eps, "a level that some variance gives")
-    return math.exp(root(excess, low, high, absolute=1e-14, relative=1e-14))
+    return math.exp(_at_level(eps, level, -700.0, 700.0))
 
 
 def noise_split(
@@ -291,14 +289,21 @@ def noise_split(
             _side(second, price * second / (2 * d)),
         )
 
-    def excess(log_price: float) -> float:
-        found = eps_feature(d, o, *variances(log_price), B_X=B_X, B_Y=B_Y)
-        return math.log(max(found, _SMALLEST)) - math.log(eps)
+    def level(log_price: float) -> float:
+        return eps_feature(d, o, *variances(log_price), B_X=B_X, B_Y=B_Y)
 
-    low, high = -300.0, 300.0
+    return variances(_at_level(eps, level, -300.0, 300.0))
+
+
+def _at_level(eps: float, level: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a level that falls from `low` to `high` is `eps`."""
+
+    def excess(x: float) -> float:
+        return math.log(max(level(x), _SMALLEST)) - math.log(eps)
+
     if not excess(low) > 0 > excess(high):
-        raise InvalidParameterError("eps", eps, "a level that some variances give")
-    return variances(root(excess, low, high, absolute=1e-14, relative=1e-14))
+        raise InvalidParameterError("eps", eps, _NO_VARIANCE)
+    return root(excess, low, high, absolute=1e-14, relative=1e-14)
 
 
 def _shares(d: int, o: int, s1: float, s2: float, B_X: float, B_Y: float) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from .paper_noise import sigma
 from .schedule import EventSchedule, Segment
 from .sensitivity import largest_weights, sensitivity_worst_case
 from .terms import VALUE_RANGE, any_batch
-from .zone_average import GAP, NOISE_REACH
+from .zone_average import GAP, NOISE_REACH, release_charge
 
 __all__ = [
     "STEP_RULES",
@@ -151,9 +151,7 @@ class ZoneRelease:
 
     def charge(self) -> Charge | None:
         """Return the charge of a device; None without noise."""
-        if self.multiplier == 0:
-            return None
-        return Charge(noise_multiplier=self.multiplier, sampling=self.sampling, gap=GAP)
+        return release_charge(self.multiplier, self.sampling)
 
 
 @dataclass(frozen=True, kw_only=True)

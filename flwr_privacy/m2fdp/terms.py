@@ -10,7 +10,7 @@ from flwr_privacy.privacy.policy import UNITS
 from flwr_privacy.wire.identity import check_client_id
 
 from .sensitivity import DRIFTS, Drift
-from .zone_average import GAP
+from .zone_average import release_charge
 
 __all__ = [
     "AGGREGATE",
@@ -144,9 +144,7 @@ class _Released:
 
     def charge(self) -> Charge | None:
         """Return a device's charge for the release; None if there is no noise to account for."""
-        if self.noise_multiplier == 0:
-            return None
-        return Charge(noise_multiplier=self.noise_multiplier, sampling=self.sampling, gap=GAP)
+        return release_charge(self.noise_multiplier, self.sampling)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -508,10 +508,3 @@ def test_what_is_no_controller_is_refused(values: dict[str, Any], text: str) -> 
 def test_what_is_no_budget_is_refused(steps_left: Any) -> None:
     with pytest.raises(InvalidParameterError, match=r"steps_left = .*: expected an integer"):
         controller().decide(steps_left)
-
-
-@pytest.mark.parametrize("name", ["steps", "secure", "insecure", "energy", "delay", "nu"])
-def test_what_is_no_decision_is_refused(name: str) -> None:
-    values: dict[str, Any] = dataclasses.asdict(controller().decide(4000))
-    with pytest.raises(InvalidParameterError, match=f"{name} = -1: expected"):
-        Decision(**(values | {name: -1}))

@@ -60,11 +60,6 @@ class Decision:
         Seconds of this round.
     nu : float
         The noise term of the objective, without a weight.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
     """
 
     steps: int
@@ -73,13 +68,6 @@ class Decision:
     energy: float
     delay: float
     nu: float
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "secure", "insecure"):
-            check_integer(name, getattr(self, name), minimum=1)
-        check_number("energy", self.energy, minimum=0)
-        check_number("delay", self.delay, minimum=0)
-        check_number("nu", self.nu, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)

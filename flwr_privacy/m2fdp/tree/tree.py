@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
-from .file import read_nodes, read_tables, write_nodes
+from .file import read_nodes, read_tables
 from .labels import check_ratios, label
 from .shape import (
     CLOUD,
@@ -205,10 +205,6 @@ class TierTree:
         except InvalidParameterError as error:
             parameter = f"tree {path}: {error.parameter}"
             raise InvalidParameterError(parameter, error.value, error.allowed) from None
-
-    def to_toml(self) -> str:
-        """Return the tree as the text of a file that `read` takes."""
-        return write_nodes(self.tiers, self.parents, self.trusted)
 
     def with_devices(self, devices: Sequence[str]) -> "TierTree":
         """Return the same tree with other names for its devices, in the order of the tree.
