@@ -29,6 +29,7 @@ logger = logging.getLogger("flwr.privacy")
 Rates = float | Mapping[str, float] | None
 """Probability that a device misses a round: of all, of each by its name, or unknown."""
 
+_NO_CODED_DATA = "a step size: it can be computed from coded data alone, and there are none"
 _LARGEST_VALUE = 1e60  # of a model: beyond, it diverges, and squares will overflow
 
 
@@ -243,7 +244,7 @@ class Descent:
             return self._learning_rate
         if self._found_rate is None:
             if coded is None:
-                raise InvalidParameterError("learning_rate", None, "a step size: nothing tells it")
+                raise InvalidParameterError("learning_rate", None, _NO_CODED_DATA)
             least, largest = coded.eigenvalues()
             logger.info(
                 "eigenvalues of the coded features: %.4g to %.4g; one below 0 makes a fixed weight "

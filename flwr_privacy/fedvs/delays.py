@@ -239,7 +239,7 @@ class HalfSlow(Stragglers):
     def finish_time(
         self, *, seed: int | str, server_round: int, client_id: str, phase: str, request: int = 0
     ) -> float:
-        """Return the virtual seconds from the question to the answer of one client.
+        """Return the virtual seconds from the request to the answer of one client.
 
         Parameters
         ----------
@@ -252,7 +252,7 @@ class HalfSlow(Stragglers):
         phase : str
             Phase within the round.
         request : int, default 0
-            Number of the question within the round.
+            Number of the request within the round.
 
         Raises
         ------

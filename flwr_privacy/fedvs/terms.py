@@ -250,7 +250,7 @@ class Dealing:
     session : str
         Name of the server's run, another one after a resume.
     update : int
-        Number of gradients up to now, the one that comes with the question included.
+        Number of gradients up to now, the one that comes with the request included.
     learning_rate : float
         Step size of that gradient.
     trained_rows : list of int

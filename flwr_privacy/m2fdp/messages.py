@@ -33,7 +33,7 @@ def going_up(
     Parameters
     ----------
     fields : dict
-        The values of the question, with the experiment and the round.
+        The values of the request, with the experiment and the round.
     terms : M2FDPTerms or Duty
         What one of the two ends was asked.
     sender, tier : str, int
@@ -65,7 +65,7 @@ def going_down(
         If the event has no number.
     """
     if type(event) is not int:
-        raise ProtocolError("the question does not say which event a sealed model is of")
+        raise ProtocolError("the request does not say which event a sealed model is of")
     ends: list[Part] = [sender, receiver, tier]
     return (SCHEME, fields["experiment-id"], fields["round"], event, DOWN, ends, list(children))
 

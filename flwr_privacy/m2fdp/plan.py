@@ -373,7 +373,9 @@ class RoundPlan:
         gap = GAP * most * self.rounds
         budget = self.privacy.epsilon - gap
         if budget <= 0:
-            raise InvalidParameterError("epsilon", self.privacy.epsilon, f"above {gap:g}")
+            raise InvalidParameterError(
+                "epsilon", self.privacy.epsilon, f"above {gap:g}, which is set aside for the grid"
+            )
         return budget, self.privacy.delta * math.exp(-gap)
 
 

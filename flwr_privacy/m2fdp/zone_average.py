@@ -195,5 +195,5 @@ def check_gap(dimension: int, *, sigma: float, grid: CodeGrid) -> None:
     steps = sigma / grid.step
     if discretisation_gap(dimension, steps) > GAP:
         raise InvalidParameterError(
-            "grid", grid.exponent, f"a finer one: the noise is {steps:.3g} steps"
+            "grid", grid.exponent, f"a finer grid: the noise is only {steps:.3g} steps of it"
         )

@@ -190,11 +190,11 @@ def test_an_answer_counts_once(tmp_path: Path) -> None:
             "signatures": [*duty["signatures"][:2], duty["signatures"][0]],
         }
         refuses(
-            "senders = .*: expected one name for each answer",
+            "senders = .*: expected a different name for each answer",
             lambda: server.average("t1-0", [first, second, first], **twice),
         )
         refuses(
-            "senders = .*: expected one name for each answer",
+            "senders = .*: expected a different name for each answer",
             lambda: server.average("t1-0", [first, second]),
         )
 

@@ -490,7 +490,7 @@ def test_edges_that_are_no_tree_are_refused(edges: Any, message: str) -> None:
         ({"fanouts": (2, 2), "p": (-0.1,)}, "p = -0.1: expected a finite number from 0 to 1"),
         ({"fanouts": (2, 2), "p": "0.5"}, "p = '0.5': expected a finite number from 0 to 1"),
         ({"fanouts": (2, 2), "p": (0.5, 0.5)}, "p = [0.5, 0.5]: expected 1 numbers, one for eve"),
-        ({"fanouts": (2,), "p": 0.5}, "p = 0.5: expected 0 or nothing: a star has nobody to tr"),
+        ({"fanouts": (2,), "p": 0.5}, "p = 0.5: expected 0 or None: a tree of depth 1"),
         ({"fanouts": (2, 2), "p": 0.5, "seed": 1.5}, "seed = 1.5: expected an integer"),
         (
             {"fanouts": (2, 2), "devices": ["a", "b", "c"]},

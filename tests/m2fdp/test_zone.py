@@ -157,7 +157,7 @@ def test_a_grid_too_coarse_for_what_is_charged_is_refused(size: int) -> None:
     )
     assert fine.size == size
     with pytest.raises(
-        InvalidParameterError, match=r"^grid = -24: expected a finer one: the noise"
+        InvalidParameterError, match=r"^grid = -24: expected a finer grid: the noise"
     ):
         noised(
             np.zeros(size, np.int64),

@@ -44,7 +44,7 @@ def check_names(parameter: str, names: Iterable[Any]) -> tuple[str, ...]:
         raise InvalidParameterError(parameter, list(checked), "at least one name")
     if len(set(checked)) < len(checked):
         twice = Counter(checked).most_common(1)[0][0]
-        raise InvalidParameterError(parameter, twice, "different names, and it is there twice")
+        raise InvalidParameterError(parameter, twice, "different names: this one is there twice")
     return checked
 
 
