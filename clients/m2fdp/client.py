@@ -172,7 +172,9 @@ def _sealed_update(
         ]
 
     def release(opened: Opened) -> Release:
-        zone = unpacked(opened.contents[0], terms) if opened.contents else None
+        zone = None
+        if opened.contents:
+            zone = unpacked(opened.contents[0], terms, sender=terms.parent)
         mechanism = SealedUpdate(terms, {}, zone, opened.floor)
         return Release(
             mechanism=mechanism,

@@ -79,7 +79,10 @@ def average(me: str, fields: Fields) -> Sealed:
 
 
 def _average(fields: Fields, duty: Duty, opened: Opened) -> Release | Step:
-    uploads = [unpacked(content, duty) for content in opened.contents]
+    uploads = [
+        unpacked(content, duty, sender=child)
+        for content, child in zip(opened.contents, duty.senders, strict=True)
+    ]
     if len({upload.codes.size for upload in uploads}) != 1:
         raise ProtocolError("the children's answers have different sizes")
     mean = averaged(uploads, duty.drift, tier=duty.own_tier, grid=CodeGrid(duty.grid))
@@ -119,7 +122,9 @@ def deliver(me: str, fields: Fields) -> Sealed:
     )
     keys = _childrens_keys(fields, delivery.children)
     return Sealed(
-        release=lambda opened: _step(fields, delivery, unpacked(opened.contents[0], delivery)),
+        release=lambda opened: _step(
+            fields, delivery, unpacked(opened.contents[0], delivery, sender=delivery.parent)
+        ),
         received=[start],
         sent=_for_children(me, fields, delivery, keys),
         parent=delivery.parent,

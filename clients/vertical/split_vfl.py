@@ -14,7 +14,7 @@ from flwr_privacy.clients.node.base import SchemeClient, Train
 from flwr_privacy.errors import DataError, ProtocolError
 from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
 from flwr_privacy.fedvs.network import initial_weights
-from flwr_privacy.fedvs.rivals import Step, noisy
+from flwr_privacy.fedvs.split_vfl import Step, noisy
 from flwr_privacy.pipeline.mechanism import Answer, ProtocolStep
 from flwr_privacy.pipeline.step_store import StepStore
 from flwr_privacy.privacy.averaging import WeightedMean

@@ -10,14 +10,13 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_privacy.coding.lagrange import recovery_threshold, usual_partitions
+from flwr_privacy.coding.thresholds import recovery_threshold, usual_partitions
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError
-from flwr_privacy.fedvs.costs import SEAL_BYTES
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.guarantee import guarantee_of
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.sharing import maskers
-from flwr_privacy.fedvs.terms import CODE, SEALED, Chunk, CodeTerms
+from flwr_privacy.fedvs.terms import CODE, SEAL_BYTES, SEALED, Chunk, CodeTerms
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.wire import fields as records

@@ -24,8 +24,8 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
-from flwr_privacy.fedvs.rivals import METHODS, Step
 from flwr_privacy.fedvs.rows import batch_of
+from flwr_privacy.fedvs.split_vfl import METHODS, Step
 from flwr_privacy.fedvs.terms import ENROL
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.averaging import ReplyRefusedError
@@ -83,8 +83,8 @@ class SplitVFL(VerticalStrategy):
     Guarantee
     ---------
     None without a secure sum: the server sees all embeddings. The noise of ``wait-dp`` has no
-    guarantee either (`flwr_privacy.fedvs.rivals.noisy`). Under a secure sum the server sees sums of
-    embeddings, with what FedVS's sums say of the features.
+    guarantee either (`flwr_privacy.fedvs.split_vfl.noisy`). Under a secure sum the server sees sums
+    of embeddings, with what FedVS's sums say of the features.
     """
 
     method: Literal["wait", "ignore", "vafl", "wait-dp"] = "wait"

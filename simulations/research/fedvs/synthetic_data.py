@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.coding.field import MERSENNE_31, PrimeField
-from flwr_privacy.coding.lagrange import recovery_threshold, usual_partitions
+from flwr_privacy.coding.thresholds import recovery_threshold, usual_partitions
 from flwr_privacy.errors import (
     DataError,
     InvalidParameterError,

@@ -9,7 +9,6 @@ from experiment_files import INLINE, NO, OPEN, YES
 
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.m2fdp.control.controller import AdaptiveController
-from flwr_privacy.m2fdp.privacy import paper_figures
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.simulations.research.experiments import description as experiments
@@ -18,6 +17,7 @@ from flwr_privacy.simulations.research.experiments.report import Results, replic
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import M2FDPSettings as MultiTier
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import simulate as rehearse_tiers
+from flwr_privacy.simulations.research.m2fdp.paper_epsilons import paper_epsilons
 from flwr_privacy.simulations.research.m2fdp.synthetic_data import generated_data
 
 
@@ -130,7 +130,7 @@ def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> Non
     runs = train(chosen_figure, tmp_path, seeds=[0], engine=INLINE)
     notes = {run.curve: run.note for run in runs}
     tree, schedule = TierTree.of_fanouts("4,3", p=0.5), EventSchedule(steps=4, events={1: 2})
-    costs = paper_figures(
+    costs = paper_epsilons(
         tree=tree,
         schedule=schedule,
         q=0.05,

@@ -12,18 +12,15 @@ Models" (ICML 2023), section 5.3.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr_privacy.coding.lagrange import recovery_threshold
 from flwr_privacy.coding.packing import packed_bytes
+from flwr_privacy.coding.thresholds import recovery_threshold
 from flwr_privacy.errors import InvalidParameterError, check_flag, check_integer
+from flwr_privacy.fedvs.rows import Segments
+from flwr_privacy.fedvs.sharing import maskers
+from flwr_privacy.fedvs.terms import SEAL_BYTES
 from flwr_privacy.wire.channel import KEY_BYTES
 
-from .rows import Segments
-from .sharing import maskers
-
 __all__ = ["Costs", "cost_model"]
-
-SEAL_BYTES = 28
-"""What sealing adds: a nonce of 12 bytes and a tag of 16."""
 
 _FLOAT_BYTES = 4
 

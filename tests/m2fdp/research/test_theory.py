@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.control.bounds import (
-    abc_terms,
+from flwr_privacy.m2fdp.control.gap import abc_terms
+from flwr_privacy.simulations.research.m2fdp.theory import (
     corollary_gap,
     stationarity_gap,
     step_size,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.grid import CodeGrid, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
@@ -20,7 +21,17 @@ from flwr_privacy.privacy.randomness import SecureRandom
 
 from .sensitivity import Drift, Reach
 
-__all__ = ["GAP", "NOISE_REACH", "Codes", "Upload", "averaged", "check_gap", "noised", "trained"]
+__all__ = [
+    "GAP",
+    "NOISE_REACH",
+    "Codes",
+    "Upload",
+    "averaged",
+    "check_gap",
+    "noised",
+    "release_charge",
+    "trained",
+]
 
 GAP = 1e-9
 """Epsilon set aside per release for noise that lives on a grid."""
@@ -158,6 +169,21 @@ def noised(
     return saturated(codes)
 
 
+def release_charge(noise_multiplier: float, sampling: float) -> Charge | None:
+    """Return a device's charge for a noised release of its zone; None without noise.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Standard deviation of the noise over the sensitivity; 0 for none.
+    sampling : float
+        Probability that a record is in any batch of the period; 1 counts no sampling.
+    """
+    if noise_multiplier == 0:
+        return None
+    return Charge(noise_multiplier=noise_multiplier, sampling=sampling, gap=GAP)
+
+
 def check_gap(dimension: int, *, sigma: float, grid: CodeGrid) -> None:
     """Refuse a grid that is too coarse for the noise to be worth what is charged for it.
 
@@ -169,5 +195,5 @@ def check_gap(dimension: int, *, sigma: float, grid: CodeGrid) -> None:
     steps = sigma / grid.step
     if discretisation_gap(dimension, steps) > GAP:
         raise InvalidParameterError(
-            "grid", grid.exponent, f"a finer one: the noise is {steps:.3g} steps"
+            "grid", grid.exponent, f"a finer grid: the noise is only {steps:.3g} steps of it"
         )

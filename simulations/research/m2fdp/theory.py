@@ -1,24 +1,13 @@
-"""The paper's convergence bound and step size, as printed: a cost for the controller only.
+"""Computes the paper's convergence bound, its noise term, and its step size, as printed.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
-Theorem 1, Corollary 1, and the first part of the control algorithm.
-
-Theorem 1 is false as stated (`theorem1_bound` has a counter-example), and its step size is too
-small to train with. What is left is nu (`stationarity_gap`), the part that the noise adds, as a
-heuristic cost. By tier l it has three terms (s_l: smallest fan-out of tier l, p_l: share of secure
-children at tier l below insecure parents, ``p_0 = 0``, ``p_L = 1``)::
-
-    A_l = p_l^max alpha_l^2 / (s_l ... s_{L-1})^2                  noise that enters at tier l
-    B_l = sum over m from l to L-1 of (1 - p_l^min) ... (1 - p_{m-1}^min) p_m^max alpha_m^2
-              / (s_l ... s_{m-1} (s_m ... s_{L-1})^2)              ... at a tier m from l on
-    C_l = (1 - p_l^min) ... (1 - p_{L-1}^min) alpha_L^2 / (s_l ... s_{L-1})    ... at the devices
-
-B_l repeats A_l with m = l, and at the devices' tier A_L and C_L are one and the same.
+Theorem 1, Corollary 1, and the first part of the control algorithm. Theorem 1 is false as stated
+(`theorem1_bound` has a counter-example), and its step size is too small to train with. The terms of
+the noise by tier are in `flwr_privacy.m2fdp.control.gap`.
 """
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.errors import (
@@ -28,10 +17,9 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.m2fdp.control.gap import abc_terms, check_alphas, check_shares
 
 __all__ = [
-    "BoundTerms",
-    "abc_terms",
     "corollary_gap",
     "stationarity_gap",
     "step_size",
@@ -39,75 +27,6 @@ __all__ = [
 ]
 
 _SMALLEST = math.ulp(0.0)
-
-
-class BoundTerms(NamedTuple):
-    """The noise terms of Theorem 1 at one tier."""
-
-    A: float
-    B: float
-    C: float
-
-
-def abc_terms(
-    fanouts: Sequence[int],
-    p: Sequence[float],
-    *,
-    p_min: Sequence[float] | None = None,
-    alpha: float | Sequence[float] = 1.0,
-    dedup: bool = False,
-    secure_fanouts: Sequence[int] | None = None,
-) -> tuple[BoundTerms, ...]:
-    """Return the terms A_l, B_l, C_l for the tiers l from 1 to L.
-
-    Parameters
-    ----------
-    fanouts : sequence of int
-        Smallest fan-outs ``s_1, ..., s_{L-1}``, at least 1; none for a star.
-    p : sequence of float
-        ``p_1^max, ..., p_{L-1}^max``, from 0 to 1 (`TierTree.ratios`).
-    p_min : sequence of float, optional
-        ``p_1^min, ..., p_{L-1}^min``. Default: `p`.
-    alpha : float or sequence of float, default 1.0
-        Constants of the noise rule: one for all tiers, or ``alpha_1, ..., alpha_L``; at least 0.
-    dedup : bool, default False
-        Whether to count what is printed twice only once: B_l then starts at ``m = l + 1``, and C_L
-        is 0.
-    secure_fanouts : sequence of int, optional
-        Other fan-outs for noise that enters at tier 1, where the controller asks fewer devices
-        below secure nodes of tier 1 than below the others. Default: `fanouts`.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is out of range, or the lengths differ.
-
-    Examples
-    --------
-    >>> [tuple(terms) for terms in abc_terms([2], [0.5])]
-    [(0.125, 0.125, 0.25), (1.0, 0.0, 1.0)]
-    """
-    check_flag("dedup", dedup)
-    depth = len(fanouts) + 1
-    insecure, largest, smallest = _shares(fanouts, p, p_min)
-    secure = insecure if secure_fanouts is None else _fanouts(secure_fanouts, depth)
-    squares = [a**2 for a in _alphas(alpha, depth)]
-
-    def entered(first: int, at: int) -> float:
-        """Return the term of noise that enters at tier `at`, with averages up to tier `first`."""
-        s = secure if at == 1 else insecure
-        devices, nodes = math.prod(s[at - 1 :]), math.prod(s[first - 1 : at - 1])
-        distrusted = math.prod(1 - low for low in smallest[first - 1 : at - 1])
-        return distrusted * largest[at - 1] * squares[at - 1] / (nodes * devices**2)
-
-    terms = []
-    for tier in range(1, depth + 1):
-        inner = range(tier + 1 if dedup else tier, depth)
-        A = entered(tier, tier)
-        B = math.fsum(entered(tier, at) for at in inner)
-        C = 0.0 if dedup and tier == depth else entered(tier, depth)
-        terms.append(BoundTerms(A, B, C))
-    return tuple(terms)
 
 
 def stationarity_gap(
@@ -166,7 +85,7 @@ def stationarity_gap(
         fanouts, p, p_min=p_min, alpha=alpha, dedup=dedup, secure_fanouts=secure_fanouts
     )
     depth = len(terms)
-    _, _, smallest = _shares(fanouts, p, p_min)
+    _, _, smallest = check_shares(fanouts, p, p_min)
     above = (0.0, *smallest)  # p_{l-1}^min of tier l
     active = _active(active_tiers, depth)
     total = math.fsum((1 - above[tier - 1]) ** 2 * sum(terms[tier - 1]) for tier in active)
@@ -208,9 +127,9 @@ def corollary_gap(
     InvalidParameterError
         If a value is out of range, or no aggregator is insecure.
     """
-    s, largest, _ = _shares(fanouts, p, None)
+    s, largest, _ = check_shares(fanouts, p, None)
     depth = len(s) + 1
-    alphas = _alphas(alpha, depth)
+    alphas = check_alphas(alpha, depth)
     if m is None:
         m = max((tier for tier, share in enumerate(p, start=1) if share < 1), default=None)
         if m is None:
@@ -315,38 +234,6 @@ def step_size(*, beta: float, previous_steps: int, total_steps: int, t: int) -> 
     check_integer("total_steps", total_steps, minimum=1)
     check_integer("t", t, minimum=1)
     return min(1 / previous_steps, 1 / total_steps) / beta / math.sqrt(t + 1)
-
-
-def _fanouts(fanouts: Sequence[int], depth: int) -> tuple[int, ...]:
-    found = tuple(check_integer("fanouts", fanout, minimum=1) for fanout in fanouts)
-    if len(found) != depth - 1:
-        raise InvalidParameterError("fanouts", list(fanouts), f"{depth - 1} numbers")
-    return found
-
-
-def _shares(
-    fanouts: Sequence[int], p: Sequence[float], p_min: Sequence[float] | None
-) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
-    """Return the fan-outs and the largest and smallest shares, where the devices' are 1."""
-    depth = len(fanouts) + 1
-    s = _fanouts(fanouts, depth)
-    both = []
-    for name, shares in (("p", p), ("p_min", p if p_min is None else p_min)):
-        if len(shares) != depth - 1:
-            allowed = f"a share for each of the {depth - 1} tiers of aggregators"
-            raise InvalidParameterError(name, list(shares), allowed)
-        both.append([check_number(name, share, minimum=0, maximum=1) for share in shares])
-    largest, smallest = both
-    if any(low > high for low, high in zip(smallest, largest, strict=True)):
-        raise InvalidParameterError("p_min", smallest, f"shares of at most p = {largest}")
-    return s, (*largest, 1.0), (*smallest, 1.0)
-
-
-def _alphas(alpha: float | Sequence[float], depth: int) -> tuple[float, ...]:
-    alphas = (alpha,) * depth if isinstance(alpha, int | float) else tuple(alpha)
-    if len(alphas) != depth:
-        raise InvalidParameterError("alpha", alpha, f"one number, or {depth} of them")
-    return tuple(check_number("alpha", a, minimum=0) for a in alphas)
 
 
 def _active(active_tiers: str | Collection[int], depth: int) -> list[int]:

@@ -1,9 +1,8 @@
-"""Computes the noise of the paper's rule, and its variance in the global model.
+"""Computes the paper's sensitivities, and the variance of the noise in the global model.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
-equation (2) and Proposition 1. The rule is not sound (it charges every local step as a release at
-rate q, and its constant alpha only "exists"): `flwr_privacy.m2fdp.privacy` has the sound ones, and
-what this one costs.
+equation (2) and Lemma 1, as printed. The lemma does not hold after an average without noise:
+`flwr_privacy.m2fdp.sensitivity` has what a training uses.
 """
 
 import math
@@ -11,32 +10,40 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.tree.tree import TierTree
 
-from .schedule import EventSchedule
-
-__all__ = ["noise_multiplier", "one_shot_sigma", "sigma", "tree_noise_var", "variance_by_tier"]
+__all__ = [
+    "one_shot_sigma",
+    "sensitivity",
+    "sensitivity_node",
+    "sensitivity_smooth",
+    "smooth_factor",
+    "tree_noise_var",
+    "variance_by_tier",
+]
 
 _SMALLEST = math.ulp(0.0)
+_LARGEST_EXPONENT = 700.0  # of e, in a float
 
 
-def noise_multiplier(
-    *, q: float, n_comp: int, eps: float, delta: float, alpha: float = 1.0
-) -> float:
-    """Return the paper's noise over the sensitivity, M2FDP, Proposition 1.
+def sensitivity(tier: int, *, eta: float, K: int, G: float, fanouts: Sequence[int]) -> float:
+    """Return the paper's L2 sensitivity of a node's upload after a round, M2FDP, Lemma 1.
 
-    ``alpha q sqrt(n_comp ln(1/delta)) / eps``. Claimed for ``eps < c_1 q n_comp`` with some c_1.
+    ``2 eta K G / (s_tier * ... * s_{L-1})``, and ``2 eta K G`` for a device (tier L).
 
     Parameters
     ----------
-    q : float
-        Rate at which a local step samples a record, above 0 and at most 1.
-    n_comp : int
-        Compositions, at least 1: the largest number of local steps of a round times the rounds.
-    eps, delta : float
-        The budget of the whole training: eps above 0, delta strictly between 0 and 1.
-    alpha : float, default 1.0
-        The constant of the rule, above 0; the paper does not give it.
+    tier : int
+        From 1 to L, where L is one more than the number of fan-outs.
+    eta : float
+        Step size, at least 0.
+    K : int
+        Local steps of the round, at least 1.
+    G : float
+        Bound of the gradients' L2 norms, at least 0.
+    fanouts : sequence of int
+        The smallest fan-outs ``s_1, ..., s_{L-1}``, at least 1; none for a star.
 
     Raises
     ------
@@ -45,28 +52,70 @@ def noise_multiplier(
 
     Examples
     --------
-    >>> round(noise_multiplier(q=0.05, n_comp=4000, eps=1, delta=1e-5), 6)
-    10.72983
+    >>> [sensitivity(tier, eta=0.01, K=20, G=1.0, fanouts=(5,)) for tier in (1, 2)]
+    [0.08, 0.4]
     """
-    check_number("q", q, minimum=_SMALLEST, maximum=1)
-    check_integer("n_comp", n_comp, minimum=1)
-    check_number("eps", eps, minimum=_SMALLEST)
-    check_delta(delta)
-    check_number("alpha", alpha, minimum=_SMALLEST)
-    return alpha * q * math.sqrt(n_comp * -math.log(delta)) / eps
+    check_integer("tier", tier, minimum=1, maximum=len(fanouts) + 1)
+    for fanout in fanouts:
+        check_integer("fanouts", fanout, minimum=1)
+    return _moved(eta, K, G) / math.prod(fanouts[tier - 1 :])
 
 
-def sigma(
-    Delta: float, *, q: float, n_comp: int, eps: float, delta: float, alpha: float = 1.0
-) -> float:
-    """Return the paper's standard deviation of the noise on an entry, M2FDP, Proposition 1.
+def sensitivity_node(path_weights: Iterable[float], *, eta: float, K: int, G: float) -> float:
+    """Return Lemma 1 for one node of any tree: ``2 eta K G`` times the largest weight.
 
     Parameters
     ----------
-    Delta : float
-        L2 sensitivity (`flwr_privacy.m2fdp.sensitivity.sensitivity`), at least 0.
-    q, n_comp, eps, delta, alpha
-        As in `noise_multiplier`.
+    path_weights : iterable of float
+        For every device below the node that took part: its weight in the node's average (the
+        product of the weights along the path), above 0 and at most 1.
+    eta, K, G
+        As in `sensitivity`.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is out of range, or there is no weight.
+    """
+    weights = [check_number("path_weights", weight, maximum=1) for weight in path_weights]
+    if not weights or min(weights) <= 0:
+        raise InvalidParameterError("path_weights", weights, "at least one, all of them above 0")
+    return _moved(eta, K, G) * max(weights)
+
+
+def sensitivity_smooth(
+    tier: int, *, eta: float, K: int, G: float, fanouts: Sequence[int], beta: float
+) -> float:
+    """Return Lemma 1 times `smooth_factor`: enough for beta-smooth losses, whatever the events.
+
+    Parameters
+    ----------
+    tier, eta, K, G, fanouts
+        As in `sensitivity`.
+    beta : float
+        Smoothness of the losses, at least 0.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is out of range.
+    """
+    check_number("beta", beta, minimum=0)
+    lemma = sensitivity(tier, eta=eta, K=K, G=G, fanouts=fanouts)
+    return lemma * smooth_factor(K, eta * beta)
+
+
+def smooth_factor(K: int, eta_beta: float) -> float:
+    """Return ``((1 + eta beta)^K - 1) / (eta beta K)``: how much smooth losses can add to Lemma 1.
+
+    It is for a clean event after every step, which is worst; infinite if no float holds it.
+
+    Parameters
+    ----------
+    K : int
+        Local steps since the last noised release, at least 1.
+    eta_beta : float
+        Step size times smoothness, at least 0; 0 gives 1.
 
     Raises
     ------
@@ -75,11 +124,15 @@ def sigma(
 
     Examples
     --------
-    >>> round(sigma(0.4, q=0.05, n_comp=4000, eps=1, delta=1e-5), 6)
-    4.291932
+    >>> round(smooth_factor(20, 1 / 20), 4)
+    1.6533
     """
-    check_number("Delta", Delta, minimum=0)
-    return Delta * noise_multiplier(q=q, n_comp=n_comp, eps=eps, delta=delta, alpha=alpha)
+    check_integer("K", K, minimum=1)
+    check_number("eta_beta", eta_beta, minimum=0)
+    exponent = K * math.log1p(eta_beta)
+    if exponent >= _LARGEST_EXPONENT:
+        return math.inf
+    return math.expm1(exponent) / (eta_beta * K) if eta_beta * K > 0 else 1.0
 
 
 def one_shot_sigma(Delta: float, *, eps: float, delta: float) -> float:
@@ -209,3 +262,10 @@ def _sigmas(
     for value in listed:
         check_number("sigmas", value, minimum=0)
     return listed
+
+
+def _moved(eta: float, K: int, G: float) -> float:
+    check_number("eta", eta, minimum=0)
+    check_integer("K", K, minimum=1)
+    check_number("G", G, minimum=0)
+    return 2 * eta * K * G
