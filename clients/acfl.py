@@ -1,7 +1,7 @@
 """ACFL on the client: encode once, then send the gradient of a squared loss.
 
 The client has data instead of an app: a feature matrix and a label matrix. What it sends of them is
-checked against the node's policy and charged as everywhere; see `flwr_privacy.pipeline.release`.
+checked against the node's policy and charged as everywhere; see `flwr_privacy.pipeline.answer`.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.errors import DeclinedError, ProtocolError
-from flwr_privacy.pipeline.release import warn_once
+from flwr_privacy.pipeline.operator_checks import warn_once
 from flwr_privacy.secure_sum.messages import JOIN
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import ERROR_CODE, RECORD

@@ -17,7 +17,7 @@ from flwr_privacy.errors import ProtocolError
 from flwr_privacy.pipeline.answer import answer, answer_step, answer_unprotected
 from flwr_privacy.pipeline.mechanism import Answer, ProtocolStep, Release, Unprotected
 from flwr_privacy.pipeline.node_store import NodeRules
-from flwr_privacy.pipeline.release import check_unaccounted, check_unsummed
+from flwr_privacy.pipeline.operator_checks import check_summed, check_unaccounted
 from flwr_privacy.pipeline.request import request_of
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.wire.arrays import Arrays
@@ -315,19 +315,14 @@ class SchemeClient(NumPyClient):
         loss, examples, metrics = self._inner().evaluate(parameters, dict(config))
         return {**numbers_of(metrics), "loss": float(loss), _NUM_EXAMPLES: int(examples)}
 
-    def check_unaccounted(self, *, sigma: float | None = 0.0, noised: bool = False) -> None:
-        """Decline an uncharged answer that the policy does not allow; see `pipeline.release`."""
-        check_unaccounted(
-            self._rules(),
-            scheme=self.scheme,
-            guarantees_dp=self.guarantees_dp,
-            sigma=sigma,
-            noised=noised,
-        )
+    def check_unaccounted(self, *, sigma: float | None = 0.0) -> None:
+        """Decline an uncharged answer that the node's operator does not allow.
 
-    def check_unsummed(self) -> None:
-        """Decline an answer outside of a secure sum; see `check_unsummed` of the pipeline."""
-        check_unsummed(self._rules())
+        See `flwr_privacy.pipeline.operator_checks.check_unaccounted`.
+        """
+        check_unaccounted(
+            self._rules(), scheme=self.scheme, guarantees_dp=self.guarantees_dp, sigma=sigma
+        )
 
     def _rules(self) -> NodeRules:
         return rules_of(self._context())
@@ -353,7 +348,7 @@ class SchemeClient(NumPyClient):
             text = bare_refusal(self.scheme)
             logger.warning("refused: %s", text)
             raise ProtocolError(text)
-        self.check_unsummed()
+        check_summed(self._rules())
         self.check_unaccounted()
 
     def _bare_inner(self) -> NumPyClient:

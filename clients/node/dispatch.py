@@ -25,7 +25,7 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
-from flwr_privacy.pipeline.answer import refused_alike
+from flwr_privacy.pipeline.users_code import refused_alike
 from flwr_privacy.privacy.averaging import Metrics
 from flwr_privacy.privacy.running_statistics import check_question
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES

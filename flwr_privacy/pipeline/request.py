@@ -9,9 +9,7 @@ from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire.arrays import Arrays, digest_of
 from flwr_privacy.wire.message import Fields, values_digest
 
-from .release import question_of
-
-__all__ = ["DELIVERY", "Request", "request_of"]
+__all__ = ["DELIVERY", "Request", "question_of", "request_of"]
 
 DELIVERY = frozenset({"summed", "honest", "certain", "code-limit"})
 """Entries that say how an answer is delivered; they do not change what is released."""
@@ -50,6 +48,16 @@ class Request:
         question = self.question
         name = [question.experiment_id, question.phase, question.server_round, question.request]
         return values_digest(self.scheme, name, own, arrays).hex()[:32]
+
+
+def question_of(phase: str, fields: Fields) -> Question:
+    """Return the ledger's key of the request that `SchemeClient.handle` got."""
+    return Question(
+        experiment_id=fields["experiment-id"],
+        phase=phase,
+        server_round=fields["round"],
+        request=fields["request"],
+    )
 
 
 def request_of(

@@ -37,7 +37,7 @@ from flwr_privacy.clients import (
 )
 from flwr_privacy.clients.node.context_store import ALLOW_VARIABLE
 from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, InvalidParameterError, LedgerError
-from flwr_privacy.pipeline.release import warn_once
+from flwr_privacy.pipeline.operator_checks import warn_once
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
