@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from flwr_privacy.clients.certificates.per_record_loss import asked_loss
+from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
 from flwr_privacy.clients.node.base import Evaluate, SchemeClient, Train
 from flwr_privacy.clients.node.rehearsal import rehearsed
-from flwr_privacy.clients.training.per_record import PerRecordPlan, asked, asked_loss
 from flwr_privacy.pipeline.mechanism import Facts, Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -91,15 +92,16 @@ def _steps(
     """Have the user's training do the steps that were asked for, and nothing else."""
     with asked(_plan(terms, facts), random) as request:
         trained = dict(train(start).arrays)
-    request.step.check(start.values(), trained.values())
-    return Steps(trained, request.step.records, request.step.sensitivity())
+    done = request.certificate
+    done.check(start.values(), trained.values())
+    return Steps(trained, done.records, done.sensitivity())
 
 
 def _counted_steps(terms: UDPTerms, start: Arrays, train: Train) -> Facts:
     """Rehearse the training on generated arrays, which say nothing of data or question."""
     zeros = {name: np.zeros_like(array) for name, array in start.items()}
     with asked(_plan(terms, Facts()), SecureRandom()) as request:
-        found = rehearsed(TRAIN, lambda: train(zeros), lambda: request.step)
+        found = rehearsed(TRAIN, lambda: train(zeros), lambda: request.certificate)
     counted_on = terms.counted(found)
     if counted_on < found:
         logger.warning(
@@ -113,14 +115,15 @@ def _mean_loss(terms: LossTerms, start: Arrays, evaluate: Evaluate, facts: Facts
     """Have the user's evaluation measure the loss that was asked for."""
     with asked_loss(terms.cap, records=facts.records) as request:
         evaluate()
-    request.loss.check(start.values())
-    return MeanLoss(request.loss.mean, request.loss.records, request.loss.sensitivity())
+    done = request.certificate
+    done.check(start.values())
+    return MeanLoss(done.mean, done.records, done.sensitivity())
 
 
 def _counted_losses(terms: LossTerms, evaluate: Evaluate) -> Facts:
     """Rehearse the evaluation; see `_counted_steps`."""
     with asked_loss(terms.cap) as request:
-        return Facts(records=rehearsed(EVALUATE, evaluate, lambda: request.loss))
+        return Facts(records=rehearsed(EVALUATE, evaluate, lambda: request.certificate))
 
 
 def _plan(terms: UDPTerms, facts: Facts) -> PerRecordPlan:

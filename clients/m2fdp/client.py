@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from flwr_privacy.clients.certificates.poisson_steps import PoissonPlan, asked_steps
 from flwr_privacy.clients.node.base import SchemeClient, Train
 from flwr_privacy.clients.node.context_store import refuse_node_keys
 from flwr_privacy.clients.node.rehearsal import rehearsed
-from flwr_privacy.clients.training.poisson import PoissonPlan, asked_steps
 from flwr_privacy.errors import ProtocolError, check_choice
 from flwr_privacy.m2fdp import (
     AGGREGATE,
@@ -216,7 +216,7 @@ def _rehearsed(terms: M2FDPTerms, start: Arrays, train: Train) -> Facts:
     """Rehearse the training on generated arrays; see `rehearsed`."""
     zeros = {name: np.zeros_like(array) for name, array in start.items()}
     with asked_steps(_plan(terms)) as request:
-        return Facts(records=rehearsed(TRAIN, lambda: train(zeros), lambda: request.steps))
+        return Facts(records=rehearsed(TRAIN, lambda: train(zeros), lambda: request.certificate))
 
 
 def _trained(terms: M2FDPTerms, start: Arrays, train: Train, sampler: SecureRandom) -> Arrays:
@@ -225,7 +225,7 @@ def _trained(terms: M2FDPTerms, start: Arrays, train: Train, sampler: SecureRand
         return train(start).arrays
     with asked_steps(_plan(terms), sampler) as request:
         arrays = dict(train(start).arrays)
-    request.steps.check(start.values(), arrays.values())
+    request.certificate.check(start.values(), arrays.values())
     return arrays
 
 

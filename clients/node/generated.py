@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.clients.training.certificates import opened
+from flwr_privacy.clients.certificates.request import opened
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
 from .batched_task import stand

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.clients.training.certificates import opened
+from flwr_privacy.clients.certificates.request import opened
 from flwr_privacy.errors import FlwrPrivacyError, check_choice
 from flwr_privacy.pipeline.mechanism import NoFactsError
 from flwr_privacy.wire.message import EVALUATE, TRAIN
