@@ -4,7 +4,6 @@ What a client remembers lies in a file of its node, under a lock: a server that 
 or after a restart, meets the same memory.
 """
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,34 +18,32 @@ from flwr_privacy.errors import (
     DataError,
     DeclinedError,
     InvalidParameterError,
-    LedgerError,
     ProtocolError,
 )
+from flwr_privacy.pipeline.experiment_keys import check_signature, signature_of
+from flwr_privacy.pipeline.experiment_state import hashed, locked_state
 from flwr_privacy.pipeline.mechanism import Answer, Unprotected
-from flwr_privacy.pipeline.node_limits import check_disk
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.privacy.grid import GridMean
 from flwr_privacy.privacy.updates import Update
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
-from flwr_privacy.secure_sum.federated import FedAvgSumTerms
+from flwr_privacy.secure_sum.fedavg_terms import FedAvgSumTerms
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
 from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, OWN, Opening, Revealed
 from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum
 from flwr_privacy.wire.arrays import Arrays
-from flwr_privacy.wire.documents import dumps, loads
 from flwr_privacy.wire.fields import read, write
-from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
 from flwr_privacy.wire.message import METRICS, TRAIN, Fields, Header, question_digest
 
 from .base import SchemeClient, Train
-from .context_store import ContextStore, is_simulated
+from .context_store import ContextStore
 
 __all__ = ["SecureSumClient"]
 
 logger = logging.getLogger("flwr.privacy")
 
 _MAGIC = b"flwr-privacy secure sum\n"
-_LOCK_TIMEOUT = 60.0  # seconds; masks of a large model take some
+_SIGNED = "secure-sum"  # what the keys are of, in their signatures
 _WEIGHT = "num-examples"
 _TOLD = "insecure-noise"  # the one metric that says nothing of the data
 
@@ -256,10 +253,8 @@ def answer_phase(context: Context, header: Header, content: RecordDict) -> Recor
 def _own_key(store: ContextStore, experiment_id: str) -> ConfigRecord:
     with _participant(store, experiment_id) as participant:
         key = participant.public_key()
-    record = ConfigRecord({"key": key})
-    if store.identity is not None:
-        record["signature"] = store.identity.sign(*_signed(experiment_id, store.client_id, key))
-    return record
+    signature = signature_of(store, _SIGNED, experiment_id, key)
+    return ConfigRecord({"key": key, **({"signature": signature} if signature else {})})
 
 
 def _check_signatures(store: ContextStore, experiment_id: str, invitation: Invitation) -> None:
@@ -268,33 +263,15 @@ def _check_signatures(store: ContextStore, experiment_id: str, invitation: Invit
     keys, signatures = invitation.keys, invitation.signatures
     for member, key, signature in zip(invitation.roster, keys, signatures, strict=False):
         if member != store.client_id:
-            store.pins.verify(member, signature, *_signed(experiment_id, member, key))
-
-
-def _signed(experiment_id: str, client_id: str, key: bytes) -> tuple[str | bytes, ...]:
-    return ("secure-sum key", experiment_id, client_id, key)
+            check_signature(store, _SIGNED, experiment_id, member, key, signature)
 
 
 @contextmanager
 def _participant(store: ContextStore, experiment_id: str) -> Iterator[Participant]:
     """Open a client's side of an experiment under a lock; write its state to disk at the end."""
-    name = hashlib.sha256(experiment_id.encode()).hexdigest()[:32]
-    path = store.sessions / name
-    if not path.exists():  # a server names as many experiments as it likes
-        check_disk(store)
-    try:
-        store.sessions.mkdir(mode=0o700, exist_ok=True)
-        with exclusive_lock(path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT):
-            state = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
-            participant = Participant(store.client_id, experiment_id, state)
-            yield participant
-            # A simulated client has no power cut to fear that would set it back.
-            content = dumps(participant.state)
-            write_sealed(path, _MAGIC, content, durable=not is_simulated())
-    except DamagedFileError as error:
-        raise LedgerError(f"what the client remembers of secure sums, {path}, {error}") from error
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
+    path = store.sessions / hashed(experiment_id)
+    with locked_state(store, path, _MAGIC, lock=path.with_suffix(".lock")) as state:
+        yield Participant(store.client_id, experiment_id, state)
 
 
 def _record(content: RecordDict, name: str) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from flwr_privacy.pipeline.mechanism import Answer, ProtocolStep
 from flwr_privacy.pipeline.step_store import StepStore
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.grid import GridMean
-from flwr_privacy.secure_sum.federated import FedAvgSumTerms
+from flwr_privacy.secure_sum.fedavg_terms import FedAvgSumTerms
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, TRAIN, Fields

@@ -13,7 +13,12 @@ from pathlib import Path
 
 from flwr_privacy.errors import LedgerError
 from flwr_privacy.privacy.ledger import Question
-from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.wire.files import (
+    DamagedFileError,
+    exclusive_lock,
+    read_checksummed,
+    write_checksummed,
+)
 
 __all__ = ["EXPERIMENTS", "REPLIES", "ReplyCache", "digest", "superseded", "unusable"]
 
@@ -91,7 +96,7 @@ class ReplyCache:
         """
         label = _label(question, key)
         try:
-            content = read_sealed(self._path(question, key), _MAGIC)
+            content = read_checksummed(self._path(question, key), _MAGIC)
         except (FileNotFoundError, DamagedFileError):
             return None
         except OSError as error:
@@ -126,7 +131,7 @@ class ReplyCache:
                 if (found := self.find(question, key)) is not None:
                     return found
                 content = _label(question, key) + reply
-                write_sealed(self._path(question, key), _MAGIC, content, durable=self.durable)
+                write_checksummed(self._path(question, key), _MAGIC, content, durable=self.durable)
                 # After the write: a crash in between leaves too many replies, never too few.
                 for earlier in self._superseded(question):
                     earlier.unlink()

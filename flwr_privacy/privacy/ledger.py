@@ -26,7 +26,12 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.wire.files import (
+    DamagedFileError,
+    exclusive_lock,
+    read_checksummed,
+    write_checksummed,
+)
 
 from .policy import UNITS
 
@@ -293,7 +298,7 @@ class Ledger:
     def _read(self) -> bytes:
         """Read the file: a header line, then one line per charge and per answer."""
         try:
-            return read_sealed(self.path, _MAGIC)
+            return read_checksummed(self.path, _MAGIC)
         except FileNotFoundError:
             self._check_folder()
             return _line({"version": _VERSION, "data_set": self.data_set})
@@ -410,7 +415,7 @@ class LockedLedger:
         content = self._content + _line(values)
         try:
             # The whole file anew, then renamed: a crash leaves the old ledger or the new one.
-            write_sealed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
+            write_checksummed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
         except OSError as error:
             raise LedgerError(
                 f"the privacy ledger {self._ledger.path} cannot be written: {error.strerror}"

@@ -13,14 +13,12 @@ from flwr_privacy.wire.channel import KeyPair, check_usable
 
 from .graph import local_threshold
 from .masked import add_masks, values_of
-from .participant import (
+from .messages import Dealt, Invitation, Joined
+from .secrets import (
     DIGEST_BYTES,
     KEY,
     SECRET_BYTES,
     SEED,
-    Dealt,
-    Invitation,
-    Joined,
     asked_so_far,
     commitment,
     pair_seed,

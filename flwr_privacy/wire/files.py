@@ -1,6 +1,6 @@
 """Writes files so that damage is detected, and locks them between processes.
 
-A sealed file is a magic line, the SHA-256 of its payload, and the payload. It is written beside the
+A file here is a magic line, the SHA-256 of its payload, and the payload. It is written beside the
 old one and put in its place in one step, so whoever reads finds the old file or the new one.
 """
 
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from flwr_privacy.errors import LedgerError
+
 try:
     import fcntl
 except ImportError:  # Windows has none
@@ -21,9 +23,10 @@ except ImportError:  # Windows has none
 __all__ = [
     "DamagedFileError",
     "exclusive_lock",
-    "read_sealed",
+    "node_file",
+    "read_checksummed",
     "write_all",
-    "write_sealed",
+    "write_checksummed",
     "write_text",
 ]
 
@@ -33,11 +36,35 @@ _POLL = 0.005  # seconds between two looks at a lock that is taken
 
 
 class DamagedFileError(Exception):
-    """A sealed file is damaged or of another kind; the text is written after the file's name."""
+    """A file is damaged or of another kind; the text is written after the file's name."""
 
 
-def write_sealed(path: Path, magic: bytes, payload: bytes, *, durable: bool) -> None:
-    """Write a file that `read_sealed` reads; a crash leaves the old file or the new one.
+@contextmanager
+def node_file(path: Path, what: str) -> Iterator[None]:
+    """Raise what goes wrong with a file of the node as an error that names it.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    what : str
+        What it has, as in "the node's key".
+
+    Raises
+    ------
+    LedgerError
+        If the file is damaged, or cannot be read, written or locked.
+    """
+    try:
+        yield
+    except DamagedFileError as error:
+        raise LedgerError(f"{what}, {path}, {error}") from error
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
+
+
+def write_checksummed(path: Path, magic: bytes, payload: bytes, *, durable: bool) -> None:
+    """Write a file that `read_checksummed` reads; a crash leaves the old file or the new one.
 
     Only the owner may read it. At most one writer of a path at a time (see `exclusive_lock`).
 
@@ -83,8 +110,8 @@ def write_all(file: IO[bytes], content: bytes | memoryview) -> None:
         rest = rest[file.write(rest) :]
 
 
-def read_sealed(path: Path, magic: bytes) -> bytes:
-    r"""Return the payload of a file that `write_sealed` wrote.
+def read_checksummed(path: Path, magic: bytes) -> bytes:
+    r"""Return the payload of a file that `write_checksummed` wrote.
 
     Raises
     ------
@@ -97,8 +124,8 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_sealed(Path(folder, "file"), b"example\n", b"content", durable=False)
-    ...     read_sealed(Path(folder, "file"), b"example\n")
+    ...     write_checksummed(Path(folder, "file"), b"example\n", b"content", durable=False)
+    ...     read_checksummed(Path(folder, "file"), b"example\n")
     b'content'
     """
     content = path.read_bytes()

@@ -24,7 +24,7 @@ from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.graph import rosters
 from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.secure_sum.messages import JOIN, OWN
-from flwr_privacy.secure_sum.participant import words
+from flwr_privacy.secure_sum.secrets import words
 from flwr_privacy.strategies.options.fedavg_arguments import MetricsFn
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned, Messenger, only

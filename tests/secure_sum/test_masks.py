@@ -12,7 +12,7 @@ from flwr_privacy.coding.packing import pack
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.secure_sum import Bounds, MaskedSum, add_masks
 from flwr_privacy.secure_sum.masked import MASKED, values_of
-from flwr_privacy.secure_sum.participant import pair_seed, self_seed
+from flwr_privacy.secure_sum.secrets import pair_seed, self_seed
 from flwr_privacy.wire.channel import KeyPair
 
 MODULI = [2, 5, 8, 13, 16, 17, 31, 33, 47, 64]

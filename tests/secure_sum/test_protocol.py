@@ -10,7 +10,8 @@ from sum_session import CLIENTS, DEALT, JOINED, REVEALED, SENT, START, SURVIVORS
 
 from flwr_privacy.coding.shamir import recover
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.secure_sum.participant import KEY, SEED, Dealt, halves, share_digest
+from flwr_privacy.secure_sum.messages import Dealt
+from flwr_privacy.secure_sum.secrets import KEY, SEED, halves, share_digest
 from flwr_privacy.wire.documents import dumps
 
 

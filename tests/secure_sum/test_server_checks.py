@@ -21,7 +21,7 @@ from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.secure_sum import Bounds, NotOpenedError
 from flwr_privacy.secure_sum import participant as participant_module
-from flwr_privacy.secure_sum.participant import commitment, halves
+from flwr_privacy.secure_sum.secrets import commitment, halves
 from flwr_privacy.wire.channel import KeyPair
 
 
