@@ -29,7 +29,7 @@ from flwr_privacy.m2fdp.messages import going_down, going_up, unpacked
 from flwr_privacy.pipeline.experiment_keys import introduction
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Release
 from flwr_privacy.pipeline.request import request_of
-from flwr_privacy.pipeline.sealed import Letter, Opened, Sealed, answer_sealed
+from flwr_privacy.pipeline.sealed import Opened, Sealed, answer_sealed
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -39,7 +39,7 @@ from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import TRAIN, Fields
 
-from .zone_aggregator import average, deliver, parents_key
+from .zone_aggregator import average, deliver, letter_of
 
 __all__ = ["M2FDPClient"]
 
@@ -162,14 +162,7 @@ def _sealed_update(
             tier=terms.depth,
             children=terms.siblings,
         )
-        received = [
-            Letter(
-                peer=terms.parent,
-                **parents_key(fields),
-                about=about,
-                sealed=fields["start-sealed"],
-            )
-        ]
+        received = [letter_of(fields, terms.parent, about, fields["start-sealed"])]
 
     def release(opened: Opened) -> Release:
         zone = unpacked(opened.contents[0], terms) if opened.contents else None
@@ -192,7 +185,7 @@ def _sealed_update(
     return Sealed(
         release=release,
         received=received,
-        sent=[Letter(peer=terms.parent, **parents_key(fields), about=about)],
+        sent=[letter_of(fields, terms.parent, about)],
         parent=terms.parent,
     )
 

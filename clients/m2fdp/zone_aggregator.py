@@ -15,9 +15,10 @@ from flwr_privacy.pipeline.sealed import Letter, Opened, Sealed, Step
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.channel import Part
 from flwr_privacy.wire.message import Fields
 
-__all__ = ["average", "deliver", "parents_key"]
+__all__ = ["average", "deliver", "letter_of"]
 
 
 def average(me: str, fields: Fields) -> Sealed:
@@ -67,7 +68,7 @@ def average(me: str, fields: Fields) -> Sealed:
             receiver=duty.parent,
             children=duty.siblings,
         )
-        sent = [Letter(peer=duty.parent, **parents_key(fields), about=about)]
+        sent = [letter_of(fields, duty.parent, about)]
     return Sealed(
         release=lambda opened: _average(fields, duty, opened),
         received=received,
@@ -111,12 +112,7 @@ def deliver(me: str, fields: Fields) -> Sealed:
         tier=delivery.own_tier,
         children=delivery.siblings,
     )
-    start = Letter(
-        peer=delivery.parent,
-        **parents_key(fields),
-        about=about,
-        sealed=fields.get("start-sealed"),
-    )
+    start = letter_of(fields, delivery.parent, about, fields.get("start-sealed"))
     keys = _childrens_keys(fields, delivery.children)
     return Sealed(
         release=lambda opened: _step(fields, delivery, unpacked(opened.contents[0], delivery)),
@@ -164,9 +160,10 @@ def _for_children(
     ]
 
 
-def parents_key(fields: Fields) -> dict[str, Any]:
-    """Return the key of the parent in a request, as `Letter` takes it."""
-    return {"key": fields.get("parent-key"), "signature": fields.get("parent-signature")}
+def letter_of(fields: Fields, parent: str, about: tuple[Part, ...], sealed: Any = b"") -> Letter:
+    """Return a message from or to the parent, with the parent's key in the request."""
+    key, signature = fields.get("parent-key"), fields.get("parent-signature")
+    return Letter(peer=parent, key=key, signature=signature, about=about, sealed=sealed)
 
 
 def _childrens_keys(fields: Fields, members: Sequence[str]) -> dict[str, dict[str, Any]]:

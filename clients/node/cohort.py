@@ -15,17 +15,9 @@ from flwr_privacy.errors import (
     ProtocolError,
 )
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.wire.cohort import SUM, Cohort, CohortAnswer
 from flwr_privacy.wire.identity import CLIENT_ID_KEY, PARTITION_ID_KEY
-from flwr_privacy.wire.message import (
-    COHORT,
-    HELLO,
-    RECORD,
-    SUM,
-    Cohort,
-    CohortAnswer,
-    Header,
-    payload_bytes,
-)
+from flwr_privacy.wire.message import COHORT, HELLO, RECORD, Header, payload_bytes
 
 from . import secure_sum
 from .base import SchemeClient
@@ -206,7 +198,9 @@ class _Tally:
         return CohortAnswer(
             answered=[client for client in self._cohort.clients if client not in gone],
             late=late,
-            refused=[(client, e.reason, str(e)) for client, e in self._refused.items()],
+            refused_clients=list(self._refused),
+            refused_reasons=[error.reason for error in self._refused.values()],
+            refused_details=list(map(str, self._refused.values())),
             bytes_up=self._bytes_up,
             keepers=keepers,
         )

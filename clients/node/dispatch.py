@@ -30,18 +30,9 @@ from flwr_privacy.privacy.averaging import Metrics
 from flwr_privacy.privacy.running_statistics import check_question
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire.arrays import Arrays
-from flwr_privacy.wire.message import (
-    EVALUATE,
-    HELLO,
-    METRICS,
-    RECORD,
-    SUM,
-    TRAIN,
-    Cohort,
-    Fields,
-    Header,
-    values_digest,
-)
+from flwr_privacy.wire.cohort import SUM, Cohort
+from flwr_privacy.wire.digests import values_digest
+from flwr_privacy.wire.message import EVALUATE, HELLO, METRICS, RECORD, TRAIN, Fields, Header
 
 from .base import SchemeClient, Train, Trained
 from .context_store import is_simulated_client, policy_of, refuse_node_keys, rules_of, storage

@@ -1,4 +1,4 @@
-"""The client half of secure sums, for any scheme that sends codes on a grid, or alone.
+"""A client's part in secure sums, for any scheme that sends codes on a grid.
 
 What a client remembers lies in a file of its node, under a lock: a server that asks twice, at once
 or after a restart, meets the same memory.
@@ -8,37 +8,32 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from flwr_privacy.coding.packing import pack
 from flwr_privacy.errors import (
-    DataError,
     DeclinedError,
     InvalidParameterError,
     ProtocolError,
 )
 from flwr_privacy.pipeline.experiment_keys import check_signature, signature_of
 from flwr_privacy.pipeline.experiment_state import hashed, locked_state
-from flwr_privacy.pipeline.mechanism import Answer, Unprotected
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
-from flwr_privacy.privacy.grid import GridMean
-from flwr_privacy.privacy.updates import Update
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
-from flwr_privacy.secure_sum.fedavg_terms import FedAvgSumTerms
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
 from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, OWN, Opening, Revealed
 from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum
 from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.digests import request_digest
 from flwr_privacy.wire.fields import read, write
-from flwr_privacy.wire.message import METRICS, TRAIN, Fields, Header, question_digest
+from flwr_privacy.wire.message import TRAIN, Header
 
-from .base import SchemeClient, Train
 from .context_store import ContextStore
 
-__all__ = ["SecureSumClient"]
+__all__ = ["SumPlace", "answer_phase", "join", "step_of", "summed"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -46,69 +41,6 @@ _MAGIC = b"flwr-privacy secure sum\n"
 _SIGNED = "secure-sum"  # what the keys are of, in their signatures
 _WEIGHT = "num-examples"
 _TOLD = "insecure-noise"  # the one metric that says nothing of the data
-
-
-class SecureSumClient(SchemeClient):
-    """Client half of `flwr_privacy.strategies.FedAvg` under a secure sum.
-
-    Put it around any training. Its update goes, weighted by its number of examples, into a sum that
-    the server opens as a whole. Metrics of the training are not sent.
-
-    Guarantee
-    ---------
-    That of `flwr_privacy.secure_sum.Participant`; it answers nothing outside of a secure sum. Keys
-    of the others are believed to be what the server says they are, unless the node pins them
-    (``privacy-pins`` in its configuration).
-    """
-
-    scheme: ClassVar[str] = "fedavg"
-    sums: ClassVar[str] = "only"
-
-    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unprotected:
-        """Return the release of an update as codes, and of its weight."""
-        return Unprotected(lambda _: self._codes(FedAvgSumTerms.read(fields), dict(arrays), train))
-
-    def _codes(self, terms: FedAvgSumTerms, start: Arrays, train: Train) -> Answer:
-        """Train; return the update as codes, and the weight.
-
-        Raises
-        ------
-        DataError
-            If the update is not finite or goes beyond the range that was agreed on.
-        ProtocolError
-            If the weight is no whole number.
-        """
-        names = terms.names(start)
-        trained = train(start)
-        weight = 1
-        if terms.weighted_by:
-            examples: Any = trained.metrics.get(terms.weighted_by)
-            number = isinstance(examples, int | float | np.number)
-            if not number or not float(examples).is_integer():
-                raise ProtocolError(
-                    f"the metric '{terms.weighted_by}' is no whole number: a secure sum needs "
-                    "whole weights"
-                )
-            weight = int(examples)
-        update = Update.between(start, trained.arrays, names)
-        largest = float(max(update.vector.max(initial=0.0), -update.vector.min(initial=0.0)))
-        if largest > terms.value_range:
-            logger.error("the update has values up to %g", largest)
-            raise DataError(
-                f"the update is beyond value_range = {terms.value_range:g}: raise it, or train in "
-                "smaller steps"
-            )
-        vector = update.vector
-        vector *= 1 / terms.grid.step  # exact: a power of two
-        codes = np.rint(vector, out=vector).astype(np.int32)
-        return update.arrays(codes), {METRICS: {_WEIGHT: weight}}
-
-    def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
-        """Return an empty sum of codes for a training."""
-        if phase != TRAIN:
-            return super().accumulator(phase, arrays, fields)
-        terms = FedAvgSumTerms.read(fields)
-        return GridMean(arrays, terms.grid, terms.names(arrays))
 
 
 @dataclass(frozen=True)
@@ -185,7 +117,7 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
             max_cohort=store.policy.max_cohort,
         )
         store.policy.check_sum(believed.clients)
-        participant.join(joined, question_digest(content, without=OWN))
+        participant.join(joined, request_digest(content, without=OWN))
     return SumPlace(store, header, joined, bounds, believed)
 
 

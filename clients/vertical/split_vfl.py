@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy.clients.node.adapters import own_client_app
 from flwr_privacy.clients.node.base import SchemeClient, Train
-from flwr_privacy.errors import DataError, ProtocolError
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
 from flwr_privacy.fedvs.network import initial_weights
 from flwr_privacy.fedvs.rivals import Step, noisy
@@ -152,13 +152,5 @@ def _embed(
             embedding, epsilon=step.epsilon, clip=step.clip, random=store.random("noise")
         )
     if fields["summed"]:
-        return {EMBEDDING: _codes(FedAvgSumTerms.read(fields), embedding)}, own
+        return {EMBEDDING: FedAvgSumTerms.read(fields).codes(embedding, "an embedding")}, own
     return {EMBEDDING: embedding.astype(np.float32)}, own
-
-
-def _codes(terms: FedAvgSumTerms, embedding: Any) -> Any:
-    if np.abs(embedding).max() > terms.value_range:
-        raise DataError(
-            f"an embedding is beyond value_range = {terms.value_range:g}: raise it in the SecureSum"
-        )
-    return np.rint(embedding / terms.grid.step).astype(np.int32)

@@ -7,7 +7,8 @@ from typing import Any
 
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire.arrays import Arrays, digest_of
-from flwr_privacy.wire.message import Fields, values_digest
+from flwr_privacy.wire.digests import values_digest
+from flwr_privacy.wire.message import Fields
 
 __all__ = ["DELIVERY", "Request", "question_of", "request_of"]
 

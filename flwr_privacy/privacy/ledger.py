@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -120,17 +120,9 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain values, for a file."""
-        return {
-            "experiment_id": self.question.experiment_id,
-            "phase": self.question.phase,
-            "server_round": self.question.server_round,
-            "request": self.question.request,
-            "scheme": self.scheme,
-            "unit": self.unit,
-            "charge": self.charge.to_dict(),
-            "digest": self.digest,
-            "time": self.time,
-        }
+        values = {**vars(self.question), **vars(self), "charge": self.charge.to_dict()}
+        del values["question"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Entry":
@@ -145,25 +137,13 @@ class Entry:
             raise InvalidParameterError("entry", sorted(values), f"the keys {sorted(_ENTRY_KEYS)}")
         if not isinstance(values["charge"], Mapping):
             raise InvalidParameterError("charge", values["charge"], "a mapping")
-        return cls(
-            question=Question(
-                experiment_id=values["experiment_id"],
-                phase=values["phase"],
-                server_round=values["server_round"],
-                request=values["request"],
-            ),
-            scheme=values["scheme"],
-            unit=values["unit"],
-            charge=Charge.from_dict(values["charge"]),
-            digest=values["digest"],
-            time=values["time"],
-        )
+        own = dict(values)
+        question = Question(**{name: own.pop(name) for name in _QUESTION_KEYS})
+        return cls(question=question, charge=Charge.from_dict(own.pop("charge")), **own)
 
 
-_ENTRY_KEYS = {
-    *("experiment_id", "phase", "server_round", "request"),
-    *("scheme", "unit", "charge", "digest", "time"),
-}
+_QUESTION_KEYS = {entry.name for entry in fields(Question)}
+_ENTRY_KEYS = (_QUESTION_KEYS | {entry.name for entry in fields(Entry)}) - {"question"}
 
 
 class Ledger:

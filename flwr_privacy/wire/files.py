@@ -8,12 +8,13 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
-from flwr_privacy.errors import LedgerError
+from flwr_privacy.errors import InvalidParameterError, LedgerError
 
 try:
     import fcntl
@@ -24,11 +25,15 @@ __all__ = [
     "DamagedFileError",
     "exclusive_lock",
     "node_file",
+    "open_private",
     "read_checksummed",
+    "read_toml",
     "write_all",
     "write_checksummed",
     "write_text",
 ]
+
+Built = TypeVar("Built")
 
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _PRIVATE = 0o600  # for the owner's eyes only
@@ -86,7 +91,7 @@ def write_checksummed(path: Path, magic: bytes, payload: bytes, *, durable: bool
         If the file cannot be written.
     """
     temporary = path.with_name(path.name + ".new")
-    with open(temporary, "wb", opener=_open_private) as file:
+    with open(temporary, "wb", opener=open_private) as file:
         file.write(magic + hashlib.sha256(payload).digest())
         file.write(payload)
         if durable:
@@ -136,6 +141,37 @@ def read_checksummed(path: Path, magic: bytes) -> bytes:
     if hashlib.sha256(payload).digest() != digest:
         raise DamagedFileError("is damaged: its checksum does not fit its content")
     return payload
+
+
+def read_toml(what: str, path: str | Path, build: Callable[[dict[str, Any]], Built]) -> Built:
+    """Return what is built of the values of a TOML file.
+
+    Parameters
+    ----------
+    what : str
+        What the file has, as an error calls it.
+    path : str or Path
+        The file.
+    build : callable
+        Takes the values of the file.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the file cannot be read or is no TOML, or as `build`. The message names the file.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        allowed = f"a file that can be read ({error.strerror})"
+        raise InvalidParameterError(what, str(path), allowed) from error
+    except ValueError as error:  # no UTF-8, or no TOML
+        raise InvalidParameterError(what, str(path), f"a TOML file ({error})") from error
+    try:
+        return build(values)
+    except InvalidParameterError as error:
+        parameter = f"{what} {path}: {error.parameter}"
+        raise InvalidParameterError(parameter, error.value, error.allowed) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -204,7 +240,8 @@ def _acquire(descriptor: int, timeout: float) -> None:
         time.sleep(_POLL)
 
 
-def _open_private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
+    """Open a file, as an opener of `open`, that only its owner may read and write."""
     return os.open(path, flags, _PRIVATE)
 
 

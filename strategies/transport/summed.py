@@ -30,8 +30,8 @@ from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned, Messenger, only
 from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.state.experiment import Experiment
+from flwr_privacy.wire.digests import request_digest
 from flwr_privacy.wire.fields import write
-from flwr_privacy.wire.message import question_digest
 
 from .sum_exchanges import Dealing, Revealing, SumExchanges, names_in
 from .sum_guarantee import SumGuarantee, is_complete
@@ -207,7 +207,7 @@ class Summed:
             return empty
         asked, request_log.question = request_log.question, RecordDict()  # it holds a model
         try:
-            mean = self._open(heard, empty, question_digest(asked, without=OWN), instruction.again)
+            mean = self._open(heard, empty, request_digest(asked, without=OWN), instruction.again)
         except NotOpenedError as error:
             logger.warning("%s", error)
             return empty

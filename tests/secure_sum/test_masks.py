@@ -202,7 +202,7 @@ def test_a_vector_that_is_twice_there_or_of_another_kind_is_refused_and_leaves_n
     total = summed({"c00": vector})
     fit = {MASKED: pack(vector, 13)}
     for client, arrays, reason in (
-        ("c00", fit, "duplicate: client c00 is already in the sum"),
+        ("c00", fit, "duplicate: client c00 is already in the mean"),
         ("c01", {MASKED: pack(vector[:4], 13)}, "shape"),
         ("c01", {MASKED: fit[MASKED].astype(np.int64)}, "dtype"),
         ("c01", {MASKED: fit[MASKED] | np.uint8(0x80)}, "malformed: bits after the last value"),
@@ -210,7 +210,7 @@ def test_a_vector_that_is_twice_there_or_of_another_kind_is_refused_and_leaves_n
     ):
         with pytest.raises(ReplyRefusedError, match=reason):
             total.accumulate(client, arrays, weight=1)
-    with pytest.raises(ReplyRefusedError, match=r"duplicate: clients \['c00'\] are in both sums"):
+    with pytest.raises(ReplyRefusedError, match=r"duplicate: clients \['c00'\] are in both means"):
         total.merge(summed({"c00": vector}))
     for other in (MaskedSum(5, 14), MaskedSum(4, 13)):
         with pytest.raises(ReplyRefusedError, match="vectors of another kind"):

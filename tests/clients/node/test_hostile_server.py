@@ -12,7 +12,8 @@ from flwr_privacy.clients import FedAvgClient, as_mod, numpy_client_app
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import FedAvg
-from flwr_privacy.wire.message import COHORT, RECORD, Cohort, Header
+from flwr_privacy.wire.cohort import Cohort
+from flwr_privacy.wire.message import COHORT, RECORD, Header
 
 
 class StrictClient(FedAvgClient):
