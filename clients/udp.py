@@ -7,8 +7,6 @@ What is released, in which order, and what it costs is the pipeline's
 import logging
 from typing import ClassVar
 
-import numpy as np
-
 from flwr_privacy.clients.certificates.per_record_loss import asked_loss
 from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
 from flwr_privacy.clients.node.base import Evaluate, SchemeClient, Train
@@ -18,7 +16,7 @@ from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, UDPTerms
 from flwr_privacy.wire import fields as records
-from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
 
 __all__ = ["UDPClient"]
@@ -39,7 +37,7 @@ class UDPClient(SchemeClient):
     (`flwr_privacy.privacy.noise.discrete_gaussian`), from a cryptographic generator, on a grid,
     after the clipping; all charges of an experiment together stay within the budget that the server
     names, and the whole ledger within the node's policy. With noise in shares the client answers
-    only within a secure sum of at least as many clients as the shares are meant for, and a question
+    only within a secure sum of at least as many clients as the shares are meant for, and a request
     only once. Against a server that does not follow the protocol: it names budgets and noise as it
     likes, none too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds
     it. A node with such a policy declines what has no noise and what has no proven cost
@@ -98,10 +96,9 @@ def _steps(
 
 
 def _counted_steps(terms: UDPTerms, start: Arrays, train: Train) -> Facts:
-    """Rehearse the training on generated arrays, which say nothing of data or question."""
-    zeros = {name: np.zeros_like(array) for name, array in start.items()}
+    """Rehearse the training on generated arrays, which say nothing of data or request."""
     with asked(_plan(terms, Facts()), SecureRandom()) as request:
-        found = rehearsed(TRAIN, lambda: train(zeros), lambda: request.certificate)
+        found = rehearsed(TRAIN, lambda: train(zeros_like(start)), lambda: request.certificate)
     counted_on = terms.counted(found)
     if counted_on < found:
         logger.warning(

@@ -9,8 +9,6 @@ simulation.
 from collections.abc import Callable
 from typing import ClassVar
 
-import numpy as np
-
 from flwr_privacy.clients.certificates.poisson_steps import PoissonPlan, asked_steps
 from flwr_privacy.clients.node.base import SchemeClient, Train
 from flwr_privacy.clients.node.context_store import refuse_node_keys
@@ -35,7 +33,7 @@ from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.wire import fields as records
-from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import TRAIN, Fields
 
@@ -98,7 +96,7 @@ class M2FDPClient(SchemeClient):
         Raises
         ------
         InvalidParameterError, ProtocolError
-            If the question is malformed, or the node has another role.
+            If the request is malformed, or the node has another role.
         """
         role = self._role()
         if role != (DEVICE if phase == TRAIN else AGGREGATOR):
@@ -151,7 +149,7 @@ def _sealed_update(
 ) -> Sealed:
     """Return an update that only the trusted parent can read."""
     if me not in terms.siblings:
-        raise ProtocolError("the question does not name this device among the children asked")
+        raise ProtocolError("the request does not name this device among the children asked")
     received = []
     if "start-sealed" in fields:
         about = going_down(
@@ -207,9 +205,10 @@ def _release_name(terms: M2FDPTerms, fields: Fields, way: str) -> Question:
 
 def _rehearsed(terms: M2FDPTerms, start: Arrays, train: Train) -> Facts:
     """Rehearse the training on generated arrays; see `rehearsed`."""
-    zeros = {name: np.zeros_like(array) for name, array in start.items()}
     with asked_steps(_plan(terms)) as request:
-        return Facts(records=rehearsed(TRAIN, lambda: train(zeros), lambda: request.certificate))
+        return Facts(
+            records=rehearsed(TRAIN, lambda: train(zeros_like(start)), lambda: request.certificate)
+        )
 
 
 def _trained(terms: M2FDPTerms, start: Arrays, train: Train, sampler: SecureRandom) -> Arrays:

@@ -29,12 +29,12 @@ def average(me: str, fields: Fields) -> Sealed:
     me : str
         The aggregator.
     fields : dict
-        The scheme's own values of the question, and its name.
+        The scheme's own values of the request, and its name.
 
     Raises
     ------
     InvalidParameterError, ProtocolError
-        If the question is malformed.
+        If the request is malformed.
     """
     duty = records.read(Duty, fields)
     if duty.noise_multiplier == 0:
@@ -167,10 +167,10 @@ def letter_of(fields: Fields, parent: str, about: tuple[Part, ...], sealed: Any 
 
 
 def _childrens_keys(fields: Fields, members: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the keys of children in a question, as `Letter` takes them."""
+    """Return the keys of children in a request, as `Letter` takes them."""
     keys, signatures = fields.get("keys"), fields.get("signatures")
     if not isinstance(keys, list) or not isinstance(signatures, list):
-        raise ProtocolError("the question has no keys of the children")
+        raise ProtocolError("the request has no keys of the children")
     if not len(keys) == len(signatures) == len(members):
         raise ProtocolError("not one key and one signature for each child")
     return {

@@ -52,7 +52,7 @@ class SumPlace:
     store : ContextStore
         What the node keeps for the client.
     header : Header
-        The question.
+        The request.
     joined : Joined
         Who dealt, and what it dealt to the client.
     bounds : Bounds
@@ -103,8 +103,8 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
     if len(joined.dealers) > bounds.cohort:
         raise ProtocolError("more dealers than clients of the cohort")
     if strange := [name for name in content if "@" in name]:
-        raise ProtocolError(f"records {strange} in a question for a secure sum: no '@' in a name")
-    # Before the training: a question that is refused must have no effect, and a second one in
+        raise ProtocolError(f"records {strange} in a request for a secure sum: no '@' in a name")
+    # Before the training: a request that is refused must have no effect, and a second one in
     # the same session would be another one.
     with _participant(store, header.experiment_id) as participant:
         local, roster = participant.seat(joined.session, header.server_round, step_of(header))
@@ -124,13 +124,13 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
 def step_of(header: Header) -> int:
     """Return which of a round's sums a request for a vector belongs to.
 
-    The training is the first; every later question of the scheme is one more. Before round 1 there
-    is no training, and the first question, a setup, has the first sum.
+    The training is the first; every later request of the scheme is one more. Before round 1 there
+    is no training, and the first request, a setup, has the first sum.
 
     Raises
     ------
     ProtocolError
-        If a later question has a number with which it would pass for the training: some who were in
+        If a later request has a number with which it would pass for the training: some who were in
         its sum may be missing then.
     """
     if header.phase == TRAIN:

@@ -34,7 +34,7 @@ from flwr_privacy.errors import InvalidParameterError
 
 from .computing import Loss
 from .each_record import check_loss, for_each
-from .stacked import same_loss, stack_of
+from .stacked import filled, same_loss, stack_of
 
 __all__ = ["Gradients", "RecordGradients"]
 
@@ -93,9 +93,9 @@ class Gradients:
     def without(self, records: Tensor) -> "Gradients":
         """Return the same with NaN in place of some records' gradients: a (B,) bool Tensor."""
         return Gradients(
-            whole={name: _filled(g, records, math.nan) for name, g in self.whole.items()},
+            whole={name: filled(g, records, math.nan) for name, g in self.whole.items()},
             outer={
-                name: (_filled(d, records, math.nan), _filled(x, records, math.nan))
+                name: (filled(d, records, math.nan), filled(x, records, math.nan))
                 for name, (d, x) in self.outer.items()
             },
         )
@@ -119,7 +119,7 @@ class Gradients:
 
         def taken(tensor: Tensor, rows: slice) -> Tensor:
             # What is left out may be NaN, which is NaN even 0 times.
-            return _filled(tensor[rows], left_out[rows], 0) if some else tensor[rows]
+            return filled(tensor[rows], left_out[rows], 0) if some else tensor[rows]
 
         for start in range(0, len(weights), _BLOCK):
             rows = slice(start, start + _BLOCK)
@@ -418,11 +418,6 @@ def _norms(gradients: Tensor) -> Tensor:
         gradients.flatten(start_dim=1), dim=1, dtype=torch.float64
     )
     return norms.masked_fill(~(norms <= _LARGEST_NORM), math.nan)
-
-
-def _filled(rows: Tensor, where: Tensor, value: float) -> Tensor:
-    """Return B tensors with one value in place of some of them."""
-    return rows.masked_fill(where.view(-1, *[1] * (rows.ndim - 1)), value)
 
 
 def _name(module: str, parameter: str) -> str:

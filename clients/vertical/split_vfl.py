@@ -24,15 +24,8 @@ from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, TRAIN, Fields
 
-from .client import (
-    GivenData,
-    Owned,
-    WeightUpdate,
-    begin_weights,
-    gradient_in,
-    move_weights,
-    told_of,
-)
+from .columns import GivenData, Owned, told_of
+from .weights import WeightUpdate, begin_weights, gradient_in, move_weights
 
 __all__ = ["SplitVFLClient", "split_vfl_client_app"]
 
@@ -112,7 +105,7 @@ def _embed(
     LedgerError
         If the node's files cannot be used.
     DataError, ProtocolError
-        If the question is malformed, or the data do not fit it.
+        If the request is malformed, or the data do not fit it.
     """
     expanded = owned.expanded(order=step.order, bias=step.bias, x_max=step.x_max)
     own: Fields = {METRICS: {"num-examples": 1}}

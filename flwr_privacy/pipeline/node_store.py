@@ -6,7 +6,7 @@ All of it is the operator's: nothing in a message or in a run's configuration ca
 import glob
 import logging
 import stat
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from flwr_privacy.privacy.ledger import Ledger, Question
@@ -57,13 +57,7 @@ class NodeRules:
             "client %s draws its noise from a seed: nothing is protected", self.client_id
         )
         return SecureRandom.insecure(
-            self.insecure_seed,
-            purpose,
-            self.client_id,
-            question.experiment_id,
-            question.phase,
-            question.server_round,
-            question.request,
+            self.insecure_seed, purpose, self.client_id, *astuple(question)
         )
 
 

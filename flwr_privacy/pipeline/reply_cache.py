@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import astuple
 from pathlib import Path
 
 from flwr_privacy.errors import LedgerError
@@ -194,8 +195,7 @@ def _written(path: Path) -> float:
 
 def _label(question: Question, key: str) -> bytes:
     """Return a line that identifies a question."""
-    name = [question.experiment_id, question.phase, question.server_round, question.request, key]
-    return json.dumps(name).encode("ascii") + b"\n"
+    return json.dumps([*astuple(question), key]).encode("ascii") + b"\n"
 
 
 def unusable(folder: Path, done: str, error: OSError) -> LedgerError:

@@ -1,7 +1,7 @@
 """A server's request as one client received it, and its digest."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -46,8 +46,7 @@ class Request:
         """Hash of the whole request: 32 hexadecimal digits."""
         own = [[key, self.fields[key]] for key in sorted(self.fields) if key not in DELIVERY]
         arrays = [[name, digest_of(self.arrays, name)] for name in self.arrays]
-        question = self.question
-        name = [question.experiment_id, question.phase, question.server_round, question.request]
+        name = list(astuple(self.question))
         return values_digest(self.scheme, name, own, arrays).hex()[:32]
 
 

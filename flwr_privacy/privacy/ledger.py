@@ -185,14 +185,15 @@ class Ledger:
     >>> folder = tempfile.TemporaryDirectory()
     >>> ledger = Ledger(Path(folder.name, "ward-7.ledger"), data_set="ward-7")
     >>> question = Question(experiment_id="e", phase="train", server_round=1)
-    >>> with ledger.locked() as book:
-    ...     if len(book.entries) < 10:
+    >>> with ledger.locked() as locked:
+    ...     if len(locked.entries) < 10:
     ...         charge = Charge(noise_multiplier=2.0)
     ...         entry = Entry(question=question, scheme="udp", unit="user", charge=charge)
-    ...         number = book.charge(entry)
+    ...         number = locked.charge(entry)
     >>> [entry.question.server_round for entry in ledger.unanswered()]
     [1]
-    >>> ledger.answer(number)
+    >>> with ledger.locked() as locked:
+    ...     locked.answer(number)
     >>> len(ledger.entries()), len(ledger.unanswered())
     (1, 0)
     >>> folder.cleanup()
@@ -230,17 +231,6 @@ class Ledger:
         """
         entries, answered = self._parse(self._read())
         return tuple(entry for n, entry in enumerate(entries) if n not in answered)
-
-    def answer(self, number: int) -> None:
-        """Mark a charge as answered; see `LockedLedger.answer`.
-
-        Raises
-        ------
-        LedgerError
-            As `locked`, or if it cannot be written. The answer must then not leave.
-        """
-        with self.locked() as locked:
-            locked.answer(number)
 
     @contextmanager
     def locked(self, *, timeout: float = 10.0) -> Iterator["LockedLedger"]:

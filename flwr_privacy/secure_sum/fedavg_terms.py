@@ -95,7 +95,7 @@ class FedAvgSumTerms:
             or type(fields.get("grid")) is not int
             or type(fields.get("value-range")) is not float
         ):
-            raise ProtocolError("the question has no terms of a secure sum, or malformed ones")
+            raise ProtocolError("the request has no terms of a secure sum, or malformed ones")
         value_range = check_number("value-range", fields["value-range"], minimum=0)
         return cls(
             grid=CodeGrid(fields["grid"]),

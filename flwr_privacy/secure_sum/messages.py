@@ -23,12 +23,12 @@ KEYS, SHARES = "keys", "shares"
 """Phases: telling the public key; dealing shares for a round, revealing shares of another."""
 
 JOIN, DEAL, OPEN = "flwr-privacy.join", "flwr-privacy.deal", "flwr-privacy.open"
-"""Records of a question that asks for a masked vector, for shares, or to open a sum; the answers
+"""Records of a request that asks for a masked vector, for shares, or to open a sum; the answers
 to the last two have the same names."""
 
 
 OWN = {JOIN: ("dealers", "mask-keys", "sealed")}
-"""What no two clients have alike of a question for a vector."""
+"""What no two clients have alike of a request for a vector."""
 
 
 @dataclass(frozen=True, kw_only=True)

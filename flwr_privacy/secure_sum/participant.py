@@ -23,18 +23,7 @@ from flwr_privacy.wire.channel import Channel, KeyPair
 
 from .masked import add_masks
 from .messages import Dealt, Invitation, Joined
-from .secrets import (
-    KEY,
-    SECRET_BYTES,
-    SEED,
-    asked_so_far,
-    commitment,
-    halves,
-    pair_seed,
-    self_seed,
-    share_digest,
-    words,
-)
+from .secrets import KEY, SECRET_BYTES, SEED, Derivation, asked_so_far, halves, words
 
 __all__ = ["Participant"]
 
@@ -102,6 +91,7 @@ class Participant:
             "own": shares[roster.index(me)],
             "before": b"" if earlier is None else earlier["asked"],
         }
+        derived = Derivation(self.experiment_id, invitation.session)
         associated = self._associated(invitation.session, own)
         channel = self._channel
         sealed = [
@@ -120,10 +110,10 @@ class Participant:
         self.state["peers"].update(zip(roster, invitation.keys, strict=True))
         return Dealt(
             mask_key=masks.public,
-            commitment=commitment(self.experiment_id, invitation.session, me, seed),
+            commitment=derived.commitment(me, seed),
             digests=[
                 b"".join(
-                    share_digest(self.experiment_id, invitation.session, me, holder, kind, part)
+                    derived.share_digest(me, holder, kind, part)
                     for kind, part in zip((KEY, SEED), halves(share), strict=True)
                 )
                 for holder, share in enumerate(shares)
@@ -227,13 +217,14 @@ class Participant:
             raise ProtocolError(f"session {session[:64]!r} has no place for this client's vector")
         masks = KeyPair.of(own["private"])
         keys = dict(zip(own["dealers"], own.pop("mask_keys"), strict=True))
-        seeds = [(self_seed(self.experiment_id, session, own["seed"]), 1)]
+        derived = Derivation(self.experiment_id, session)
+        seeds = [(derived.self_seed(own["seed"]), 1)]
         for peer, key in keys.items():
             if peer != self.client_id:
                 # The requests are part of the seed: masks of clients that were asked different
                 # things do not cancel.
                 pair = (self.client_id, peer)
-                seed = pair_seed(masks, key, self.experiment_id, session, pair, own["asked"])
+                seed = derived.pair_seed(masks, key, pair, own["asked"])
                 # One of a pair adds the mask and the other subtracts it: it cancels in the sum.
                 seeds.append((seed, 1 if self.client_id < peer else -1))
         # Once: two vectors under the same masks would give away their difference.

@@ -5,6 +5,7 @@ own. Both ends of the protocol derive seeds, commitments and digests here, so th
 """
 
 import hashlib
+from dataclasses import dataclass
 
 from flwr_privacy.wire.channel import KeyPair, canonical, derive
 
@@ -13,12 +14,9 @@ __all__ = [
     "KEY",
     "SECRET_BYTES",
     "SEED",
+    "Derivation",
     "asked_so_far",
-    "commitment",
     "halves",
-    "pair_seed",
-    "self_seed",
-    "share_digest",
     "words",
 ]
 
@@ -27,6 +25,45 @@ KEY, SEED = "key", "seed"
 
 SECRET_BYTES = 32
 DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """Derives the seeds and hashes of one session, the same for all of its parties.
+
+    Parameters
+    ----------
+    experiment_id, session : str
+        What they are bound to: the experiment, and the name of the session.
+    """
+
+    experiment_id: str
+    session: str
+
+    def pair_seed(
+        self, own: KeyPair, peer_key: bytes, pair: tuple[str, str], asked: bytes = b""
+    ) -> bytes:
+        """Return the seed of the mask that two clients share; the same for both.
+
+        It binds the two names, because a key that goes by two of them must have two masks, which do
+        not cancel; and what the client was asked.
+        """
+        context = (self.experiment_id, self.session, sorted(pair), asked)
+        return own.agree(peer_key, "pairwise mask", *context)
+
+    def self_seed(self, seed: bytes) -> bytes:
+        """Return the seed of a client's own mask."""
+        return derive(seed, "own mask", self.experiment_id, self.session)
+
+    def commitment(self, client_id: str, seed: bytes) -> bytes:
+        """Return a hash that commits a client to its seed, checked when the seed is opened."""
+        parts = canonical("seed", self.experiment_id, self.session, client_id, seed)
+        return hashlib.sha256(parts).digest()
+
+    def share_digest(self, dealer: str, holder: int, kind: str, share: bytes) -> bytes:
+        """Return a hash of a share, checked when the share is revealed."""
+        context = (self.experiment_id, self.session, dealer, holder, kind)
+        return hashlib.sha256(canonical("share", *context, share)).digest()[:DIGEST_BYTES]
 
 
 def words(server_round: int, step: int) -> str:
@@ -39,40 +76,6 @@ def halves(share: bytes) -> tuple[bytes, bytes]:
     return share[:SECRET_BYTES], share[SECRET_BYTES:]
 
 
-def pair_seed(
-    own: KeyPair,
-    peer_key: bytes,
-    experiment_id: str,
-    session: str,
-    pair: tuple[str, str],
-    asked: bytes = b"",
-) -> bytes:
-    """Derive the seed of the mask that two clients share in a session; the same for both.
-
-    It binds the two names, because a key that goes by two of them must have two masks, which do not
-    cancel; and what the client was asked.
-    """
-    return own.agree(peer_key, "pairwise mask", experiment_id, session, sorted(pair), asked)
-
-
 def asked_so_far(before: bytes, asked: bytes) -> bytes:
     """Hash all requests of a round's steps up to one request."""
     return hashlib.sha256(before + asked).digest()
-
-
-def self_seed(experiment_id: str, session: str, seed: bytes) -> bytes:
-    """Derive the seed of a client's own mask."""
-    return derive(seed, "own mask", experiment_id, session)
-
-
-def commitment(experiment_id: str, session: str, client_id: str, seed: bytes) -> bytes:
-    """Return a hash that commits a client to its seed, checked when the seed is opened."""
-    return hashlib.sha256(canonical("seed", experiment_id, session, client_id, seed)).digest()
-
-
-def share_digest(
-    experiment_id: str, session: str, dealer: str, holder: int, kind: str, share: bytes
-) -> bytes:
-    """Return a hash of a share, checked when the share is revealed."""
-    encoded = canonical("share", experiment_id, session, dealer, holder, kind, share)
-    return hashlib.sha256(encoded).digest()[:DIGEST_BYTES]

@@ -100,19 +100,13 @@ class Header:
         ProtocolError
             If one of the scheme's fields has a name of the header.
         """
-        record: Fields = {
-            "scheme": self.scheme,
-            "version": self.version,
-            "experiment-id": self.experiment_id,
-            "phase": self.phase,
-            "round": self.server_round,
-            "request": self.request,
-        }
-        if self.client_id:
-            record["client-id"] = self.client_id
-        if reserved := sorted(set(own or {}) & set(_HEADER)):
+        own = own or {}
+        if reserved := sorted(set(own) & set(_HEADER)):
             raise ProtocolError(f"the names {reserved} are the header's: name the fields otherwise")
-        return record | {key: value for key, value in (own or {}).items() if value not in ("", [])}
+        record = {key: getattr(self, name) for key, (name, _) in _HEADER.items()}
+        if not self.client_id:
+            del record["client-id"]
+        return record | {key: value for key, value in own.items() if value not in ("", [])}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> tuple["Header", Fields]:
@@ -123,24 +117,16 @@ class Header:
         ProtocolError
             If an entry of the header is missing or has another type.
         """
-        entries = {key: record.get(key) for key in _HEADER}
-        entries["client-id"] = record.get("client-id", "")
-        for key, kind in _HEADER.items():
-            if type(entries[key]) is not kind:
+        values: dict[str, Any] = {}
+        for key, (name, kind) in _HEADER.items():
+            value = record.get(key, "" if key == "client-id" else None)
+            if type(value) is not kind:
                 raise ProtocolError(
-                    f"{RECORD}: the entry '{key}' is {repr(entries[key])[:64]}, not of type "
+                    f"{RECORD}: the entry '{key}' is {repr(value)[:64]}, not of type "
                     f"{kind.__name__}"
                 )
-        header = cls(
-            scheme=record["scheme"],
-            version=record["version"],
-            experiment_id=record["experiment-id"],
-            phase=record["phase"],
-            server_round=record["round"],
-            request=record["request"],
-            client_id=str(entries["client-id"]),
-        )
-        return header, {key: value for key, value in record.items() if key not in _HEADER}
+            values[name] = value
+        return cls(**values), {key: value for key, value in record.items() if key not in _HEADER}
 
     def check(self, *, scheme: str, phases: Iterable[str]) -> None:
         """Check that this message is for a given scheme and one of some phases.
@@ -164,15 +150,16 @@ class Header:
             )
 
 
-_HEADER: dict[str, type] = {
-    "scheme": str,
-    "version": int,
-    "experiment-id": str,
-    "phase": str,
-    "round": int,
-    "request": int,
-    "client-id": str,
+_HEADER: dict[str, tuple[str, type]] = {
+    "scheme": ("scheme", str),
+    "version": ("version", int),
+    "experiment-id": ("experiment_id", str),
+    "phase": ("phase", str),
+    "round": ("server_round", int),
+    "request": ("request", int),
+    "client-id": ("client_id", str),
 }
+"""Entries of a record that are the header's, with their names in `Header` and their types."""
 
 
 def payload_bytes(content: Mapping[str, Any]) -> int:

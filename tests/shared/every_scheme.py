@@ -33,7 +33,7 @@ from flwr_privacy.clients.mspdq.baselines import (
 )
 from flwr_privacy.clients.node.context_store import ContextStore
 from flwr_privacy.clients.node.data_cache import DataCache
-from flwr_privacy.clients.vertical import client as client_columns
+from flwr_privacy.clients.vertical import columns as client_columns
 from flwr_privacy.fedvs.rivals import Step
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
 from flwr_privacy.m2fdp.messages import going_down, packed

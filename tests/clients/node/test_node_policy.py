@@ -118,7 +118,7 @@ class Node:
             return {"loss": 1.0}
 
         fields = {**write(BARE_LOSS), **QUESTION, **more}
-        return UDPClient(None, self.context).judge(MODEL, fields, evaluate)
+        return UDPClient(None, self.context).handle_evaluation(MODEL, fields, evaluate)
 
 
 def test_the_client_halves_say_what_they_promise() -> None:

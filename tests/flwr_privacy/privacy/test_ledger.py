@@ -68,15 +68,19 @@ def test_what_was_never_answered_is_told_for_ever(ledger):
         assert locked.answered == {2}
         assert locked.charge(entry(4)) == 4
         locked.answer(4)
-    ledger.answer(0)
+        locked.answer(0)
     content = ledger.path.read_bytes()
-    ledger.answer(0)
+    with ledger.locked() as locked:
+        locked.answer(0)
     assert ledger.path.read_bytes() == content
     assert [one.question.server_round for one in ledger.unanswered()] == [1, 3]
     assert len(ledger.entries()) == 5
     for number in (5, -1):
-        with pytest.raises(ValueError, match=f"there is no charge {number}"):
-            ledger.answer(number)
+        with (
+            ledger.locked() as locked,
+            pytest.raises(ValueError, match=f"there is no charge {number}"),
+        ):
+            locked.answer(number)
 
 
 def test_the_time_of_an_entry_is_now_in_utc_to_the_second():
