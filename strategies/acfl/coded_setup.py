@@ -123,6 +123,7 @@ class CodedSetup(SchemeStrategy):
         instruction = Instruction(
             fields=records.write(terms),
             accumulator=partial(coded_sum, terms),
+            large=True,
             # Whoever is asked again sends the same bytes.
             cost=lambda client: None if client in set_up else charge,
         )

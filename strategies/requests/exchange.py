@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-__all__ = ["arrived", "exchange"]
+from .pulling import pull
+
+__all__ = ["exchange"]
 
 logger = logging.getLogger("flwr.privacy")
 
-_FEW = 16  # a deployed grid downloads every reply that is ready: ask for few at a time
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25  # seconds
 _LATENESS = 0.03  # of the time that a reply took, by which it may be seen later
 _LOOKING = 0.1  # of the time, at most, goes into looking: it takes CPU from Ray
@@ -22,6 +23,7 @@ def exchange(
     grid: Grid,
     messages: Sequence[Message],
     *,
+    largest: int,
     deadline: float,
     idle: float = math.inf,
     enough: Callable[[], bool] = lambda: False,
@@ -34,7 +36,9 @@ def exchange(
     grid : Grid
         Flower's grid.
     messages : sequence of Message
-        The questions.
+        The requests.
+    largest : int
+        Bytes that a reply may have.
     deadline : float
         Seconds after which the missing replies are given up.
     idle : float, optional
@@ -42,12 +46,12 @@ def exchange(
     enough : callable, optional
         Asked after every reply: whether the rest is not needed any more.
     left_open : dict, optional
-        Takes the ids of the questions without a reply, with their nodes.
+        Takes the ids of the requests without a reply, with their nodes.
 
     Yields
     ------
     Message
-        Replies in order of arrival, errors included.
+        Replies in order of arrival, errors included. One that cannot be read is an error, too.
     """
     began = last = time.monotonic()
     messages = list(messages)  # the deployed grid's push_messages fails on a generator
@@ -64,11 +68,12 @@ def exchange(
     try:
         while pending and not enough() and time.monotonic() - began <= deadline:
             before, looked = len(pending), time.monotonic()
-            for reply in arrived(grid, list(pending)):
-                pending.pop(reply.metadata.reply_to_message_id, None)
-                yield reply
-                if enough() or time.monotonic() - began > deadline:
-                    return
+            for message_id, node in list(pending.items()):
+                for reply in pull(grid, message_id, node, largest):
+                    pending.pop(message_id, None)
+                    yield reply
+                    if enough() or time.monotonic() - began > deadline:
+                        return
             now = time.monotonic()
             if len(pending) < before:
                 last = now
@@ -80,9 +85,3 @@ def exchange(
     finally:
         if left_open is not None:
             left_open.update(pending)
-
-
-def arrived(grid: Grid, waiting: list[str]) -> Iterator[Message]:
-    """Yield those replies to some messages that have already arrived."""
-    for start in range(0, len(waiting), _FEW):
-        yield from grid.pull_messages(waiting[start : start + _FEW])

@@ -132,7 +132,11 @@ class ColumnOwners(SchemeStrategy):
             answers[reply.client_id] = kept
 
         told = Instruction(
-            fields=fields, own=own or {}, accumulator=partial(WeightedMean, {}), take=take
+            fields=fields,
+            own=own or {},
+            accumulator=partial(WeightedMean, {}),
+            take=take,
+            large=True,
         )
         self.ask(grid, server_round, phase, content, assigned, told, quorum=quorum)
         return answers

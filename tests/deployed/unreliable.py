@@ -66,15 +66,15 @@ class Unreliable:
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return replies that are there, and what became of them."""
-        waiting = [i for i in message_ids if i not in self._lost and i not in self._held]
+        asked = list(message_ids)
+        waiting = [i for i in asked if i not in self._lost and i not in self._held]
         replies = [
             fated
             for reply in (self._pull(waiting) if waiting else [])
             for fated in self._fate(reply)
         ]
-        if not waiting:  # all the others have come
-            replies = [*self._held.values()]
-            self._held.clear()
+        if not self._open:  # all the others have come
+            replies += [self._held.pop(i) for i in asked if i in self._held]
         return replies
 
     def end_round(self, line: dict[str, Any]) -> None:
