@@ -211,7 +211,7 @@ class Node:
         try:
             if phase == "evaluate":
                 work = evaluation(self.record, kind)
-                seen: Any = sorted(half.judge(model, {**own, **question}, work).items())
+                seen: Any = sorted(half.handle_evaluation(model, {**own, **question}, work).items())
             else:
                 make = training_per_record if per_record else training
                 train = make(self.record)

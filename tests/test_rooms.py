@@ -19,7 +19,7 @@ LAYERS = [
     ["pipeline"],
     ["acfl", "fedvs", "m2fdp", "mspdq", "secure_sum", "udp"],
     ["central_dp"],
-    ["clients.training"],
+    ["clients.certificates"],
     ["clients.node"],
     ["clients.torch", "clients"],
     ["clients.m2fdp", "clients.mspdq", "clients.vertical"],

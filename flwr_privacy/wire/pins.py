@@ -8,7 +8,6 @@ client signs with it whatever the others must know to be its own, its key pair o
 import base64
 import os
 import stat
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +26,11 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice
 
 from .channel import Part, canonical
+from .files import open_private, read_toml
 from .identity import check_client_id
 
 __all__ = ["Identity", "Pins"]
 
-_PRIVATE = 0o600  # for the owner's eyes only
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _PUBLIC_BYTES = 32
 _LONGEST_NAME = 64  # characters of a name from the wire in an error
@@ -106,7 +105,7 @@ class Identity:
         """
         pem = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         try:
-            with open(path, "xb", opener=_open_private) as file:
+            with open(path, "xb", opener=open_private) as file:
                 file.write(pem)
                 file.flush()
                 os.fsync(file.fileno())
@@ -201,23 +200,16 @@ class Pins:
             If the file cannot be read or is no TOML, has another key or no table, or an id or a
             public key is not allowed. The message names the file.
         """
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            allowed = f"a file that can be read ({error.strerror})"
-            raise InvalidParameterError("pins", str(path), allowed) from error
-        except ValueError as error:  # no UTF-8, or no TOML
-            raise InvalidParameterError("pins", str(path), f"a TOML file ({error})") from error
-        try:
+
+        def pins(values: dict[str, Any]) -> "Pins":
             for key in values:
                 check_choice("key", key, ["clients"])
             clients = values.get("clients")
             if not isinstance(clients, dict):
                 raise InvalidParameterError("clients", clients, "a table of public keys")
             return cls(clients)
-        except InvalidParameterError as error:
-            parameter = f"pins {path}: {error.parameter}"
-            raise InvalidParameterError(parameter, error.value, error.allowed) from None
+
+        return read_toml("pins", path, pins)
 
     def verify(self, client_id: str, signature: bytes, *parts: Part) -> None:
         """Check that a client signed these parts (`Identity.sign`).
@@ -257,7 +249,3 @@ def _check_public(parameter: str, public: Any) -> None:
     # One text per key, or a key could be pinned twice: decoding skips strange letters and odd bits.
     if len(decoded) != _PUBLIC_BYTES or base64.b64encode(decoded).decode("ascii") != public:
         raise InvalidParameterError(parameter, public, allowed)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, _PRIVATE)

@@ -301,7 +301,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _full(path: Path) -> Iterator[None]:
-    """Have what is written beside a sealed file go to a disk without space."""
+    """Have what is written beside a file go to a disk without space."""
     beside = path.with_name(path.name + ".new")
     beside.symlink_to(_FULL)
     try:

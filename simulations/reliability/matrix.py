@@ -83,14 +83,16 @@ class Witness:
             witness.note(self, phase, fields, answer)
             return answer
 
-        def judge(
+        def handle_evaluation(
             self: SchemeClient, arrays: Arrays, fields: Fields, evaluate: Evaluate
         ) -> Mapping[str, Any]:
-            metrics = client.judge(self, arrays, fields, evaluate)
+            metrics = client.handle_evaluation(self, arrays, fields, evaluate)
             witness.note(self, EVALUATE, fields, ({}, dict(metrics)))
             return metrics
 
-        return type(client.__name__, (client,), {"handle": handle, "judge": judge})
+        return type(
+            client.__name__, (client,), {"handle": handle, "handle_evaluation": handle_evaluation}
+        )
 
     def note(
         self, client: SchemeClient, phase: str, fields: Fields, answer: tuple[Arrays, Fields]

@@ -5,7 +5,8 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from flwr_privacy.wire.message import COHORT, EACH, EVALUATE, SUM, Cohort, payload_bytes
+from flwr_privacy.wire.cohort import EACH, SUM, Cohort
+from flwr_privacy.wire.message import COHORT, EVALUATE, payload_bytes
 
 from .request_log import RequestLog
 

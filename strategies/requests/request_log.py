@@ -18,13 +18,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.wire.arrays import decode_npy
+from flwr_privacy.wire.cohort import CohortAnswer
 from flwr_privacy.wire.identity import check_client_id
 from flwr_privacy.wire.message import (
     COHORT,
     DECLINED_CODE,
     FAILED_CODE,
     RECORD,
-    CohortAnswer,
     Fields,
     Header,
     payload_bytes,

@@ -32,7 +32,7 @@ from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.grid import GridMean
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds, SecureSum
-from flwr_privacy.secure_sum.federated import FedAvgSumTerms
+from flwr_privacy.secure_sum.fedavg_terms import FedAvgSumTerms
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.strategies.requests.messenger import Assigned, only
 from flwr_privacy.strategies.requests.request_log import ClientReply

@@ -20,7 +20,7 @@ from vertical import (
 )
 
 from flwr_privacy.clients.vertical import coded_data, coded_round, sealed_shares
-from flwr_privacy.clients.vertical.client import Owned, common_order
+from flwr_privacy.clients.vertical.columns import Owned, common_order
 from flwr_privacy.coding.packing import packed_bytes
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.fedvs.rows import Segments

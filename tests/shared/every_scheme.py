@@ -33,13 +33,13 @@ from flwr_privacy.clients.mspdq.baselines import (
 )
 from flwr_privacy.clients.node.context_store import ContextStore
 from flwr_privacy.clients.node.data_cache import DataCache
-from flwr_privacy.clients.vertical import client as client_columns
+from flwr_privacy.clients.vertical import columns as client_columns
 from flwr_privacy.fedvs.split_vfl import Step
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
 from flwr_privacy.m2fdp.messages import going_down, packed
 from flwr_privacy.pipeline.experiment_keys import channel_to
 from flwr_privacy.privacy.grid import CodeGrid
-from flwr_privacy.secure_sum import federated
+from flwr_privacy.secure_sum import fedavg_terms
 from flwr_privacy.wire.channel import KeyPair
 from flwr_privacy.wire.fields import write
 
@@ -108,7 +108,7 @@ EMBED = Step(
     epsilon=0.0,
     clip=0.0,
 )
-SUM_TERMS = federated.FedAvgSumTerms(
+SUM_TERMS = fedavg_terms.FedAvgSumTerms(
     grid=CodeGrid(-16), value_range=64.0, weighted_by="num-examples"
 ).write()
 CODING = CodeTerms(

@@ -25,10 +25,10 @@ def charge(ledger: Ledger, experiment: str, server_round: int, *, answered: bool
         charge=Charge(noise_multiplier=2.0),
         time="2025-12-31T23:59:59Z",
     )
-    with ledger.locked() as book:
-        number = book.charge(entry)
+    with ledger.locked() as locked:
+        number = locked.charge(entry)
         if answered:
-            book.answer(number)
+            locked.answer(number)
 
 
 def test_charges_that_were_never_answered_are_counted_and_named(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Node:
         context = Context(1, 1, self.config, RecordDict(), {})
         question = {"experiment-id": "e", "round": 1, "request": 0, **changes}
         client = UDPClient(None, context)
-        return dict(client.judge(arrays, {**write(terms), **question}, self.evaluate))
+        return dict(client.handle_evaluation(arrays, {**write(terms), **question}, self.evaluate))
 
     def policy(self, text: str) -> None:
         path = self.folder / "policy.toml"

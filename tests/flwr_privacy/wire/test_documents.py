@@ -154,6 +154,9 @@ def test_python_objects_are_never_loaded():
     for data in (archive.getvalue(), pickle.dumps(Trap())):
         with pytest.raises(ValueError, match="the bytes are no encoded state"):
             loads(data)
+    objects = dumps({"a": np.ones(1)}).replace(b'"<f8"', b'"|O"')
+    with pytest.raises(ValueError, match="the bytes are no encoded state"):
+        loads(objects)
 
 
 @given(st.data())

@@ -1,15 +1,21 @@
 """Federated averaging under a secure sum: updates on a grid that covers a declared range."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr_privacy.errors import ProtocolError, check_number
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import DataError, ProtocolError, check_number
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.wire.arrays import Arrays
 
 __all__ = ["FedAvgSumTerms"]
+
+logger = logging.getLogger("flwr.privacy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +49,24 @@ class FedAvgSumTerms:
         """
         return released_names(model, self.keep_back, statistics=True)
 
+    def codes(self, values: NDArray[np.float64], what: str) -> NDArray[np.int32]:
+        """Return values as codes, rounded to the nearest; the values are overwritten.
+
+        Raises
+        ------
+        DataError
+            If a value is beyond the range; the log has the largest one.
+        """
+        largest = float(max(values.max(initial=0.0), -values.min(initial=0.0)))
+        if not largest <= self.value_range:
+            logger.error("%s has values up to %g", what, largest)
+            raise DataError(
+                f"{what} is beyond value_range = {self.value_range:g}: raise it in the SecureSum, "
+                "or train in smaller steps"
+            )
+        values *= 1 / self.grid.step  # exact: a power of two
+        return np.rint(values, out=values).astype(np.int32)
+
     def write(self) -> dict[str, Any]:
         """Return the fields of a message."""
         return {
@@ -71,7 +95,7 @@ class FedAvgSumTerms:
             or type(fields.get("grid")) is not int
             or type(fields.get("value-range")) is not float
         ):
-            raise ProtocolError("the question has no terms of a secure sum, or malformed ones")
+            raise ProtocolError("the request has no terms of a secure sum, or malformed ones")
         value_range = check_number("value-range", fields["value-range"], minimum=0)
         return cls(
             grid=CodeGrid(fields["grid"]),

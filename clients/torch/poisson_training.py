@@ -12,22 +12,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flwr_privacy.clients.node.batched_task import carried_out
-from flwr_privacy.clients.node.rehearsal import Generated, rehearse
-from flwr_privacy.clients.training.poisson import (
+from flwr_privacy.clients.certificates.poisson_steps import (
     PoissonPlan,
     PoissonSteps,
     certify_steps,
     current_steps,
-    digests,
     poisson_batches,
 )
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.clients.certificates.request import agreed as agreed_plan
+from flwr_privacy.clients.node.batched_task import carried_out
+from flwr_privacy.clients.node.rehearsal import Generated, rehearse
 from flwr_privacy.wire.message import TRAIN
 
 from .computing import Loss
 from .descent import Descent
-from .per_record import _array, _check_model, _floating
+from .released import check_model, model_digests
 from .stacked import ModelState
 from .training import check_records
 
@@ -131,9 +130,9 @@ def train_poisson(
     )
 
     def agreed() -> PoissonPlan:
-        plan = _agreed(sampling_rate=sampling_rate, steps=steps)
+        plan = agreed_plan(current_steps(), PoissonPlan, sampling_rate=sampling_rate, steps=steps)
         check_records(features, labels)
-        _check_model(model)
+        check_model(model)
         return plan
 
     def rehearsal(generated: Generated) -> None:
@@ -146,8 +145,7 @@ def train_poisson(
 
     rehearse(TRAIN, features, labels, rehearsal)
     plan = agreed()
-    tensors = _floating(model)
-    before = digests(map(_array, tensors))
+    before = model_digests(model)
     descent = descend(features, labels, _batches(plan, len(labels)), total=True)
     carried_out(descent)
     if descent.left_out:
@@ -157,29 +155,10 @@ def train_poisson(
             descent.left_out,
             plan.steps,
         )
-    done = PoissonSteps(
-        plan=plan,
-        records=len(labels),
-        before=before,
-        after=digests(map(_array, _floating(model))),
-    )
+    after = model_digests(model)
+    done = PoissonSteps(plan=plan, records=len(labels), before=before, after=after)
     certify_steps(done)
     return done
-
-
-def _agreed(**given: Any) -> PoissonPlan:
-    """Return the scheme's plan, or outside of a scheme's round the user's."""
-    plan = current_steps()
-    if plan is None:
-        for name, value in given.items():
-            if value is None:
-                allowed = "a number, as there is no scheme around the training to ask"
-                raise InvalidParameterError(name, None, allowed)
-        return PoissonPlan(**given)
-    for name, value in given.items():
-        if value not in (None, asked := getattr(plan, name)):
-            raise InvalidParameterError(name, value, f"{asked}, as the scheme asks, or nothing")
-    return plan
 
 
 def _batches(plan: PoissonPlan, records: int) -> Iterator[Tensor]:

@@ -9,10 +9,11 @@ it. So the scheme opens a scope with `asked_steps`; the trainer that the user ca
 `PoissonSteps` there, which knows the arrays before and after by their digests.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.privacy.randomness import SecureRandom
 
-from .certificates import CertificateRequest, check_same, chosen, digests, opened
+from .request import TrainingCertificate, TrainingRequest, chosen, opened
 
 __all__ = [
     "PoissonPlan",
@@ -29,7 +30,6 @@ __all__ = [
     "asked_steps",
     "certify_steps",
     "current_steps",
-    "digests",
     "poisson_batches",
 ]
 
@@ -63,7 +63,7 @@ class PoissonPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoissonSteps:
+class PoissonSteps(TrainingCertificate[PoissonPlan]):
     """Certificate of a local training on Poisson batches. It stays on the node.
 
     Parameters
@@ -91,6 +91,7 @@ class PoissonSteps:
 
     Examples
     --------
+    >>> from flwr_privacy.clients.certificates.request import digests
     >>> before, after = [np.zeros(2, np.float32)], [np.ones(2, np.float32)]
     >>> done = PoissonSteps(
     ...     plan=PoissonPlan(sampling_rate=0.05, steps=20),
@@ -106,90 +107,34 @@ class PoissonSteps:
 training on Poisson batches made: return them as they are after it, with nothing done in between
     """
 
+    training: ClassVar[str] = "training on Poisson batches"
+
+
+class PoissonRequest(TrainingRequest[PoissonSteps]):
+    """The events of a scope that `asked_steps` opened."""
+
     plan: PoissonPlan
-    records: int
-    before: tuple[bytes, ...] = field(repr=False)
-    after: tuple[bytes, ...] = field(repr=False)  # noiseless: whoever has it can test guesses
+    missing = (
+        "the training did no steps on Poisson batches: it has to call a trainer for them, e.g. "
+        "flwr_privacy.clients.torch.train_poisson, once and in the thread it runs in"
+    )
+    several = (
+        "the training called a trainer for Poisson batches {} times: the number of steps is a "
+        "setting of the scheme"
+    )
 
-    def check(
-        self, before: Iterable[NDArray[np.generic]], after: Iterable[NDArray[np.generic]]
-    ) -> None:
-        """Check that the training led from the one set of arrays to the other, bit for bit.
-
-        Parameters
-        ----------
-        before : iterable of ndarray
-            What the training was given. Only floating-point arrays count here and below.
-        after : iterable of ndarray
-            What it returned.
-
-        Raises
-        ------
-        ProtocolError
-            If it started or ended at other arrays.
-        """
-        check_same(
-            before,
-            self.before,
-            "the training was given other arrays ({}) than the training on Poisson batches started "
-            "at: load them into the model, all and unchanged, before it",
-        )
-        check_same(
-            after,
-            self.after,
-            "the training returned other arrays ({}) than the training on Poisson batches made: "
-            "return them as they are after it, with nothing done in between",
-        )
-
-
-class PoissonRequest(CertificateRequest[PoissonSteps]):
-    """The events of a scope that `asked_steps` opened.
-
-    Parameters
-    ----------
-    plan : PoissonPlan
-        What the scheme asks.
-    random : SecureRandom
-        Chooses the records of the steps.
-    """
-
-    def __init__(self, plan: PoissonPlan, random: SecureRandom) -> None:
-        super().__init__()
-        self.plan = plan
-        self._random = random
+    def __init__(self, plan: PoissonPlan, random: SecureRandom | None = None) -> None:
+        super().__init__(plan, random)
         self._drawn = 0
-
-    @property
-    def steps(self) -> PoissonSteps:
-        """The certificate of the scope.
-
-        Raises
-        ------
-        ProtocolError
-            If there was no training, more than one, or one that did something else than the plan.
-        """
-        return self.certificate
 
     def draw(self, records: int) -> NDArray[np.bool_]:
         """Choose the records of one step. More draws than planned spoil the request."""
         self._drawn += 1
-        return chosen(records, self.plan.sampling_rate, self._random)
-
-    def _missing(self) -> str:
-        return (
-            "the training did no steps on Poisson batches: it has to call a trainer for them, e.g. "
-            "flwr_privacy.clients.torch.train_poisson, once and in the thread it runs in"
-        )
-
-    def _several(self, count: int) -> str:
-        return (
-            f"the training called a trainer for Poisson batches {count} times: the number of steps "
-            "is a setting of the scheme"
-        )
+        return chosen(records, self.plan.sampling_rate, self.random)
 
     def _differing(self, certificate: PoissonSteps) -> str:
-        if certificate.plan != self.plan:
-            return f"the scheme asks for {self.plan}, done was {certificate.plan}"
+        if text := super()._differing(certificate):
+            return text
         if self._drawn != self.plan.steps:
             # To draw again until one likes the batches would not be what the plan says.
             return (
@@ -207,8 +152,8 @@ def asked_steps(
 ) -> AbstractContextManager[PoissonRequest]:
     """Open a scope in which the user's training is to do exactly the steps of `plan`, once.
 
-    Scopes may be nested; the innermost one counts. Take `PoissonRequest.steps` once the training is
-    over, and `PoissonSteps.check` it against the arrays.
+    Scopes may be nested; the innermost one counts. Take `PoissonRequest.certificate` once the
+    training is over, and `PoissonSteps.check` it against the arrays.
 
     Parameters
     ----------
@@ -223,10 +168,10 @@ def asked_steps(
     >>> with asked_steps(plan) as request:
     ...     batches = list(poisson_batches(current_steps(), records=10))
     ...     certify_steps(PoissonSteps(plan=plan, records=10, before=(), after=()))
-    >>> len(batches), request.steps.records, current_steps()
+    >>> len(batches), request.certificate.records, current_steps()
     (2, 10, None)
     """
-    return opened(_request, PoissonRequest(plan, random or SecureRandom()))
+    return opened(_request, PoissonRequest(plan, random))
 
 
 def current_steps() -> PoissonPlan | None:
@@ -252,9 +197,7 @@ def poisson_batches(plan: PoissonPlan, records: int) -> Iterator[NDArray[np.intp
     (b,) intp ndarray
         It is secret, and may be empty.
     """
-    request = _request.get()
-    if request is None:
-        request = PoissonRequest(plan, SecureRandom())
+    request = _request.get() or PoissonRequest(plan)
     for _ in range(plan.steps):
         yield np.flatnonzero(request.draw(records))
 

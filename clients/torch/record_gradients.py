@@ -14,11 +14,6 @@ Norms and sums are computed in float64: a sum of n vectors in float32 could be o
 Within a block of 64 records it is 2.5e-4, and a record that is replaced by another in the same
 place leaves every other block as it was, bit for bit. So where that is all that is asked, products
 of matrices may be in float32 within a block; it is twice as fast.
-
-Nothing that a record does may show in the gradients of the others, in no bit: whoever chooses the
-weights can make much of a rounding. So where a batch raises, the records for which it raises are
-found, and it is computed anew with others in their places, in the same shape and with the same
-random numbers.
 """
 
 import math
@@ -27,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +30,15 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from flwr_privacy.clients.node.batched_task import BatchedTask
 from flwr_privacy.errors import InvalidParameterError
 
-from .computing import Loss, one_thread, raise_resource_error
-from .stacked import ModelState, name_of, none_in_force, same_loss, stack_of
+from .computing import Loss
+from .each_record import check_loss, for_each
+from .stacked import filled, same_loss, stack_of
 
-__all__ = ["Gradients", "GradientsJob", "RecordGradients", "for_each", "record_losses"]
+__all__ = ["Gradients", "RecordGradients"]
 
 _BLOCK = 64  # records
-_ROUNDING = 1e-3  # share of the gradients by which those of several clients at once may differ
 _LARGEST_INPUT = 2.0**20  # in a product in float32
 _LARGEST_NORM = 1e50
 """Of a gradient, or of a factor of one: the rest of what float64 can hold is for its products.
@@ -54,8 +47,6 @@ So a norm is never too small where squares vanish: they do below 1e-162, and the
 is less than any norm that is clipped to. Nothing in float32 is as large.
 """
 _FAST_MATH = ("DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE")  # of oneDNN, on ARM
-
-Rows = TypeVar("Rows")
 
 _Tap = Callable[[str, nn.Linear, Tensor, Tensor], Tensor]
 """From the name of a layer, the layer, its input and output to what goes on as its output."""
@@ -102,9 +93,9 @@ class Gradients:
     def without(self, records: Tensor) -> "Gradients":
         """Return the same with NaN in place of some records' gradients: a (B,) bool Tensor."""
         return Gradients(
-            whole={name: _filled(g, records, math.nan) for name, g in self.whole.items()},
+            whole={name: filled(g, records, math.nan) for name, g in self.whole.items()},
             outer={
-                name: (_filled(d, records, math.nan), _filled(x, records, math.nan))
+                name: (filled(d, records, math.nan), filled(x, records, math.nan))
                 for name, (d, x) in self.outer.items()
             },
         )
@@ -128,7 +119,7 @@ class Gradients:
 
         def taken(tensor: Tensor, rows: slice) -> Tensor:
             # What is left out may be NaN, which is NaN even 0 times.
-            return _filled(tensor[rows], left_out[rows], 0) if some else tensor[rows]
+            return filled(tensor[rows], left_out[rows], 0) if some else tensor[rows]
 
         for start in range(0, len(weights), _BLOCK):
             rows = slice(start, start + _BLOCK)
@@ -360,7 +351,7 @@ class RecordGradients:
             raise InvalidParameterError(
                 "model", f"a model that changes {changed} as it runs", "one that changes nothing"
             )
-        _check_loss(loss)
+        check_loss(loss)
         hidden = [_name(name, "weight") for name in layers] + list(biases)
         elsewhere = (
             torch.autograd.grad(loss, [state[name] for name in hidden], allow_unused=True)
@@ -376,201 +367,6 @@ class RecordGradients:
         self._biases = {b: n for b, n in biases.items() if b in plain and n in self._layers}
         inputs = sum(layer.in_features * layer.weight.itemsize for layer in self._layers.values())
         return sum(kept) + inputs
-
-
-class GradientsJob(BatchedTask[Gradients]):
-    """A batched task: the gradients of some records of a client.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The client's model, which others may use while this one waits; `gradients` may be of a copy.
-    gradients : RecordGradients
-        Computes them.
-    parameters : Mapping of str to Tensor
-        Values of the trainable parameters; nobody else has them.
-    take : callable
-        Returns new copies of the records: features and labels, (B, ...).
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        gradients: RecordGradients,
-        parameters: Mapping[str, Tensor],
-        take: Callable[[], tuple[Tensor, Tensor]],
-    ) -> None:
-        self._model, self._gradients = model, gradients
-        self._parameters = parameters
-        self._take = take
-        self._records: tuple[Tensor, ...] = ()
-        self._model_left: ModelState | None = None
-        self._state: dict[str, Tensor] = {}
-
-    def may_wait(self) -> bool:
-        """Tell whether no mode of torch is active that would affect other clients too."""
-        return none_in_force()
-
-    def leave(self) -> None:
-        """Copy the model's state, and the records."""
-        self._model_left = ModelState(self._model)
-        self._records = self._take()
-        self.records = len(self._records[1])
-        device = str(self._records[0].device)
-        self.kind = ("gradients", name_of(self._gradients.loss), device, self._model_left.kind)
-        state = self._gradients.state(self._parameters)
-        self._state = {name: tensor.clone() for name, tensor in state.items()}
-        # Copies of the state here and in the stack, sums in float64; others may have twice as many
-        # records, to whose number these are filled up.
-        records = sum(tensor.nbytes for tensor in self._records)
-        self.nbytes = 6 * self._model_left.nbytes + 2 * (
-            records + self.records * self._gradients.bytes_per_record
-        )
-
-    def alone(self) -> Gradients:
-        """Compute the gradients; NaN for records for which the model or the loss raises."""
-        self._come_back()
-        with one_thread():
-            return self._gradients.of_all(self._parameters, self._take)
-
-    def fits(self, other: BatchedTask[Any]) -> bool:
-        """Tell whether models, losses and the shapes of records are the same."""
-        return (
-            isinstance(other, GradientsJob)
-            and self._model_left is not None
-            and other._model_left is not None
-            and self._model_left.computes_like(other._model_left)
-            and self._gradients.same_parts(other._gradients)
-            and other.records <= 2 * self.records <= 4 * other.records
-            and self._looks() == other._looks()
-        )
-
-    def together(self, jobs: Sequence["GradientsJob"]) -> list[Gradients]:
-        """Compute the gradients of all clients together."""
-        features, labels = zip(*(job._records for job in jobs), strict=True)
-        with one_thread():
-            return self._gradients.of_clients([job._state for job in jobs], features, labels)
-
-    def alike(self, done: Gradients) -> bool:
-        """Compute the gradients alone; tell whether they are the same."""
-        own = self.alone()
-        pairs = [(tensor, done.whole[name]) for name, tensor in own.whole.items()]
-        for name, outer in own.outer.items():
-            pairs += zip(outer, done.outer[name], strict=True)
-        known = [(_finite(a), _finite(b)) for a, b in pairs]
-        return all(float((a - b).norm()) <= _ROUNDING * float(a.norm()) for a, b in known)
-
-    def finish(self, done: Gradients) -> Gradients:
-        """Return the gradients, and restore the model."""
-        self._come_back()
-        return done
-
-    def _come_back(self) -> None:
-        if self._model_left is not None:
-            self._model_left.put_back()
-
-    def _looks(self) -> list[Any]:
-        return [(t.shape[1:], t.dtype, t.device) for t in self._records]
-
-
-def for_each(
-    compute: Callable[[Tensor, Tensor], Rows], take: Callable[[], tuple[Tensor, Tensor]]
-) -> tuple[Rows | None, Tensor]:
-    """Compute something for each of some records, and find those for which that raises.
-
-    Parameters
-    ----------
-    compute : callable
-        From features and labels, (B, ...), to something of which a record has a row of its own.
-    take : callable
-        Returns new copies of the records.
-
-    Returns
-    -------
-    found : object or None
-        The rows of those that raise are another record's; None if there is none for all together.
-    raised : (B,) bool Tensor
-        Whether it raises for a record. The others have the rows, to the bit, that they would have
-        if it did for none.
-
-    Raises
-    ------
-    Exception
-        If memory or a device is lacking.
-    """
-    features, labels = take()
-    again = _generators(features.device)
-    raised = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
-    try:
-        return compute(features, labels), raised
-    # The model and the loss are the user's, and any error may be that of a single record.
-    except Exception as error:  # noqa: BLE001
-        raise_resource_error(error)
-    features, labels = take()  # the model may have changed what it got
-
-    def find(places: Tensor) -> None:
-        again()
-        try:
-            compute(features[places], labels[places])
-        except Exception as error:  # noqa: BLE001
-            raise_resource_error(error)
-            if len(places) == 1:
-                raised[places] = True
-                return
-            for half in places.tensor_split(2):
-                find(half)
-
-    places = torch.arange(len(labels), device=labels.device)
-    find(places)
-    if bool(raised.all()):
-        # For the numbers alone that the others of its kind would draw.
-        features, labels = torch.zeros_like(features), torch.zeros_like(labels)
-    else:
-        places[raised] = places[~raised][0]
-    again()
-    try:
-        return compute(features[places], labels[places]), raised
-    except Exception as error:  # noqa: BLE001
-        raise_resource_error(error)
-    return None, torch.ones_like(raised)
-
-
-def record_losses(
-    model: nn.Module,
-    loss: Loss,
-    take: Callable[[], tuple[Tensor, Tensor]],
-    *,
-    forgiving: bool = True,
-) -> Tensor:
-    """Return the losses of B records, of shape (B,); each goes through the model on its own.
-
-    They are NaN for records for which the model or the loss raises, unless it is not `forgiving`.
-
-    Raises
-    ------
-    InvalidParameterError
-        If the loss is not one number for one record.
-    """
-
-    def of_one(feature: Tensor, label: Tensor) -> Tensor:
-        return loss(model(feature[None]), label[None]).squeeze()
-
-    each = vmap(of_one, randomness="different")
-    if forgiving:
-        losses, raised = for_each(each, take)
-    else:
-        losses, raised = each(*take()), torch.zeros((), dtype=torch.bool)
-    if losses is None:
-        return torch.full(raised.shape, math.nan)
-    _check_loss(losses[0])
-    return losses.masked_fill(raised.to(losses.device), math.nan)
-
-
-def _check_loss(loss: Tensor) -> None:
-    if loss.ndim != 0:
-        raise InvalidParameterError(
-            "loss", f"a function to shape {tuple(loss.shape)}", "one number for one record"
-        )
 
 
 @contextmanager
@@ -622,29 +418,6 @@ def _norms(gradients: Tensor) -> Tensor:
         gradients.flatten(start_dim=1), dim=1, dtype=torch.float64
     )
     return norms.masked_fill(~(norms <= _LARGEST_NORM), math.nan)
-
-
-def _filled(rows: Tensor, where: Tensor, value: float) -> Tensor:
-    """Return B tensors with one value in place of some of them."""
-    return rows.masked_fill(where.view(-1, *[1] * (rows.ndim - 1)), value)
-
-
-def _finite(rows: Tensor) -> Tensor:
-    """Return tensors in float64, with 0 where they are not finite."""
-    return rows.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _generators(device: torch.device) -> Callable[[], None]:
-    """Note the states of torch's generators; return what puts them back."""
-    state = torch.get_rng_state()
-    devices = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def put_back() -> None:
-        torch.set_rng_state(state)
-        if devices is not None:
-            torch.cuda.set_rng_state(devices, device)
-
-    return put_back
 
 
 def _name(module: str, parameter: str) -> str:

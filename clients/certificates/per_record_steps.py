@@ -1,46 +1,37 @@
 """Plans and certificates of training with gradients clipped per record.
 
 A scheme wraps the user's training and sees only the arrays that come back, but its noise is right
-only if they are the asked steps from the arrays that it handed out. So it opens a scope with
+only if they are the requested steps from the arrays that it handed out. So it opens a scope with
 `asked`; the trainer that the user calls in it, e.g.
 `flwr_privacy.clients.torch.train_per_record`, reads the plan and leaves a `PerRecordStep` there,
-which knows the arrays before and after by their digests. In the same way `asked_loss` gets the mean
-of losses that were clipped one by one, from `flwr_privacy.clients.torch.evaluate_per_record`.
+which knows the arrays before and after by their digests.
 
-Before the first charge a scheme rehearses both: `flwr_privacy.clients.node.rehearsal`.
+Before the first charge a scheme rehearses it: `flwr_privacy.clients.node.rehearsal`.
 """
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.errors import InvalidParameterError, check_number
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import SMALLEST_NORM
 from flwr_privacy.udp.sensitivity import RECORD_UNIT, check_steps, sensitivity
 
-from .certificates import CertificateRequest, check_same, chosen, digests, opened
+from .request import TrainingCertificate, TrainingRequest, chosen, not_declared, opened
 
 __all__ = [
     "ROUNDING",
-    "LossRequest",
-    "PerRecordLoss",
     "PerRecordPlan",
     "PerRecordStep",
     "StepRequest",
     "asked",
-    "asked_loss",
     "certify",
-    "certify_loss",
-    "check_cap",
-    "current_cap",
     "current_plan",
-    "declared_losses",
-    "digests",
     "in_step",
 ]
 
@@ -184,7 +175,7 @@ class PerRecordPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerRecordStep:
+class PerRecordStep(TrainingCertificate[PerRecordPlan]):
     """Certificate of a local training with gradients clipped per record. It stays on the node.
 
     It is the whole training, from the arrays that came in to those that go out: one step by
@@ -221,6 +212,7 @@ class PerRecordStep:
 
     Examples
     --------
+    >>> from flwr_privacy.clients.certificates.request import digests
     >>> plan = PerRecordPlan(clipping_norm=1.0, learning_rate=1.0)
     >>> before, after = [np.zeros(2, np.float32)], [np.ones(2, np.float32)]
     >>> step = PerRecordStep(
@@ -236,10 +228,8 @@ class PerRecordStep:
 per-record training made: return them as they are after it, with nothing done in between
     """
 
-    plan: PerRecordPlan
-    records: int
-    before: tuple[bytes, ...] = field(repr=False)
-    after: tuple[bytes, ...] = field(repr=False)  # noiseless: whoever has it can test guesses
+    training: ClassVar[str] = "per-record training"
+
     rounding: float = 0.0
 
     def sensitivity(self) -> float:
@@ -250,146 +240,24 @@ per-record training made: return them as they are after it, with nothing done in
         """
         return (self.plan.sensitivity(self.records) + 2 * self.rounding) * (1 + ROUNDING)
 
-    def check(
-        self, before: Iterable[NDArray[np.generic]], after: Iterable[NDArray[np.generic]]
-    ) -> None:
-        """Check that the training led from the one set of arrays to the other, bit for bit.
 
-        Parameters
-        ----------
-        before : iterable of ndarray
-            What the training was given. Only floating-point arrays count here and below.
-        after : iterable of ndarray
-            What it returned.
+class StepRequest(TrainingRequest[PerRecordStep]):
+    """The events of a scope that `asked` opened."""
 
-        Raises
-        ------
-        ProtocolError
-            If it started or ended at other arrays.
-        """
-        check_same(
-            before,
-            self.before,
-            "the training was given other arrays ({}) than the per-record training started at: "
-            "load them into the model, all and unchanged, before it",
-        )
-        check_same(
-            after,
-            self.after,
-            "the training returned other arrays ({}) than the per-record training made: return "
-            "them as they are after it, with nothing done in between",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PerRecordLoss:
-    """Certificate of a mean of losses that were clipped one by one. It stays on the node.
-
-    Parameters
-    ----------
-    cap : float
-        What each record's loss was clipped to, from 0; above 0.
-    records : int
-        Number of records, at least 1; the declared one where the scheme has it. It is public.
-    mean : float
-        Mean of the clipped losses over that number.
-    model : tuple of bytes
-        `digests` of the arrays of the model that was evaluated.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-
-    Guarantee
-    ---------
-    `sensitivity` bounds the distance between this mean and that of the same model on a data set in
-    which one record was replaced by another. (A mean that was clipped as a whole has no such bound:
-    one record may move it by all of the cap.) The model counts as public: what it learned from the
-    same records is not covered.
-
-    Examples
-    --------
-    >>> loss = PerRecordLoss(cap=4.0, records=100, mean=0.5, model=digests([np.zeros(2)]))
-    >>> round(loss.sensitivity(), 5), loss.check([np.zeros(2)])
-    (0.04004, None)
-    """
-
-    cap: float
-    records: int
-    mean: float = field(repr=False)  # noiseless
-    model: tuple[bytes, ...] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        check_cap("cap", self.cap)
-        check_integer("records", self.records, minimum=1)
-        check_number("mean", self.mean, minimum=0, maximum=self.cap)
-
-    def sensitivity(self) -> float:
-        """Return ``cap / records``, and what rounding adds."""
-        return self.cap / self.records * (1 + ROUNDING)
-
-    def check(self, arrays: Iterable[NDArray[np.generic]]) -> None:
-        """Check that the model that was evaluated has these arrays, bit for bit.
-
-        Raises
-        ------
-        ProtocolError
-            If it has others.
-        """
-        check_same(
-            arrays,
-            self.model,
-            "the evaluation was given other arrays ({}) than it evaluated: load them into the "
-            "model, all and unchanged",
-        )
-
-
-class StepRequest(CertificateRequest[PerRecordStep]):
-    """The events of a scope that `asked` opened; its certificate is `step`.
-
-    Parameters
-    ----------
-    plan : PerRecordPlan
-        What the scheme asks.
-    random : SecureRandom
-        Chooses the records of a sampled step.
-    """
-
-    def __init__(self, plan: PerRecordPlan, random: SecureRandom) -> None:
-        super().__init__()
-        self.plan = plan
-        self.random = random
-
-    @property
-    def step(self) -> PerRecordStep:
-        """The certificate of the scope.
-
-        Raises
-        ------
-        ProtocolError
-            If there was none, more than one, or one that followed another plan.
-        """
-        return self.certificate
-
-    def _missing(self) -> str:
-        return (
-            "the training did no per-record step: it has to call a per-record trainer, e.g. "
-            "flwr_privacy.clients.torch.train_per_record, once and in the thread it runs in"
-        )
-
-    def _several(self, count: int) -> str:
-        return (
-            f"the training called a per-record trainer {count} times: the noise of a round is for "
-            "once; more steps are settings of the scheme"
-        )
+    plan: PerRecordPlan
+    missing = (
+        "the training did no per-record step: it has to call a per-record trainer, e.g. "
+        "flwr_privacy.clients.torch.train_per_record, once and in the thread it runs in"
+    )
+    several = (
+        "the training called a per-record trainer {} times: the noise of a round is for once; more "
+        "steps are settings of the scheme"
+    )
 
     def _differing(self, certificate: PerRecordStep) -> str:
-        if certificate.plan != self.plan:
-            return (
-                f"the scheme asks for a training by {self.plan}, done was one by {certificate.plan}"
-            )
-        return _not_declared(self.plan.records, certificate.records)
+        return super()._differing(certificate) or not_declared(
+            self.plan.records, certificate.records
+        )
 
 
 _request: ContextVar[StepRequest | None] = ContextVar("flwr_privacy_per_record", default=None)
@@ -400,8 +268,8 @@ def asked(
 ) -> AbstractContextManager[StepRequest]:
     """Open a scope in which the user's training is to do exactly what `plan` says, once.
 
-    Scopes may be nested; the innermost one counts. Take `StepRequest.step` once the training is
-    over, and `PerRecordStep.check` it against the arrays.
+    Scopes may be nested; the innermost one counts. Take `StepRequest.certificate` once the training
+    is over, and `PerRecordStep.check` it against the arrays.
 
     Parameters
     ----------
@@ -415,10 +283,10 @@ def asked(
     >>> plan = PerRecordPlan(clipping_norm=1.0, learning_rate=0.1)
     >>> with asked(plan) as request:
     ...     certify(PerRecordStep(plan=current_plan(), records=10, before=(), after=()))
-    >>> request.step.records, current_plan()
+    >>> request.certificate.records, current_plan()
     (10, None)
     """
-    return opened(_request, StepRequest(plan, random or SecureRandom()))
+    return opened(_request, StepRequest(plan, random))
 
 
 def current_plan() -> PerRecordPlan | None:
@@ -460,124 +328,3 @@ def certify(step: PerRecordStep) -> None:
     request = _request.get()
     if request is not None:
         request.add(step)
-
-
-class LossRequest(CertificateRequest[PerRecordLoss]):
-    """The events of a scope that `asked_loss` opened; its certificate is `loss`.
-
-    Parameters
-    ----------
-    cap : float
-        What the scheme asks each record's loss to be clipped to.
-    records : int, optional
-        Number of records that the node has declared.
-    """
-
-    def __init__(self, cap: float, records: int | None = None) -> None:
-        super().__init__()
-        self.cap = check_cap("cap", cap)
-        self.records = None if records is None else check_integer("records", records, minimum=1)
-
-    @property
-    def loss(self) -> PerRecordLoss:
-        """The loss that was measured.
-
-        Raises
-        ------
-        ProtocolError
-            If there was none, more than one, or one with another cap.
-        """
-        return self.certificate
-
-    def _missing(self) -> str:
-        return (
-            "the evaluation measured no per-record loss: it has to call, e.g., "
-            "flwr_privacy.clients.torch.evaluate_per_record, once and in the thread it runs in"
-        )
-
-    def _several(self, count: int) -> str:
-        return f"the evaluation measured {count} per-record losses: the noise of a round is for one"
-
-    def _differing(self, certificate: PerRecordLoss) -> str:
-        if certificate.cap != self.cap:
-            return (
-                f"the scheme asks for losses clipped to {self.cap}, measured were some clipped to "
-                f"{certificate.cap}"
-            )
-        return _not_declared(self.records, certificate.records)
-
-
-_loss_request: ContextVar[LossRequest | None] = ContextVar("flwr_privacy_loss", default=None)
-
-
-def asked_loss(cap: float, *, records: int | None = None) -> AbstractContextManager[LossRequest]:
-    """Open a scope in which the user's evaluation is to measure exactly one per-record loss.
-
-    Take `LossRequest.loss` once the evaluation is over, and `PerRecordLoss.check` it against the
-    arrays.
-
-    Parameters
-    ----------
-    cap : float
-        What each record's loss is to be clipped to, above 0.
-    records : int, optional
-        Number of records that the node has declared, at least 1. The mean is over so many, whatever
-        the data set has: records beyond it are left out, and a missing one counts as a loss of 0.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-
-    Examples
-    --------
-    >>> with asked_loss(4.0) as request:
-    ...     certify_loss(PerRecordLoss(cap=current_cap(), records=10, mean=0.5, model=()))
-    >>> request.loss.records, current_cap()
-    (10, None)
-    """
-    return opened(_loss_request, LossRequest(cap, records))
-
-
-def current_cap() -> float | None:
-    """Return the loss cap of the scheme around the evaluation; None without a scheme."""
-    request = _loss_request.get()
-    return None if request is None else request.cap
-
-
-def declared_losses() -> int | None:
-    """Return the number of records that the scheme around the evaluation declares, or None."""
-    request = _loss_request.get()
-    return None if request is None else request.records
-
-
-def certify_loss(loss: PerRecordLoss) -> None:
-    """Pass a loss to the scheme around the evaluation; without a scheme, do nothing.
-
-    Raises
-    ------
-    ProtocolError
-        If it is the second one in the scope, or was clipped to another cap than the scheme asks.
-    """
-    request = _loss_request.get()
-    if request is not None:
-        request.add(loss)
-
-
-def check_cap(parameter: str, cap: float) -> float:
-    """Return the cap of a loss if it is a finite number above 0.
-
-    Raises
-    ------
-    InvalidParameterError
-        If it is none.
-    """
-    if check_number(parameter, cap) <= 0:
-        raise InvalidParameterError(parameter, cap, "a number above 0")
-    return cap
-
-
-def _not_declared(declared: int | None, done: int) -> str:
-    if declared in (None, done):
-        return ""
-    return f"{declared} records are declared, and the certificate is for {done}"

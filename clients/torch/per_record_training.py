@@ -19,37 +19,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from flwr_privacy.clients.node.batched_task import carried_out
-from flwr_privacy.clients.node.rehearsal import Generated, rehearse
-from flwr_privacy.clients.training.per_record import (
-    PerRecordLoss,
+from flwr_privacy.clients.certificates.per_record_steps import (
     PerRecordPlan,
     PerRecordStep,
     certify,
-    certify_loss,
-    check_cap,
-    current_cap,
     current_plan,
-    declared_losses,
-    digests,
     in_step,
 )
+from flwr_privacy.clients.certificates.request import agreed as agreed_plan
+from flwr_privacy.clients.certificates.request import digests
+from flwr_privacy.clients.node.batched_task import carried_out
+from flwr_privacy.clients.node.rehearsal import Generated, rehearse
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.wire.message import EVALUATE, TRAIN
+from flwr_privacy.wire.message import TRAIN
 
 from .computing import Loss, allotted_device, one_thread
-from .gradients import GradientsJob, RecordGradients, record_losses
+from .each_record import CHUNK_BYTES, LARGEST_CHUNK, rehearsed_count
+from .gradients_task import GradientsTask
+from .record_gradients import RecordGradients
+from .released import as_array, check_model, released_tensors
 from .training import check_records
 
-__all__ = ["evaluate_per_record", "train_per_record"]
+__all__ = ["train_per_record"]
 
 logger = logging.getLogger("flwr.privacy")
-
-_LARGEST_CHUNK = 1024  # records
-_CHUNK_BYTES = 256 * 2**20
-_TYPES = (torch.float16, torch.float32, torch.float64)  # of floats in torch and NumPy
 
 
 def train_per_record(
@@ -167,7 +161,9 @@ def train_per_record(
 
     def agreed() -> tuple[PerRecordPlan, float]:
         """Return the plan and the rounding. Nothing in here depends on a record's values."""
-        plan = _agreed(
+        plan = agreed_plan(
+            current_plan(),
+            PerRecordPlan,
             clipping_norm=clipping_norm,
             learning_rate=learning_rate,
             sampling_rate=sampling_rate,
@@ -179,10 +175,10 @@ def train_per_record(
             check_integer("chunk_size", chunk_size, minimum=1)
         check_records(features, labels, may_be_none=plan.records is not None)
         plan.sensitivity(len(labels))  # raises if there are fewer records than a batch has
-        _check_model(model)
+        check_model(model)
         _check_convex(model, plan, smoothness)
         model.to(device or allotted_device()).train()
-        trainable = [t for t in _floating(model) if t.requires_grad]
+        trainable = [t for t in released_tensors(model) if t.requires_grad]
         rounding = _rounding(trainable, plan, plan.steps(len(labels)))
         if not math.isfinite(rounding):
             raise InvalidParameterError(
@@ -194,20 +190,20 @@ def train_per_record(
 
     def rehearsal(generated: Generated) -> None:
         plan, _ = agreed()
-        count = min(plan.count(len(labels)), plan.batch_size or _LARGEST_CHUNK)
-        made = generated(_rehearsed(min(count, chunk_size or _LARGEST_CHUNK), features))
+        count = min(plan.count(len(labels)), plan.batch_size or LARGEST_CHUNK)
+        made = generated(rehearsed_count(min(count, chunk_size or LARGEST_CHUNK), features))
         one = replace(plan, sampling_rate=1.0, epochs=1, batch_size=None, records=None)
         with torch.random.fork_rng(devices=[]):
             _descend(model, *made, one, loss, chunk_size, rehearsed=True)
 
     rehearse(TRAIN, features, labels, rehearsal)
     plan, rounding = agreed()
-    tensors = _floating(model)
-    before = digests(map(_array, tensors))
+    tensors = released_tensors(model)
+    before = digests(map(as_array, tensors))
     trained = _descend(model, features, labels, plan, loss, chunk_size)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     stepped = {id(p): _typed(trained[name], p.dtype) for name, p in trainable.items()}
-    after = digests(_array(stepped.get(id(tensor), tensor)) for tensor in tensors)
+    after = digests(as_array(stepped.get(id(tensor), tensor)) for tensor in tensors)
     count = plan.count(len(labels))
     step = PerRecordStep(plan=plan, records=count, before=before, after=after, rounding=rounding)
     certify(step)
@@ -215,187 +211,6 @@ def train_per_record(
         for parameter in trainable.values():
             parameter.copy_(stepped[id(parameter)])
     return step
-
-
-def evaluate_per_record(
-    model: nn.Module,
-    features: NDArray[Any],
-    labels: NDArray[Any],
-    *,
-    loss: Loss = functional.cross_entropy,
-    loss_cap: float | None = None,
-    chunk_size: int = 1024,
-    device: str | None = None,
-) -> PerRecordLoss:
-    """Return the mean of the records' losses, each clipped to ``[0, loss_cap]``.
-
-    A clip of the mean would not do: one record may move that by all of the cap. Inside a scheme's
-    round the scheme gives the cap and gets the mean: call this once in ``evaluate``, with the
-    arrays that came in loaded into the model. Where the scheme declares the number of records, the
-    mean is over that number: records beyond it are left out, and a missing one counts as 0.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Takes a batch of features; it is moved to `device` and set to evaluation. It sees each
-        record as a batch of one, so that batch normalisation is fine here: its running statistics
-        are part of the model, and no statistics of a batch are taken.
-    features : (n, ...) ndarray
-        Records. Each record of the data set may be there once.
-    labels : (n, ...) ndarray
-        Their labels; integers of shape (n,) for the default loss.
-    loss : callable, default cross entropy of logits
-        Loss of one record, from the model's output for a batch of one and the batch of its label.
-        One that is not a number counts as the cap, and so does that of a record for which the model
-        or the loss raises; the node's log says how many did.
-    loss_cap : float, optional
-        Above 0. Required outside of a scheme's round.
-    chunk_size : int, default 1024
-        Records at a time; it bounds the memory.
-    device : str, optional
-        By default `allotted_device`.
-
-    Returns
-    -------
-    PerRecordLoss
-        The mean, and what a scheme around the evaluation has got already.
-
-    Raises
-    ------
-    DataError
-        If there is not one label per record, or there are no records and none are declared.
-    InvalidParameterError
-        If a setting is missing, out of range or not what the scheme asks, or the loss is not one
-        number for one record.
-    ProtocolError
-        If this is the second call in a scheme's round.
-
-    Guarantee
-    ---------
-    ``PerRecordLoss.sensitivity`` has the bound and what it covers. It holds for every model and
-    loss that keep nothing from one record for another in Python attributes.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from flwr_privacy.clients.torch import initialise, mlp
-    >>> model = initialise(lambda: mlp([4, 3]), 0)
-    >>> features, labels = np.zeros((8, 4), np.float32), np.zeros(8, np.int64)
-    >>> found = evaluate_per_record(model, features, labels, loss_cap=0.5)
-    >>> found.mean, round(found.sensitivity(), 4)
-    (0.5, 0.0626)
-    """
-
-    def agreed() -> float:
-        asked = current_cap()
-        cap = loss_cap if asked is None else asked
-        if cap is None:
-            raise InvalidParameterError(
-                "loss_cap",
-                None,
-                "a number above 0, as there is no scheme around the evaluation to ask",
-            )
-        if loss_cap not in (None, cap):
-            raise InvalidParameterError(
-                "loss_cap", loss_cap, f"{cap}, as the scheme asks, or nothing"
-            )
-        check_cap("loss_cap", cap)
-        check_integer("chunk_size", chunk_size, minimum=1)
-        check_records(features, labels, may_be_none=declared_losses() is not None)
-        model.to(device or allotted_device()).eval()
-        return cap
-
-    def rehearsal(generated: Generated) -> None:
-        agreed()
-        made = generated(_rehearsed(min(len(labels) or 1, chunk_size), features))
-        with torch.random.fork_rng(devices=[]):
-            _losses(model, loss, *made, slice(None), device, rehearsed=True)
-
-    rehearse(EVALUATE, features, labels, rehearsal)
-    cap = agreed()
-    count = declared_losses() or len(labels)
-    clipped: list[float] = []
-    no_number = 0
-    for start in range(0, min(count, len(labels)), chunk_size):
-        chunk = slice(start, min(start + chunk_size, count))
-        losses = _losses(model, loss, features, labels, chunk, device).double()
-        no_number += int(losses.isnan().sum())
-        clipped += losses.nan_to_num(nan=cap).clamp(0, cap).tolist()
-    if no_number:
-        logger.warning(
-            "evaluate_per_record: %d of %d records counted as the cap: their loss is no number, or "
-            "the model or the loss raises for them",
-            no_number,
-            len(clipped),
-        )
-    found = PerRecordLoss(
-        cap=cap,
-        records=count,
-        mean=min(cap, math.fsum(clipped) / count),
-        model=digests(map(_array, _floating(model))),
-    )
-    certify_loss(found)
-    return found
-
-
-def _losses(
-    model: nn.Module,
-    loss: Loss,
-    features: NDArray[Any],
-    labels: NDArray[Any],
-    chunk: slice,
-    device: str | None,
-    *,
-    rehearsed: bool = False,
-) -> Tensor:
-    """Return the losses of some records; rehearsed, what the model or the loss raises is raised."""
-    on = device or allotted_device()
-
-    def take() -> tuple[Tensor, Tensor]:
-        return torch.tensor(features[chunk], device=on), torch.tensor(labels[chunk], device=on)
-
-    with one_thread(), torch.no_grad():
-        return record_losses(model, loss, take, forgiving=not rehearsed)
-
-
-def _agreed(**given: Any) -> PerRecordPlan:
-    """Return the scheme's plan, or outside of a scheme's round the user's."""
-    plan = current_plan()
-    settings = {name: value for name, value in given.items() if value is not None}
-    if plan is None:
-        for name in ("clipping_norm", "learning_rate"):
-            if name not in settings:
-                raise InvalidParameterError(
-                    name,
-                    None,
-                    "a number above 0, as there is no scheme around the training to ask",
-                )
-        return PerRecordPlan(**settings)
-    for name, value in settings.items():
-        if value != (asked := getattr(plan, name)):
-            raise InvalidParameterError(name, value, f"{asked}, as the scheme asks, or nothing")
-    return plan
-
-
-def _check_model(model: nn.Module) -> None:
-    mixing = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) or getattr(module, "running_mean", None) is not None
-    ]
-    if mixing:
-        raise InvalidParameterError(
-            "model",
-            f"a model with the layers {mixing}",
-            "one without batch normalisation or running statistics, which mix the records: "
-            "GroupNorm may take their place",
-        )
-    state = model.state_dict(keep_vars=True)
-    if not any(tensor.requires_grad for tensor in state.values()):
-        raise InvalidParameterError("model", type(model).__name__, "a model to train")
-    for name, tensor in state.items():
-        if (tensor.is_floating_point() or tensor.requires_grad) and tensor.dtype not in _TYPES:
-            raise InvalidParameterError(f"the type of {name}", tensor.dtype, f"one of {_TYPES}")
 
 
 def _check_convex(model: nn.Module, plan: PerRecordPlan, smoothness: float | None) -> None:
@@ -424,15 +239,6 @@ def _check_convex(model: nn.Module, plan: PerRecordPlan, smoothness: float | Non
             plan.learning_rate,
             f"at most 2 / smoothness = {largest:.6g} for the convex bound",
         )
-
-
-def _floating(model: nn.Module) -> list[Tensor]:
-    """Return what of the model a scheme could release, in the order of ``state_dict``."""
-    return [t for t in model.state_dict(keep_vars=True).values() if t.is_floating_point()]
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    return tensor.detach().cpu().numpy()
 
 
 def _rounding(parameters: list[Tensor], plan: PerRecordPlan, steps: int) -> float:
@@ -488,8 +294,8 @@ def _descend(
     # Tied weights are one parameter but several arrays, and what is released is the arrays.
     held = [id(tensor) for tensor in model.state_dict(keep_vars=True).values()]
     copies = {n: held.count(id(p)) for n, p in model.named_parameters() if p.requires_grad}
-    fitting = max(1, _CHUNK_BYTES // max(1, gradients.bytes_per_record))
-    size = chunk_size or min(_LARGEST_CHUNK, fitting)
+    fitting = max(1, CHUNK_BYTES // max(1, gradients.bytes_per_record))
+    size = chunk_size or min(LARGEST_CHUNK, fitting)
     rate = plan.learning_rate / plan.batch(len(labels))
     without = np.zeros(len(labels), np.bool_)  # which records were without a gradient in a step
     weights = {name: p.to(torch.float64, copy=True) for name, p in trainable.items()}
@@ -504,7 +310,7 @@ def _descend(
                 with one_thread():
                     chunk = gradients(current, *take())
             else:
-                chunk = carried_out(GradientsJob(own, gradients, current, take))
+                chunk = carried_out(GradientsTask(own, gradients, current, take))
             with one_thread():
                 scales = chunk.scales(copies, plan.clipping_norm)
                 missing = records >= len(labels)
@@ -544,12 +350,6 @@ def _taken(array: NDArray[Any], places: NDArray[np.intp]) -> Tensor:
     else:
         taken.numpy()[there] = array[places[there]]
     return taken
-
-
-def _rehearsed(records: int, features: NDArray[Any]) -> int:
-    """Return how many records a rehearsal generates, where training would take `records`."""
-    size = math.prod(features.shape[1:]) * features.dtype.itemsize
-    return max(1, min(records, _CHUNK_BYTES // max(1, size)))
 
 
 def _batches(plan: PerRecordPlan, records: int) -> Iterator[NDArray[np.intp]]:
