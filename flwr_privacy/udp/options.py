@@ -37,7 +37,7 @@ Budget = float | Mapping[str, float]
 
 Noise = Literal["gdp_fixed", "gdp", "gdp_worst", "zcdp", "paper", "pld_secret", "none"]
 
-Judge = Callable[[int, Any], float]
+ValidationLoss = Callable[[int, Any], float]
 """From a round and the model that it led to (round 0: the model to start from) to its loss."""
 
 
@@ -276,7 +276,7 @@ class ClientLosses:
 class NoiseSchedule(ABC):
     """Base of the schedules: how the noise changes from round to round."""
 
-    judge: Judge | ClientLosses | None
+    validation: ValidationLoss | ClientLosses | None
 
     @abstractmethod
     def pace(self, rounds: int) -> Pace:
@@ -284,26 +284,26 @@ class NoiseSchedule(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Judged(NoiseSchedule):
-    judge: Judge | ClientLosses
+class _Validated(NoiseSchedule):
+    validation: ValidationLoss | ClientLosses
 
     def __post_init__(self) -> None:
-        told = callable(self.judge) and not isinstance(self.judge, type)
-        if not (told or isinstance(self.judge, ClientLosses)):
+        told = callable(self.validation) and not isinstance(self.validation, type)
+        if not (told or isinstance(self.validation, ClientLosses)):
             allowed = "a function to the loss of a model on public data, or ClientLosses(...)"
-            raise InvalidParameterError("judge", self.judge, allowed)
+            raise InvalidParameterError("validation", self.validation, allowed)
 
 
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
-class Discounting(_Judged):
+class Discounting(_Validated):
     """Discounts the rounds where the validation loss does not fall (algorithm 2).
 
     Parameters
     ----------
-    judge : callable or ClientLosses
-        What says how good a model is: a function on the server, from the round and the model to its
-        loss on public data (round 0 is the model to start from); or all clients.
+    validation : callable or ClientLosses
+        Where the validation loss comes from: a function on the server, from the round and the model
+        to its loss on public data (round 0 is the model to start from); or all clients.
     beta, zeta, patience
         As in `flwr_privacy.udp.Discounted`; 0.9, 0.001 and 1 by default.
 
@@ -314,7 +314,7 @@ class Discounting(_Judged):
 
     Examples
     --------
-    >>> Discounting(judge=ClientLosses(share=0.2), beta=0.7).pace(10).planned
+    >>> Discounting(validation=ClientLosses(share=0.2), beta=0.7).pace(10).planned
     10
     """
 
@@ -349,7 +349,7 @@ class LinearNoise(NoiseSchedule):
         If a value is not allowed.
     """
 
-    judge = None
+    validation = None
 
     end: float = 0.5
     calibrated: bool = False
@@ -365,12 +365,12 @@ class LinearNoise(NoiseSchedule):
 
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
-class PlateauNoise(_Judged):
+class PlateauNoise(_Validated):
     """Noise that falls where the loss does not (Lei's code): `flwr_privacy.udp.PlateauDecay`.
 
     Parameters
     ----------
-    judge : callable or ClientLosses
+    validation : callable or ClientLosses
         As in `Discounting`.
     """
 

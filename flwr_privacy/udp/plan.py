@@ -11,7 +11,7 @@ from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from .formulas import mu_star
 from .loss import LossTerms
 from .options import ClientLosses, NoiseSchedule, PrivacyLevel
-from .pace import Pace, Uniform
+from .pace import Discounted, Pace, Uniform
 from .schedule import NONE, NoisePlan
 from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
 from .terms import UDPTerms
@@ -76,14 +76,24 @@ class UDPPlan:
     @property
     def losses(self) -> ClientLosses | None:
         """The options of the clients' losses; None if clients do not evaluate the model."""
-        judge = None if self.changes is None else self.changes.judge
-        return judge if isinstance(judge, ClientLosses) else None
+        validation = None if self.changes is None else self.changes.validation
+        return validation if isinstance(validation, ClientLosses) else None
 
     @property
     def validation_share(self) -> float:
         """Share of the budget for losses, 0 where none are noised."""
         noised = self.losses is not None and self.privacy.noise not in ("paper", NONE)
         return self.losses.share if noised and self.losses else 0.0
+
+    @property
+    def ended(self) -> str:
+        """Why the training ends: all planned rounds are done; "" before."""
+        pace = self.pace
+        if not pace.over or pace.done == 0:
+            return ""
+        if isinstance(pace, Discounted):
+            return f"discounting left {pace.planned} of {pace.rounds} rounds, and they are done"
+        return f"the {pace.planned} rounds that the budget is for are done"
 
     def check(self) -> None:
         """Refuse options that do not go together, or whose values have no room in codes.
@@ -222,7 +232,7 @@ class UDPPlan:
         changes: dict[str, Any] = {}
         if self.changes is not None:
             changes = {"schedule": type(self.changes).__name__, **vars(self.changes)}
-            changes["judge"] = None if self.losses is None else vars(self.losses)
+            changes["validation"] = None if self.losses is None else vars(self.losses)
         values = {"unit": self.privacy.unit, **vars(self.privacy), **changes}
         values |= {"keep_back": self.keep_back, "rounds": self.pace.rounds}
         return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}

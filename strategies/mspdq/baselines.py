@@ -24,7 +24,7 @@ from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.privacy.updates import kept_back, released_names
 from flwr_privacy.strategies.loop.draws import DrawnStrategy
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.request_log import ClientReply
@@ -94,16 +94,14 @@ class DrawnFedAvg(DrawnStrategy):
 
     def guarantee(self) -> Guarantee:
         """Return a guarantee of nothing, and why."""
-        kept = set(self._template)
-        if kept:
-            kept -= set(released_names(self._template, self._keep_back))
+        kept = kept_back(self._template, self._keep_back)
         return Guarantee(
             scheme=self.scheme,
             protects="nothing",
             adversary="nobody",
             not_protected=(
                 self._seen,
-                *([f"(not sent at all: {', '.join(sorted(kept))})"] if kept else []),
+                *([f"(not sent at all: {', '.join(kept)})"] if kept else []),
             ),
             evidence=("tests/mspdq",),
         )

@@ -26,7 +26,7 @@ from flwr_privacy.mspdq import MIX, MSPTerms
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
-from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.privacy.updates import kept_back, released_names
 from flwr_privacy.secure_sum import NotOpenedError
 from flwr_privacy.strategies.loop.draws import DrawnStrategy
 from flwr_privacy.strategies.requests.instruction import Instruction
@@ -345,7 +345,5 @@ class MSP(DrawnStrategy):
         )
 
     def _kept_back(self) -> list[str]:
-        if not self._template:
-            return []
-        kept = set(self._template) - set(released_names(self._template, self._terms.keep_back))
-        return [f"(not sent at all: {', '.join(sorted(kept))})"] if kept else []
+        kept = kept_back(self._template, self._terms.keep_back)
+        return [f"(not sent at all: {', '.join(kept)})"] if kept else []

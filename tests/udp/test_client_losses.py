@@ -292,7 +292,12 @@ class Watching(UDP):
         assert not reply.content.array_records or not any(reply.content.array_records.values())
 
 
-OPTIONS: dict[str, Any] = {"schedule": "discounting", "judge": "clients", "patience": 99, "seed": 1}
+OPTIONS: dict[str, Any] = {
+    "schedule": "discounting",
+    "validation": "clients",
+    "patience": 99,
+    "seed": 1,
+}
 
 
 def test_both_phases_are_on_the_ledgers_and_on_the_card(tmp_path: Path) -> None:
