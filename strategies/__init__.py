@@ -39,7 +39,7 @@ from flwr_privacy.udp import (
 )
 
 from .accounting import FlowerAccountant
-from .central_dp import CentralDP
+from .central_dp.strategy import CentralDP
 from .fedavg import FedAvg
 from .udp.strategy import UDP
 

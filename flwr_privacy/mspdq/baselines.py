@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.coding.quantize import LARGEST_WIDTH, Codes
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -129,8 +130,7 @@ def nbafl_downlink_sigma(
 
 def _gaussian_constant(epsilon: float, delta: float) -> float:
     check_number("epsilon", epsilon, minimum=_SMALLEST)
-    if not 0 < check_number("delta", delta) < 1:
-        raise InvalidParameterError("delta", delta, "a number between 0 and 1, neither of them")
+    check_delta(delta)
     return math.sqrt(2 * math.log(1.25 / delta))
 
 

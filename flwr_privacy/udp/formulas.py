@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import bdtr
 
 from flwr_privacy.accounting import Charge, spent
-from flwr_privacy.accounting.gaussian import epsilon_of, mu_of
+from flwr_privacy.accounting.gaussian import check_delta, epsilon_of, mu_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
 __all__ = [
@@ -240,5 +240,5 @@ def check_budget(
         raise InvalidParameterError("q", q, "a number above 0 and of at most 1")
     if epsilon is not None and not check_number("epsilon", epsilon) > 0:
         raise InvalidParameterError("epsilon", epsilon, "a number above 0")
-    if delta is not None and not 0 < check_number("delta", delta) < 1:
-        raise InvalidParameterError("delta", delta, "a number between 0 and 1, neither of them")
+    if delta is not None:
+        check_delta(delta)
