@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 
-from .formulas import mu_star
 from .loss import LossTerms
 from .options import ClientLosses, NoiseSchedule, PrivacyLevel
 from .pace import Discounted, Pace, Uniform
@@ -257,7 +257,7 @@ class UDPPlan:
         if client:
             z = schedule.multiplier(self.pace.planned - self.pace.done, spent)
             if z is None:  # with nothing left, what is more than a whole budget: it declines
-                z = 1 / (_TOO_MUCH * mu_star(schedule.epsilon, schedule.delta))
+                z = 1 / (_TOO_MUCH * mu_of(schedule.epsilon, schedule.delta))
         return schedule.noise_multiplier if z is None else z
 
     def _grid(self, terms: UDPTerms) -> CodeGrid:

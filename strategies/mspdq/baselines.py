@@ -314,7 +314,7 @@ class QuantizedFedAvg(_Coded):
     Guarantee
     ---------
     None: the server has every update up to the rounding, and random rounding protects nobody
-    (`flwr_privacy.mspdq.quantizer_delta`).
+    (`flwr_privacy.simulations.research.mspdq.theory.quantizer_delta`).
 
     Examples
     --------

@@ -69,8 +69,8 @@ class MSP(DrawnStrategy):
     coupling : {"const", "harmonic", "sqrt", "random"}, optional
         How the coupling goes on; by default constant.
     mixing_rounds : int or callable, optional
-        Mixing steps K, or a function of the learning round from 1 that returns them (the theory's
-        are `flwr_privacy.mspdq.k_rounds`). By default 10, with `paper` 4.
+        Mixing steps K, or a function of the learning round from 1 that returns them (the theory's:
+        `flwr_privacy.simulations.research.mspdq.theory.k_rounds`). By default 10, with `paper` 4.
     tolerance : float, optional
         Instead of `mixing_rounds`: as many steps as leave at most this share of the split.
     m : int, default 1

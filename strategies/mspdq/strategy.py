@@ -86,7 +86,7 @@ class MSPDQ(MSP):
     Without one: none. The server decodes the values, and recovers every model up to the rounding,
     an error of about a percent of the update or less from 4 bits on
     (`flwr_privacy.simulations.research.mspdq.consensus`). Random rounding protects nobody
-    (`flwr_privacy.mspdq.quantizer_delta`).
+    (`flwr_privacy.simulations.research.mspdq.theory.quantizer_delta`).
 
     Notes
     -----

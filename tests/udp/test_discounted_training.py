@@ -21,6 +21,7 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import Fault
+from flwr_privacy.simulations.research.udp.noise_formulas import sigma_crd
 from flwr_privacy.strategies import (
     UDP,
     ClientLosses,
@@ -30,7 +31,7 @@ from flwr_privacy.strategies import (
     PlateauNoise,
     UserLevel,
 )
-from flwr_privacy.udp import discount_T, sigma_crd
+from flwr_privacy.udp import discount_T
 
 BETTER, SAME = 1.0, 0.0  # how much the loss falls in a round
 
