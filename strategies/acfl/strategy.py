@@ -3,7 +3,6 @@
 The model is one matrix. What the clients send is a gradient; the server makes the step.
 """
 
-import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -50,7 +49,7 @@ from .coded_setup import SETUP, CodedSetup
 
 __all__ = ["ACFL"]
 
-logger = logging.getLogger("flwr.privacy")
+_USUAL_SHIFT = 200.0
 
 
 @checked_keywords
@@ -85,8 +84,9 @@ class ACFL(CodedSetup):
         the coded features plus `ridge`.
     schedule : {"constant", "inverse", "shifted"}, default "constant"
         How it falls: `flwr_privacy.acfl.steps.StepSize`.
-    shift : float, default 200.0
-        Of ``schedule="shifted"``, in rounds.
+    shift : float, optional
+        Rounds after which the step of ``schedule="shifted"`` is half of the first one, by default
+        200. Refused with other schedules, where it would have no effect.
     ridge : float, default 0.0
         mu of a term ``mu/2 |W|^2`` of the loss.
     batch_fraction : float, default 1.0
@@ -146,7 +146,7 @@ class ACFL(CodedSetup):
     symmetrize: bool = False
     learning_rate: float | None = None
     schedule: Literal["constant", "inverse", "shifted"] = "constant"
-    shift: float = 200.0
+    shift: float | None = None
     ridge: float = 0.0
     batch_fraction: float = 1.0
     rounds: int | None = None
@@ -161,6 +161,8 @@ class ACFL(CodedSetup):
             check_integer("rounds", self.rounds, minimum=1)
         check_flag("project", self.project)
         check_flag("symmetrize", self.symmetrize)
+        if self.shift is not None and self.schedule in ("constant", "inverse"):
+            raise InvalidParameterError("shift", self.shift, "None without schedule='shifted'")
         self._wish = Wish(
             privacy=self.privacy,
             weighting=self.weighting,
@@ -193,7 +195,7 @@ class ACFL(CodedSetup):
             project=self.project,
             learning_rate=self.learning_rate,
             schedule=self.schedule,
-            shift=self.shift,
+            shift=_USUAL_SHIFT if self.shift is None else self.shift,
             ridge=self.ridge,
         )
         self._set_up = CodedMembers(symmetrised=self.symmetrize and not self.symmetric_noise)
