@@ -18,9 +18,10 @@ from flwr_privacy.errors import InvalidParameterError, check_integer, check_numb
 from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code, split
 from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
+from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.udp.formulas import check_budget
+from flwr_privacy.udp.grid_checks import check_codes, check_gap
 from flwr_privacy.wire.arrays import Arrays
 
 from .sensitivity import DISTRIBUTED, SERVER, amplified, sensitivity
@@ -193,20 +194,8 @@ class CentralDPTerms:
         InvalidParameterError
             If it is too coarse or too fine.
         """
-        gap = self.grid_gap(dimension)
-        if gap > self.gap:
-            raise InvalidParameterError(
-                "grid",
-                self.grid,
-                f"a finer grid (more grid_bits): epsilon {gap:.3g} of a release would be lost to "
-                "it",
-            )
-        if self.code_limit() > CODE_LIMIT:
-            raise InvalidParameterError(
-                "grid",
-                self.grid,
-                f"a coarser grid (less grid_bits): codes up to {self.code_limit()} leave 32 bits",
-            )
+        check_gap(self.grid, self.grid_gap(dimension), charged=self.gap)
+        check_codes(self.grid, self.code_limit())
 
     def names(self, model: Arrays) -> list[str]:
         """Return the names of the arrays whose updates are released.

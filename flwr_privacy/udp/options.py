@@ -19,7 +19,7 @@ from flwr_privacy.privacy.updates import SMALLEST_NORM
 from .loss import LARGEST_CAP, SMALLEST_CAP
 from .pace import Discounted, LinearDecay, Pace, PlateauDecay
 from .schedule import NONE, NoisePlan
-from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT
+from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_usual
 
 __all__ = [
     "ClientLosses",
@@ -41,20 +41,20 @@ ValidationLoss = Callable[[int, Any], float]
 """From a round and the model that it led to (round 0: the model to start from) to its loss."""
 
 
-class _Training:
-    """What is known of the training that is protected; no dataclass: some of it is fixed."""
+class _OwnTraining:
+    """The training at user level: one release of the user's own training, whatever it does."""
 
-    unit: str
-    learning_rate: float
-    sampling_rate: float
-    local_epochs: int
-    batch_size: int | None
-    sensitivity_bound: str
-    max_records: int
+    unit: str = USER_UNIT
+    learning_rate: float = 1.0
+    sampling_rate: float = 1.0
+    local_epochs: int = 1
+    batch_size: int | None = None
+    sensitivity_bound: str = "general"
+    max_records: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyLevel(_Training):
+class PrivacyLevel(_OwnTraining):
     """Base of `UserLevel` and `RecordLevel`: what both have."""
 
     epsilon: Budget = 8.0
@@ -168,15 +168,6 @@ class UserLevel(PrivacyLevel):
     []
     """
 
-    # The training is the user's own: one release, whatever it does.
-    unit = USER_UNIT
-    learning_rate = 1.0
-    sampling_rate = 1.0
-    local_epochs = 1
-    batch_size = None
-    sensitivity_bound = "general"
-    max_records = 0
-
 
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +230,8 @@ class RecordLevel(PrivacyLevel):
             "batch_size": None,
             "sensitivity_bound": "general",
         }
-        for name, usual in plain.items():
-            if self.shared_noise and getattr(self, name) != usual:
-                allowed = f"{usual!r} where noise is shared: all records in one step"
-                raise InvalidParameterError(name, getattr(self, name), allowed)
+        if self.shared_noise:
+            check_usual(self, plain, "where noise is shared: all records in one step")
 
 
 @checked_keywords

@@ -13,7 +13,7 @@ from .loss import LossTerms
 from .options import ClientLosses, NoiseSchedule, PrivacyLevel
 from .pace import Discounted, Pace, Uniform
 from .schedule import NONE, NoisePlan
-from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
+from .sensitivity import RECORD_UNIT, USER_UNIT
 from .terms import UDPTerms
 
 __all__ = ["UDPPlan"]
@@ -152,25 +152,16 @@ class UDPPlan:
 
     def own_terms(self, shared: UDPTerms, client: str, spent: float) -> UDPTerms:
         """Return the round config of a client that has its own, from the shared one."""
-        schedule = self.schedule(client)
-        return replace(
-            shared,
-            noise_multiplier=self._multiplier(client, spent),
-            epsilon=float(schedule.cap),
-            delta=float(schedule.delta),
-            gap=float(schedule.gap),
-        )
+        noise_multiplier = self._multiplier(client, spent)
+        return replace(shared, noise_multiplier=noise_multiplier, **self._budget(client))
 
     def plain_terms(self, parties: int, *, noise_multiplier: float, client: str = "") -> UDPTerms:
         """Return the round config for one budget and noise, with a grid that has room for them."""
         privacy = self.privacy
-        schedule = self.schedule(client or next(iter(privacy.named()), ""))
         terms = UDPTerms(
             unit=privacy.unit,
             noise_multiplier=0.0 if privacy.noise == NONE else noise_multiplier,
-            epsilon=float(schedule.cap),
-            delta=float(schedule.delta),
-            gap=float(schedule.gap),
+            **self._budget(client),
             clipping_norm=float(privacy.clipping_norm),
             grid=0,
             learning_rate=float(privacy.learning_rate),
@@ -187,14 +178,11 @@ class UDPPlan:
 
     def loss_terms(self, client: str = "") -> LossTerms:
         """Return the round config of a client's loss."""
-        schedule = self.schedule(client or next(iter(self.privacy.named()), ""))
         return LossTerms(
             unit=self.privacy.unit,
             cap=float(self.losses.loss_cap if self.losses else ClientLosses.loss_cap),
-            noise_multiplier=schedule.validation_multiplier,
-            epsilon=float(schedule.cap),
-            delta=float(schedule.delta),
-            gap=float(schedule.gap),
+            noise_multiplier=self._plan_of(client).validation_multiplier,
+            **self._budget(client),
         )
 
     def state(self) -> dict[str, Any]:
@@ -237,6 +225,14 @@ class UDPPlan:
         values |= {"keep_back": self.keep_back, "rounds": self.pace.rounds}
         return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
+    def _plan_of(self, client: str) -> NoisePlan:
+        """Return a client's noise plan; of any client, if one is named but none is meant."""
+        return self.schedule(client or next(iter(self.privacy.named()), ""))
+
+    def _budget(self, client: str) -> dict[str, Any]:
+        plan = self._plan_of(client)
+        return {"epsilon": float(plan.cap), "delta": float(plan.delta), "gap": float(plan.gap)}
+
     def _schedule(self, epsilon: float, delta: float) -> NoisePlan:
         if (epsilon, delta) not in self._schedules:
             self._schedules[epsilon, delta] = self.privacy.schedule(
@@ -267,26 +263,9 @@ class UDPPlan:
             spread, most = _SHARE_REACH * sigma / reach, 30
         else:
             reach = terms.reach(_MANY_RECORDS)
-            sigma = terms.noise_multiplier * _largest_sensitivity(terms)
+            counts = (_FEWEST_RECORDS, _MANY_RECORDS)
+            bound = max(terms.sensitivity(max(count, terms.batch_size)) for count in counts)
+            sigma = terms.noise_multiplier * bound
             spread, most = _NOISE_REACH * sigma / reach, _GRID_BITS[terms.unit]
         room = math.floor(math.log2(CODE_LIMIT / (1 + spread))) - 1
         return CodeGrid.below(reach, bits=self.privacy.grid_bits or max(1, min(most, room)))
-
-
-def _largest_sensitivity(terms: UDPTerms) -> float:
-    """Return the sensitivity of the clients for whose noise the grid leaves room."""
-    if terms.unit == USER_UNIT:
-        return sensitivity(USER_UNIT, clipping_norm=terms.clipping_norm)
-    return max(
-        sensitivity(
-            RECORD_UNIT,
-            clipping_norm=terms.clipping_norm,
-            learning_rate=terms.learning_rate,
-            records=max(count, terms.batch_size),
-            sampling_rate=terms.sampling_rate,
-            epochs=terms.epochs,
-            batch_size=terms.batch_size or None,
-            bound=terms.bound,
-        )
-        for count in (_FEWEST_RECORDS, _MANY_RECORDS)
-    )

@@ -40,6 +40,7 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds
+from flwr_privacy.strategies.budget import budget_metrics
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.request_log import ClientReply, arrays_of
 from flwr_privacy.wire import fields as records
@@ -322,10 +323,7 @@ class ACFL(CodedSetup):
         if self._set_up.terms is not None and self.privacy.noise != NO_NOISE:
             privacy = setup_privacy(self._set_up.terms, bound=self._wish.bound)
             numbers |= {f"setup_{name}": value for name, value in privacy.items()}
-        spent, cap = card.guarantee.spent, card.guarantee.epsilon
-        if spent is not None and cap is not None:
-            numbers |= {"epsilon": spent, "epsilon_left": max(0.0, cap - spent)}
-        return numbers
+        return numbers | budget_metrics(card)
 
     def guarantee(self) -> Guarantee:
         """Return the guarantee."""
