@@ -11,14 +11,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.coding.packing import packed_bytes, unpack_into
 from flwr_privacy.coding.quantize import Codes
 from flwr_privacy.errors import check_choice, check_integer, check_number
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.mspdq.baselines import JoPEQ, Noising, nbafl_downlink_sigma, nbafl_uplink_sigma
 from flwr_privacy.mspdq.codec import decode_start
+from flwr_privacy.mspdq.hub import unpacked
 from flwr_privacy.mspdq.splitting import noised
-from flwr_privacy.mspdq.terms import CODES
 from flwr_privacy.mspdq.theory import laplace_scale
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
@@ -32,7 +31,8 @@ from flwr_privacy.wire.arrays import Arrays, is_finite
 from flwr_privacy.wire.fields import write
 from flwr_privacy.wire.identity import derive_seed, stream
 from flwr_privacy.wire.layout import Layout
-from flwr_privacy.wire.message import Fields
+
+from .replies import numbers_of, packed_codes
 
 __all__ = ["DrawnFedAvg", "JoPEQFedAvg", "NbAFL", "QuantizedFedAvg"]
 
@@ -263,10 +263,9 @@ class _Coded(DrawnFedAvg):
         ReplyRefusedError
             If it is malformed, or takes the model beyond what its arrays hold.
         """
-        packed = _packed(reply.arrays(), packed_bytes(self._layout.size, self.bits))
-        codes: Codes = np.empty(self._layout.size, np.uint8 if self.bits <= 8 else np.uint16)
+        packed = packed_codes(reply.arrays())
         try:
-            unpack_into(packed, self.bits, codes)
+            codes = unpacked(packed, self.bits, self._layout.size)
             update = self.decoded(codes, reply)
         except ValueError as error:
             raise ReplyRefusedError("malformed", f"client {reply.client_id}: {error}") from error
@@ -331,7 +330,7 @@ class QuantizedFedAvg(_Coded):
 
     def decoded(self, codes: Codes, reply: ClientReply) -> Vectors:
         """Return the update that a client sent."""
-        low, high = _numbers(reply.fields, "ends", 2)
+        low, high = numbers_of(reply.fields, "ends", 2)
         return decode_start(codes, (low, high), 2**self.bits)
 
 
@@ -391,27 +390,7 @@ class JoPEQFedAvg(_Coded):
     def decoded(self, codes: Codes, reply: ClientReply) -> Vectors:
         """Return the update that a client sent."""
         arrays = len(self._layout.parts)
-        means, stds = (_numbers(reply.fields, name, arrays) for name in ("means", "stds"))
+        means, stds = (numbers_of(reply.fields, name, arrays) for name in ("means", "stds"))
         dither = stream(self._seed, reply.client_id)
         scales = list(zip(means, stds, strict=True))
         return self.codec.decode_arrays(codes, scales, self._layout, dither)
-
-
-def _packed(arrays: Arrays, size: int) -> NDArray[np.uint8]:
-    """Return the bytes of some codes; refuse malformed ones."""
-    if set(arrays) != {CODES}:
-        raise ReplyRefusedError("names", f"arrays {sorted(arrays)}, not '{CODES}'")
-    packed = arrays[CODES]
-    if packed.dtype != np.uint8:
-        raise ReplyRefusedError("dtype", f"codes as {packed.dtype}, not uint8")
-    if packed.shape != (size,):
-        raise ReplyRefusedError("shape", f"codes of shape {packed.shape}, not {size} bytes")
-    return packed.astype(np.uint8, copy=False)
-
-
-def _numbers(fields: Fields, name: str, count: int) -> list[float]:
-    """Return the numbers that a client sends with its codes; refuse malformed ones."""
-    values = fields.get(name)
-    if not isinstance(values, list) or len(values) != count:
-        raise ReplyRefusedError("malformed", f"the entry '{name}' is no list of {count} numbers")
-    return [check_number(name, value) for value in values]
