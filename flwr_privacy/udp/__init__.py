@@ -14,11 +14,7 @@ from flwr_privacy.lazy import lazy
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, sensitivity
 
 if TYPE_CHECKING:
-    from .formulas import (
-        budget,
-        participations,
-        sigma_paper,
-    )
+    from .formulas import budget, participations, sigma_paper
     from .loss import LossTerms, MeanLoss
     from .options import (
         ClientLosses,

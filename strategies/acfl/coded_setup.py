@@ -176,9 +176,8 @@ class CodedSetup(SchemeStrategy):
         """Return how many honest clients share the noise of a sum; 0 without a secure sum."""
         if self.secure_sum is None:
             return 0
-        cohort, settings = self.transport.cohort, self.secure_sum
-        self._quorum = cohort, settings.threshold_of(cohort), settings.colluders_of(cohort)
-        return settings.parties_of(cohort)
+        self._quorum = self.secure_sum.quorum_of(self.transport.cohort)
+        return self.secure_sum.parties_of(self.transport.cohort)
 
     def _model(self) -> NDArray[np.float64]:
         """Return the model as it is before the step."""

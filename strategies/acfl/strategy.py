@@ -394,5 +394,5 @@ class ACFL(CodedSetup):
 
     def _asked_terms(self) -> GradientTerms:
         if self._terms is None:
-            raise ProtocolError("no question was asked yet")
+            raise ProtocolError("no gradients were asked for yet")
         return self._terms

@@ -111,7 +111,7 @@ class CentralDP(SchemeStrategy):
     drawn or nobody answered: a round that is skipped then would say who was not there. The result
     is divided by the expected number of clients.
 
-    With noise in shares a client answers a question once. A round that broke off after clients had
+    With noise in shares a client answers a request once. A round that broke off after clients had
     answered is skipped on a resume, unless enough others are drawn: their answers were charged, and
     a second sum over the same round could give them away. A trusted server does such a round again,
     with other noise, as nobody has seen the model that was lost: a round has its checkpoint, with
@@ -318,8 +318,7 @@ class CentralDP(SchemeStrategy):
         """Return the guarantee; before the first round it states the requested budget."""
         quorum, secure_sum = None, self.secure_sum
         if secure_sum is not None and self.terms is not None and self.terms.noise == DISTRIBUTED:
-            least = secure_sum.threshold_of(self._cohort)
-            quorum = self._cohort, least, secure_sum.colluders_of(self._cohort)
+            quorum = secure_sum.quorum_of(self._cohort)
         return guarantee_of(
             self.plan or self._plan_of(rounds=1, q=1.0),
             summed=secure_sum is not None,

@@ -197,7 +197,6 @@ class NbAFL(DrawnFedAvg):
             law=self.law,
             scale=sigma if self.law == "gaussian" else laplace_scale(distance, self.epsilon),
         )
-        self._downlink = self.downlink
         self._only_with_start["downlink"] = self.downlink or None
 
     def instruct(self, server_round: int) -> Instruction:
@@ -224,7 +223,7 @@ class NbAFL(DrawnFedAvg):
         }
 
     def _downlink_sigma(self) -> float:
-        if not self._downlink or self.planned_rounds is None:
+        if not self.downlink or self.planned_rounds is None:
             return 0.0
         clients = len(self.federation.clients())
         return nbafl_downlink_sigma(**self._budget, rounds=self.planned_rounds, clients=clients)

@@ -319,10 +319,9 @@ class UDP(SchemeStrategy):
     def guarantee(self) -> Guarantee:
         """Return the guarantee; before the first round it states the requested budget."""
         plan = self.plan or self._plan_of(rounds=self.rounds or self.planned_rounds or 1, q=1.0)
-        quorum, secure_sum = None, self.secure_sum
-        if secure_sum is not None and self._cohort:
-            least = secure_sum.threshold_of(self._cohort)
-            quorum = self._cohort, least, secure_sum.colluders_of(self._cohort)
+        quorum = None
+        if self.secure_sum is not None and self._cohort:
+            quorum = self.secure_sum.quorum_of(self._cohort)
         return guarantee_of(
             plan,
             quorum=quorum,

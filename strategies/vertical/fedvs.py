@@ -235,7 +235,7 @@ class FedVS(DataCoding):
     ) -> dict[int, NDArray[np.int64]]:
         """Relay the shares; return the answers by their client's place."""
         terms = self._agreed()
-        question = Evaluation(
+        evaluation = Evaluation(
             generation=terms.generation, share_set=dealing.share_set, dealers=dealers
         )
         self._answer_shape = (len(dealing.evaluated_rows), terms.embedding)
@@ -247,7 +247,7 @@ class FedVS(DataCoding):
             phase,
             RecordDict(),
             assigned,
-            fields=records.write(question),
+            fields=records.write(evaluation),
             own=self._passed_on(terms, shares, dealers),
             quorum=quorum,
         )
