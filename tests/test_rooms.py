@@ -29,7 +29,7 @@ LAYERS = [
     ["strategies.transport"],
     ["strategies.loop"],
     ["strategies"],
-    [*(f"strategies.{scheme}" for scheme in ("acfl", "m2fdp", "mspdq", "udp", "vertical"))],
+    [f"strategies.{s}" for s in ("acfl", "central_dp", "m2fdp", "mspdq", "udp", "vertical")],
     ["simulations.engines"],
     ["simulations.settings"],
     ["simulations.tasks"],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tomli_w
 
-from flwr_privacy.central_dp.mechanism import SERVER
+from flwr_privacy.central_dp.sensitivity import SERVER
 from flwr_privacy.clients.node.context_store import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import CLOUD, TierTree

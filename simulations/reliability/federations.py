@@ -356,7 +356,7 @@ FEDERATIONS = {
         options={"unit": "user", "rounds": ROUNDS, "epsilon": 100.0},
     ),
     "udp-losses": SmallFederation(
-        title="UDP with discounted rounds, judged by the clients' losses",
+        title="UDP with discounted rounds, validated by the clients' losses",
         strategy=UDP,
         client=UDPClient,
         spots=_spots(_HELLO, "train", "evaluate"),
@@ -365,7 +365,7 @@ FEDERATIONS = {
             "rounds": ROUNDS,
             "epsilon": 100.0,
             "schedule": "discounting",
-            "judge": "clients",
+            "validation": "clients",
         },
     ),
     "central-dp": SmallFederation(

@@ -19,6 +19,7 @@ from flwr_privacy.acfl.terms import RECORD
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.secure_sum import NotOpenedError
+from flwr_privacy.strategies.budget import rounds_of
 from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned, only
@@ -176,20 +177,17 @@ class CodedSetup(SchemeStrategy):
         )
 
     def _planned_rounds(self) -> int | None:
-        rounds = self.rounds or self.planned_rounds
-        if rounds is None and self.privacy.noise == RECORD:
-            raise InvalidParameterError(
-                "rounds", rounds, "the rounds to spread the budget over, under your own start"
-            )
-        return rounds if self.privacy.noise == RECORD else None
+        """Return the rounds over which a budget is spread; None if there is none."""
+        if self.privacy.noise != RECORD:
+            return None
+        return rounds_of(self.rounds, self.planned_rounds)
 
     def _parties(self) -> int:
         """Return how many honest clients share the noise of a sum; 0 without a secure sum."""
         if self.secure_sum is None:
             return 0
-        cohort, settings = self.transport.cohort, self.secure_sum
-        self._quorum = cohort, settings.threshold_of(cohort), settings.colluders_of(cohort)
-        return settings.parties_of(cohort)
+        self._quorum = self.secure_sum.quorum_of(self.transport.cohort)
+        return self.secure_sum.parties_of(self.transport.cohort)
 
     def _model(self) -> NDArray[np.float64]:
         """Return the model as it is before the step."""

@@ -10,7 +10,7 @@ from scheme_node import MODEL, SUMMED, Case, Fields, Inner, Node
 from users_code import batches, columns, evaluation, fit, losses, nothing, steps, tables
 
 from flwr_privacy import m2fdp, mspdq, udp
-from flwr_privacy.central_dp import mechanism as central_dp
+from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.clients import (
     ACFLClient,
     CentralDPClient,
@@ -62,7 +62,7 @@ UPDATE = udp.UDPTerms(
 )
 STEPS = with_(UPDATE, unit="record", learning_rate=0.5, grid=-24, count_failed=False)
 LOSS = udp.LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, **BUDGET, gap=1e-2)
-SHARES = central_dp.CentralDPTerms(
+SHARES = CentralDPTerms(
     noise="distributed",
     sampling="fixed",
     noise_multiplier=5.0,
@@ -394,7 +394,7 @@ CASES: dict[str, Case] = {
     ),
     "central-dp": Case(
         half=CentralDPClient,
-        fields=SHARES.write(),
+        fields=write(SHARES),
         summed=SUMMED,
         **USER_LEVEL,
         once=True,
@@ -403,7 +403,7 @@ CASES: dict[str, Case] = {
     ),
     "central-dp, server": Case(
         half=CentralDPClient,
-        fields=with_(SHARES, noise="server", parties=1).write(),
+        fields=write(with_(SHARES, noise="server", parties=1)),
         unprotected=True,
     ),
     "msp": Case(half=MSPClient, fields=write(mspdq.MSPTerms(rounds=3))),

@@ -33,7 +33,7 @@ from flwr_privacy.simulations.reliability.federations import FEDERATIONS
 from flwr_privacy.simulations.reliability.grid import FAULTS
 from flwr_privacy.simulations.reliability.page import long_rows, page, sections, write_long_runs
 from flwr_privacy.strategies import SchemeStrategy
-from flwr_privacy.strategies.udp.participants import Participants
+from flwr_privacy.strategies.participants import Participants
 
 # -- What is found in order ----------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from flwr_privacy.simulations.reliability.matrix import (
 )
 from flwr_privacy.simulations.reliability.page import page, sections, table
 from flwr_privacy.strategies import UDP
-from flwr_privacy.strategies.udp.participants import Participants
+from flwr_privacy.strategies.participants import Participants
 
 PAGE = Path(__file__, "../../../../docs/reliability.md").resolve()
 ELSEWHERE = {"mspdq": {"sync"}, "fedvs": {"oracle"}}  # not under a sum; simulations only

@@ -1,10 +1,11 @@
-"""Draws the clients of a round of UDP, and says who is charged for it."""
+"""Draws the clients of a round, each by itself or a fixed number, and says who is charged."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from flwr.serverapp import Grid
 
+from flwr_privacy.privacy.card import CardRelease
 from flwr_privacy.strategies.loop.draws import each_by_itself, names_of
 from flwr_privacy.strategies.requests.federation import Federation
 from flwr_privacy.strategies.requests.messenger import Assigned, Messenger
@@ -25,21 +26,23 @@ class Participants:
         Whether each client is drawn by itself (Poisson sampling).
     secret : bool
         Whether it is a secret who takes part: then everybody is charged for every round.
+    seed : bytes, optional
+        Seed of secret draws; by default a random one.
 
     Attributes
     ----------
-    known : set of str
-        Clients that were ever there, if everybody is charged.
-    seed : bytes
-        Seed of secret draws.
+    secret : bool
+        As above.
     """
 
-    def __init__(self, federation: Federation, *, alone: bool, secret: bool) -> None:
+    def __init__(
+        self, federation: Federation, *, alone: bool, secret: bool, seed: bytes | None = None
+    ) -> None:
         self._federation = federation
         self._alone = alone
         self.secret = secret
-        self.known: set[str] = set()
-        self.seed = os.urandom(32)
+        self._known: set[str] = set()  # who was ever there, where everybody is charged
+        self._seed = os.urandom(32) if seed is None else seed
 
     def drawn(
         self,
@@ -50,7 +53,7 @@ class Participants:
         fraction: float,
         minimum: int,
         without: set[str],
-        seed: int | str,
+        public_seed: int | str,
         q: Callable[[], float],
     ) -> Assigned:
         """Draw the clients of a round's training.
@@ -59,10 +62,10 @@ class Participants:
         ----------
         messenger, grid, server_round, fraction, minimum, without
             As in `Messenger.sample`.
-        seed : int or str
-            The experiment's, for draws that are no secret.
+        public_seed : int or str
+            The experiment's seed, for draws that are no secret.
         q : callable
-            Returns the chance of a client that is drawn by itself.
+            Returns the probability of a client that is drawn by itself.
         """
         if fraction == 0:
             return {}
@@ -76,14 +79,24 @@ class Participants:
         )
         if not self._alone:
             return assigned
-        self.known.update(names_of(assigned))
-        own = self.seed if self.secret else str(seed).encode()
-        return each_by_itself(assigned, q=q(), secret=own, server_round=server_round)
+        self._known.update(names_of(assigned))
+        seed = self._seed if self.secret else str(public_seed).encode()
+        return each_by_itself(assigned, q=q(), secret=seed, server_round=server_round)
 
     def charged(self, request_log: RequestLog) -> set[str]:
-        """Return who is charged: whoever was asked, or where participants are secret everybody."""
+        """Return the charged clients: those asked, or all clients where participants are secret."""
         if not self.secret:
             return set(request_log.released())
         if self._federation.met:
-            self.known.update(self._federation.clients())
-        return set(self.known)
+            self._known.update(self._federation.clients())
+        return set(self._known)
+
+    def state(self) -> bytes:
+        """Return the seed of secret draws, for the checkpoint; nothing if draws are no secret."""
+        return self._seed if self.secret else b""
+
+    def load(self, seed: bytes, releases: Iterable[CardRelease]) -> None:
+        """Restore the seed that `state` returned, and the clients that were charged so far."""
+        self._seed = seed or self._seed
+        if self.secret:
+            self._known = {client for release in releases for client in release.clients}

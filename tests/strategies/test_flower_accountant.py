@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.strategies.accounting import FlowerAccountant
+from flwr_privacy.strategies.flower_accountant import FlowerAccountant
 
 NODES = 4
 

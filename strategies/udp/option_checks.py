@@ -14,14 +14,14 @@ from flwr_privacy.udp import (
     UserLevel,
 )
 
-__all__ = ["check_together"]
+__all__ = ["check_combinations"]
 
 
-def check_together(
+def check_combinations(
     privacy: UserLevel | RecordLevel,
     schedule: NoiseSchedule | None,
     *,
-    poisson: bool,
+    alone: bool,
     secret: bool,
     summed: bool,
     evaluate_metrics_fn: Callable[..., Any] | None,
@@ -32,7 +32,7 @@ def check_together(
     ----------
     privacy, schedule
         As of `UDP`.
-    poisson, secret : bool
+    alone, secret : bool
         Whether clients are drawn each by itself, and whether it is a secret who is.
     summed : bool
         Whether there is a secure sum.
@@ -45,11 +45,15 @@ def check_together(
         If two do not.
     """
     noise = privacy.noise
-    by_clients = schedule is not None and isinstance(schedule.judge, ClientLosses)
+    by_clients = schedule is not None and isinstance(schedule.validation, ClientLosses)
     together = (
         (
             by_clients and summed,
-            ("judge", "clients", "a function on the server with a secure sum: it sums no losses"),
+            (
+                "validation",
+                "clients",
+                "a function on the server with a secure sum: it sums no losses",
+            ),
         ),
         (
             by_clients and evaluate_metrics_fn is not None,
@@ -65,7 +69,7 @@ def check_together(
                 "noise",
                 noise,
                 "'gdp_fixed' or 'paper' and one budget for all with a secure sum: its clients "
-                "get the same question",
+                "get the same request",
             ),
         ),
         (
@@ -73,7 +77,7 @@ def check_together(
             ("shared_noise", True, "noise, and a secure sum"),
         ),
         (
-            noise == PLD_SECRET and not (secret and poisson),
+            noise == PLD_SECRET and not (secret and alone),
             (
                 "noise",
                 noise,
@@ -94,7 +98,7 @@ def check_together(
             ("noise", noise, "another one with budgets of each client or a secure sum"),
         ),
         (
-            poisson and summed,
+            alone and summed,
             ("client_sampling", "poisson", "'fixed' with a secure sum"),
         ),
         (

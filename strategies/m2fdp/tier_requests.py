@@ -1,7 +1,8 @@
 """Builds the requests of one exchange to a tree's devices, by lowest aggregator."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -20,12 +21,13 @@ from flwr_privacy.wire.message import RECORD, Fields
 from .relay import Relay
 from .tier_charges import TierCharges
 
-__all__ = ["WEIGHT", "TierQuestions", "taken"]
+__all__ = ["WEIGHT", "TierRequests", "taken"]
 
 WEIGHT = "num-examples"
 
 
-class TierQuestions:
+@dataclass(frozen=True, eq=False)
+class TierRequests:
     """The requests of one exchange, and their answers.
 
     Parameters
@@ -42,20 +44,16 @@ class TierQuestions:
         Where aggregators are nodes of their own.
     """
 
-    def __init__(
-        self,
-        plan: RoundPlan,
-        exchange: Exchange,
-        drawn: Mapping[str, list[str]],
-        models: TreeModels,
-        relay: Relay | None,
-    ) -> None:
-        self._plan = plan
-        self._exchange = exchange
-        self._drawn = drawn
-        self._models = models
-        self._relay = relay
-        self.groups = {device: leaf for leaf, devices in drawn.items() for device in devices}
+    plan: RoundPlan
+    exchange: Exchange
+    drawn: Mapping[str, list[str]]
+    models: TreeModels
+    relay: Relay | None
+
+    @cached_property
+    def groups(self) -> dict[str, str]:
+        """The parent of each device that is asked."""
+        return {device: leaf for leaf, devices in self.drawn.items() for device in devices}
 
     def of_groups(self, config_key: str, array_key: str, **told: float) -> dict[str, RecordDict]:
         """Return the content for the devices of each lowest aggregator alone.
@@ -68,28 +66,28 @@ class TierQuestions:
             What the training is told besides.
         """
         records: dict[int, ArrayRecord] = {}
-        questions = {}
-        for leaf, devices in self._drawn.items():
+        contents = {}
+        for leaf, devices in self.drawn.items():
             sealed = self._sealed(leaf)
             fields = write(self._terms(leaf, devices if sealed else []))
-            if sealed and self._relay is not None:
-                fields |= self._relay.keys_for(leaf)
+            if sealed and self.relay is not None:
+                fields |= self.relay.keys_for(leaf)
             config: dict[str, Any] = {
-                "local-steps": self._exchange.leaves[leaf].steps,
-                "learning-rate-scale": self._plan.scale,
-                "segment": self._exchange.index,
+                "local-steps": self.exchange.leaves[leaf].steps,
+                "learning-rate-scale": self.plan.scale,
+                "segment": self.exchange.index,
                 **{name.replace("_", "-"): value for name, value in told.items()},
             }
             content = RecordDict({RECORD: ConfigRecord(fields), config_key: ConfigRecord(config)})
-            models, place = self._models, self._models.places[leaf]
+            models, place = self.models, self.models.places[leaf]
             # Whoever has a zone of its own knows how far it has come since its public start.
             if place.start is not models.start or (place.offset is not None and not sealed):
                 if id(place) not in records:
                     model = place.start if sealed else models.model(leaf)
                     records[id(place)] = to_record(dict(model))
                 content[array_key] = records[id(place)]
-            questions[leaf] = content
-        return questions
+            contents[leaf] = content
+        return contents
 
     def instruction(
         self,
@@ -115,8 +113,8 @@ class TierQuestions:
             Those of them that are sent.
         """
         # A node that runs several devices needs these to add their codes up.
-        kept = list(self._plan.keep_back)
-        starts = {} if self._relay is None else self._relay.starts(self.groups)
+        kept = list(self.plan.keep_back)
+        starts = {} if self.relay is None else self.relay.starts(self.groups)
         return Instruction(
             fields={**statistics, **({"keep-back": kept} if kept else {})},
             own=to_each(starts),
@@ -124,26 +122,26 @@ class TierQuestions:
             of_group=of_group,
             accumulator=partial(TierSums, template, list(layout.parts), self.groups),
             take=self.take,
-            adds_up=self._relay is None,
-            cost=charges.costs(self._exchange),
-            charged=charges.charged(self._exchange),
+            adds_up=self.relay is None,
+            cost=charges.costs(self.exchange),
+            charged=charges.charged(self.exchange),
         )
 
     def _sealed(self, leaf: str) -> bool:
-        return self._relay is not None and self._plan.tree.secure(leaf)
+        return self.relay is not None and self.plan.tree.secure(leaf)
 
     def _terms(self, leaf: str, siblings: list[str]) -> M2FDPTerms:
-        asked, plan = self._exchange.leaves[leaf], self._plan
+        asked, plan = self.exchange.leaves[leaf], self.plan
         privacy = plan.privacy
         return M2FDPTerms(
-            **plan.of_release(leaf, self._exchange),
+            **plan.of_release(leaf, self.exchange),
             clipping_norm=plan.bound(asked.steps),
             steps=asked.steps,
             parent=leaf,
             noised=privacy.noised and not plan.tree.secure(leaf),
             sealed=bool(siblings),
-            event=self._exchange.index,
-            tier=self._exchange.tier,
+            event=self.exchange.index,
+            tier=self.exchange.tier,
             siblings=siblings,
             sampling_rate=float(privacy.rate) if isinstance(privacy, RecordNoise) else 1.0,
         )
@@ -157,11 +155,11 @@ class TierQuestions:
             If the reply is malformed.
         """
         leaf = self.groups.get(reply.client_id, "")
-        if self._relay is not None and leaf and self._sealed(leaf):
+        if self.relay is not None and leaf and self._sealed(leaf):
             if not isinstance(mean, TierSums) or reply.arrays():
                 raise ReplyRefusedError("malformed", "arrays beside a sealed answer")
             mean.count(reply.client_id)
-            self._relay.take(reply.client_id, reply.fields.get("sealed"))
+            self.relay.take(reply.client_id, reply.fields.get("sealed"))
             return
         mean.take(reply.client_id, reply.arrays(), reply.metrics(), WEIGHT)
 
