@@ -16,7 +16,7 @@ from flwr_privacy.simulations.settings.run_folder import (
 )
 from flwr_privacy.simulations.settings.run_settings import Settings
 
-from .figures import Style
+from .figures import Series, Style
 from .tree_nodes import TREE_FILE, TreeNode, read_tree
 
 __all__ = ["Line", "ReportedRun", "Results", "read_runs", "refused"]
@@ -84,7 +84,7 @@ class ReportedRun:
     summary, rounds
         As in the run folder.
     guarantee : Guarantee or None
-        What it promises by its privacy card; None where no round has ended yet.
+        What it guarantees by its privacy card; None where no round has ended yet.
     answers : Answers or None
         What became of its charges, by the same card.
     tree : tuple of TreeNode or None
@@ -104,6 +104,10 @@ class ReportedRun:
     answers: Answers | None
     tree: tuple[TreeNode, ...] | None
     results: Results
+
+    def series(self, xs: Sequence[float], ys: Sequence[float]) -> Series:
+        """Return its line through some points."""
+        return Series(label=self.label, style=self.style, xs=xs, ys=ys)
 
     def scores(self, metric: str) -> list[tuple[Line, float]]:
         """Return the lines of the rounds that were evaluated, with the values of a metric."""
