@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from flwr_privacy.simulations.settings.run_folder import flat_settings
+from flwr_privacy.simulations.settings.run_labels import flat_settings
 
 from .figures import chart
 from .page import rendered
