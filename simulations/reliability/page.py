@@ -41,7 +41,7 @@ hold what it says of each fault against what they found:
 """
 
 REAL_FAULTS = {
-    "lost question": (
+    "lost request": (
         "it is never sent; also: the node is killed before it answers",
         "left out, nothing charged",
     ),
@@ -70,7 +70,7 @@ REAL_FAULTS = {
     ),
     "clock ahead": (
         "a year, in the ClientApp",
-        "left out, charged: its answer would outlive the question, and the SuperLink refuses it",
+        "left out, charged: its answer would outlive the request, and the SuperLink refuses it",
     ),
     "clock behind": ("a year, in the ClientApp", "exact"),
     "a whole node's clock": (
@@ -99,14 +99,14 @@ the deadline. Nothing here has a clock that refuses answers, as a SuperLink has.
 _LONG = "Long runs"
 _ABOUT_LONG = f"""
 Written by `flwr-privacy reliability --rounds`. The same federations train for many rounds, and in
-about {RATE:.0%} of the rounds one of the faults above happens to one question, drawn at random from
+about {RATE:.0%} of the rounds one of the faults above happens to one request, drawn at random from
 the seed. A server that is killed goes on from its checkpoint, in the same process, as a new run.
 Left out are faults that a client cannot outlive twice: one that loses its files under a secure sum
 or in FedVS stays out, because the others know it by the key that it has lost; and a full disk where
 there is no ledger.
 
 Python's objects are counted by `tracemalloc`, without the library's bounded caches. The history has
-a line per round and the charges have an entry per question; both are meant to grow, and are
+a line per round and the charges have an entry per request; both are meant to grow, and are
 measured apart. What is left may grow by no more than 256 bytes a round (the middle one of four
 parts), beside 32 KiB that Python keeps for reuse. The resident size of the process, with all that
 libraries take past Python (torch, OpenBLAS, the allocator), is in the table and is not judged.
