@@ -1,4 +1,7 @@
-"""Parsers for the data sets whose columns belong to several parties.
+"""Parsers for data sets that are published without a test part; the split is drawn here.
+
+``digits``: scikit-learn's handwritten digits, 64 pixels of 1,797 images, a fifth of them test
+records.
 
 ``mfeat``: the six views of UCI's multiple features of handwritten digits, side by side, 649 columns
 of 2,000 digits; 40 % of them are test records.
@@ -19,6 +22,7 @@ All splits have the shares of the classes and are drawn with seed 0; no column i
 
 import io
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,13 +32,29 @@ from flwr_privacy.errors import DataError
 
 from .records import Dataset
 
-__all__ = ["MFEAT_VIEWS", "breast_cancer", "parse_credit", "parse_mfeat", "parse_parkinsons"]
+__all__ = [
+    "MFEAT_VIEWS",
+    "breast_cancer",
+    "digits",
+    "parse_credit",
+    "parse_mfeat",
+    "parse_parkinsons",
+]
 
 Contents = Mapping[str, bytes]
 
 MFEAT_VIEWS = (240, 76, 216, 47, 64, 6)
 """Columns of pixel averages, Fourier coefficients, profile correlations, Zernike moments,
 Karhunen-Loeve coefficients and shape."""
+
+
+@lru_cache(maxsize=1)
+def digits() -> Dataset:
+    """Return scikit-learn's handwritten digits, with pixels from 0 to 1."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return _split(images / 16, labels, test_share=0.2)
 
 
 def breast_cancer() -> Dataset:
