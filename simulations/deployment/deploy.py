@@ -14,12 +14,13 @@ from typing import Any
 from flwr_privacy.clients.node.context_store import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.privacy.policy import Policy
+from flwr_privacy.simulations.engines.flower_processes import HOST, check_port
 from flwr_privacy.simulations.runner.jobs import APP, kept, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 from .nodes import DeployedNode, prepare, tree_of
-from .processes import HOST, Deployment, DeploymentError, check_port
+from .processes import Deployment, DeploymentError
 
 __all__ = ["DeployOptions", "LostNode", "deploy", "reopened", "what_happened"]
 

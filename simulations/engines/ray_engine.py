@@ -18,9 +18,10 @@ import tomli_w
 
 from flwr_privacy.errors import EngineError, InvalidParameterError, check_integer, check_number
 
+from .logs import exceptions_in, plain
 from .superlink import SuperLink
 
-__all__ = ["RayResources", "RaySession", "exceptions_in"]
+__all__ = ["RayResources", "RaySession"]
 
 RunValue = str | int | float | bool
 
@@ -30,11 +31,6 @@ POLL_INTERVAL = 0.3
 END_TIMEOUT = 30.0
 SHOWN_EXCEPTIONS = 4
 SHOWN_LINES = 10
-
-_FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)')
-_COLOUR = r"\x1b\[[0-9;]*m"
-_WORKER = rf"^(?:{_COLOUR})?\(\w*\s*pid=[^)]*\)(?:{_COLOUR})? ?"
-_DECORATION = re.compile(rf"{_WORKER}|{_COLOUR}|[╭╮╰╯│─]", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +323,7 @@ class _Run:
         """Raise unless the app has completed."""
         result = self._superlink.result()
         if result is None:
-            lines = [line for line in _plain(self._log()).splitlines() if "INFO" not in line]
+            lines = [line for line in plain(self._log()).splitlines() if "INFO" not in line]
             raise EngineError("\n  ".join(["flwr run refused the app", *lines[-SHOWN_LINES:]]))
         status, details = result
         if status != "finished:completed":
@@ -340,39 +336,9 @@ class _Run:
 
     def _error(self, what: str) -> EngineError:
         log = self._log()
-        causes = exceptions_in(log)[-SHOWN_EXCEPTIONS:] or _plain(log).splitlines()[-SHOWN_LINES:]
+        causes = exceptions_in(log)[-SHOWN_EXCEPTIONS:] or plain(log).splitlines()[-SHOWN_LINES:]
         where = [f"log: {self._superlink.log}"] if self._log_is_kept else []
         return EngineError("\n  ".join([what, *causes, *where]))
-
-
-def exceptions_in(log: str) -> list[str]:
-    """Return the exceptions of the tracebacks in a log, each once, causes first.
-
-    Examples
-    --------
-    >>> exceptions_in('''Traceback (most recent call last):
-    ...   File "/app/server.py", line 11, in main
-    ...     raise ValueError("no data")
-    ... ValueError: no data
-    ... ''')
-    ['ValueError: no data (server.py, line 11, in main)']
-    """
-    found: dict[str, None] = {}
-    frame: re.Match[str] | None = None
-    for line in _plain(log).splitlines():
-        if match := _FRAME.match(line):
-            frame = match
-        elif frame is not None and line and not line[0].isspace():
-            path, number, function = frame.groups()
-            found[f"{line} ({Path(path).name}, line {number}, in {function})"] = None
-            frame = None
-    return list(found)
-
-
-def _plain(text: str) -> str:
-    # Without colours, the frames that `flwr` draws, and the prefix of Ray's workers.
-    lines = _DECORATION.sub("", text).splitlines()
-    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def _nothing() -> None:

@@ -15,13 +15,15 @@ from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.engines import process_supervisor as supervisor_module
+from flwr_privacy.simulations.engines.flower_processes import free_port, is_free
+from flwr_privacy.simulations.engines.logs import exceptions_in
 from flwr_privacy.simulations.engines.process_supervisor import (
     ProcessSupervisor,
     descendants,
     ray_command,
 )
-from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession, exceptions_in
-from flwr_privacy.simulations.engines.superlink import SuperLink, free_port, is_free
+from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
+from flwr_privacy.simulations.engines.superlink import SuperLink
 
 SETTINGS = (
     'text = """line\n\'\'\'quoted\'\'\'"""\nname = "ümlaut = \\"x\\""\n\n[t]\nwidths = [4, 8]\n'
