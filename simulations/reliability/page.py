@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from flwr_privacy.simulations.reports.markdown import markdown_table
 from flwr_privacy.wire.files import write_text
 
 from .endurance import Endured, endure
@@ -159,9 +160,8 @@ def table(cells: Sequence[Cell]) -> str:
     phases = list(dict.fromkeys(cell.phase for cell in cells))
     faults = list(dict.fromkeys(cell.fault for cell in cells))
     verdicts = {(cell.fault, cell.phase): cell.verdict for cell in cells}
-    lines = [["fault", *phases], ["---"] * (len(phases) + 1)]
-    lines += [[fault, *(verdicts[fault, phase] for phase in phases)] for fault in faults]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows = [[fault, *(verdicts[fault, phase] for phase in phases)] for fault in faults]
+    return markdown_table(["fault", *phases], rows)
 
 
 def sections(text: str) -> dict[str, str]:
@@ -303,16 +303,14 @@ def _long_section(long: Sequence[Endured], *, order: Sequence[str], earlier: str
     text = [_ABOUT_LONG.strip()]
     for name, columns in _LONG_TABLES.items():
         ranked = [rows[name][title] for title in order if title in rows[name]]
-        lines = [list(columns), ["---"] * len(columns), *ranked]
-        text.append(f"### {name}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+        text.append(f"### {name}\n\n{markdown_table(columns, ranked)}")
     return "\n\n".join(text)
 
 
 def _real() -> str:
-    lines = [("fault", "how", "what becomes of it"), ("---",) * 3]
-    lines += [(fault, *words) for fault, words in REAL_FAULTS.items()]
-    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([_REAL.strip("\n"), rows, _REAL_TOO.strip("\n")])
+    rows = [(fault, *words) for fault, words in REAL_FAULTS.items()]
+    table = markdown_table(("fault", "how", "what becomes of it"), rows)
+    return "\n\n".join([_REAL.strip("\n"), table, _REAL_TOO.strip("\n")])
 
 
 def _escaped(name: str) -> str:

@@ -31,7 +31,7 @@ from .audit import at_least, at_most
 __all__ = [
     "Membership",
     "Rate",
-    "judge",
+    "evaluate",
     "likelihood_ratio",
     "logit_confidence",
     "loss_threshold",
@@ -204,7 +204,7 @@ class Membership:
     confidence: float
 
 
-def judge(
+def evaluate(
     scores: ArrayLike,
     members: ArrayLike,
     *,
@@ -242,7 +242,7 @@ def judge(
     Examples
     --------
     >>> members = np.arange(400) // 2 % 2 == 0
-    >>> found = judge(members, members, delta=0.0)
+    >>> found = evaluate(members, members, delta=0.0)
     >>> found.auc, found.advantage, round(found.epsilon, 2)
     (1.0, 1.0, 3.28)
     """
@@ -275,7 +275,7 @@ def judge(
 def roc(scores: ArrayLike, members: ArrayLike) -> tuple[Vector, Vector]:
     """Return the false and the true positive rates of all thresholds, from none to all.
 
-    Parameters are those of `judge`.
+    Parameters are those of `evaluate`.
 
     Examples
     --------

@@ -15,7 +15,8 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.acfl.numpy_simulation import ACFLSettings, simulate
 from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
 from flwr_privacy.simulations.research.experiments import description as experiments
-from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.replication import replication
+from flwr_privacy.simulations.research.experiments.results import Results, save
 from flwr_privacy.simulations.research.experiments.runs import train
 
 
