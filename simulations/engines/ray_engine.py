@@ -120,7 +120,7 @@ class RaySession:
         Seed of what the clients of this package's app draw in secret, for tests: nothing is
         protected.
     stack : {"no", "yes", "auto"}, optional
-        Whether nodes train the clients that they play together. By default the environment's
+        Whether nodes train the clients that they run together. By default the environment's
         FLWR_PRIVACY_STACK says it, or else they do not.
 
     Raises

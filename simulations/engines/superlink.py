@@ -201,7 +201,7 @@ def _environment(flwr_home: Path, ray_address: str) -> dict[str, str]:
     return {
         **environment(flwr_home, inherits=lambda name: not name.startswith(strange)),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray will do anyway, without its warning
-        COHORTS_VARIABLE: "1",  # the nodes of a simulation play the clients they are told
+        COHORTS_VARIABLE: "1",  # the nodes of a simulation run the clients they are told
         "RAY_ADDRESS": ray_address,
         "RAY_USAGE_STATS_ENABLED": "0",
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), local])),

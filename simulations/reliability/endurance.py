@@ -23,7 +23,7 @@ from .training import ledger_entries, start, warnings_to
 __all__ = ["LEAST_ROUNDS", "Endured", "endure", "kinds_of"]
 
 LEAST_ROUNDS = 20  # below it there is no growth to measure
-_LARGEST_GROWTH = 256  # bytes of a round, beside the books
+_LARGEST_GROWTH = 256  # bytes of a round, beside history and charges
 _SLACK = (
     2**15
 )  # bytes that may be new in a part of the rounds: Python keeps freed objects for reuse
@@ -170,7 +170,7 @@ def endure(
     wrong += before.leaked(after)
     part = max(1, rounds // len(found.marks)) if found.marks else rounds
     if found.growth > _LARGEST_GROWTH + _SLACK / part:
-        wrong.append(f"memory grows by {found.growth:.0f} bytes a round beside the books")
+        wrong.append(f"memory grows by {found.growth:.0f} bytes a round beside history and charges")
     if found.more_files > 0:
         wrong.append(f"files of nodes and server grow by {found.more_files}")
     return replace(found, wrong=tuple(wrong))
@@ -200,7 +200,7 @@ class _Training:
         self._witness = Journal(within=federation.within, path=folder / "witness.jsonl")
         self._app = federation.app(self._witness.watch(federation.client))
         self._strategy: SchemeStrategy | None = None
-        self.gauge = Gauge(rounds=rounds - 1, folder=folder, books=self._books)
+        self.gauge = Gauge(rounds=rounds - 1, folder=folder, history=self._lines)
         self._ended: int | None = None  # a round that was not measured yet
         self.history: list[dict[str, Any]] = []
         self._error = ""
@@ -216,7 +216,7 @@ class _Training:
                 self._error = f"the training ended with {type(error).__name__}: {error}"
         self._strategy = None
 
-    def _books(self) -> tuple[object, ...]:
+    def _lines(self) -> tuple[object, ...]:
         """Return what has a line for each round."""
         if self._strategy is None:
             return ()

@@ -311,7 +311,7 @@ FEDERATIONS = {
         options={"unit": "user", "rounds": ROUNDS, "epsilon": 100.0},
     ),
     "udp-losses": SmallFederation(
-        title="UDP with discounted rounds, judged by the clients' losses",
+        title="UDP with discounted rounds, steered by the clients' losses",
         strategy=UDP,
         client=UDPClient,
         spots=_spots(_HELLO, "train", "evaluate"),

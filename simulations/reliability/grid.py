@@ -25,7 +25,7 @@ __all__ = ["FAULTS", "FaultyGrid", "Killed", "Strike", "header_of"]
 
 FAULTS = {
     "lost request": "the request is lost, or the node is killed before it has it",
-    "crash": "the node is killed while it answers: what it has written to files stays",
+    "crash": "the node is killed while it answers; its files stay",
     "drop": "the reply is lost, or the node is killed as soon as it has sent it",
     "delay": "the reply takes a while, and is in time",
     "late": "the reply is ready only after the deadline",
@@ -34,10 +34,10 @@ FAULTS = {
     "stranger": "the reply comes from a node that does not exist",
     "stale": "the client's previous reply comes again in place of this one",
     "corrupt": "bytes of the reply are cut off",
-    "nan": "a number of the reply is no number",
+    "nan": "a number of the reply is NaN",
     "infinity": "a number of the reply is infinite",
     "reshape": "an array of the reply has another size",
-    "server killed": "the server is killed when all have replied, and goes on from its checkpoint",
+    "server killed": "the server is killed when all have replied, and resumes from its checkpoint",
     "restarted": "the node is restarted after its reply, at the same address",
     "moved": "the node is restarted after its reply, at another address",
     "node lost": "the node is restarted after its reply, without its files",

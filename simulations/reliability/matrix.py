@@ -15,17 +15,16 @@ from .training import Outcome, train
 __all__ = ["DEFECT", "VERDICTS", "Cell", "cell_of", "matrix", "verdict_of"]
 
 VERDICTS = {
-    "exact": "the model and what is told of it are those of a training without the fault, bit for "
-    "bit",
+    "exact": "the model and its history are those of a training without the fault, bit for bit",
     "left out": "a round, an evaluation or the training went on without the client, and the "
-    "history or the log says so; where the answer is lost or damaged, the model is bit for bit "
-    "that of a training in which the request is lost (but for a damaged hello: the keys in it can "
-    "be checked by the client's neighbours alone, who refuse them for as long as they are used)",
+    "history or the log says so. Where the answer is lost or damaged, the model is bit for bit "
+    "that of a training in which the request is lost. A damaged hello is the exception: only the "
+    "client's neighbours can check the keys in it, and they refuse them as long as they are used",
     "skipped": "a round was given up, the model stayed as it was, and the history says so",
     "refused": "the training ended with an error of the library that says why",
     "-": "the fault cannot happen here: the reply has nothing of the kind, or nothing is written "
     "to a ledger",
-    "DEFECT": "none of these, or a ledger has less than what was released",
+    "DEFECT": "none of these, or a ledger has fewer entries than answers were released",
 }
 
 EXACT, LEFT_OUT, SKIPPED, REFUSED, NOTHING, DEFECT = VERDICTS
@@ -101,7 +100,7 @@ def verdict_of(
         if silent is not None and silenced and not _same_model(silent, outcome):
             return DEFECT, "the model is not that of a training in which the request is lost"
         return LEFT_OUT, ""
-    return DEFECT, "the model or what is told of it is another one, and nothing says why"
+    return DEFECT, "the model or its history is another one, and nothing says why"
 
 
 def cell_of(

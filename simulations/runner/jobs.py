@@ -37,7 +37,7 @@ class Engine:
     name : {"ray", "inline"}, default "ray"
         Flower's Ray engine through `flwr run`, or this process.
     workers : int, optional
-        Number of nodes that play the clients between them; by default one node per client. The
+        Number of nodes that run the clients between them; by default one node per client. The
         inline engine gives each worker a process of its own.
     resources : RayResources
         What Ray has and what a node gets.
@@ -88,7 +88,7 @@ class Engine:
         clients = settings.clients or DEFAULT_CLIENTS
         if self.workers is None:
             if self.stack in ("yes", "auto"):
-                allowed = "no without --workers: a node that plays one client has none to stack"
+                allowed = "no without --workers: a node that runs one client has none to stack"
                 raise InvalidParameterError("--stack", self.stack, allowed)
             return clients
         return check_integer("workers", self.workers, maximum=clients)

@@ -39,7 +39,7 @@ class InlineGrid(Grid):
     client_app : ClientApp or str
         The app; with workers a reference "module:attribute", because an app cannot be sent.
     nodes : int or sequence of mappings
-        Number of simulated nodes with partitions 0, 1, ..., which may play any client; or the
+        Number of simulated nodes with partitions 0, 1, ..., which may run any client; or the
         configuration of each, which is a deployed node unless it says otherwise.
     run_config : mapping, optional
         The run's configuration, as `flwr run --run-config` gives it.
@@ -55,7 +55,7 @@ class InlineGrid(Grid):
     insecure_seed : int, optional
         Seed of the clients' noise, for tests: nothing is protected then.
     stack : {"no", "yes", "auto"}, optional
-        Whether a node trains the clients that it plays together. By default the environment's
+        Whether a node trains the clients that it runs together. By default the environment's
         FLWR_PRIVACY_STACK says it, or else it does not.
     """
 

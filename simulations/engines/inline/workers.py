@@ -150,7 +150,7 @@ class WorkerPool:
         try:
             outcome = _received(request)
         except BrokenProcessPool:
-            logger.warning("a worker process died: its clients are played again")
+            logger.warning("a worker process died: its clients run again")
             outcome = _once_more(request.worker, request)
         finally:
             self._arrays.release(request.files)

@@ -2,7 +2,7 @@
 
 A training with aggregators that are nodes of their own runs inline, with clean events, and every
 byte that crosses the server is noted, as Flower sends it. What the devices computed is known here,
-and is looked for in these bytes; beside it stands a simulation, in which the server plays the
+and is looked for in these bytes; beside it stands a simulation, in which the server simulates the
 aggregators. What a server gets that forges messages is in `forgery` beside this file.
 """
 
@@ -140,7 +140,7 @@ class Training:
     Parameters
     ----------
     relay : bool, default True
-        Whether trusted aggregators are nodes of their own; else the server plays them.
+        Whether trusted aggregators are nodes of their own; else the server simulates them.
     seed : int, default 0
         Root of what the devices compute.
     trusted : mapping, optional
@@ -292,7 +292,7 @@ def tap(*, seed: int = 0) -> list[Tapped]:
     Returns
     -------
     list of Tapped
-        With an aggregator that is a node, and where the server plays it.
+        With an aggregator that is a node, and where the server simulates it.
 
     Raises
     ------
