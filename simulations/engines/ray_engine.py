@@ -8,7 +8,7 @@ Nothing outlives the session.
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
@@ -112,10 +112,6 @@ class RaySession:
     log_path : Path, optional
         File to which the output of the SuperLink and of the runs is appended as it comes. By
         default it is gone with the session.
-    home : Path, optional
-        Folder in which Flower's files, the app among them, are kept until the session ends. With
-        a Ray cluster of several hosts, an app whose components are files of its own folder needs
-        one that all hosts share. By default a temporary one.
     test_seed : int, optional
         Seed of what the clients of this package's app draw in secret, for tests: nothing is
         protected.
@@ -137,7 +133,6 @@ class RaySession:
         resources: RayResources | None = None,
         port: int | None = None,
         log_path: Path | None = None,
-        home: Path | None = None,
         test_seed: int | None = None,
         stack: str | None = None,
     ) -> None:
@@ -146,7 +141,6 @@ class RaySession:
         self._resources = resources or RayResources()
         self._port = port
         self._log_path = log_path
-        self._home = home
         self._test_seed = test_seed
         self._stack = stack
         self._superlink: SuperLink | None = None
@@ -169,7 +163,6 @@ class RaySession:
         *,
         nodes: int,
         run_config: Mapping[str, RunValue],
-        resources: RayResources | None = None,
         on_poll: Callable[[], None] | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -187,8 +180,6 @@ class RaySession:
         run_config : mapping
             Values for keys that the app's ``[tool.flwr.app.config]`` declares. Text arrives as it
             is, line breaks and quotes included.
-        resources : RayResources, optional
-            Other shares per client than the session's.
         on_poll : callable, optional
             Called about three times a second while the app runs, and once after its end.
         timeout : float, optional
@@ -211,8 +202,6 @@ class RaySession:
         for key, value in run_config.items():
             if not isinstance(value, RunValue):
                 raise InvalidParameterError(f"run_config.{key}", value, "text, a number or a bool")
-        resources = self._checked(resources or self._resources)
-
         superlink = self._started()
         config = superlink.folder / "run-config.toml"
         config.write_text(tomli_w.dumps(dict(run_config)), encoding="utf-8")
@@ -222,7 +211,7 @@ class RaySession:
             run.follow(
                 app_dir,
                 run_config=config,
-                federation_config=resources.federation_config(nodes=nodes),
+                federation_config=self._resources.federation_config(nodes=nodes),
                 on_poll=on_poll or _nothing,
                 timeout=timeout,
             )
@@ -232,18 +221,6 @@ class RaySession:
                 self._stop()
         run.check()
 
-    def _checked(self, resources: RayResources) -> RayResources:
-        shares = replace(
-            self._resources,
-            cpus_per_client=resources.cpus_per_client,
-            gpus_per_client=resources.gpus_per_client,
-        )
-        if resources != shares:
-            raise InvalidParameterError(
-                "resources", resources, f"the totals and ray_address of the session ({shares})"
-            )
-        return resources
-
     def _started(self) -> SuperLink:
         if self._superlink is None:
             self._superlink = SuperLink(
@@ -252,7 +229,6 @@ class RaySession:
                 gpus=self._resources.total_gpus,
                 port=self._port,
                 log_path=self._log_path,
-                home=self._home,
                 test_seed=self._test_seed,
                 stack=self._stack,
             )

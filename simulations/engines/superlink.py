@@ -45,8 +45,6 @@ class SuperLink:
         Loopback port; by default a free one.
     log_path : Path, optional
         File to which all output is appended; by default one in the temporary folder.
-    home : Path, optional
-        Folder in which a temporary FLWR_HOME is made.
     test_seed : int, optional
         What the environment of a new Ray cluster has as TEST_SEED_VARIABLE.
     stack : str, optional
@@ -68,7 +66,6 @@ class SuperLink:
         gpus: int | None = None,
         port: int | None = None,
         log_path: Path | None = None,
-        home: Path | None = None,
         test_seed: int | None = None,
         stack: str | None = None,
     ) -> None:
@@ -82,7 +79,7 @@ class SuperLink:
         self.folder = Path(tempfile.mkdtemp(prefix="flp-", dir=_short_folder()))
         self.log = (log_path or self.folder / "log").absolute()
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        flwr_home = Path(tempfile.mkdtemp(prefix="flwr-home-", dir=home or self.folder))
+        flwr_home = Path(tempfile.mkdtemp(prefix="flwr-home-", dir=self.folder))
         (flwr_home / "config.toml").write_text(tomli_w.dumps(_connection(self._port)))
 
         ray_port = free_port()
@@ -103,7 +100,7 @@ class SuperLink:
             commands,
             environment=self._environment,
             log=self.log,
-            remove=[flwr_home, self.folder],
+            remove=[self.folder],
         )
         self._wait_until_ready(ready)
 

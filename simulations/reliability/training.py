@@ -84,24 +84,60 @@ def train(federation: SmallFederation, *, spot: Spot | None = None, fault: str =
             nth=spot.nth,
             seconds=_DEADLINE if fault == "late" else Strike.seconds,
         )
+    with (
+        tempfile.TemporaryDirectory(prefix="flwr-privacy-") as folder,
+        warnings_to(outcome.warnings.append),
+    ):
+        training = _Training(federation, Path(folder), witness, waits=fault in _WAITED_FOR)
+        try:
+            try:
+                training.run(strike, outcome)
+            except Killed:
+                outcome.carded = set()  # the resumed run has a card of its own
+                training.run(None, outcome)
+        except FlwrPrivacyError as error:
+            outcome.error = f"{type(error).__name__}: {error}"
+        # Whatever else is raised is a defect, which the matrix must show and not end with.
+        except Exception as error:  # noqa: BLE001
+            outcome.error, outcome.broken = f"{type(error).__name__}: {error}", True
+        entries = ledger_entries(federation, training.state)
+        outcome.charges = Counter((client, phase, r) for client, phase, r, _ in entries)
+    for key, answers in witness.answers.items():
+        outcome.answers[_charged_as(federation, key)] += len(answers)
+    outcome.requests = {_charged_as(federation, key) for key in witness.requests}
+    return outcome
 
-    def attempt(strike: Strike | None) -> None:
-        waits = fault in _WAITED_FOR
+
+class _Training:
+    """A training in a folder of its own, with a deadline where an answer is waited for."""
+
+    def __init__(
+        self, federation: SmallFederation, folder: Path, witness: Witness, *, waits: bool
+    ) -> None:
+        kept, self.state, self._run_dir = (folder / name for name in ("nodes", "state", "run"))
+        for path in (kept, self.state, self._run_dir):
+            path.mkdir()
+        self._federation, self._witness, self._waits = federation, witness, waits
+        self._nodes = federation.nodes(kept)
+
+    def run(self, strike: Strike | None, outcome: Outcome) -> None:
+        """Train, from the checkpoint if there is one, and add to the outcome what came of it."""
+        federation, witness = self._federation, self._witness
         strategy = federation.build(
-            run_dir=run_dir,
-            resume=(run_dir / CHECKPOINT).exists(),
-            **({"deadline": _DEADLINE} if waits else {}),
+            run_dir=self._run_dir,
+            resume=(self._run_dir / CHECKPOINT).exists(),
+            **({"deadline": _DEADLINE} if self._waits else {}),
         )
         grid = FaultyGrid(
             federation.app(witness.watch(federation.client)),
-            nodes,
-            state=state,
+            self._nodes,
+            state=self.state,
             insecure_seed=SEED,
             strike=strike,
             forgotten=witness.forget,
         )
         try:
-            timeout = _DEADLINE if waits else 60.0
+            timeout = _DEADLINE if self._waits else 60.0
             result = start(federation, strategy, grid, rounds=ROUNDS, timeout=timeout)
             outcome.model = {name: array.numpy() for name, array in result.arrays.items()}
             outcome.history = result.history
@@ -114,32 +150,6 @@ def train(federation: SmallFederation, *, spot: Spot | None = None, fault: str =
                 for one in strategy.releases
                 for client in one.clients
             }
-
-    with (
-        tempfile.TemporaryDirectory(prefix="flwr-privacy-") as folder,
-        warnings_to(outcome.warnings.append),
-    ):
-        kept, state, run_dir = (Path(folder, name) for name in ("nodes", "state", "run"))
-        for path in (kept, state, run_dir):
-            path.mkdir()
-        nodes = federation.nodes(kept)
-        try:
-            try:
-                attempt(strike)
-            except Killed:
-                outcome.carded = set()  # the resumed run has a card of its own
-                attempt(None)
-        except FlwrPrivacyError as error:
-            outcome.error = f"{type(error).__name__}: {error}"
-        # Whatever else is raised is a defect, which the matrix must show and not end with.
-        except Exception as error:  # noqa: BLE001
-            outcome.error, outcome.broken = f"{type(error).__name__}: {error}", True
-        entries = ledger_entries(federation, state)
-        outcome.charges = Counter((client, phase, r) for client, phase, r, _ in entries)
-    for key, answers in witness.answers.items():
-        outcome.answers[_charged_as(federation, key)] += len(answers)
-    outcome.requests = {_charged_as(federation, key) for key in witness.requests}
-    return outcome
 
 
 def start(

@@ -8,7 +8,7 @@ from typing import Any
 from flwr_privacy.errors import DataError
 from flwr_privacy.privacy.card import Answers, PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
-from flwr_privacy.simulations.settings.metrics_file import score
+from flwr_privacy.simulations.settings.metrics_file import refused, score
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_labels import differing_settings, labels
 from flwr_privacy.simulations.settings.run_settings import Settings
@@ -16,7 +16,7 @@ from flwr_privacy.simulations.settings.run_settings import Settings
 from .figures import Series, Style
 from .tree_nodes import TREE_FILE, TreeNode, read_tree
 
-__all__ = ["Line", "ReportedRun", "Results", "read_runs", "refused"]
+__all__ = ["Line", "ReportedRun", "Results", "read_runs"]
 
 Line = Mapping[str, Any]
 """What a run noted of one round."""
@@ -139,15 +139,6 @@ def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
         )
         runs.append(run)
     return runs
-
-
-def refused(rounds: Sequence[Line]) -> dict[str, int]:
-    """Return the number of refused replies by reason."""
-    counts: dict[str, int] = {}
-    for line in rounds:
-        for reason, count in (line.get("refused") or {}).items():
-            counts[reason] = counts.get(reason, 0) + count
-    return counts
 
 
 def _labels(folders: Sequence[RunFolder]) -> list[str]:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
+from flwr_privacy.simulations.settings.metrics_file import refused
 from flwr_privacy.simulations.settings.run_labels import flat_settings
 
 from .figures import chart
@@ -20,7 +21,7 @@ from .pieces import (
     score_text,
     series_of,
 )
-from .reported import Line, ReportedRun, refused
+from .reported import Line, ReportedRun
 
 __all__ = [
     "answers",

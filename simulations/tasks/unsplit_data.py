@@ -85,25 +85,21 @@ def parse_mfeat(contents: Contents) -> Dataset:
 
 def parse_credit(contents: Contents) -> Dataset:
     """Return the columns of ``UCI_Credit_Card.csv`` between the number and the label."""
-    columns = _columns(contents["UCI_Credit_Card.csv"])
-    labels = columns.pop("default.payment.next.month")
-    del columns["ID"]
-    return _split(np.stack(list(columns.values()), axis=1), labels, test_share=0.2)
+    label = "default.payment.next.month"
+    return _table(contents["UCI_Credit_Card.csv"], label=label, without="ID", test_share=0.2)
 
 
 def parse_parkinsons(contents: Contents) -> Dataset:
     """Return the measures of ``parkinsons.data``."""
-    columns = _columns(contents["parkinsons.data"])
-    labels = columns.pop("status")
-    del columns["name"]
-    return _split(np.stack(list(columns.values()), axis=1), labels, test_share=0.3)
+    return _table(contents["parkinsons.data"], label="status", without="name", test_share=0.3)
 
 
-def _columns(content: bytes) -> dict[str, NDArray[Any]]:
+def _table(content: bytes, *, label: str, without: str, test_share: float) -> Dataset:
     import pandas as pd
 
     table = pd.read_csv(io.BytesIO(content))
-    return {str(name): table[name].to_numpy() for name in table.columns}
+    features = table.drop(columns=[label, without]).to_numpy()
+    return _split(features, table[label].to_numpy(), test_share=test_share)
 
 
 def _split(features: NDArray[Any], labels: NDArray[Any], *, test_share: float) -> Dataset:

@@ -15,6 +15,7 @@ from flwr_privacy.simulations.research.udp.theory import search_cost
 from flwr_privacy.simulations.settings.run_labels import flat_settings
 from flwr_privacy.wire.files import write_text
 
+from .claims import Target
 from .curves import Searched, TrainedRun
 from .description import Curve, Experiment
 from .functions import FUNCTIONS
@@ -88,50 +89,39 @@ class Results:
             "version": __version__,
             "seeds": self.seeds,
             "metrics": chosen.metrics,
-            "curves": [
-                {
-                    "label": curve.label,
-                    "settings": self._settings(curve),
-                    "diverged": sum(run.diverged for run in self.of(curve.label)),
-                    "last": {} if chosen.sweep else _last(self.of(curve.label)),
-                    "points": self._points(curve.label) if chosen.sweep else [],
-                    "runs": [
-                        {"seed": run.seed, "diverged": run.diverged, "by_round": run.values}
-                        | ({} if run.x is None else {"x": run.x})
-                        for run in self.of(curve.label)
-                    ],
-                }
-                for curve in chosen.curves
-            ],
+            "curves": [self._curve(curve) for curve in chosen.curves],
             "sweep": asdict(chosen.sweep) if chosen.sweep else None,
-            "targets": [
-                {
-                    "target": str(target),
-                    "curves": {
-                        curve.label: {
-                            cost: [target.cost(run, cost) for run in self.of(curve.label)]
-                            for cost in ("uploads", "bits", "seconds")
-                        }
-                        for curve in chosen.curves
-                    },
-                }
-                for target in chosen.targets
-            ],
-            "claims": [
-                {
-                    "id": finding.claim.id,
-                    "text": finding.claim.text,
-                    "kind": finding.claim.kind,
-                    "share": finding.claim.share,
-                    "relative": finding.claim.relative,
-                    "measure": finding.claim.measure,
-                    "verdict": finding.verdict,
-                    "comparisons": [asdict(comparison) for comparison in finding.comparisons],
-                }
-                for finding in self.findings()
-            ],
+            "targets": [self._target(target) for target in chosen.targets],
+            "claims": [_claim(finding) for finding in self.findings()],
         }
         return _plain(table)  # type: ignore[no-any-return]
+
+    def _curve(self, curve: Curve) -> dict[str, Any]:
+        swept, own = self.experiment.sweep is not None, self.of(curve.label)
+        return {
+            "label": curve.label,
+            "settings": self._settings(curve),
+            "diverged": sum(run.diverged for run in own),
+            "last": {} if swept else _last(own),
+            "points": self._points(curve.label) if swept else [],
+            "runs": [
+                {"seed": run.seed, "diverged": run.diverged, "by_round": run.values}
+                | ({} if run.x is None else {"x": run.x})
+                for run in own
+            ],
+        }
+
+    def _target(self, target: Target) -> dict[str, Any]:
+        return {
+            "target": str(target),
+            "curves": {
+                curve.label: {
+                    cost: [target.cost(run, cost) for run in self.of(curve.label)]
+                    for cost in ("uploads", "bits", "seconds")
+                }
+                for curve in self.experiment.curves
+            },
+        }
 
     def _settings(self, curve: Curve) -> Mapping[str, Any]:
         chosen = self.experiment
@@ -154,6 +144,19 @@ class Results:
                 }
             )
         return points
+
+
+def _claim(finding: CheckedClaim) -> dict[str, Any]:
+    return {
+        "id": finding.claim.id,
+        "text": finding.claim.text,
+        "kind": finding.claim.kind,
+        "share": finding.claim.share,
+        "relative": finding.claim.relative,
+        "measure": finding.claim.measure,
+        "verdict": finding.verdict,
+        "comparisons": [asdict(comparison) for comparison in finding.comparisons],
+    }
 
 
 def save(results: Results, out: Path) -> tuple[Path, Path]:
