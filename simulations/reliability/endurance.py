@@ -40,7 +40,7 @@ _COSTLY: dict[str, tuple[str, ...]] = {
     "acfl-sum": ("setup", "train"),
     "m2fdp": ("train", "aggregate"),
 }
-"""Phases whose answers cost their client something; the other schemes promise no epsilon."""
+"""Phases whose answers cost their client something; the other schemes guarantee no epsilon."""
 
 _FATAL = dict.fromkeys(("fedavg-sum", "central-dp", "mspdq", "acfl-sum", "fedvs"), ("node lost",))
 """Faults after which a client is out for good: the others know it by the key that it has lost."""
