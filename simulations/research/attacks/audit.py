@@ -31,7 +31,8 @@ from scipy.stats import binom
 
 from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.wire.arrays import is_finite
+
+from .scores import labelled, vector
 
 __all__ = [
     "GaussianAudit",
@@ -367,37 +368,6 @@ def largest_mu(canaries: int, *, confidence: float = _CONFIDENCE) -> float:
 
 def _mu(right: float) -> float:
     return max(0.0, 2 * float(ndtri(right)))
-
-
-def labelled(
-    scores: ArrayLike, name: str, labels: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return scores and their labels as arrays; labels are truth values, `name` is their parameter.
-
-    Raises
-    ------
-    InvalidParameterError
-        If they are something else, or not equally many.
-    """
-    values, truths = vector("scores", scores), np.asarray(labels)
-    if truths.dtype != np.bool_ or truths.shape != values.shape:
-        allowed = f"{values.size} truth values, one for each score"
-        raise InvalidParameterError(name, f"{truths.dtype} {truths.shape}", allowed)
-    return values, truths
-
-
-def vector(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    """Return a parameter as a vector of finite numbers.
-
-    Raises
-    ------
-    InvalidParameterError
-        If it is none, or empty.
-    """
-    array = np.asarray(values, np.float64)
-    if array.ndim != 1 or array.size == 0 or not is_finite(array):
-        raise InvalidParameterError(name, array.shape, "a vector of finite numbers")
-    return array
 
 
 def _check_counts(count: int, trials: int, confidence: float) -> None:

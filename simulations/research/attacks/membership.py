@@ -26,7 +26,8 @@ from scipy.stats import rankdata
 from flwr_privacy.errors import InvalidParameterError, check_number
 from flwr_privacy.wire.arrays import is_finite
 
-from .audit import at_least, at_most, labelled, vector
+from .audit import at_least, at_most
+from .scores import labelled, vector
 
 __all__ = [
     "Membership",
