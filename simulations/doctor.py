@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from flwr_privacy.simulations.engines.flower_processes import is_free
 from flwr_privacy.simulations.engines.placement import Machine, suggest
-from flwr_privacy.simulations.engines.superlink import is_free
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, model_bytes
 from flwr_privacy.simulations.settings.run_settings import Settings
 

@@ -60,7 +60,7 @@ def members_of(settings: Settings, nodes: int) -> list[DeployedNode]:
     ------
     InvalidParameterError
         If a scheme with tiers has another number of devices, or trusts aggregators that the server
-        would have to play.
+        would have to simulate.
     """
     from flwr_privacy.simulations.tasks.tasks import check_data
 
@@ -82,7 +82,7 @@ def members_of(settings: Settings, nodes: int) -> list[DeployedNode]:
         if secure:
             allowed = (
                 f"true: the devices trust aggregators ({', '.join(secure[:3])}), which a server "
-                "that is deployed must not play"
+                "that is deployed must not simulate"
             )
             raise InvalidParameterError("relay", False, allowed)
         return plain

@@ -17,7 +17,7 @@ KILLS = {
     "moved": "move",
     "node lost": "lose",
 }
-SILENT = {"late", "drop", "lost question", "stale", "stranger", "clock ahead"}
+SILENT = {"late", "drop", "lost request", "stale", "stranger", "clock ahead"}
 
 
 class Unreliable:
@@ -54,7 +54,7 @@ class Unreliable:
             entry: Any = message.content["flwr-privacy"]
             client = self._clients.get(message.metadata.dst_node_id, "")
             is_lost = entry["phase"] == "train" and (
-                self._plan.strikes.get((int(entry["round"]), client)) == "lost question"
+                self._plan.strikes.get((int(entry["round"]), client)) == "lost request"
             )
             (lost if is_lost else sent).append(message)
         for message in lost:

@@ -44,7 +44,7 @@ class SyntheticData:
     labels : (M,) ndarray
         Their labels, which the server has.
     test_blocks : sequence of (m, d_n) ndarray
-        Rows on which the model is judged.
+        Rows on which the model is evaluated.
     test_labels : (m,) ndarray
         Their labels.
 

@@ -16,7 +16,8 @@ from flwr_privacy.simulations.research.acfl.numpy_simulation import ACFLSettings
 from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
 from flwr_privacy.simulations.research.acfl.theory import record_epsilon
 from flwr_privacy.simulations.research.experiments import description as experiments
-from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.replication import replication
+from flwr_privacy.simulations.research.experiments.results import Results, save
 from flwr_privacy.simulations.research.experiments.runs import train
 
 

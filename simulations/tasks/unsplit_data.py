@@ -1,4 +1,7 @@
-"""Parsers for the data sets whose columns belong to several parties.
+"""Parsers for data sets that are published without a test part; the split is drawn here.
+
+``digits``: scikit-learn's handwritten digits, 64 pixels of 1,797 images, a fifth of them test
+records.
 
 ``mfeat``: the six views of UCI's multiple features of handwritten digits, side by side, 649 columns
 of 2,000 digits; 40 % of them are test records.
@@ -19,6 +22,7 @@ All splits have the shares of the classes and are drawn with seed 0; no column i
 
 import io
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,13 +32,29 @@ from flwr_privacy.errors import DataError
 
 from .records import Dataset
 
-__all__ = ["MFEAT_VIEWS", "breast_cancer", "parse_credit", "parse_mfeat", "parse_parkinsons"]
+__all__ = [
+    "MFEAT_VIEWS",
+    "breast_cancer",
+    "digits",
+    "parse_credit",
+    "parse_mfeat",
+    "parse_parkinsons",
+]
 
 Contents = Mapping[str, bytes]
 
 MFEAT_VIEWS = (240, 76, 216, 47, 64, 6)
 """Columns of pixel averages, Fourier coefficients, profile correlations, Zernike moments,
 Karhunen-Loeve coefficients and shape."""
+
+
+@lru_cache(maxsize=1)
+def digits() -> Dataset:
+    """Return scikit-learn's handwritten digits, with pixels from 0 to 1."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return _split(images / 16, labels, test_share=0.2)
 
 
 def breast_cancer() -> Dataset:
@@ -65,25 +85,21 @@ def parse_mfeat(contents: Contents) -> Dataset:
 
 def parse_credit(contents: Contents) -> Dataset:
     """Return the columns of ``UCI_Credit_Card.csv`` between the number and the label."""
-    columns = _columns(contents["UCI_Credit_Card.csv"])
-    labels = columns.pop("default.payment.next.month")
-    del columns["ID"]
-    return _split(np.stack(list(columns.values()), axis=1), labels, test_share=0.2)
+    label = "default.payment.next.month"
+    return _table(contents["UCI_Credit_Card.csv"], label=label, without="ID", test_share=0.2)
 
 
 def parse_parkinsons(contents: Contents) -> Dataset:
     """Return the measures of ``parkinsons.data``."""
-    columns = _columns(contents["parkinsons.data"])
-    labels = columns.pop("status")
-    del columns["name"]
-    return _split(np.stack(list(columns.values()), axis=1), labels, test_share=0.3)
+    return _table(contents["parkinsons.data"], label="status", without="name", test_share=0.3)
 
 
-def _columns(content: bytes) -> dict[str, NDArray[Any]]:
+def _table(content: bytes, *, label: str, without: str, test_share: float) -> Dataset:
     import pandas as pd
 
     table = pd.read_csv(io.BytesIO(content))
-    return {str(name): table[name].to_numpy() for name in table.columns}
+    features = table.drop(columns=[label, without]).to_numpy()
+    return _split(features, table[label].to_numpy(), test_share=test_share)
 
 
 def _split(features: NDArray[Any], labels: NDArray[Any], *, test_share: float) -> Dataset:
