@@ -11,6 +11,7 @@ runs in a process for each kind of engine (see the Makefile).
 """
 
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,9 @@ settings.load_profile("busy")
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before anybody imports NumPy or torch
 
+FUZZ_SEED = "FLWR_PRIVACY_FUZZ_SEED"
+os.environ.setdefault(FUZZ_SEED, secrets.token_hex(4))  # workers have the one of their parent
+
 TIMED = (
     "flwr_privacy.simulations.engines.inline.grid",
     "flwr_privacy.strategies.requests.messenger",
@@ -31,6 +35,10 @@ TIMED = (
     "flwr_privacy.strategies.requests.federation",
 )
 """Modules that wait for answers: they use no more of `time` than `VirtualTime` has."""
+
+
+def pytest_report_header() -> str:
+    return f"{FUZZ_SEED}={os.environ[FUZZ_SEED]}"
 
 
 class VirtualTime:

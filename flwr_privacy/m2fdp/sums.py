@@ -127,7 +127,10 @@ class TierSums(WeightedMean):
         """
         if client_id in self.clients:
             raise ReplyRefusedError("duplicate", f"client {client_id} is already in a sum")
-        self._mean_of(self._group_of(client_id)).accumulate(client_id, arrays, weight=weight)
+        group = self._group_of(client_id)
+        mean = self._mean_of(group)
+        mean.accumulate(client_id, arrays, weight=weight)
+        self._means[group] = mean  # only now: an answer that is refused leaves no empty sum behind
         self.weight += weight
         self.clients.add(client_id)
         for key, value in (metrics or {}).items():
@@ -146,7 +149,9 @@ class TierSums(WeightedMean):
         if common := self.clients & other.clients:
             raise ReplyRefusedError("duplicate", f"clients {sorted(common)} are in both sums")
         for group, mean in other._means.items():
-            self._mean_of(group).merge(mean)
+            total = self._mean_of(group)
+            total.merge(mean)
+            self._means[group] = total
         self.weight += other.weight
         self.clients |= other.clients
         self.merge_metrics(other)
@@ -203,6 +208,7 @@ class TierSums(WeightedMean):
         return self._groups[client_id]
 
     def _mean_of(self, group: str) -> WeightedMean:
-        if group not in self._means:
-            self._means[group] = self._empty.from_state({}, {"weight": 0.0, "clients": []})
-        return self._means[group]
+        """Return the sum of a group; one of nobody if it has none."""
+        if group in self._means:
+            return self._means[group]
+        return self._empty.from_state({}, {"weight": 0.0, "clients": []})

@@ -227,15 +227,19 @@ class DataCoding(VerticalStrategy):
         self,
         terms: CodeTerms,
         phase: str,
-        shares: dict[str, NDArray[np.uint8]],
+        shares: dict[str, Any],
         sizes: list[int],
     ) -> None:
-        """Drop sealed shares that do not have the requested form."""
+        """Drop answers that are no sealed shares of the requested form."""
         others = len(terms.members) - 1
         for client in list(shares):
             length = terms.bytes_of(sizes[terms.place(client)]) + SEAL_BYTES
             sealed = shares[client]
-            if sealed.dtype != np.uint8 or sealed.shape != (others, length):
+            if not isinstance(sealed, np.ndarray):
+                detail = f"client {client} dealt no shares"
+                self.messenger.request_log(phase).refuse("names", detail)
+                del shares[client]
+            elif sealed.dtype != np.uint8 or sealed.shape != (others, length):
                 reason = "dtype" if sealed.dtype != np.uint8 else "shape"
                 detail = f"client {client} dealt shares of {sealed.dtype}, shape {sealed.shape}"
                 self.messenger.request_log(phase).refuse(reason, detail)

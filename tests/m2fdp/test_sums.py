@@ -156,6 +156,13 @@ def test_a_bad_reply_is_refused_and_changes_nothing(what: str) -> None:
     assert equal(sums, before)
 
 
+def test_a_group_whose_only_answer_was_refused_has_no_sum() -> None:
+    sums = empty()
+    refused("names", "w", lambda: sums.accumulate("4", {}, weight=1))
+    assert sums.taken("lone") is None
+    assert sums.answered("lone") == []
+
+
 def test_a_sealed_answer_counts_once_and_is_in_no_sum() -> None:
     sums = empty()
     sums.count("0")
