@@ -38,6 +38,7 @@ LAYERS = [
     ["simulations.deployment", "simulations.reliability"],
     ["simulations.research"],
     ["simulations"],
+    ["simulations.cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 OWN = {"__init__.py", "__pycache__", "py.typed"}

@@ -1,0 +1,61 @@
+"""The commands of an operator: `ledger`, `key` and `doctor`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flwr_privacy.simulations.settings.run_settings import Settings
+
+from .run_options import DataRoot
+
+__all__ = ["doctor", "key", "ledger"]
+
+
+def ledger(
+    path: Annotated[
+        Path, typer.Argument(help="A node's <data set>.ledger, or the folder of its state.")
+    ],
+) -> None:
+    """Print what a node's ledgers were charged for, and which charges were never answered."""
+    from flwr_privacy.simulations.ledgers import what_was_charged
+
+    for line in what_was_charged(path):
+        typer.echo(line)
+
+
+def key(
+    path: Annotated[Path, typer.Argument(help="File for the private key; it must be new.")],
+    client: Annotated[
+        str | None, typer.Option(help="Identity of the client; by default the file's name.")
+    ] = None,
+) -> None:
+    """Create a long-term key for a node; print the line with which the other nodes pin it."""
+    from flwr_privacy.wire.identity import check_client_id
+    from flwr_privacy.wire.pins import Identity
+
+    name = check_client_id(client or path.stem)
+    identity = Identity.generate()
+    identity.write(path)
+    typer.echo(f'"{name}" = "{identity.public}"')
+
+
+def doctor(
+    data_root: DataRoot = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task for which to suggest a number of workers.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in a round of that task.")] = None,
+) -> None:
+    """Check this machine: versions, Ray, GPUs, ports in use, data, room for workers."""
+    from flwr_privacy.simulations.doctor import diagnose
+
+    settings = None
+    if task is not None or clients is not None:
+        chosen = {"task": task, "clients": clients}
+        settings = Settings().with_values({k: v for k, v in chosen.items() if v is not None})
+    checks = diagnose(data_root, settings)
+    for check in checks:
+        typer.echo(f"{check.status:8} {check.name}: {check.detail}")
+    if any(check.status == "error" for check in checks):
+        raise typer.Exit(1)
