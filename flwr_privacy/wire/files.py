@@ -19,16 +19,20 @@ except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
+    "PRIVATE",
     "DamagedFileError",
     "exclusive_lock",
+    "open_private",
     "read_sealed",
     "write_all",
     "write_sealed",
     "write_text",
 ]
 
+PRIVATE = 0o600
+"""Rights of a file for its owner alone."""
+
 _DIGEST_SIZE = hashlib.sha256().digest_size
-_PRIVATE = 0o600  # for the owner's eyes only
 _POLL = 0.005  # seconds between two looks at a lock that is taken
 
 
@@ -59,7 +63,7 @@ def write_sealed(path: Path, magic: bytes, payload: bytes, *, durable: bool) -> 
         If the file cannot be written.
     """
     temporary = path.with_name(path.name + ".new")
-    with open(temporary, "wb", opener=_open_private) as file:
+    with open(temporary, "wb", opener=open_private) as file:
         file.write(magic + hashlib.sha256(payload).digest())
         file.write(payload)
         if durable:
@@ -111,10 +115,19 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
     return payload
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
     """Write a text file atomically: a reader sees the old text or the new one, never a part.
 
     Several processes may do so at once; the last one counts.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    text : str
+        Its new content.
+    mode : int, optional
+        Its rights, such as `PRIVATE`; by default what the process's umask says.
 
     Raises
     ------
@@ -124,6 +137,8 @@ def write_text(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8") as file:
+            if mode is not None:  # before the text is in it
+                beside.chmod(mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -153,7 +168,7 @@ def exclusive_lock(path: Path, *, timeout: float) -> Iterator[None]:
     """
     if fcntl is None:
         raise OSError(errno.ENOTSUP, "this platform has no fcntl to lock files with")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _PRIVATE)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
         _acquire(descriptor, timeout)
         try:
@@ -177,8 +192,9 @@ def _acquire(descriptor: int, timeout: float) -> None:
         time.sleep(_POLL)
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, _PRIVATE)
+def open_private(path: str, flags: int) -> int:
+    """Open a file as `open` asks its ``opener`` to; a new one is for its owner alone."""
+    return os.open(path, flags, PRIVATE)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -27,11 +27,11 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice
 
 from .channel import Part, canonical
+from .files import open_private
 from .identity import check_client_id
 
 __all__ = ["Identity", "Pins"]
 
-_PRIVATE = 0o600  # for the owner's eyes only
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _PUBLIC_BYTES = 32
 _LONGEST_NAME = 64  # characters of a name from the wire in an error
@@ -106,7 +106,7 @@ class Identity:
         """
         pem = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         try:
-            with open(path, "xb", opener=_open_private) as file:
+            with open(path, "xb", opener=open_private) as file:
                 file.write(pem)
                 file.flush()
                 os.fsync(file.fileno())
@@ -257,7 +257,3 @@ def _check_public(parameter: str, public: Any) -> None:
     # One text per key, or a key could be pinned twice: decoding skips strange letters and odd bits.
     if len(decoded) != _PUBLIC_BYTES or base64.b64encode(decoded).decode("ascii") != public:
         raise InvalidParameterError(parameter, public, allowed)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, _PRIVATE)

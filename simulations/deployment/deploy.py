@@ -14,9 +14,9 @@ from typing import Any
 from flwr_privacy.clients.node.context_store import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.privacy.policy import Policy
-from flwr_privacy.simulations.runner.jobs import APP, kept, shown
+from flwr_privacy.simulations.runner.jobs import APP, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
-from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
 from .nodes import DeployedNode, prepare, tree_of
 from .processes import HOST, Deployment, DeploymentError, check_port

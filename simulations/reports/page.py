@@ -150,7 +150,7 @@ tbody th { font-weight: 500; white-space: normal; min-width: 12rem; }
   list-style: none; font-size: .9rem; }
 .run { display: flex; gap: .5rem; align-items: baseline; overflow-wrap: anywhere; }
 .run svg { flex: none; width: 2.6rem; height: .87rem; position: relative; top: .1rem; }
-.completed { color: var(--good); } .running { color: var(--busy); }
+.completed { color: var(--good); } .created, .running { color: var(--busy); }
 .failed, .interrupted { color: var(--bad); font-weight: 600; }
 .figures { display: grid; gap: 1.3rem 1.6rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }

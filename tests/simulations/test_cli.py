@@ -69,6 +69,7 @@ def test_a_run_leaves_its_folder_and_two_can_be_compared(command: Command, tmp_p
             "model.npz",
             "log.txt",
             "lock",
+            "server.lock",
             "privacy-card.json",
             "privacy-card.html",
         }
