@@ -36,8 +36,14 @@ def deploy(
     assignments: Assignments = None,
     policy: Annotated[
         Path | None,
-        typer.Option(help="TOML file with the policy of every node; by default none."),
+        typer.Option(help="TOML file with the policy of every node (docs/privacy.md)."),
     ] = None,
+    no_policy: Annotated[
+        bool,
+        typer.Option(
+            "--no-policy", help="No policy: the nodes give what the server asks for. For trials."
+        ),
+    ] = False,
     test_seed: Annotated[
         int | None,
         typer.Option(help="Seed of the nodes' noise, for tests: NOTHING IS PROTECTED."),
@@ -59,7 +65,7 @@ def deploy(
 
     values = given(assignments, data_root, scheme=scheme, task=task, rounds=rounds, seed=seed)
     if resume is not None:
-        if values or any(x is not None for x in (nodes, policy, test_seed, out)):
+        if values or no_policy or any(x is not None for x in (nodes, policy, test_seed, out)):
             allowed = "no other setting beside it but port and timeout: a run keeps its own"
             raise InvalidParameterError("--resume", str(resume), allowed)
         folder, nodes, test_seed = deployed.reopened(resume)
@@ -71,6 +77,10 @@ def deploy(
     if resume is None:
         settings = settings_of(options.settings_of(values))
         members = members_of(settings, nodes)
+        if no_policy == (policy is not None):
+            given_policy = None if policy is None else str(policy)
+            allowed = "a TOML file with limits such as max_epsilon = 10, or else --no-policy"
+            raise InvalidParameterError("--policy", given_policy, allowed)
         if policy is not None:
             check_policy(policy, members)
         folder = RunFolder.create(
