@@ -17,6 +17,7 @@ __all__ = [
     "ALLOW_UNPROTECTED",
     "ALLOW_VARIABLE",
     "PINS_VARIABLE",
+    "UNPROVEN",
     "PlannedRelease",
     "check_code_limit",
     "check_policy",
@@ -40,7 +41,8 @@ ALLOW_VARIABLE = "FLWR_PRIVACY_ALLOW_UNPROTECTED"
 PINS_VARIABLE = "FLWR_PRIVACY_PINS"
 """Variable of a node's environment: the file with the other clients' long-term keys."""
 
-_UNPROVEN = "-unproven"  # ends the scheme of an entry whose cost is claimed, or is not all
+UNPROVEN = "-unproven"
+"""Ends the scheme of a ledger entry whose cost is claimed, or is not all."""
 
 _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
@@ -329,7 +331,7 @@ class PlannedRelease:
 
     def entry(self) -> Entry:
         """Return the ledger entry of the release."""
-        name = self.scheme if self.proven else self.scheme + _UNPROVEN
+        name = self.scheme if self.proven else self.scheme + UNPROVEN
         return Entry(
             question=self.question,
             scheme=name,
@@ -383,7 +385,7 @@ class PlannedRelease:
         policy = self.store.policy
         if policy.max_epsilon is None:
             return
-        if not self.proven or any(entry.scheme.endswith(_UNPROVEN) for entry in entries):
+        if not self.proven or any(entry.scheme.endswith(UNPROVEN) for entry in entries):
             raise DeclinedError(
                 "the node's policy has max_epsilon, and its ledger has releases whose cost is not "
                 "proven, or would have one"

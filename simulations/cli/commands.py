@@ -9,7 +9,8 @@ from flwr_privacy import __version__
 from flwr_privacy.errors import FlwrPrivacyError
 
 from .deployed import deploy
-from .nodes import doctor, key, ledger
+from .ledger import ledger
+from .nodes import doctor, key
 from .research import attack, calibrate, experiment, reliability, replication
 from .results import compare, demo, verify
 from .training import run
@@ -29,9 +30,10 @@ the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 d
 
 for command in (
     *(run, deploy, compare, demo, calibrate, attack, experiment, replication, verify),
-    *(ledger, key, doctor, reliability),
+    *(key, doctor, reliability),
 ):
     app.command(epilog=EXIT_CODES)(command)
+app.add_typer(ledger, name="ledger")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The commands of an operator: `ledger`, `key` and `doctor`."""
+"""The commands `key` and `doctor`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,21 +7,10 @@ import typer
 
 from flwr_privacy.simulations.settings.run_settings import Settings
 
+from .operator_options import print_checks
 from .run_options import DataRoot
 
-__all__ = ["doctor", "key", "ledger"]
-
-
-def ledger(
-    path: Annotated[
-        Path, typer.Argument(help="A node's <data set>.ledger, or the folder of its state.")
-    ],
-) -> None:
-    """Print what a node's ledgers were charged for, and which charges were never answered."""
-    from flwr_privacy.simulations.ledgers import what_was_charged
-
-    for line in what_was_charged(path):
-        typer.echo(line)
+__all__ = ["doctor", "key"]
 
 
 def key(
@@ -46,16 +35,18 @@ def doctor(
         str | None, typer.Option(help="Task for which to suggest a number of workers.")
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Clients in a round of that task.")] = None,
+    database: Annotated[
+        Path | None, typer.Option(help="Database of this machine's SuperLink.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Certificate of this machine's SuperLink.")
+    ] = None,
 ) -> None:
-    """Check this machine: versions, Ray, GPUs, ports in use, data, room for workers."""
-    from flwr_privacy.simulations.doctor import diagnose
+    """Check this machine: versions, Ray, GPUs, ports in use, data, a server's files."""
+    from flwr_privacy.simulations.operations.doctor import diagnose
 
     settings = None
     if task is not None or clients is not None:
         chosen = {"task": task, "clients": clients}
         settings = Settings().with_values({k: v for k, v in chosen.items() if v is not None})
-    checks = diagnose(data_root, settings)
-    for check in checks:
-        typer.echo(f"{check.status:8} {check.name}: {check.detail}")
-    if any(check.status == "error" for check in checks):
-        raise typer.Exit(1)
+    print_checks(diagnose(data_root, settings, database=database, certificate=certificate))
