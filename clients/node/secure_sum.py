@@ -22,6 +22,7 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
+from flwr_privacy.pipeline.answer import check_going_on
 from flwr_privacy.pipeline.mechanism import Answer, Unprotected
 from flwr_privacy.pipeline.node_limits import check_disk
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
@@ -163,12 +164,14 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
     Raises
     ------
     DeclinedError
-        If too few clients are in it for the node's policy.
+        If too few clients are in it for the node's policy, or the node has stopped answering the
+        experiment.
     ProtocolError
         If the client cannot join: a share is damaged, it was asked in this session before, or the
         server contradicts itself.
     """
     store = ContextStore.of(context)
+    check_going_on(store, header.experiment_id)
     record = _record(content, JOIN)
     joined, bounds = read(Joined, record), read(Bounds, record)
     if len(joined.dealers) > bounds.cohort:

@@ -86,6 +86,7 @@ __all__ = [
     "mark_insecure",
     "refused_alike",
     "run",
+    "stop_answering",
 ]
 
 logger = logging.getLogger("flwr.privacy")
@@ -273,6 +274,17 @@ def check_going_on(store: NodeStore, experiment_id: str) -> None:
         )
 
 
+def stop_answering(store: NodeStore, experiment_id: str) -> None:
+    """Note that the node answers nothing more of an experiment, until its operator acts.
+
+    Raises
+    ------
+    LedgerError
+        If the note cannot be written.
+    """
+    store.note(experiment_id, _STOPPED, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+
+
 def run(
     store: NodeStore,
     experiment_id: str,
@@ -438,7 +450,7 @@ def _facts_note(request: Request) -> str:
 
 def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedFailureError:
     """Stop answering an experiment; return the error that the server is sent."""
-    store.note(experiment_id, _STOPPED, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    stop_answering(store, experiment_id)
     logger.error(
         "client %s answers nothing more of experiment %s: a training failed after it was charged "
         "(%s). What a server could learn from further failures is not covered. Mend it, then "

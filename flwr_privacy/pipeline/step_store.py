@@ -7,6 +7,7 @@ eyes only. A state is written when a message was answered, never when it was ref
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import LedgerError
@@ -20,7 +21,7 @@ from .experiment_keys import check_signature, forget_pair, own_pair, signature_o
 from .node_limits import check_disk
 from .node_store import NodeStore
 
-__all__ = ["StepStore", "opened"]
+__all__ = ["StepStore", "opened", "read_state"]
 
 _MAGIC = b"flwr-privacy vertical state\n"
 _LOCK_TIMEOUT = 60.0  # seconds; the evaluation of a large batch takes some
@@ -100,6 +101,19 @@ class StepStore:
             check_signature(self._store, self._scheme, name, peer, public, signature)
 
 
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return what a client remembers of an experiment in its folder; empty if nothing.
+
+    Raises
+    ------
+    OSError, DamagedFileError
+        If the file cannot be read, or is damaged.
+    """
+    path = folder / "state"
+    state: dict[str, Any] = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
+    return state
+
+
 @contextmanager
 def opened(store: NodeStore, scheme: str, question: Question) -> Iterator[StepStore]:
     """Open the store of a step under a lock; save its state at the end, unless an error came.
@@ -119,7 +133,7 @@ def opened(store: NodeStore, scheme: str, question: Question) -> Iterator[StepSt
         for folder in (lent.folder.parent, lent.folder):
             folder.mkdir(mode=0o700, exist_ok=True)
         with exclusive_lock(lent.folder / "lock", timeout=_LOCK_TIMEOUT):
-            lent.state = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
+            lent.state = read_state(lent.folder)
             yield lent
             write_sealed(path, _MAGIC, dumps(lent.state), durable=lent.durable)
     except DamagedFileError as error:

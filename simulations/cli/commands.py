@@ -13,6 +13,7 @@ from .ledger import ledger
 from .nodes import doctor, key
 from .research import attack, calibrate, experiment, reliability, replication
 from .results import compare, demo, verify
+from .state import state
 from .training import run
 
 __all__ = ["app", "main"]
@@ -34,6 +35,7 @@ for command in (
 ):
     app.command(epilog=EXIT_CODES)(command)
 app.add_typer(ledger, name="ledger")
+app.add_typer(state, name="state")
 
 
 def main() -> None:

@@ -6,18 +6,19 @@ from typing import Annotated
 
 import typer
 
-from flwr_privacy.clients.node.context_store import POLICY_VARIABLE, STATE_VARIABLE
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.operations.checks import FAIL, Check
 from flwr_privacy.wire.files import PRIVATE, write_text
 
 __all__ = ["AsCSV", "AsJSON", "PolicyFile", "StateFolder", "print_checks", "write_or_print"]
 
+# As a node reads them (`flwr_privacy.clients.node.context_store`, which imports SciPy).
 PolicyFile = Annotated[
-    Path | None, typer.Option(envvar=POLICY_VARIABLE, help="TOML file with the node's policy.")
+    Path | None,
+    typer.Option(envvar="FLWR_PRIVACY_POLICY", help="TOML file with the node's policy."),
 ]
 StateFolder = Annotated[
-    Path | None, typer.Option(envvar=STATE_VARIABLE, help="The node's privacy-state folder.")
+    Path | None, typer.Option(envvar="FLWR_PRIVACY_STATE", help="The node's privacy-state folder.")
 ]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsCSV = Annotated[bool, typer.Option("--csv", help="Print CSV.")]

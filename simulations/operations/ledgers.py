@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from flwr_privacy.accounting import fitting, spent
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.pipeline.release import UNPROVEN
 from flwr_privacy.privacy.ledger import Entry, Ledger
@@ -245,8 +246,6 @@ def _left(limit: int | None, used: int) -> int | None:
 
 def _epsilon(entries: Sequence[Entry], delta: float) -> float | None:
     """Return what charges cost together; None if no accountant knows it, or it has no bound."""
-    from flwr_privacy.accounting import fitting, spent  # late: SciPy takes half a second
-
     own = [entry.charge for entry in entries]
     try:
         found = spent(own, delta=delta, accountant=fitting(own))
