@@ -10,7 +10,7 @@ from flwr_privacy.errors import FlwrPrivacyError
 
 from .deployed import deploy
 from .ledger import ledger
-from .nodes import doctor, key
+from .nodes import doctor, key, node
 from .research import attack, calibrate, experiment, reliability, replication
 from .results import compare, demo, verify
 from .state import state
@@ -34,8 +34,8 @@ for command in (
     *(key, doctor, reliability),
 ):
     app.command(epilog=EXIT_CODES)(command)
-app.add_typer(ledger, name="ledger")
-app.add_typer(state, name="state")
+for name, group in (("ledger", ledger), ("state", state), ("node", node)):
+    app.add_typer(group, name=name)
 
 
 def main() -> None:

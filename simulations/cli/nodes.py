@@ -1,4 +1,4 @@
-"""The commands `key` and `doctor`."""
+"""The commands `node check`, `node metrics`, `key` and `doctor`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,10 +7,74 @@ import typer
 
 from flwr_privacy.simulations.settings.run_settings import Settings
 
-from .operator_options import print_checks
+from .operator_options import PolicyFile, StateFolder, print_checks, write_or_print
 from .run_options import DataRoot
 
-__all__ = ["doctor", "key"]
+__all__ = ["doctor", "key", "node"]
+
+node = typer.Typer(
+    help="Check a node's files, policy, keys and clock; write numbers for a monitor.",
+    no_args_is_help=True,
+)
+
+PinsFile = Annotated[
+    Path | None, typer.Option(envvar="FLWR_PRIVACY_PINS", help="TOML file with the others' keys.")
+]
+IdentityFile = Annotated[
+    Path | None,
+    typer.Option(envvar="FLWR_PRIVACY_IDENTITY", help="The client's long-term key (PEM)."),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="The SuperNode's key (--auth-supernode-private-key).")
+]
+CertificateFile = Annotated[
+    Path | None, typer.Option(help="The CA's certificate (--root-certificates).")
+]
+
+
+@node.command()
+def check(
+    state: StateFolder = None,
+    policy: PolicyFile = None,
+    pins: PinsFile = None,
+    identity: IdentityFile = None,
+    key: KeyFile = None,
+    certificate: CertificateFile = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="SuperLink to ask for certificate, time, version."),
+    ] = None,
+) -> None:
+    """Check a node; exit code 1 if something is wrong."""
+    from flwr_privacy.simulations.operations.node_checks import NodeFiles, check_node
+
+    files = NodeFiles(
+        state=state, policy=policy, pins=pins, identity=identity, key=key, certificate=certificate
+    )
+    print_checks(check_node(files, superlink))
+
+
+@node.command()
+def metrics(
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File (*.prom) in the textfile collector's folder; readable by all."),
+    ] = None,
+    state: StateFolder = None,
+    policy: PolicyFile = None,
+    pins: PinsFile = None,
+    identity: IdentityFile = None,
+    key: KeyFile = None,
+    certificate: CertificateFile = None,
+) -> None:
+    """Print a node's numbers for Prometheus, or write them to a file at once."""
+    from flwr_privacy.simulations.operations.metrics import metrics_of
+    from flwr_privacy.simulations.operations.node_checks import NodeFiles
+
+    files = NodeFiles(
+        state=state, policy=policy, pins=pins, identity=identity, key=key, certificate=certificate
+    )
+    write_or_print(metrics_of(files), out, mode=0o644)
 
 
 def key(

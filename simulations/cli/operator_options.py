@@ -32,8 +32,17 @@ def print_checks(checks: Sequence[Check]) -> None:
         raise typer.Exit(1)
 
 
-def write_or_print(text: str, out: Path | None) -> None:
-    """Write a text to a file for its owner alone, or else to the terminal.
+def write_or_print(text: str, out: Path | None, *, mode: int = PRIVATE) -> None:
+    """Write a text to a file at once, or else to the terminal.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+    out : Path, optional
+        The file; a reader sees the old text or the new one.
+    mode : int, default PRIVATE
+        Its rights, whatever the umask.
 
     Raises
     ------
@@ -44,8 +53,8 @@ def write_or_print(text: str, out: Path | None) -> None:
         typer.echo(text, nl=False)
         return
     try:
-        write_text(out, text, mode=PRIVATE)
+        write_text(out, text, mode=mode)
     except OSError as error:
         allowed = f"a file that can be written ({error.strerror})"
         raise InvalidParameterError("--out", str(out), allowed) from error
-    typer.echo(f"written: {out}")
+    typer.echo(f"written: {out}", err=True)
