@@ -60,6 +60,10 @@ def metrics(
         Path | None,
         typer.Option(help="File (*.prom) in the textfile collector's folder; readable by all."),
     ] = None,
+    node_name: Annotated[
+        str | None,
+        typer.Option("--node", help="Name in every number, if one machine has several nodes."),
+    ] = None,
     state: StateFolder = None,
     policy: PolicyFile = None,
     pins: PinsFile = None,
@@ -74,7 +78,7 @@ def metrics(
     files = NodeFiles(
         state=state, policy=policy, pins=pins, identity=identity, key=key, certificate=certificate
     )
-    write_or_print(metrics_of(files), out, mode=0o644)
+    write_or_print(metrics_of(files, node_name), out, mode=0o644)
 
 
 def key(

@@ -34,18 +34,21 @@ class _Metric:
     samples: list[tuple[Mapping[str, str], float]] = field(default_factory=list)
 
 
-def metrics_of(files: NodeFiles) -> str:
+def metrics_of(files: NodeFiles, node: str | None = None) -> str:
     """Return a node's metrics in Prometheus' text format.
 
     Parameters
     ----------
     files : NodeFiles
         What the node has. Without a state folder there are no numbers of ledgers.
+    node : str, optional
+        A name in every number, for several nodes on one machine.
     """
     found: dict[str, _Metric] = {}
 
     def add(name: str, text: str, value: float, **labels: str) -> None:
-        found.setdefault(PREFIX + name, _Metric(text)).samples.append((labels, value))
+        named = labels if node is None else {"node": node, **labels}
+        found.setdefault(PREFIX + name, _Metric(text)).samples.append((named, value))
 
     add(
         "info",

@@ -277,6 +277,8 @@ def test_metrics_have_what_the_server_knows_anyway(node: Node) -> None:
     days = (found["flwr_privacy_certificate_end_seconds"] - time.time()) / 86400
     assert 364 < days < 366
     assert SECRET not in run("metrics", *node.options()).stdout
+    named = run("metrics", "--node", 'a"b', *node.options()).stdout.splitlines()
+    assert all('{node="a\\"b"' in line for line in named if not line.startswith("#"))
     node.state.chmod(0o755)
     (node.state / "ward-7.ledger").write_bytes(b"damaged")
     assert metrics(node)['flwr_privacy_check{check="state"}'] == 2
