@@ -8,9 +8,12 @@ from typing import Any
 from flwr_privacy.errors import DataError
 from flwr_privacy.privacy.card import Answers, PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
-from flwr_privacy.simulations.settings.round_lines import score
-from flwr_privacy.simulations.settings.run_folder import RunFolder
-from flwr_privacy.simulations.settings.run_labels import differing_settings, labels
+from flwr_privacy.simulations.settings.run_folder import (
+    RunFolder,
+    differing_settings,
+    labels,
+    score,
+)
 from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .figures import Style

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from flwr_privacy.simulations.settings.run_labels import flat_settings
+from flwr_privacy.simulations.settings.run_folder import flat_settings
 
 from .figures import Series, chart
 from .page import Html, definitions, figure, grid, html, section, table

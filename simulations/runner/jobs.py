@@ -11,8 +11,7 @@ from flwr_privacy.clients.node.node_settings import STACK_MODES
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.simulations.engines.placement import Machine, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
-from flwr_privacy.simulations.settings.round_lines import follow
-from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
+from flwr_privacy.simulations.settings.run_folder import RunFolder, follow, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .progress import Progress

@@ -7,8 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.simulations.settings.round_lines import score
-from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_folder import RunFolder, score
 
 __all__ = [
     "COSTS",

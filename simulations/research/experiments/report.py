@@ -15,7 +15,7 @@ from flwr_privacy import __version__
 from flwr_privacy.errors import DataError
 from flwr_privacy.simulations.reports.style import drawing
 from flwr_privacy.simulations.research.udp.theory import search_cost
-from flwr_privacy.simulations.settings.run_labels import flat_settings
+from flwr_privacy.simulations.settings.run_folder import flat_settings
 from flwr_privacy.wire.files import write_text
 
 from .claims import VERDICTS, CheckedClaim, judge

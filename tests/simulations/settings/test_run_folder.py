@@ -10,9 +10,13 @@ import pytest
 
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.simulations.settings import run_folder as runs
-from flwr_privacy.simulations.settings.round_lines import follow, score
-from flwr_privacy.simulations.settings.run_folder import RunFolder
-from flwr_privacy.simulations.settings.run_labels import differing_settings, labels
+from flwr_privacy.simulations.settings.run_folder import (
+    RunFolder,
+    differing_settings,
+    follow,
+    labels,
+    score,
+)
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies.state.history import History
@@ -366,6 +370,10 @@ class TestLabels:
         assert differing_settings(folders) == [{}, {}, {}]
         assert labels(folders) == ["fedavg (a) #1", "fedavg (b)", "fedavg (a) #2"]
         assert differing_settings([]) == labels([]) == []
+
+    def test_of_one_run(self, create):
+        settings = Settings(rounds=3).with_values({"partition.kind": "shards"})
+        assert create("a", settings).label == "fedavg, digits-mlp, rounds 3, partition.kind shards"
 
 
 def test_score_bears_what_is_missing():
