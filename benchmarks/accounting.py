@@ -16,7 +16,7 @@ from flwr.serverapp import (
     SamplingMethod,
 )
 
-from flwr_privacy.strategies.accounting import FlowerAccountant
+from flwr_privacy.strategies.flower_accountant import FlowerAccountant
 
 from .report import Comparison
 

@@ -18,7 +18,8 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 
 from flwr_privacy.accounting import noise_multiplier
-from flwr_privacy.udp import participations, sigma_gdp, sigma_paper, sigma_zcdp
+from flwr_privacy.simulations.research.udp.noise_formulas import sigma_gdp, sigma_zcdp
+from flwr_privacy.udp import participations, sigma_paper
 
 from .report import Comparison
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flwr_privacy.acfl.encoding import gradient
-from flwr_privacy.clients.node.data_cache import PreparedData
+from flwr_privacy.clients.acfl_data import PreparedData
 
 from .report import Comparison
 

@@ -13,12 +13,12 @@ from threadpoolctl import threadpool_limits
 
 from flwr_privacy.coding.field import MERSENNE_31, PrimeField
 from flwr_privacy.coding.lagrange import LagrangeCode
-from flwr_privacy.fedvs.delays import conventions
 from flwr_privacy.fedvs.network import gradient_of
 from flwr_privacy.fedvs.quantisation import dequantise, quantise_stochastic
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.sharing import decode_rows, evaluate, weight_shares, zero_masks
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.paper.conventions import conventions
 from flwr_privacy.wire.channel import Channel, KeyPair
 
 from .report import Comparison

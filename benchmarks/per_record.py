@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_privacy.clients.torch import initialise, mlp
-from flwr_privacy.clients.torch.gradients import RecordGradients
+from flwr_privacy.clients.torch.record_gradients import RecordGradients
 
 from .report import Comparison
 

@@ -1,7 +1,7 @@
 """ACFL on the client: encode once, then send the gradient of a squared loss.
 
 The client has data instead of an app: a feature matrix and a label matrix. What it sends of them is
-checked against the node's policy and charged as everywhere; see `flwr_privacy.pipeline.release`.
+checked against the node's policy and charged as everywhere; see `flwr_privacy.pipeline.answer`.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,10 @@ from flwr_privacy.acfl.features import FeatureMap
 from flwr_privacy.acfl.limits import DataLimits
 from flwr_privacy.acfl.release import CodedData, CodedGradient
 from flwr_privacy.acfl.terms import MOMENTS, RAW, DataTerms, GradientTerms, SetupTerms
+from flwr_privacy.clients.acfl_data import PreparedData
 from flwr_privacy.clients.node.adapters import own_client_app
 from flwr_privacy.clients.node.base import SchemeClient, Train
-from flwr_privacy.clients.node.data_cache import DataCache, PreparedData
+from flwr_privacy.clients.node.data_cache import DataCache
 from flwr_privacy.clients.node.dispatch import discreet
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError, check_choice
 from flwr_privacy.pipeline.mechanism import EXPERIMENT, ROUND, Facts, NoFactsError, Release

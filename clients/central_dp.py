@@ -7,10 +7,11 @@ What is released, in which order, and what it costs is the pipeline's
 from typing import ClassVar
 
 from flwr_privacy.central_dp.mean import ClippedUpdate
-from flwr_privacy.central_dp.mechanism import CentralDPTerms
+from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.clients.node.base import SchemeClient, Train
 from flwr_privacy.pipeline.mechanism import Release
 from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import TRAIN, Fields
 
@@ -26,7 +27,7 @@ class CentralDPClient(SchemeClient):
     secure sum of at least as many clients as the noise was planned for, charges its own ledger
     before its share leaves, and declines what would pass the budget of the experiment or the node's
     policy. With noise by the server its answers have none: a node whose policy limits epsilon or
-    noise declines them, and its ledger does not have them: the trusted server keeps that account.
+    noise declines them, and its ledger does not have them: the trusted server accounts for them.
     A training that fails tells the server nothing that is not charged: see
     `flwr_privacy.pipeline.answer`.
     Not covered: a server that says of the clients of a sum what is not so (how often it draws them,
@@ -41,7 +42,7 @@ class CentralDPClient(SchemeClient):
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
         """Return the release of a training."""
-        mechanism = ClippedUpdate(CentralDPTerms.read(fields))
+        mechanism = ClippedUpdate(records.read(CentralDPTerms, fields))
         return Release(
             mechanism=mechanism,
             work=lambda _, __: train(arrays).arrays,
@@ -52,4 +53,4 @@ class CentralDPClient(SchemeClient):
         """Return an empty sum of codes for a training."""
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
-        return ClippedUpdate(CentralDPTerms.read(fields)).accumulator(arrays)
+        return ClippedUpdate(records.read(CentralDPTerms, fields)).accumulator(arrays)

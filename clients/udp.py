@@ -7,17 +7,16 @@ What is released, in which order, and what it costs is the pipeline's
 import logging
 from typing import ClassVar
 
-import numpy as np
-
+from flwr_privacy.clients.certificates.per_record_loss import asked_loss
+from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
 from flwr_privacy.clients.node.base import Evaluate, SchemeClient, Train
 from flwr_privacy.clients.node.rehearsal import rehearsed
-from flwr_privacy.clients.training.per_record import PerRecordPlan, asked, asked_loss
 from flwr_privacy.pipeline.mechanism import Facts, Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, UDPTerms
 from flwr_privacy.wire import fields as records
-from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
 
 __all__ = ["UDPClient"]
@@ -38,7 +37,7 @@ class UDPClient(SchemeClient):
     (`flwr_privacy.privacy.noise.discrete_gaussian`), from a cryptographic generator, on a grid,
     after the clipping; all charges of an experiment together stay within the budget that the server
     names, and the whole ledger within the node's policy. With noise in shares the client answers
-    only within a secure sum of at least as many clients as the shares are meant for, and a question
+    only within a secure sum of at least as many clients as the shares are meant for, and a request
     only once. Against a server that does not follow the protocol: it names budgets and noise as it
     likes, none too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds
     it. A node with such a policy declines what has no noise and what has no proven cost
@@ -91,15 +90,15 @@ def _steps(
     """Have the user's training do the steps that were asked for, and nothing else."""
     with asked(_plan(terms, facts), random) as request:
         trained = dict(train(start).arrays)
-    request.step.check(start.values(), trained.values())
-    return Steps(trained, request.step.records, request.step.sensitivity())
+    done = request.certificate
+    done.check(start.values(), trained.values())
+    return Steps(trained, done.records, done.sensitivity())
 
 
 def _counted_steps(terms: UDPTerms, start: Arrays, train: Train) -> Facts:
-    """Rehearse the training on generated arrays, which say nothing of data or question."""
-    zeros = {name: np.zeros_like(array) for name, array in start.items()}
+    """Rehearse the training on generated arrays, which say nothing of data or request."""
     with asked(_plan(terms, Facts()), SecureRandom()) as request:
-        found = rehearsed(TRAIN, lambda: train(zeros), lambda: request.step)
+        found = rehearsed(TRAIN, lambda: train(zeros_like(start)), lambda: request.certificate)
     counted_on = terms.counted(found)
     if counted_on < found:
         logger.warning(
@@ -113,14 +112,15 @@ def _mean_loss(terms: LossTerms, start: Arrays, evaluate: Evaluate, facts: Facts
     """Have the user's evaluation measure the loss that was asked for."""
     with asked_loss(terms.cap, records=facts.records) as request:
         evaluate()
-    request.loss.check(start.values())
-    return MeanLoss(request.loss.mean, request.loss.records, request.loss.sensitivity())
+    done = request.certificate
+    done.check(start.values())
+    return MeanLoss(done.mean, done.records, done.sensitivity())
 
 
 def _counted_losses(terms: LossTerms, evaluate: Evaluate) -> Facts:
     """Rehearse the evaluation; see `_counted_steps`."""
     with asked_loss(terms.cap) as request:
-        return Facts(records=rehearsed(EVALUATE, evaluate, lambda: request.loss))
+        return Facts(records=rehearsed(EVALUATE, evaluate, lambda: request.certificate))
 
 
 def _plan(terms: UDPTerms, facts: Facts) -> PerRecordPlan:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.errors import check_number
 from flwr_privacy.simulations.research.udp.moments import eps_server
-from flwr_privacy.udp import participations, sigma_gdp, sigma_paper, sigma_zcdp
+from flwr_privacy.simulations.research.udp.noise_formulas import sigma_gdp, sigma_zcdp
+from flwr_privacy.udp import participations, sigma_paper
 
 __all__ = ["Calibration", "calibrate", "legend", "table"]
 

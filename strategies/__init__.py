@@ -38,9 +38,9 @@ from flwr_privacy.udp import (
     UserLevel,
 )
 
-from .accounting import FlowerAccountant
-from .central_dp import CentralDP
+from .central_dp.strategy import CentralDP
 from .fedavg import FedAvg
+from .flower_accountant import FlowerAccountant
 from .udp.strategy import UDP
 
 __all__ = [

@@ -9,7 +9,7 @@ from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.grid import GridMean
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds, SecureSum
-from flwr_privacy.secure_sum.federated import FedAvgSumTerms
+from flwr_privacy.secure_sum.fedavg_terms import FedAvgSumTerms
 from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.requests.instruction import Instruction
 

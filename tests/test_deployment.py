@@ -15,8 +15,8 @@ from deployment import HOST, Deployment, DeploymentError, wait_until_online
 
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.engines.flower_processes import is_free
 from flwr_privacy.simulations.engines.process_supervisor import descendants
-from flwr_privacy.simulations.engines.superlink import is_free
 from flwr_privacy.wire.pins import Identity
 
 pytestmark = [pytest.mark.deployed, pytest.mark.smoke]

@@ -20,7 +20,6 @@ from asked_terms import central_terms, loss_terms, udp_terms
 from flwr.app import Context, RecordDict
 
 from flwr_privacy.acfl.terms import DataTerms
-from flwr_privacy.central_dp.mechanism import CentralDPTerms as CentralTerms
 from flwr_privacy.clients import (
     ACFLClient,
     CentralDPClient,
@@ -197,7 +196,7 @@ class Node:
         """Return what the server sees, and how many releases that cost."""
         data = tables(self.record, readable=readable) if isinstance(terms, DataTerms) else None
         before, half = self.charges(), client(data, self.context)
-        own = terms.write() if isinstance(terms, CentralTerms) else write(terms)
+        own = write(terms)
         summed = 3 if getattr(terms, "parties", 0) else 0
         question = {
             **{"experiment-id": experiment, "round": 1, "request": request},
@@ -211,7 +210,7 @@ class Node:
         try:
             if phase == "evaluate":
                 work = evaluation(self.record, kind)
-                seen: Any = sorted(half.judge(model, {**own, **question}, work).items())
+                seen: Any = sorted(half.handle_evaluation(model, {**own, **question}, work).items())
             else:
                 make = training_per_record if per_record else training
                 train = make(self.record)

@@ -41,7 +41,7 @@ NOT_LET_IN = '"POST /v1/fleet/activate-node HTTP/1.1" 401'
 
 PLAN = {
     1: ("reorder", "duplicate", "clock behind", "delay"),
-    2: ("late", "drop", "lost question", "stale", "stranger", "clock ahead"),
+    2: ("late", "drop", "lost request", "stale", "stranger", "clock ahead"),
     3: ("corrupt", "nan", "infinity", "reshape", "disk full"),
     4: ("crash", "killed before", "restarted", "moved", "node lost"),
     5: (),
@@ -51,7 +51,7 @@ PLAN = {
 
 KILLED_IN = 5  # the round in which the server is killed
 EXACT = {"reorder", "duplicate", "clock behind", "delay", "restarted", "moved", "node lost"}
-UNCHARGED = {"lost question", "killed before", "disk full"}  # nothing was released
+UNCHARGED = {"lost request", "killed before", "disk full"}  # nothing was released
 YEAR = timedelta(days=365)
 
 Strike = tuple[int, str, str]
@@ -262,7 +262,7 @@ def test_the_page_says_of_each_fault_what_is_found_here() -> None:
     rows = {name: text for names, (_, text) in REAL_FAULTS.items() for name in names.split(", ")}
     assert FAULTS.keys() <= rows.keys()
     for *_, fault in STRIKES:
-        text = rows["lost question" if fault == "killed before" else fault]
+        text = rows["lost request" if fault == "killed before" else fault]
         assert text.startswith("exact") == (fault in EXACT), fault
         assert text.startswith("left out, nothing charged") == (fault in UNCHARGED), fault
         assert text.startswith(("exact", "left out, ")), fault

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 RIGHT = [
     "FedAvg(0.5, 1.0, 2, loop=LoopOptions(seed=1))",
     "UDP(privacy=UserLevel(epsilon=4.0), schedule=LinearNoise(end=0.2))",
-    "UDP(privacy=RecordLevel(learning_rate=0.1), schedule=Discounting(judge=lambda r, a: 0.0))",
+    "UDP(privacy=RecordLevel(learning_rate=0.1), schedule=Discounting(validation=lambda *_: 0.0))",
     "ACFL(privacy=NoisedRecords(epsilon=4.0), weighting=Weighting(alpha=0.5))",
     "ACFL(privacy=SetupVariances(sigma1_sq=1.0, sigma2_sq=1.0), data=DataBounds(one_hot=True))",
     "M2FDP(tree=TierTree.of_fanouts((2, 2)), privacy=NoNoise(), schedule=EventSchedule(steps=4))",
@@ -27,7 +27,7 @@ WRONG = {
     'UserLevel(epsilon="4")': 'Argument "epsilon" to "UserLevel"',
     'UserLevel(noise="gauss")': 'Argument "noise" to "UserLevel"',
     'UDP(privacy=UserLevel(), client_sampling="all")': 'Argument "client_sampling" to "UDP"',
-    "Discounting(beta=0.5)": 'Missing named argument "judge"',
+    "Discounting(beta=0.5)": 'Missing named argument "validation"',
     "FedAvg(seed=1)": '"seed" for "FedAvg"',
     'LoopOptions(clients="4")': 'Argument "clients" to "LoopOptions"',
     "ACFL(epsilon=8.0)": '"epsilon" for "ACFL"',

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr_privacy.central_dp.mechanism import CentralDPPlan, sensitivity
+from flwr_privacy.central_dp.plan import CentralDPPlan
+from flwr_privacy.central_dp.sensitivity import sensitivity
 from flwr_privacy.clients.node.context_store import STATE_VARIABLE
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 

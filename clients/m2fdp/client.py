@@ -9,12 +9,10 @@ simulation.
 from collections.abc import Callable
 from typing import ClassVar
 
-import numpy as np
-
+from flwr_privacy.clients.certificates.poisson_steps import PoissonPlan, asked_steps
 from flwr_privacy.clients.node.base import SchemeClient, Train
 from flwr_privacy.clients.node.context_store import refuse_node_keys
 from flwr_privacy.clients.node.rehearsal import rehearsed
-from flwr_privacy.clients.training.poisson import PoissonPlan, asked_steps
 from flwr_privacy.errors import ProtocolError, check_choice
 from flwr_privacy.m2fdp import (
     AGGREGATE,
@@ -29,17 +27,17 @@ from flwr_privacy.m2fdp.messages import going_down, going_up, unpacked
 from flwr_privacy.pipeline.experiment_keys import introduction
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Release
 from flwr_privacy.pipeline.request import request_of
-from flwr_privacy.pipeline.sealed import Letter, Opened, Sealed, answer_sealed
+from flwr_privacy.pipeline.sealed import Opened, Sealed, answer_sealed
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.wire import fields as records
-from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import TRAIN, Fields
 
-from .zone_aggregator import average, deliver, parents_key
+from .zone_aggregator import average, deliver, letter_of
 
 __all__ = ["M2FDPClient"]
 
@@ -98,7 +96,7 @@ class M2FDPClient(SchemeClient):
         Raises
         ------
         InvalidParameterError, ProtocolError
-            If the question is malformed, or the node has another role.
+            If the request is malformed, or the node has another role.
         """
         role = self._role()
         if role != (DEVICE if phase == TRAIN else AGGREGATOR):
@@ -151,7 +149,7 @@ def _sealed_update(
 ) -> Sealed:
     """Return an update that only the trusted parent can read."""
     if me not in terms.siblings:
-        raise ProtocolError("the question does not name this device among the children asked")
+        raise ProtocolError("the request does not name this device among the children asked")
     received = []
     if "start-sealed" in fields:
         about = going_down(
@@ -162,17 +160,12 @@ def _sealed_update(
             tier=terms.depth,
             children=terms.siblings,
         )
-        received = [
-            Letter(
-                peer=terms.parent,
-                **parents_key(fields),
-                about=about,
-                sealed=fields["start-sealed"],
-            )
-        ]
+        received = [letter_of(fields, terms.parent, about, fields["start-sealed"])]
 
     def release(opened: Opened) -> Release:
-        zone = unpacked(opened.contents[0], terms) if opened.contents else None
+        zone = None
+        if opened.contents:
+            zone = unpacked(opened.contents[0], terms, sender=terms.parent)
         mechanism = SealedUpdate(terms, {}, zone, opened.floor)
         return Release(
             mechanism=mechanism,
@@ -192,7 +185,7 @@ def _sealed_update(
     return Sealed(
         release=release,
         received=received,
-        sent=[Letter(peer=terms.parent, **parents_key(fields), about=about)],
+        sent=[letter_of(fields, terms.parent, about)],
         parent=terms.parent,
     )
 
@@ -214,9 +207,10 @@ def _release_name(terms: M2FDPTerms, fields: Fields, way: str) -> Question:
 
 def _rehearsed(terms: M2FDPTerms, start: Arrays, train: Train) -> Facts:
     """Rehearse the training on generated arrays; see `rehearsed`."""
-    zeros = {name: np.zeros_like(array) for name, array in start.items()}
     with asked_steps(_plan(terms)) as request:
-        return Facts(records=rehearsed(TRAIN, lambda: train(zeros), lambda: request.steps))
+        return Facts(
+            records=rehearsed(TRAIN, lambda: train(zeros_like(start)), lambda: request.certificate)
+        )
 
 
 def _trained(terms: M2FDPTerms, start: Arrays, train: Train, sampler: SecureRandom) -> Arrays:
@@ -225,7 +219,7 @@ def _trained(terms: M2FDPTerms, start: Arrays, train: Train, sampler: SecureRand
         return train(start).arrays
     with asked_steps(_plan(terms), sampler) as request:
         arrays = dict(train(start).arrays)
-    request.steps.check(start.values(), arrays.values())
+    request.certificate.check(start.values(), arrays.values())
     return arrays
 
 

@@ -15,9 +15,10 @@ from flwr_privacy.pipeline.sealed import Letter, Opened, Sealed, Step
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.channel import Part
 from flwr_privacy.wire.message import Fields
 
-__all__ = ["average", "deliver", "parents_key"]
+__all__ = ["average", "deliver", "letter_of"]
 
 
 def average(me: str, fields: Fields) -> Sealed:
@@ -28,12 +29,12 @@ def average(me: str, fields: Fields) -> Sealed:
     me : str
         The aggregator.
     fields : dict
-        The scheme's own values of the question, and its name.
+        The scheme's own values of the request, and its name.
 
     Raises
     ------
     InvalidParameterError, ProtocolError
-        If the question is malformed.
+        If the request is malformed.
     """
     duty = records.read(Duty, fields)
     if duty.noise_multiplier == 0:
@@ -67,7 +68,7 @@ def average(me: str, fields: Fields) -> Sealed:
             receiver=duty.parent,
             children=duty.siblings,
         )
-        sent = [Letter(peer=duty.parent, **parents_key(fields), about=about)]
+        sent = [letter_of(fields, duty.parent, about)]
     return Sealed(
         release=lambda opened: _average(fields, duty, opened),
         received=received,
@@ -79,7 +80,10 @@ def average(me: str, fields: Fields) -> Sealed:
 
 
 def _average(fields: Fields, duty: Duty, opened: Opened) -> Release | Step:
-    uploads = [unpacked(content, duty) for content in opened.contents]
+    uploads = [
+        unpacked(content, duty, sender=child)
+        for content, child in zip(opened.contents, duty.senders, strict=True)
+    ]
     if len({upload.codes.size for upload in uploads}) != 1:
         raise ProtocolError("the children's answers have different sizes")
     mean = averaged(uploads, duty.drift, tier=duty.own_tier, grid=CodeGrid(duty.grid))
@@ -111,15 +115,12 @@ def deliver(me: str, fields: Fields) -> Sealed:
         tier=delivery.own_tier,
         children=delivery.siblings,
     )
-    start = Letter(
-        peer=delivery.parent,
-        **parents_key(fields),
-        about=about,
-        sealed=fields.get("start-sealed"),
-    )
+    start = letter_of(fields, delivery.parent, about, fields.get("start-sealed"))
     keys = _childrens_keys(fields, delivery.children)
     return Sealed(
-        release=lambda opened: _step(fields, delivery, unpacked(opened.contents[0], delivery)),
+        release=lambda opened: _step(
+            fields, delivery, unpacked(opened.contents[0], delivery, sender=delivery.parent)
+        ),
         received=[start],
         sent=_for_children(me, fields, delivery, keys),
         parent=delivery.parent,
@@ -164,16 +165,17 @@ def _for_children(
     ]
 
 
-def parents_key(fields: Fields) -> dict[str, Any]:
-    """Return the key of the parent in a request, as `Letter` takes it."""
-    return {"key": fields.get("parent-key"), "signature": fields.get("parent-signature")}
+def letter_of(fields: Fields, parent: str, about: tuple[Part, ...], sealed: Any = b"") -> Letter:
+    """Return a message from or to the parent, with the parent's key in the request."""
+    key, signature = fields.get("parent-key"), fields.get("parent-signature")
+    return Letter(peer=parent, key=key, signature=signature, about=about, sealed=sealed)
 
 
 def _childrens_keys(fields: Fields, members: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the keys of children in a question, as `Letter` takes them."""
+    """Return the keys of children in a request, as `Letter` takes them."""
     keys, signatures = fields.get("keys"), fields.get("signatures")
     if not isinstance(keys, list) or not isinstance(signatures, list):
-        raise ProtocolError("the question has no keys of the children")
+        raise ProtocolError("the request has no keys of the children")
     if not len(keys) == len(signatures) == len(members):
         raise ProtocolError("not one key and one signature for each child")
     return {

@@ -59,14 +59,14 @@ class _MixingClient(SchemeClient):
     def _message(
         self, phase: str, arrays: Arrays, fields: Fields, train: Train, random: SecureRandom
     ) -> Answer:
-        """Answer a question of a learning round.
+        """Answer a request of a learning round.
 
         Raises
         ------
         DataError
             If the trained model is not finite.
         ProtocolError
-            If the question is malformed, or does not follow the client's last message: it belongs
+            If the request is malformed, or does not follow the client's last message: it belongs
             to another round, repeats an old one, or the client did not train.
         InvalidParameterError
             If a parameter is not allowed.
@@ -291,7 +291,7 @@ class _Round:
     def _arrays(self, names: tuple[str, ...], size: int) -> list[Vectors]:
         record = self._state[_STATES]
         if not isinstance(record, ArrayRecord) or not set(names) <= set(record):
-            raise ProtocolError("the question does not follow the client's last message")
+            raise ProtocolError("the request does not follow the client's last message")
         # Copies: what a message that fails half-way did to them is forgotten.
         arrays: list[Any] = [np.array(RecordArrays(record)[name]) for name in names]
         if any(array.size != size for array in arrays):
@@ -316,7 +316,7 @@ def _scalar(member: Member) -> Fields:
 def _width(fields: Fields) -> float:
     width = fields.get("width")
     if type(width) is not float:
-        raise ProtocolError("the question has no width of the intervals")
+        raise ProtocolError("the request has no width of the intervals")
     return width
 
 

@@ -25,7 +25,7 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.errors import DeclinedError, ProtocolError
-from flwr_privacy.pipeline.release import warn_once
+from flwr_privacy.pipeline.operator_checks import warn_once
 from flwr_privacy.secure_sum.messages import JOIN
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import ERROR_CODE, RECORD
@@ -34,7 +34,7 @@ from .base import SchemeClient, Train, Trained
 from .context_store import has_policy_file, policy_of
 from .dispatch import App, built, discreet, is_of_the_app
 from .node import answer, or_refusal
-from .records import RecordArrays, first_array_record, to_record
+from .records import RecordArrays, first_array_record, to_record, with_content
 
 __all__ = ["OwnClient", "as_mod", "numpy_client_app", "own_client_app"]
 
@@ -107,8 +107,6 @@ def numpy_client_app(
             raise ProtocolError(
                 f"client_fn returned a {type(client).__name__}: return a scheme's client around it"
             )
-        if client.context is None:
-            client.context = context  # its node's policy binds it all the same
         return client
 
     numpy_app = App(client=scheme_client, train=_train_by_numpy, evaluate=_evaluate_by_numpy)
@@ -267,8 +265,8 @@ def _train_by_message(message: Message, context: Context, call_next: ClientFunct
             array.flags.writeable for array in arrays.values()
         )
         content[name] = to_record(arrays, local=kept)
-        question = _with_content(message, content)
-        reply = _checked(call_next(question, context)).content
+        request = with_content(message, content)
+        reply = _checked(call_next(request, context)).content
         array_records = [r for r in reply.values() if isinstance(r, ArrayRecord)]
         metric_records = [r for r in reply.values() if isinstance(r, MetricRecord)]
         if len(array_records) != 1 or len(metric_records) != 1:
@@ -284,8 +282,8 @@ def _train_by_message(message: Message, context: Context, call_next: ClientFunct
 def _evaluate_by_message(
     message: Message, context: Context, call_next: ClientFunction
 ) -> dict[str, Any]:
-    question = _with_content(message, _users(message))
-    reply = _checked(call_next(question, context)).content
+    request = with_content(message, _users(message))
+    reply = _checked(call_next(request, context)).content
     records = [record for record in reply.values() if isinstance(record, MetricRecord)]
     if len(records) != 1:
         raise ProtocolError(
@@ -298,13 +296,6 @@ def _users(message: Message) -> RecordDict:
     """Return the part of a request that is meant for the user's code."""
     ours = (RECORD, JOIN)
     return RecordDict({name: value for name, value in message.content.items() if name not in ours})
-
-
-def _with_content(message: Message, content: RecordDict) -> Message:
-    copied = Message.__new__(Message)
-    copied.__dict__.update(message.__dict__)
-    copied.content = content
-    return copied
 
 
 def _checked(reply: Message) -> Message:

@@ -17,10 +17,10 @@ from flwr_privacy.errors import ProtocolError
 from flwr_privacy.pipeline.answer import answer, answer_step, answer_unprotected
 from flwr_privacy.pipeline.mechanism import Answer, ProtocolStep, Release, Unprotected
 from flwr_privacy.pipeline.node_store import NodeRules
-from flwr_privacy.pipeline.release import check_unaccounted, check_unsummed
+from flwr_privacy.pipeline.operator_checks import check_summed, check_unaccounted
 from flwr_privacy.pipeline.request import request_of
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
-from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.message import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
 from .context_store import ContextStore, is_simulated_client, refuse_node_keys, rules_of
@@ -83,7 +83,7 @@ class SchemeClient(NumPyClient):
         records before the first charge of an experiment, where all data of a client are protected.
     keeps_statistics : bool
         Whether the running statistics of normalisation layers stay where they are. A training
-        question is refused then if it does not say which arrays are statistics and the model looks
+        request is refused then if it does not say which arrays are statistics and the model looks
         as if some were.
     """
 
@@ -112,7 +112,7 @@ class SchemeClient(NumPyClient):
     def release_of_evaluation(
         self, arrays: Arrays, fields: Fields, evaluate: Evaluate
     ) -> Release | Unprotected:
-        """Return the release for an evaluation; parameters are those of `judge`."""
+        """Return the release for an evaluation; parameters are those of `handle_evaluation`."""
         raise NotImplementedError
 
     def handle(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Answer:
@@ -126,7 +126,7 @@ class SchemeClient(NumPyClient):
             The arrays of the message.
         fields : dict
             The scheme's own values in the message, and ``experiment-id``, ``round`` and
-            ``request``, which together with the phase name the question; ``summed``, the least
+            ``request``, which together with the phase name the request; ``summed``, the least
             number of clients in the secure sum, and ``code-limit``, the largest code that it takes:
             both 0 outside of one.
         train : callable
@@ -159,7 +159,7 @@ class SchemeClient(NumPyClient):
         """
         return {}
 
-    def judge(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
+    def handle_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Metrics:
         """Evaluate a model on the client's data; refuses by default.
 
         Parameters
@@ -216,7 +216,7 @@ class SchemeClient(NumPyClient):
 
             with trial(layout) as tried:
                 try:
-                    train({name: np.zeros_like(array) for name, array in start.items()})
+                    train(zeros_like(start))
                 except Exception:
                     # Without `own_data` it may have failed on data that it keeps somewhere.
                     if tried.asked or simulated:
@@ -225,9 +225,8 @@ class SchemeClient(NumPyClient):
                 logger.warning("the training is not rehearsed: it did not call own_data. %s", _ZERO)
                 return
             logger.info(
-                "the training was rehearsed on %d generated records in %.3g s; peak memory of the "
-                "process %.0f MiB",
-                *(layout.count, tried.seconds, tried.peak / 2**20),
+                "the training was rehearsed on %d generated records in %.3g s",
+                *(layout.count, tried.seconds),
             )
 
         return rehearse
@@ -262,9 +261,9 @@ class SchemeClient(NumPyClient):
         Parameters
         ----------
         phase : str
-            Phase of the question.
+            Phase of the request.
         arrays, fields
-            What of the question all clients share; ``groups`` of the fields has the group of each
+            What of the request all clients share; ``groups`` of the fields has the group of each
             client, in a scheme that sums by groups.
         """
         return WeightedMean(arrays if phase == TRAIN else {})
@@ -315,19 +314,14 @@ class SchemeClient(NumPyClient):
         loss, examples, metrics = self._inner().evaluate(parameters, dict(config))
         return {**numbers_of(metrics), "loss": float(loss), _NUM_EXAMPLES: int(examples)}
 
-    def check_unaccounted(self, *, sigma: float | None = 0.0, noised: bool = False) -> None:
-        """Decline an uncharged answer that the policy does not allow; see `pipeline.release`."""
-        check_unaccounted(
-            self._rules(),
-            scheme=self.scheme,
-            guarantees_dp=self.guarantees_dp,
-            sigma=sigma,
-            noised=noised,
-        )
+    def check_unaccounted(self, *, sigma: float | None = 0.0) -> None:
+        """Decline an uncharged answer that the node's operator does not allow.
 
-    def check_unsummed(self) -> None:
-        """Decline an answer outside of a secure sum; see `check_unsummed` of the pipeline."""
-        check_unsummed(self._rules())
+        See `flwr_privacy.pipeline.operator_checks.check_unaccounted`.
+        """
+        check_unaccounted(
+            self._rules(), scheme=self.scheme, guarantees_dp=self.guarantees_dp, sigma=sigma
+        )
 
     def _rules(self) -> NodeRules:
         return rules_of(self._context())
@@ -353,7 +347,7 @@ class SchemeClient(NumPyClient):
             text = bare_refusal(self.scheme)
             logger.warning("refused: %s", text)
             raise ProtocolError(text)
-        self.check_unsummed()
+        check_summed(self._rules())
         self.check_unaccounted()
 
     def _bare_inner(self) -> NumPyClient:

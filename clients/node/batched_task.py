@@ -45,7 +45,7 @@ class BatchedTask(ABC, Generic[Result]):
         """Tell whether both tasks can run together."""
 
     @abstractmethod
-    def together(self, jobs: Sequence[Self]) -> list[Any]:
+    def together(self, tasks: Sequence[Self]) -> list[Any]:
         """Run several tasks that fit this one; return the argument of `finish` for each.
 
         Nothing of the clients' may change: if it raises, each does its work alone.
@@ -63,10 +63,10 @@ class BatchedTask(ABC, Generic[Result]):
 Stand = Callable[["BatchedTask[Any]"], Any]
 
 stand: ContextVar[Stand | None] = ContextVar("flwr_privacy_stand", default=None)
-"""What a client does with a job where it goes on side by side with others."""
+"""What a client does with a task where it goes on side by side with others."""
 
 
-def carried_out(job: BatchedTask[Result]) -> Result:
+def carried_out(task: BatchedTask[Result]) -> Result:
     """Run a task: together with other clients' tasks if they run side by side, or else alone."""
     standing = stand.get()
-    return job.alone() if standing is None else standing(job)
+    return task.alone() if standing is None else standing(task)

@@ -1,6 +1,5 @@
 """Runs several clients on one node, each with its own identity, partition and state."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -15,17 +14,9 @@ from flwr_privacy.errors import (
     ProtocolError,
 )
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.wire.cohort import SUM, Cohort, CohortAnswer
 from flwr_privacy.wire.identity import CLIENT_ID_KEY, PARTITION_ID_KEY
-from flwr_privacy.wire.message import (
-    COHORT,
-    HELLO,
-    RECORD,
-    SUM,
-    Cohort,
-    CohortAnswer,
-    Header,
-    payload_bytes,
-)
+from flwr_privacy.wire.message import COHORT, HELLO, RECORD, Header, payload_bytes
 
 from . import secure_sum
 from .base import SchemeClient
@@ -41,7 +32,7 @@ from .dispatch import (
     untold,
 )
 from .node_settings import COHORTS_VARIABLE, may_run_any, stack_mode
-from .records import RecordArrays, copied, decoded, first_array_record, to_record
+from .records import RecordArrays, copied, decoded, first_array_record, to_record, with_content
 
 __all__ = ["run_cohort"]
 
@@ -67,16 +58,15 @@ def run_cohort(app: App, header: Header, message: Message, context: Context) -> 
         )
     cohort = Cohort.read(config_record(message.content, COHORT))
     if header.phase == HELLO:
-        raise ProtocolError("a hello is no question to a cohort")
+        raise ProtocolError("a hello is no request to a cohort")
     check_round(header, context)  # for all of them: what a client keeps grows with their number
     mean: list[WeightedMean] = []
     content = decoded(message.content)
     states = _states(context)
 
     def outcome(client_id: str) -> tuple[str, Outcome]:
-        own_message = copy.copy(message)
         group = cohort.group_of.get(client_id)
-        own_message.content = _content_of(client_id, content, group)
+        own_message = with_content(message, _content_of(client_id, content, group))
         own_context = _context_of(cohort, client_id, context, states.get(client_id, {}))
         try:
             client = built(app, own_context)
@@ -206,7 +196,9 @@ class _Tally:
         return CohortAnswer(
             answered=[client for client in self._cohort.clients if client not in gone],
             late=late,
-            refused=[(client, e.reason, str(e)) for client, e in self._refused.items()],
+            refused_clients=list(self._refused),
+            refused_reasons=[error.reason for error in self._refused.values()],
+            refused_details=list(map(str, self._refused.values())),
             bytes_up=self._bytes_up,
             keepers=keepers,
         )

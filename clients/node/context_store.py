@@ -43,7 +43,11 @@ from flwr.app import Context
 
 from flwr_privacy.errors import InvalidParameterError, LedgerError, check_integer
 from flwr_privacy.pipeline.node_store import NodeRules, NodeStore
-from flwr_privacy.pipeline.release import ALLOW_UNPROTECTED, ALLOW_VARIABLE, PINS_VARIABLE
+from flwr_privacy.pipeline.operator_checks import (
+    ALLOW_UNPROTECTED,
+    ALLOW_VARIABLE,
+    PINS_VARIABLE,
+)
 from flwr_privacy.pipeline.reply_cache import EXPERIMENTS, ReplyCache
 from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
 from flwr_privacy.privacy.ledger import Ledger

@@ -4,10 +4,9 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -25,28 +24,28 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
-from flwr_privacy.pipeline.answer import refused_alike
+from flwr_privacy.pipeline.users_code import refused_alike
 from flwr_privacy.privacy.averaging import Metrics
 from flwr_privacy.privacy.running_statistics import check_question
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
-from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.arrays import Arrays, zeros_like
+from flwr_privacy.wire.cohort import SUM, Cohort
+from flwr_privacy.wire.digests import values_digest
 from flwr_privacy.wire.message import (
     EVALUATE,
     HELLO,
     METRICS,
     RECORD,
-    SUM,
     TRAIN,
-    Cohort,
+    VERSION,
     Fields,
     Header,
-    values_digest,
 )
 
 from .base import SchemeClient, Train, Trained
 from .context_store import is_simulated_client, policy_of, refuse_node_keys, rules_of, storage
 from .node_settings import may_run_any
-from .records import RecordArrays, first_array_record, to_record
+from .records import RecordArrays, first_array_record, to_record, with_content
 from .rehearsal import rehearsing, trying
 
 if TYPE_CHECKING:
@@ -127,13 +126,16 @@ def is_of_the_app(message_type: str) -> bool:
 def built(app: App, context: Context) -> SchemeClient:
     """Build the client half; errors of the user's code are logged here and not sent."""
     try:
-        return app.client(context)
+        client = app.client(context)
     except FlwrPrivacyError:
         raise
     # It may load data, and the text of its errors may have some in it.
     except Exception:
         logger.exception("the client could not be built")
         raise ProtocolError("the client could not be built; the log of the node says how") from None
+    if client.context is None:
+        client.context = context  # its node's policy binds it all the same
+    return client
 
 
 @contextmanager
@@ -141,7 +143,7 @@ def _refusing_alike(client: SchemeClient, context: Context, called: list[str]) -
     """Give all failures of the user's code one fixed text where failures are not charged.
 
     Those of simulated clients keep theirs. What a scheme refuses before the user's code was
-    `called`, and before it looked at data of its own, depends on the question alone.
+    `called`, and before it looked at data of its own, depends on the request alone.
     """
     try:
         yield
@@ -168,19 +170,8 @@ def run_client(
     cohort: Cohort | None = None,
 ) -> RecordDict:
     """Run one client on a request, possibly one to a cohort, and return its reply."""
-    header, fields = Header.read(config_record(message.content, RECORD))
-    kind = message.metadata.message_type
-    if is_of_the_app(kind):
-        # Else a scheme that promises nothing would hand out what the policy keeps in.
-        raise ProtocolError(f"a message '{kind}' has the record '{RECORD}': it is the app's own")
-    evaluation = kind.partition(".")[0] == MessageType.EVALUATE
-    own_phases = {HELLO, *client.phases}
-    if client.sums != "never":
-        own_phases |= {KEYS, SHARES}
-    header.check(scheme=client.scheme, phases={EVALUATE} if evaluation else own_phases)
-    refuse_node_keys("message", fields)
-    if client.context is None:
-        client.context = context  # its node's policy binds it all the same
+    header, fields = _read(client, message)
+    run = _Run(app, client, client_id, message, context, header, fields)
     if header.phase == HELLO:
         own = {**client.introduce(header.experiment_id), "plays": "one"}
         if may_run_any(context.node_config):
@@ -188,58 +179,101 @@ def run_client(
         return RecordDict({RECORD: reply_record(header, client_id, own)})
     if cohort is None:
         check_round(header, context)
-    if not client.guarantees_dp and header.phase not in (KEYS, SHARES):
-        # Also a scheme of the user's own that does not ask by itself, whose noise nobody knows.
-        client.check_unaccounted(sigma=None)
-    arrays = RecordArrays(first_array_record(message.content))
-    told, called = _told(message.content), list[str]()
-    if evaluation:
-        fields |= _named(header, None, told)
-
-        def evaluate() -> Metrics:
-            called.append(EVALUATE)
-            return app.evaluate(client, _asked(message), context)
-
-        with _refusing_alike(client, context, called):
-            judged = client.judge(arrays, fields, discreet(evaluate, "evaluation"))
-            numbers = MetricRecord(dict(judged))
-        return RecordDict({METRICS: numbers, RECORD: reply_record(header, client_id, {})})
     if header.phase in (KEYS, SHARES):
         from .secure_sum import answer_phase  # late: most clients are in no sum
 
         records = answer_phase(context, header, message.content)
         return RecordDict({**records, RECORD: reply_record(header, client_id, {})})
-    if JOIN in message.content and kind != MessageType.TRAIN:
-        raise ProtocolError(f"a secure sum over answers to '{kind}': only 'train' has one")
-    # Before the client joins a sum: a refusal must leave no trace there.
-    if client.keeps_statistics and header.phase == TRAIN:
-        check_question(arrays, fields)
-    place = _place(client, context, header, message.content)
-    fields |= _named(header, place, told)
+    if not client.guarantees_dp:
+        # Also a scheme of the user's own that does not ask by itself, whose noise nobody knows.
+        client.check_unaccounted(sigma=None)
+    if _is_evaluation(message):
+        return run.evaluate()
+    # A sum takes the arrays in before anybody trains again.
+    return run.handle(local=cohort is not None and cohort.reply == SUM)
 
-    def train(start: Arrays) -> Trained:
-        called.append(TRAIN)
-        if not trying():
-            return app.train(client, _asked(message), context)(start)
-        # The app's state may have data of an earlier training in it, and must have none of this.
-        context_of_trial = Context(
-            context.run_id, context.node_id, context.node_config, RecordDict(), context.run_config
-        )
-        return app.train(app.client(context_of_trial), _asked(message), context_of_trial)(start)
 
-    with _refusing_alike(client, context, called):
-        out, own = client.handle(header.phase, arrays, fields, discreet(train, "training"))
-        metrics = dict(own.pop(METRICS, {}))
-        if place is not None:
-            out, metrics = place.masked(out, metrics)
-        return RecordDict(
-            {
-                # A sum takes them in before anybody trains again.
-                ARRAYS: to_record(out, local=cohort is not None and cohort.reply == SUM),
-                METRICS: MetricRecord(metrics),
-                RECORD: reply_record(header, client_id, own),
-            }
-        )
+def _is_evaluation(message: Message) -> bool:
+    return message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
+
+
+def _read(client: SchemeClient, message: Message) -> tuple[Header, Fields]:
+    """Return the header and the scheme's own fields of a request, if they are for this client."""
+    header, fields = Header.read(config_record(message.content, RECORD))
+    kind = message.metadata.message_type
+    if is_of_the_app(kind):
+        # Else a scheme that promises nothing would hand out what the policy keeps in.
+        raise ProtocolError(f"a message '{kind}' has the record '{RECORD}': it is the app's own")
+    phases = {HELLO, *client.phases}
+    if client.sums != "never":
+        phases |= {KEYS, SHARES}
+    header.check(scheme=client.scheme, phases={EVALUATE} if _is_evaluation(message) else phases)
+    refuse_node_keys("message", fields)
+    return header, fields
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One client and one request to it, whose header was checked."""
+
+    app: App
+    client: SchemeClient
+    client_id: str
+    message: Message
+    context: Context
+    header: Header
+    fields: Fields
+
+    def evaluate(self) -> RecordDict:
+        """Return what leaves the node of the user's evaluation of a model."""
+        client, header, called = self.client, self.header, list[str]()
+        arrays = RecordArrays(first_array_record(self.message.content))
+        fields = self.fields | _named(header, None, _told(self.message.content))
+
+        def evaluate() -> Metrics:
+            called.append(EVALUATE)
+            return self.app.evaluate(client, _asked(self.message), self.context)
+
+        with _refusing_alike(client, self.context, called):
+            metrics = client.handle_evaluation(arrays, fields, discreet(evaluate, "evaluation"))
+            numbers = MetricRecord(dict(metrics))
+        return RecordDict({METRICS: numbers, RECORD: reply_record(header, self.client_id, {})})
+
+    def handle(self, *, local: bool) -> RecordDict:
+        """Return what the client half answers, masked where it goes into a secure sum."""
+        client, header, content = self.client, self.header, self.message.content
+        kind = self.message.metadata.message_type
+        if JOIN in content and kind != MessageType.TRAIN:
+            raise ProtocolError(f"a secure sum over answers to '{kind}': only 'train' has one")
+        arrays, called = RecordArrays(first_array_record(content)), list[str]()
+        # Before the client joins a sum: a refusal must leave no trace there.
+        if client.keeps_statistics and header.phase == TRAIN:
+            check_question(arrays, self.fields)
+        place = _place(client, self.context, header, content)
+        fields = self.fields | _named(header, place, _told(content))
+
+        def train(start: Arrays) -> Trained:
+            called.append(TRAIN)
+            if not trying():
+                return self.app.train(client, _asked(self.message), self.context)(start)
+            # The app's state may have data of an earlier training, and must have none of this.
+            context = copy.copy(self.context)
+            context.state = RecordDict()
+            return self.app.train(built(self.app, context), _asked(self.message), context)(start)
+
+        # What cannot be encoded may tell of data, too.
+        with _refusing_alike(client, self.context, called):
+            out, own = client.handle(header.phase, arrays, fields, discreet(train, "training"))
+            metrics = dict(own.pop(METRICS, {}))
+            if place is not None:
+                out, metrics = place.masked(out, metrics)
+            return RecordDict(
+                {
+                    ARRAYS: to_record(out, local=local),
+                    METRICS: MetricRecord(metrics),
+                    RECORD: reply_record(header, self.client_id, own),
+                }
+            )
 
 
 def _place(
@@ -283,17 +317,14 @@ def _asked(message: Message) -> Message:
     content: dict[str, Any] = dict(message.content)
     for name, record in message.content.items():
         if isinstance(record, ArrayRecord):
-            arrays = RecordArrays(record).items()
-            content[name] = to_record({key: np.zeros_like(array) for key, array in arrays})
-    rehearsed = copy.copy(message)
-    rehearsed.content = RecordDict(content)
-    return rehearsed
+            content[name] = to_record(zeros_like(RecordArrays(record)))
+    return with_content(message, RecordDict(content))
 
 
 def _told(content: RecordDict) -> bytes:
     """Hash the request's content for the user's code, except the arrays."""
     told: list[Any] = []
-    first = True  # record of arrays: the question's, whose values are hashed with it
+    first = True  # record of arrays: the request's, whose values are hashed with it
     for name, record in content.items():
         if name in (RECORD, JOIN):
             continue
@@ -336,15 +367,8 @@ def config_record(content: RecordDict, name: str) -> ConfigRecord:
 
 
 def reply_record(header: Header, client_id: str, fields: Fields) -> ConfigRecord:
-    """Return the record of a reply to a question with this header."""
-    own = Header(
-        scheme=header.scheme,
-        experiment_id=header.experiment_id,
-        phase=header.phase,
-        server_round=header.server_round,
-        request=header.request,
-        client_id=client_id,
-    )
+    """Return the record of a reply to a request with this header."""
+    own = replace(header, client_id=client_id, version=VERSION)
     return ConfigRecord(own.write(fields))
 
 

@@ -10,22 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.clients.training.certificates import opened
+from flwr_privacy.clients.certificates.request import opened
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
 from .batched_task import stand
 from .rehearsal import generated, trial_scope
-
-try:
-    import resource
-except ImportError:  # Windows has none
-    resource = None  # type: ignore[assignment]
 
 __all__ = ["RecordLayout", "Trial", "own_data", "trial"]
 
@@ -105,14 +100,11 @@ class Trial:
         Whether the training has asked for its data.
     seconds : float
         How long it took.
-    peak : int
-        Largest memory of the process so far, in bytes, or 0. It may tell of data that are in it.
     """
 
     layout: RecordLayout
     asked: bool = False
     seconds: float = 0.0
-    peak: int = field(default=0, repr=False)
 
 
 def own_data(load: Callable[[], Any]) -> Any:
@@ -163,6 +155,3 @@ def trial(layout: RecordLayout) -> Iterator[Trial]:
             yield rehearsal
         finally:
             rehearsal.seconds = time.perf_counter() - began
-            if resource is not None:
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                rehearsal.peak = peak * (1 if sys.platform == "darwin" else 1024)

@@ -1,16 +1,25 @@
 """Views Flower's records as named NumPy arrays, encoded and decoded only when read."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.wire.arrays import HashedArrays, array_digest, decode_npy, encode_npy, npy_size
 
-__all__ = ["LocalArray", "RecordArrays", "copied", "decoded", "first_array_record", "to_record"]
+__all__ = [
+    "LocalArray",
+    "RecordArrays",
+    "copied",
+    "decoded",
+    "first_array_record",
+    "to_record",
+    "with_content",
+]
 
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays in npy bytes
 
@@ -143,11 +152,11 @@ def decoded(content: RecordDict) -> RecordDict:
 
 def copied(record: _Record) -> _Record:
     """Return a shallow copy of a record: replacing its entries leaves `record` unchanged."""
-    copy: Any = type(record)()
+    made: Any = type(record)()
     for name, value in record.items():  # one by one: made of a dict, each array would be made anew
-        copy[name] = value
-    made: _Record = copy
-    return made
+        made[name] = value
+    own: _Record = made
+    return own
 
 
 def _record(arrays: Mapping[str, Array]) -> ArrayRecord:
@@ -168,6 +177,13 @@ def _decoded(array: Array) -> Array:
         return LocalArray(decode_npy(array.data), array.data)
     except ValueError:
         return array
+
+
+def with_content(message: Message, content: RecordDict) -> Message:
+    """Return a copy of a message with other records."""
+    copied = copy.copy(message)
+    copied.content = content
+    return copied
 
 
 def first_array_record(content: RecordDict) -> ArrayRecord:

@@ -5,7 +5,6 @@ of its records, tries itself on generated ones, and ends the function.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.clients.training.certificates import opened
+from flwr_privacy.clients.certificates.request import opened
 from flwr_privacy.errors import FlwrPrivacyError, check_choice
 from flwr_privacy.pipeline.mechanism import NoFactsError
 from flwr_privacy.wire.message import EVALUATE, TRAIN
@@ -64,8 +63,6 @@ class Rehearsal:
         Number of records that the trainer was given first; None if it was not called.
     layout : tuple of pairs of shape and dtype
         What features and label of one record look like.
-    seconds : float
-        How long the generated records took.
     error : Exception or None
         What the generated records raised, or a check of the settings and the model.
     """
@@ -74,7 +71,6 @@ class Rehearsal:
         self.kind = check_choice("kind", kind, (TRAIN, EVALUATE))
         self.records: int | None = None
         self.layout: tuple[Layout, Layout] | tuple[()] = ()
-        self.seconds = 0.0
         self.error: Exception | None = None
 
     @property
@@ -110,14 +106,11 @@ class Rehearsal:
         self.records = len(labels)
         self.layout = _layout(features), _layout(labels)
         draws = np.random.default_rng(0)
-
-        began = time.perf_counter()
         try:
             work(lambda count: generated(draws, count, *self.layout))
         # The model and the loss are the user's: whatever they raise, a rehearsal is to tell it.
         except Exception as error:  # noqa: BLE001
             self.error = error
-        self.seconds = time.perf_counter() - began
 
 
 def generated(

@@ -1,118 +1,47 @@
-"""The client half of secure sums, for any scheme that sends codes on a grid, or alone.
+"""A client's part in secure sums, for any scheme that sends codes on a grid.
 
 What a client remembers lies in a file of its node, under a lock: a server that asks twice, at once
 or after a restart, meets the same memory.
 """
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from flwr_privacy.coding.packing import pack
 from flwr_privacy.errors import (
-    DataError,
     DeclinedError,
     InvalidParameterError,
-    LedgerError,
     ProtocolError,
 )
-from flwr_privacy.pipeline.answer import check_going_on
-from flwr_privacy.pipeline.mechanism import Answer, Unprotected
-from flwr_privacy.pipeline.node_limits import check_disk
+from flwr_privacy.pipeline.experiment_keys import check_signature, signature_of
+from flwr_privacy.pipeline.experiment_state import hashed, locked_state
+from flwr_privacy.pipeline.users_code import check_going_on
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
-from flwr_privacy.privacy.grid import GridMean
-from flwr_privacy.privacy.updates import Update
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
-from flwr_privacy.secure_sum.federated import FedAvgSumTerms
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
 from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, OWN, Opening, Revealed
 from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum
 from flwr_privacy.wire.arrays import Arrays
-from flwr_privacy.wire.documents import dumps, loads
+from flwr_privacy.wire.digests import request_digest
 from flwr_privacy.wire.fields import read, write
-from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
-from flwr_privacy.wire.message import METRICS, TRAIN, Fields, Header, question_digest
+from flwr_privacy.wire.message import TRAIN, Header
 
-from .base import SchemeClient, Train
-from .context_store import ContextStore, is_simulated
+from .context_store import ContextStore
 
-__all__ = ["SecureSumClient"]
+__all__ = ["SumPlace", "answer_phase", "join", "step_of", "summed"]
 
 logger = logging.getLogger("flwr.privacy")
 
 _MAGIC = b"flwr-privacy secure sum\n"
-_LOCK_TIMEOUT = 60.0  # seconds; masks of a large model take some
+_SIGNED = "secure-sum"  # what the keys are of, in their signatures
 _WEIGHT = "num-examples"
 _TOLD = "insecure-noise"  # the one metric that says nothing of the data
-
-
-class SecureSumClient(SchemeClient):
-    """Client half of `flwr_privacy.strategies.FedAvg` under a secure sum.
-
-    Put it around any training. Its update goes, weighted by its number of examples, into a sum that
-    the server opens as a whole. Metrics of the training are not sent.
-
-    Guarantee
-    ---------
-    That of `flwr_privacy.secure_sum.Participant`; it answers nothing outside of a secure sum. Keys
-    of the others are believed to be what the server says they are, unless the node pins them
-    (``privacy-pins`` in its configuration).
-    """
-
-    scheme: ClassVar[str] = "fedavg"
-    sums: ClassVar[str] = "only"
-
-    def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unprotected:
-        """Return the release of an update as codes, and of its weight."""
-        return Unprotected(lambda _: self._codes(FedAvgSumTerms.read(fields), dict(arrays), train))
-
-    def _codes(self, terms: FedAvgSumTerms, start: Arrays, train: Train) -> Answer:
-        """Train; return the update as codes, and the weight.
-
-        Raises
-        ------
-        DataError
-            If the update is not finite or goes beyond the range that was agreed on.
-        ProtocolError
-            If the weight is no whole number.
-        """
-        names = terms.names(start)
-        trained = train(start)
-        weight = 1
-        if terms.weighted_by:
-            examples: Any = trained.metrics.get(terms.weighted_by)
-            number = isinstance(examples, int | float | np.number)
-            if not number or not float(examples).is_integer():
-                raise ProtocolError(
-                    f"the metric '{terms.weighted_by}' is no whole number: a secure sum needs "
-                    "whole weights"
-                )
-            weight = int(examples)
-        update = Update.between(start, trained.arrays, names)
-        largest = float(max(update.vector.max(initial=0.0), -update.vector.min(initial=0.0)))
-        if largest > terms.value_range:
-            logger.error("the update has values up to %g", largest)
-            raise DataError(
-                f"the update is beyond value_range = {terms.value_range:g}: raise it, or train in "
-                "smaller steps"
-            )
-        vector = update.vector
-        vector *= 1 / terms.grid.step  # exact: a power of two
-        codes = np.rint(vector, out=vector).astype(np.int32)
-        return update.arrays(codes), {METRICS: {_WEIGHT: weight}}
-
-    def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
-        """Return an empty sum of codes for a training."""
-        if phase != TRAIN:
-            return super().accumulator(phase, arrays, fields)
-        terms = FedAvgSumTerms.read(fields)
-        return GridMean(arrays, terms.grid, terms.names(arrays))
 
 
 @dataclass(frozen=True)
@@ -124,7 +53,7 @@ class SumPlace:
     store : ContextStore
         What the node keeps for the client.
     header : Header
-        The question.
+        The request.
     joined : Joined
         Who dealt, and what it dealt to the client.
     bounds : Bounds
@@ -177,8 +106,8 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
     if len(joined.dealers) > bounds.cohort:
         raise ProtocolError("more dealers than clients of the cohort")
     if strange := [name for name in content if "@" in name]:
-        raise ProtocolError(f"records {strange} in a question for a secure sum: no '@' in a name")
-    # Before the training: a question that is refused must have no effect, and a second one in
+        raise ProtocolError(f"records {strange} in a request for a secure sum: no '@' in a name")
+    # Before the training: a request that is refused must have no effect, and a second one in
     # the same session would be another one.
     with _participant(store, header.experiment_id) as participant:
         local, roster = participant.seat(joined.session, header.server_round, step_of(header))
@@ -191,20 +120,20 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
             max_cohort=store.policy.max_cohort,
         )
         store.policy.check_sum(believed.clients)
-        participant.join(joined, question_digest(content, without=OWN))
+        participant.join(joined, request_digest(content, without=OWN))
     return SumPlace(store, header, joined, bounds, believed)
 
 
 def step_of(header: Header) -> int:
     """Return which of a round's sums a request for a vector belongs to.
 
-    The training is the first; every later question of the scheme is one more. Before round 1 there
-    is no training, and the first question, a setup, has the first sum.
+    The training is the first; every later request of the scheme is one more. Before round 1 there
+    is no training, and the first request, a setup, has the first sum.
 
     Raises
     ------
     ProtocolError
-        If a later question has a number with which it would pass for the training: some who were in
+        If a later request has a number with which it would pass for the training: some who were in
         its sum may be missing then.
     """
     if header.phase == TRAIN:
@@ -259,10 +188,8 @@ def answer_phase(context: Context, header: Header, content: RecordDict) -> Recor
 def _own_key(store: ContextStore, experiment_id: str) -> ConfigRecord:
     with _participant(store, experiment_id) as participant:
         key = participant.public_key()
-    record = ConfigRecord({"key": key})
-    if store.identity is not None:
-        record["signature"] = store.identity.sign(*_signed(experiment_id, store.client_id, key))
-    return record
+    signature = signature_of(store, _SIGNED, experiment_id, key)
+    return ConfigRecord({"key": key, **({"signature": signature} if signature else {})})
 
 
 def _check_signatures(store: ContextStore, experiment_id: str, invitation: Invitation) -> None:
@@ -271,33 +198,15 @@ def _check_signatures(store: ContextStore, experiment_id: str, invitation: Invit
     keys, signatures = invitation.keys, invitation.signatures
     for member, key, signature in zip(invitation.roster, keys, signatures, strict=False):
         if member != store.client_id:
-            store.pins.verify(member, signature, *_signed(experiment_id, member, key))
-
-
-def _signed(experiment_id: str, client_id: str, key: bytes) -> tuple[str | bytes, ...]:
-    return ("secure-sum key", experiment_id, client_id, key)
+            check_signature(store, _SIGNED, experiment_id, member, key, signature)
 
 
 @contextmanager
 def _participant(store: ContextStore, experiment_id: str) -> Iterator[Participant]:
     """Open a client's side of an experiment under a lock; write its state to disk at the end."""
-    name = hashlib.sha256(experiment_id.encode()).hexdigest()[:32]
-    path = store.sessions / name
-    if not path.exists():  # a server names as many experiments as it likes
-        check_disk(store)
-    try:
-        store.sessions.mkdir(mode=0o700, exist_ok=True)
-        with exclusive_lock(path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT):
-            state = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
-            participant = Participant(store.client_id, experiment_id, state)
-            yield participant
-            # A simulated client has no power cut to fear that would set it back.
-            content = dumps(participant.state)
-            write_sealed(path, _MAGIC, content, durable=not is_simulated())
-    except DamagedFileError as error:
-        raise LedgerError(f"what the client remembers of secure sums, {path}, {error}") from error
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
+    path = store.sessions / hashed(experiment_id)
+    with locked_state(store, path, _MAGIC, lock=path.with_suffix(".lock")) as state:
+        yield Participant(store.client_id, experiment_id, state)
 
 
 def _record(content: RecordDict, name: str) -> Mapping[str, Any]:

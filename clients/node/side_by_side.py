@@ -2,8 +2,8 @@
 
 The clients' own code knows nothing of it. Where it calls a trainer of this library, the trainer
 hands in a `flwr_privacy.clients.node.batched_task.BatchedTask`; the client then stands still, and
-the next one goes on until it comes to a job of its own. When all stand still, those whose jobs fit
-are done together, and each client goes on with what came of it. The clients take turns in one
+the next one goes on until it comes to a task of its own. When all stand still, those whose tasks
+fit are done together, and each client goes on with what came of it. The clients take turns in one
 thread, a greenlet each: it is always a single one that goes on, and it stands still nowhere but in
 a trainer.
 """
@@ -32,7 +32,7 @@ logger = logging.getLogger("flwr.privacy")
 _MOST_BYTES = 256 * 2**20  # that the clients who stand still hold, about
 _MOST_STANDING = 64  # clients
 _MEASURED = 3  # times that each way is measured; the first is a warm-up
-_MOST_FAILURES = 3  # tries after which a kind of job is not tried together any more
+_MOST_FAILURES = 3  # tries after which a kind of task is not tried together any more
 
 Result = TypeVar("Result")
 _Made = TypeVar("_Made")
@@ -67,8 +67,8 @@ class _Client(Generic[_Made]):
     """
 
     def __init__(self, call: Callable[[], _Made]) -> None:
-        self.job: BatchedTask[Any] | None = None
-        self.done: list[Any] = []  # what the job led to, if it was done with others
+        self.task: BatchedTask[Any] | None = None
+        self.done: list[Any] = []  # what the task led to, if it was done with others
         self._seed: int | None = random.getrandbits(64)
         self._put_back: Callable[[], None] = lambda: None
         self._others = getcurrent()  # who lets this one go on
@@ -78,7 +78,7 @@ class _Client(Generic[_Made]):
 
     def goes_on(self) -> list[_Made]:
         """Resume the call; return its result in a list if it ended, or else an empty list."""
-        self.job = None
+        self.task = None
         before = _random_states()
         if self._seed is not None:
             _seed(self._seed)
@@ -99,17 +99,17 @@ class _Client(Generic[_Made]):
         if not self._greenlet.dead:
             self._greenlet.throw()
 
-    def _stands(self, job: BatchedTask[Result]) -> Result:
+    def _stands(self, task: BatchedTask[Result]) -> Result:
         """Pause until the task has run in a batch or must run alone."""
-        if getcurrent() is not self._greenlet or not job.may_wait():
-            return job.alone()
-        job.leave()
-        self.job, self.done = job, []
+        if getcurrent() is not self._greenlet or not task.may_wait():
+            return task.alone()
+        task.leave()
+        self.task, self.done = task, []
         self._others.switch()
         if self.done:
-            return job.finish(self.done[0])
-        with _timed(_trials[job.kind].alone, records=job.records):
-            return job.alone()
+            return task.finish(self.done[0])
+        with _timed(_trials[task.kind].alone, records=task.records):
+            return task.alone()
 
 
 def side_by_side(calls: Iterable[Callable[[], _Made]], *, measure: bool = False) -> Iterator[_Made]:
@@ -120,7 +120,7 @@ def side_by_side(calls: Iterable[Callable[[], _Made]], *, measure: bool = False)
     calls : iterable of callable
         One for each client.
     measure : bool, default False
-        Whether jobs are done together only where that was measured to be faster.
+        Whether tasks are done together only where that was measured to be faster.
 
     Raises
     ------
@@ -132,9 +132,9 @@ def side_by_side(calls: Iterable[Callable[[], _Made]], *, measure: bool = False)
         for call in calls:
             client = _Client(call)
             yield from client.goes_on()
-            if client.job is not None:
+            if client.task is not None:
                 standing.append(client)
-            held = sum(c.job.nbytes for c in standing if c.job is not None)
+            held = sum(c.task.nbytes for c in standing if c.task is not None)
             if len(standing) >= _MOST_STANDING or held >= _MOST_BYTES:
                 yield from _to_their_ends(standing, measure=measure)
         yield from _to_their_ends(standing, measure=measure)
@@ -156,7 +156,7 @@ def _to_their_ends(standing: list[_Client[_Made]], *, measure: bool) -> Iterator
             _do(group, measure=measure)
         for client in list(standing):
             made = client.goes_on()
-            if client.job is None:
+            if client.task is None:
                 standing.remove(client)
             yield from made
 
@@ -165,11 +165,11 @@ def _groups(standing: Iterable[_Client[Any]]) -> list[list[_Client[Any]]]:
     """Group the clients whose tasks can run together."""
     groups: list[list[_Client[Any]]] = []
     for client in standing:
-        if client.job is None:
-            raise RuntimeError("a client that has no job stands still")
+        if client.task is None:
+            raise RuntimeError("a client that has no task stands still")
         for group in groups:
-            first = group[0].job
-            if first is not None and client.job.fits(first):
+            first = group[0].task
+            if first is not None and client.task.fits(first):
                 group.append(client)
                 break
         else:
@@ -179,16 +179,16 @@ def _groups(standing: Iterable[_Client[Any]]) -> list[list[_Client[Any]]]:
 
 def _do(group: Sequence[_Client[Any]], *, measure: bool) -> None:
     """Run the tasks of a group together, unless running each alone is better."""
-    jobs = [client.job for client in group if client.job is not None]
-    trial = _trials[jobs[0].kind]
-    if len(jobs) == 1 or not trial.says_together(measure=measure):
+    tasks = [client.task for client in group if client.task is not None]
+    trial = _trials[tasks[0].kind]
+    if len(tasks) == 1 or not trial.says_together(measure=measure):
         return
     drawn = random.getstate(), _numpys_state()
     try:
-        with _timed(trial.together, records=sum(job.records for job in jobs)):
-            done = jobs[0].together(jobs)
+        with _timed(trial.together, records=sum(task.records for task in tasks)):
+            done = tasks[0].together(tasks)
         if not trial.alike:
-            trial.alike = drawn == (random.getstate(), _numpys_state()) and jobs[0].alike(done[0])
+            trial.alike = drawn == (random.getstate(), _numpys_state()) and tasks[0].alike(done[0])
             trial.unfit = not trial.alike
     # The models are the users': whatever they raise, alone each client raises what is its own.
     except Exception as error:  # noqa: BLE001

@@ -3,8 +3,9 @@
 from .computing import Loss, allotted_device
 from .extractor import FrozenExtractor
 from .models import cnn, linear, mlp
-from .per_record import evaluate_per_record, train_per_record
-from .poisson import train_poisson
+from .per_record_evaluation import evaluate_per_record
+from .per_record_training import train_per_record
+from .poisson_training import train_poisson
 from .running_statistics import statistics_of
 from .server_model import TorchServerModel
 from .training import evaluate, get_arrays, initialise, set_arrays, train

@@ -19,7 +19,7 @@ from flwr_privacy.errors import check_number
 from flwr_privacy.wire.identity import derive_seed
 
 from .computing import Loss, allotted_device, one_thread, raise_resource_error
-from .stacked import ModelState, name_of, none_in_force, same_loss, stack_of
+from .stacked import ModelState, filled, name_of, none_in_force, same_loss, stack_of
 
 __all__ = ["Descent"]
 
@@ -163,16 +163,16 @@ class Descent(BatchedTask[float]):
             and not other._perturbation
         )
 
-    def together(self, jobs: Sequence["Descent"]) -> list[Done]:
+    def together(self, tasks: Sequence["Descent"]) -> list[Done]:
         """Run the steps of all clients together."""
-        states, tensors = zip(*(job._left() for job in jobs), strict=True)
+        states, tensors = zip(*(task._left() for task in tasks), strict=True)
         weights = stack_of([state.trainable for state in states])
         fixed = stack_of([state.fixed for state in states])
         inputs, targets = (torch.cat(parts) for parts in zip(*tensors, strict=True))
         firsts = torch.tensor([0] + [len(targets) for _, targets in tensors]).cumsum(0)
-        batches = [list(job._batches) for job in jobs]
-        totals, seen = torch.zeros(len(jobs), device=self._device), torch.zeros(len(jobs))
-        left_out = torch.zeros(len(jobs), dtype=torch.int64)
+        batches = [list(task._batches) for task in tasks]
+        totals, seen = torch.zeros(len(tasks), device=self._device), torch.zeros(len(tasks))
+        left_out = torch.zeros(len(tasks), dtype=torch.int64)
 
         def mean_loss(
             own: dict[str, Tensor], others: dict[str, Tensor], batch: Tensor, classes: Tensor
@@ -185,7 +185,7 @@ class Descent(BatchedTask[float]):
             for number in range(max(map(len, batches))):
                 for clients in _of_equal_length(batches, number):
                     places = torch.stack([batches[c][number] + firsts[c] for c in clients])
-                    rows = _rows(clients, len(jobs))
+                    rows = _rows(clients, len(tasks))
                     own = {name: w[rows] for name, w in weights.items()}
                     others = {name: t[rows] for name, t in fixed.items()}
                     where = places.to(self._device)
@@ -194,8 +194,8 @@ class Descent(BatchedTask[float]):
                     if self._total:
                         fine = self._finite(own, gradients, values)
                         left_out[rows] += (~fine).cpu()
-                        gradients = {name: _where(fine, g) for name, g in gradients.items()}
-                        values, fine = _where(fine, values), fine.cpu()
+                        gradients = {name: filled(g, ~fine, 0) for name, g in gradients.items()}
+                        values, fine = filled(values, ~fine, 0), fine.cpu()
                     for name, gradient in gradients.items():
                         own[name].add_(gradient, alpha=-self._learning_rate)
                     if not isinstance(rows, slice):  # they are copies then
@@ -258,11 +258,6 @@ def _of_equal_length(batches: Sequence[Sequence[Tensor]], number: int) -> list[l
         if number < len(own) and len(own[number]):
             groups[len(own[number])].append(client)
     return list(groups.values())
-
-
-def _where(fine: Tensor, rows: Tensor) -> Tensor:
-    """Return the tensors of some clients, with zeros for those who are not fine."""
-    return rows.masked_fill(~fine.view(-1, *[1] * (rows.ndim - 1)), 0)
 
 
 def _all_finite(tensor: Tensor) -> bool:

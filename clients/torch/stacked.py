@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .computing import Loss
 
-__all__ = ["ModelState", "name_of", "none_in_force", "same_loss", "stack_of"]
+__all__ = ["ModelState", "filled", "name_of", "none_in_force", "same_loss", "stack_of"]
 
 
 class ModelState:
@@ -84,6 +84,11 @@ class ModelState:
 def stack_of(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of n clients as tensors of shape (n, ...), by name."""
     return {name: torch.stack([own[name] for own in tensors]) for name in tensors[0]}
+
+
+def filled(rows: Tensor, where: Tensor, value: float) -> Tensor:
+    """Return B tensors with one value in place of some of them: a (B,) bool Tensor says which."""
+    return rows.masked_fill(where.view(-1, *[1] * (rows.ndim - 1)), value)
 
 
 def same_loss(one: Loss, other: Loss) -> bool:

@@ -17,10 +17,11 @@ from flwr_privacy.wire.channel import Part
 from flwr_privacy.wire.documents import dumps
 from flwr_privacy.wire.message import Fields
 
-from .client import GivenData, begin_weights, told_of
 from .coded_files import forget_coded
 from .coding import Coding, owned, replied
+from .columns import GivenData, told_of
 from .sealed_shares import key_name
+from .weights import begin_weights
 
 __all__ = ["code", "enrol", "text_in"]
 
@@ -41,7 +42,7 @@ def code(coding: Coding, chunk: Chunk, arrays: Arrays, fields: Fields) -> Answer
     DeclinedError
         If the disk has no room for the shares of everybody's rows.
     ProtocolError
-        If the question is not the one that follows, or a share is damaged.
+        If the request is not the one that follows, or a share is damaged.
     """
     store, terms = coding.store, coding.terms
     state = store.state

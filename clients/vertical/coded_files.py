@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.wire.documents import dumps, loads
-from flwr_privacy.wire.files import DamagedFileError, read_sealed, write_sealed
+from flwr_privacy.wire.files import DamagedFileError, read_checksummed, write_checksummed
 
 __all__ = ["CodedRows", "dealt", "forget_coded", "keep_dealt"]
 
@@ -86,13 +86,13 @@ def forget_coded(folder: Path, kept: set[Path]) -> None:
 def keep_dealt(folder: Path, name: str, asked: dict[str, Any], sealed: NDArray[np.uint8]) -> None:
     """Store the shares of weights that were dealt last."""
     content = dumps({"name": name, "asked": asked, "sealed": sealed})
-    write_sealed(folder / "dealt", _MAGIC, content, durable=False)
+    write_checksummed(folder / "dealt", _MAGIC, content, durable=False)
 
 
 def dealt(folder: Path, name: str) -> dict[str, Any]:
     """Return the last request and its dealt shares if they have this name, else nothing."""
     try:
-        kept = loads(read_sealed(folder / "dealt", _MAGIC))
+        kept = loads(read_checksummed(folder / "dealt", _MAGIC))
     except (FileNotFoundError, DamagedFileError):  # after a power cut
         return {}
     return kept if kept["name"] == name else {}

@@ -17,9 +17,10 @@ from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.channel import Part
 
-from .client import GivenData, WeightUpdate, gradient_in, move_weights
 from .coded_files import dealt, keep_dealt
 from .coding import Coding, agreed, complete_coding, replied
+from .columns import GivenData
+from .weights import WeightUpdate, gradient_in, move_weights
 
 __all__ = ["deal", "embed", "embed_plainly"]
 
@@ -34,7 +35,7 @@ def deal(store: StepStore, data: GivenData, dealing: Dealing, arrays: Arrays) ->
     FieldRangeError
         If the weights have left the range of the field.
     InvalidParameterError, ProtocolError
-        If the question is malformed.
+        If the request is malformed.
     """
     coding, state = complete_coding(store, data, dealing.generation), store.state
     if coding is None:
@@ -129,13 +130,13 @@ def embed(store: StepStore, data: GivenData, evaluation: Evaluation, arrays: Arr
     DeclinedError
         If a set of shares would be used twice, or the sums would show single embeddings.
     ProtocolError
-        If the question is malformed, or a share is damaged.
+        If the request is malformed, or a share is damaged.
     """
     coding, state = complete_coding(store, data, evaluation.generation), store.state
     if coding is None or state["set"].get("name") != evaluation.share_set:
         raise ProtocolError("the client has no shares of this set")
     if SEALED not in arrays:
-        raise ProtocolError("a question for coded embeddings without shares")
+        raise ProtocolError("a request for coded embeddings without shares")
     sealed = np.asarray(arrays[SEALED])
     asked = {**records.write(evaluation), "digest": hashlib.sha256(sealed.tobytes()).digest()}
     held = state["set"]

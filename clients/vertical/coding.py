@@ -17,8 +17,8 @@ from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.documents import loads
 from flwr_privacy.wire.message import METRICS, Fields
 
-from .client import Expanded, GivenData, Owned
 from .coded_files import CodedRows
+from .columns import Expanded, GivenData, Owned
 from .sealed_shares import SealedShares
 
 __all__ = ["Coding", "agreed", "complete_coding", "owned", "replied"]

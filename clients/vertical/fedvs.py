@@ -32,10 +32,10 @@ from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import TRAIN, Fields
 
-from .client import GivenData
 from .coded_data import code, enrol, text_in
 from .coded_round import deal, embed, embed_plainly
 from .coding import Coding, agreed
+from .columns import GivenData
 from .sealed_shares import SCHEME
 
 __all__ = ["FedVSClient", "fedvs_client_app"]
@@ -104,7 +104,7 @@ class FedVSClient(SchemeClient):
         DeclinedError
             If this client does not allow the terms of a coding.
         InvalidParameterError, ProtocolError
-            If the question is malformed.
+            If the request is malformed.
         """
         data = self._data
         if phase == ENROL:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy.clients.node.data_cache import DataCache
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.fedvs.costs import SEAL_BYTES
-from flwr_privacy.fedvs.terms import CodeTerms
+from flwr_privacy.fedvs.terms import SEAL_BYTES, CodeTerms
 from flwr_privacy.pipeline.step_store import StepStore
 from flwr_privacy.wire.channel import Channel, KeyPair, Part, canonical
 

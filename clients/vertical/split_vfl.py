@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -11,28 +11,21 @@ from numpy.typing import NDArray
 
 from flwr_privacy.clients.node.adapters import own_client_app
 from flwr_privacy.clients.node.base import SchemeClient, Train
-from flwr_privacy.errors import DataError, ProtocolError
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
 from flwr_privacy.fedvs.network import initial_weights
-from flwr_privacy.fedvs.rivals import Step, noisy
+from flwr_privacy.fedvs.split_vfl import Step, noisy
 from flwr_privacy.pipeline.mechanism import Answer, ProtocolStep
 from flwr_privacy.pipeline.step_store import StepStore
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.grid import GridMean
-from flwr_privacy.secure_sum.federated import FedAvgSumTerms
+from flwr_privacy.secure_sum.fedavg_terms import FedAvgSumTerms
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, TRAIN, Fields
 
-from .client import (
-    GivenData,
-    Owned,
-    WeightUpdate,
-    begin_weights,
-    gradient_in,
-    move_weights,
-    told_of,
-)
+from .columns import GivenData, Owned, told_of
+from .weights import WeightUpdate, begin_weights, gradient_in, move_weights
 
 __all__ = ["SplitVFLClient", "split_vfl_client_app"]
 
@@ -112,7 +105,7 @@ def _embed(
     LedgerError
         If the node's files cannot be used.
     DataError, ProtocolError
-        If the question is malformed, or the data do not fit it.
+        If the request is malformed, or the data do not fit it.
     """
     expanded = owned.expanded(order=step.order, bias=step.bias, x_max=step.x_max)
     own: Fields = {METRICS: {"num-examples": 1}}
@@ -152,13 +145,5 @@ def _embed(
             embedding, epsilon=step.epsilon, clip=step.clip, random=store.random("noise")
         )
     if fields["summed"]:
-        return {EMBEDDING: _codes(FedAvgSumTerms.read(fields), embedding)}, own
+        return {EMBEDDING: FedAvgSumTerms.read(fields).codes(embedding, "an embedding")}, own
     return {EMBEDDING: embedding.astype(np.float32)}, own
-
-
-def _codes(terms: FedAvgSumTerms, embedding: Any) -> Any:
-    if np.abs(embedding).max() > terms.value_range:
-        raise DataError(
-            f"an embedding is beyond value_range = {terms.value_range:g}: raise it in the SecureSum"
-        )
-    return np.rint(embedding / terms.grid.step).astype(np.int32)

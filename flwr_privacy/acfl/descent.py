@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy.errors import DataError, InvalidParameterError, check_number
 
-from .encoding import Moments, symmetrise
+from .encoding import Moments, moments_gradient, symmetrise
 from .options import Weighting
 from .scfl import projected_gradient
 from .steps import StepSize
@@ -29,6 +29,7 @@ logger = logging.getLogger("flwr.privacy")
 Rates = float | Mapping[str, float] | None
 """Probability that a device misses a round: of all, of each by its name, or unknown."""
 
+_NO_CODED_DATA = "a step size: it can be computed from coded data alone, and there are none"
 _LARGEST_VALUE = 1e60  # of a model: beyond, it diverges, and squares will overflow
 
 
@@ -64,9 +65,9 @@ class CodedData:
         """Return the coded gradient of a model (d, o) (ACFL, (8))."""
         features, labels = self.moments
         if self.terms.encoding == SCFL:
-            s, rows = self._variances[0], len(features)
-            return projected_gradient(features, labels, model, devices=self.devices, s=s, c=rows)
-        return self._curvature @ model - labels
+            s = self._variances[0]
+            return projected_gradient(features, labels, model, devices=self.devices, s=s)
+        return moments_gradient(Moments(self._curvature, labels), model)
 
     def energy(self, norm_square: float) -> float:
         """Return D_t for the squared norm of a model: what the noise of one device is worth."""
@@ -243,7 +244,7 @@ class Descent:
             return self._learning_rate
         if self._found_rate is None:
             if coded is None:
-                raise InvalidParameterError("learning_rate", None, "a step size: nothing tells it")
+                raise InvalidParameterError("learning_rate", None, _NO_CODED_DATA)
             least, largest = coded.eigenvalues()
             logger.info(
                 "eigenvalues of the coded features: %.4g to %.4g; one below 0 makes a fixed weight "

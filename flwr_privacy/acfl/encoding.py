@@ -19,7 +19,6 @@ __all__ = [
     "Moments",
     "check_data",
     "clipped_gradient",
-    "encode",
     "gradient",
     "mirrored",
     "moments",
@@ -55,45 +54,6 @@ def moments(X: Array, Y: Array) -> Moments:
     [[3.0], [6.0]]
     """
     return Moments(X.T @ X, X.T @ Y)
-
-
-def encode(
-    X: Array,
-    Y: Array,
-    s1: float,
-    s2: float,
-    rng: np.random.Generator,
-    *,
-    symmetric: bool = False,
-) -> Moments:
-    """Return a local coded data set, ACFL, (2) and (3): the moments with Gaussian noise.
-
-    The noise is of floating point and from an ordinary generator: for simulation and for checking
-    formulas. What a client sends has discrete noise from a secure source.
-
-    Parameters
-    ----------
-    X, Y : ndarray
-        Features (m, d) and labels (m, o).
-    s1, s2 : float
-        Variances of the noise on the entries of ``X^T X`` and of ``X^T Y``, at least 0.
-    rng : numpy.random.Generator
-        Source of the noise.
-    symmetric : bool, default False
-        Draw the upper triangle of the first noise only and mirror it (not in the paper). The paper
-        draws all entries, and the encoding of a symmetric matrix is then not symmetric.
-    """
-    first = math.sqrt(check_number("s1", s1, minimum=0))
-    second = math.sqrt(check_number("s2", s2, minimum=0))
-    exact = moments(X, Y)
-    d = X.shape[1]
-    if symmetric:
-        noise = mirrored(rng.normal(0.0, first, d * (d + 1) // 2), d)
-    else:
-        noise = rng.normal(0.0, first, (d, d))
-    return Moments(
-        exact.features + noise, exact.labels + rng.normal(0.0, second, exact.labels.shape)
-    )
 
 
 def upper(matrix: Array) -> Array:

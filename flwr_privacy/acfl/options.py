@@ -223,7 +223,7 @@ class Weighting:
         )
         if self.gradient_bound is not None and self.alpha != "bounds":
             raise InvalidParameterError(
-                "gradient_bound", self.gradient_bound, "nothing but with alpha = 'bounds'"
+                "gradient_bound", self.gradient_bound, "None, unless alpha = 'bounds'"
             )
 
     @property

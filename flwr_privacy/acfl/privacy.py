@@ -1,33 +1,31 @@
-"""Bounds what an encoding reveals: the paper's measure, tighter ones, and (epsilon, delta).
+"""Bounds what an encoding reveals, by the paper's measure: its own bound, and tighter ones.
 
 Source: "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation" (arXiv,
 2024). Its measure is the mutual information between one entry of X and the upload, for somebody
 who knows all other entries and the labels (MI-DP). That is weak: the unit is one number of one
-record, a record can be told apart at a small level (see `record_epsilon`), and nothing is said of
-the gradients, which are affine in the model and give ``X^T X`` and ``X^T Y`` away exactly.
+record, a record can be told apart at a small level
+(`flwr_privacy.simulations.research.acfl.theory.record_epsilon`), and nothing is said of the
+gradients, which are affine in the model and give ``X^T X`` and ``X^T Y`` away exactly.
 
 Symbols: d features, o labels, entries of X in [-B_X, B_X] and of Y in [-B_Y, B_Y]; s1 and s2 are
-the variances of the noise on ``X^T X`` and on ``X^T Y``. Levels are in nats, or in units of the
-logarithm's `base` (2 for bits); the paper does not say which.
+the variances of the noise on ``X^T X`` and on ``X^T Y``. Levels are in nats;
+the paper does not say which unit it has.
 """
 
 import math
+from collections.abc import Callable
 
-from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.accounting.roots import root
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
 __all__ = [
     "BOUNDS",
     "eps_feature",
-    "eps_feature_symmetric",
     "eps_feature_tight",
     "eps_label",
     "eps_label_tight",
     "mi_epsilon",
     "noise_split",
-    "record_epsilon",
-    "record_mu",
     "sigma2_for_eps",
 ]
 
@@ -35,6 +33,7 @@ BOUNDS = ("paper", "tight")
 """The names of the bounds of the mutual information."""
 
 _SMALLEST = math.ulp(0.0)
+_NO_VARIANCE = "a level that the noise of some variance gives"
 _LEAST_BOUND, _LARGEST_BOUND = 1e-70, 1e70  # the fourth power of a bound must be a float
 
 
@@ -46,7 +45,7 @@ def eps_feature(
     *,
     B_X: float = 1.0,
     B_Y: float = 1.0,
-    base: float | None = None,
+    symmetric: bool = False,
 ) -> float:
     """Return the paper's bound for an entry of the features, ACFL, (17).
 
@@ -61,8 +60,9 @@ def eps_feature(
         Variances of the noise, at least 0; without noise the level is infinite.
     B_X, B_Y : float, default 1.0
         Bounds of the entries, above 0.
-    base : float, optional
-        Base of the logarithm, above 1. Default: e.
+    symmetric : bool, default False
+        Whether the noise on ``X^T X`` is symmetric (not in the paper). An entry then shows in d
+        entries with noise of their own instead of ``2 d - 1``: d/2 in place of d - 1/2.
 
     Raises
     ------
@@ -71,54 +71,22 @@ def eps_feature(
 
     Examples
     --------
-    >>> round(eps_feature(10, 10, 1, 1), 6), round(eps_feature(10, 10, 1, 1, base=2), 6)
-    (10.050634, 14.5)
+    >>> round(eps_feature(10, 10, 1, 1), 6)
+    10.050634
     """
     first, second = _shares(d, o, s1, s2, B_X, B_Y)
-    return _units((d - 0.5) * math.log1p(first) + o / 2 * math.log1p(second), base)
+    entries = d / 2 if symmetric else d - 0.5
+    return entries * math.log1p(first) + o / 2 * math.log1p(second)
 
 
-def eps_feature_symmetric(
-    d: int,
-    o: int,
-    s1: float,
-    s2: float,
-    *,
-    B_X: float = 1.0,
-    B_Y: float = 1.0,
-    base: float | None = None,
-) -> float:
-    """Return the bound of `eps_feature` for noise that is symmetric (not in the paper).
-
-    An entry then shows in d entries with noise of their own instead of ``2 d - 1``:
-    ``(d/2) ln(1 + B_X^4 / s1) + (o/2) ln(1 + (B_X B_Y)^2 / s2)``.
-
-    Parameters
-    ----------
-    d, o, s1, s2, B_X, B_Y, base
-        As in `eps_feature`.
-    """
-    first, second = _shares(d, o, s1, s2, B_X, B_Y)
-    return _units(d / 2 * math.log1p(first) + o / 2 * math.log1p(second), base)
-
-
-def eps_label(
-    d: int,
-    o: int,
-    s1: float,
-    s2: float,
-    *,
-    B_X: float = 1.0,
-    B_Y: float = 1.0,
-    base: float | None = None,
-) -> float:
+def eps_label(d: int, o: int, s1: float, s2: float, *, B_X: float = 1.0, B_Y: float = 1.0) -> float:
     """Return the same kind of bound for an entry of the labels (not in the paper).
 
     ``(d/2) ln(1 + (B_X B_Y)^2 / s2)``. The paper's measure takes the labels as known.
 
     Parameters
     ----------
-    d, o, s1, s2, B_X, B_Y, base
+    d, o, s1, s2, B_X, B_Y
         As in `eps_feature`; `o` and `s1` do not matter.
 
     Examples
@@ -127,7 +95,7 @@ def eps_label(
     3.465736
     """
     _, second = _shares(d, o, s1, s2, B_X, B_Y)
-    return _units(d / 2 * math.log1p(second), base)
+    return d / 2 * math.log1p(second)
 
 
 def eps_feature_tight(
@@ -138,7 +106,6 @@ def eps_feature_tight(
     *,
     B_X: float = 1.0,
     B_Y: float = 1.0,
-    base: float | None = None,
     symmetric: bool = False,
 ) -> float:
     """Return a bound for an entry of the features that is never above the paper's (not in it).
@@ -150,7 +117,7 @@ def eps_feature_tight(
 
     Parameters
     ----------
-    d, o, s1, s2, B_X, B_Y, base
+    d, o, s1, s2, B_X, B_Y
         As in `eps_feature`.
     symmetric : bool, default False
         Whether the noise on ``X^T X`` is symmetric: then d - 1 in place of 2 (d - 1).
@@ -163,18 +130,11 @@ def eps_feature_tight(
     first, second = _shares(d, o, s1, s2, B_X, B_Y)
     seen = (1 if symmetric else 2) * (d - 1)
     shown = (seen * first if seen else 0.0) + o * second  # 0 times infinity is 0: no such entries
-    return _units((math.log1p(shown) + math.log1p(first / 4)) / 2, base)
+    return (math.log1p(shown) + math.log1p(first / 4)) / 2
 
 
 def eps_label_tight(
-    d: int,
-    o: int,
-    s1: float,
-    s2: float,
-    *,
-    B_X: float = 1.0,
-    B_Y: float = 1.0,
-    base: float | None = None,
+    d: int, o: int, s1: float, s2: float, *, B_X: float = 1.0, B_Y: float = 1.0
 ) -> float:
     """Return the tighter bound for an entry of the labels, ``ln(1 + d (B_X B_Y)^2 / s2) / 2``.
 
@@ -182,7 +142,7 @@ def eps_label_tight(
 
     Parameters
     ----------
-    d, o, s1, s2, B_X, B_Y, base
+    d, o, s1, s2, B_X, B_Y
         As in `eps_feature`; `o` and `s1` do not matter.
 
     Examples
@@ -191,7 +151,7 @@ def eps_label_tight(
     1.198948
     """
     _, second = _shares(d, o, s1, s2, B_X, B_Y)
-    return _units(math.log1p(d * second) / 2, base)
+    return math.log1p(d * second) / 2
 
 
 def mi_epsilon(
@@ -203,14 +163,13 @@ def mi_epsilon(
     bound: str = "paper",
     B_X: float = 1.0,
     B_Y: float = 1.0,
-    base: float | None = None,
     symmetric: bool = False,
 ) -> float:
     """Return the level of an upload: the larger of those of a feature's and of a label's entry.
 
     Parameters
     ----------
-    d, o, s1, s2, B_X, B_Y, base
+    d, o, s1, s2, B_X, B_Y
         As in `eps_feature`.
     bound : {"paper", "tight"}, default "paper"
         Which bound. ``paper``: (17), and its like for the labels.
@@ -228,14 +187,11 @@ def mi_epsilon(
     0.693147
     """
     check_choice("bound", bound, BOUNDS)
+    of_feature, of_label = eps_feature, eps_label
     if bound == "tight":
-        feature = eps_feature_tight(d, o, s1, s2, B_X=B_X, B_Y=B_Y, base=base, symmetric=symmetric)
-        return max(feature, eps_label_tight(d, o, s1, s2, B_X=B_X, B_Y=B_Y, base=base))
-    of_feature = eps_feature_symmetric if symmetric else eps_feature
-    return max(
-        of_feature(d, o, s1, s2, B_X=B_X, B_Y=B_Y, base=base),
-        eps_label(d, o, s1, s2, B_X=B_X, B_Y=B_Y, base=base),
-    )
+        of_feature, of_label = eps_feature_tight, eps_label_tight
+    feature = of_feature(d, o, s1, s2, B_X=B_X, B_Y=B_Y, symmetric=symmetric)
+    return max(feature, of_label(d, o, s1, s2, B_X=B_X, B_Y=B_Y))
 
 
 def sigma2_for_eps(
@@ -246,7 +202,6 @@ def sigma2_for_eps(
     bound: str = "paper",
     B_X: float = 1.0,
     B_Y: float = 1.0,
-    base: float | None = None,
     symmetric: bool = False,
 ) -> float:
     """Return the variance of both noises at which `mi_epsilon` is `eps`.
@@ -257,8 +212,8 @@ def sigma2_for_eps(
     Parameters
     ----------
     eps : float
-        The level, above 0, in the units of `base`.
-    d, o, bound, B_X, B_Y, base, symmetric
+        The level in nats, above 0.
+    d, o, bound, B_X, B_Y, symmetric
         As in `mi_epsilon`.
 
     Raises
@@ -272,24 +227,19 @@ def sigma2_for_eps(
     (14.005747, 4.656893)
     """
     check_number("eps", eps, minimum=_SMALLEST)
-    level = eps / _units(1.0, base)  # in nats
 
-    def excess(log_s: float) -> float:
+    def level(log_s: float) -> float:
         s = math.exp(log_s)
-        found = mi_epsilon(d, o, s, s, bound=bound, B_X=B_X, B_Y=B_Y, symmetric=symmetric)
-        return math.log(max(found, _SMALLEST)) - math.log(level)
+        return mi_epsilon(d, o, s, s, bound=bound, B_X=B_X, B_Y=B_Y, symmetric=symmetric)
 
     if bound == "paper" and B_X == B_Y:
         _shares(d, o, 1.0, 1.0, B_X, B_Y)  # checks them
-        exponent = level / ((d if symmetric else 2 * d - 1) + o) * 2
+        exponent = eps / ((d if symmetric else 2 * d - 1) + o) * 2
         s = B_X**4 * math.exp(-exponent) / -math.expm1(-exponent)
         if not 0 < s < math.inf:
-            raise InvalidParameterError("eps", eps, "a level that some variance gives")
+            raise InvalidParameterError("eps", eps, _NO_VARIANCE)
         return s
-    low, high = -700.0, 700.0
-    if not excess(low) > 0 > excess(high):
-        raise InvalidParameterError("eps", eps, "a level that some variance gives")
-    return math.exp(root(excess, low, high, absolute=1e-14, relative=1e-14))
+    return math.exp(_at_level(eps, level, -700.0, 700.0))
 
 
 def noise_split(
@@ -339,62 +289,21 @@ def noise_split(
             _side(second, price * second / (2 * d)),
         )
 
-    def excess(log_price: float) -> float:
-        found = eps_feature(d, o, *variances(log_price), B_X=B_X, B_Y=B_Y)
-        return math.log(max(found, _SMALLEST)) - math.log(eps)
+    def level(log_price: float) -> float:
+        return eps_feature(d, o, *variances(log_price), B_X=B_X, B_Y=B_Y)
 
-    low, high = -300.0, 300.0
+    return variances(_at_level(eps, level, -300.0, 300.0))
+
+
+def _at_level(eps: float, level: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a level that falls from `low` to `high` is `eps`."""
+
+    def excess(x: float) -> float:
+        return math.log(max(level(x), _SMALLEST)) - math.log(eps)
+
     if not excess(low) > 0 > excess(high):
-        raise InvalidParameterError("eps", eps, "a level that some variances give")
-    return variances(root(excess, low, high, absolute=1e-14, relative=1e-14))
-
-
-def record_mu(s1: float, s2: float, *, feature_norm: float, label_norm: float) -> float:
-    """Return what an upload is for one record added or removed, in Gaussian DP (not in the paper).
-
-    A record adds ``x x^T`` and ``x y^T``, of norms at most R_x^2 and R_x R_y, so it is mu-GDP with
-    ``mu^2 = R_x^4 / s1 + (R_x R_y)^2 / s2``. With symmetric noise it is the same: a record that
-    lies along an axis shows in one entry either way.
-
-    Parameters
-    ----------
-    s1, s2 : float
-        Variances of the noise, at least 0; without noise the result is infinite.
-    feature_norm, label_norm : float
-        Bounds R_x and R_y of the L2 norms of a record's features and labels, above 0. Entries of
-        at most B have norm ``B sqrt(d)``.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is out of range.
-    """
-    _check_bound("feature_norm", feature_norm)
-    _check_bound("label_norm", label_norm)
-    first, second = _shares(1, 1, s1, s2, feature_norm, label_norm)
-    return math.sqrt(first + second)
-
-
-def record_epsilon(
-    s1: float, s2: float, *, feature_norm: float, label_norm: float, delta: float
-) -> float:
-    """Return the epsilon of an upload for one record added or removed: the usual currency.
-
-    Parameters
-    ----------
-    s1, s2, feature_norm, label_norm
-        As in `record_mu`.
-    delta : float
-        Strictly between 0 and 1.
-
-    Examples
-    --------
-    >>> s = sigma2_for_eps(1, 10, 10)
-    >>> norm = math.sqrt(10)
-    >>> round(record_epsilon(s, s, feature_norm=norm, label_norm=norm, delta=1e-5), 1)
-    22.6
-    """
-    return epsilon_of(record_mu(s1, s2, feature_norm=feature_norm, label_norm=label_norm), delta)
+        raise InvalidParameterError("eps", eps, _NO_VARIANCE)
+    return root(excess, low, high, absolute=1e-14, relative=1e-14)
 
 
 def _shares(d: int, o: int, s1: float, s2: float, B_X: float, B_Y: float) -> tuple[float, float]:
@@ -413,14 +322,6 @@ def _shares(d: int, o: int, s1: float, s2: float, B_X: float, B_Y: float) -> tup
 
 def _check_bound(name: str, value: float) -> None:
     check_number(name, value, minimum=_LEAST_BOUND, maximum=_LARGEST_BOUND)
-
-
-def _units(nats: float, base: float | None) -> float:
-    if base is None:
-        return nats
-    if not check_number("base", base) > 1:
-        raise InvalidParameterError("base", base, "a number above 1")
-    return nats / math.log(base)
 
 
 def _side(signal: float, product: float) -> float:

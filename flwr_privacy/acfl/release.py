@@ -135,7 +135,7 @@ class CodedGradient(Mechanism):
         if terms.coded:
             values = np.append(gradient.reshape(-1), size)
             if not np.isfinite(values).all() or np.abs(values).max() > terms.gradient_bound:
-                raise DataError("a gradient is beyond what the secure sum takes")
+                raise DataError("a gradient has a value beyond the range of the secure sum")
         return _Gradient(gradient, size)
 
     def noise(self, measured: _Gradient, plan: Plan, random: SecureRandom) -> Answer:
@@ -178,7 +178,7 @@ def _check_facts(terms: DataTerms, facts: Facts) -> None:
 
 def _model(terms: GradientTerms, arrays: Arrays) -> NDArray[np.float64]:
     if len(arrays) != 1:
-        raise ProtocolError(f"{len(arrays)} arrays were sent, and the model is one")
+        raise ProtocolError(f"{len(arrays)} arrays were sent: expected one, the model")
     (array,) = arrays.values()
     shape = (terms.features, terms.labels)
     if np.shape(array) != shape:

@@ -319,7 +319,9 @@ class GradientTerms(DataTerms):
         rounding = self.features * _UNIT_ROUNDOFF * largest
         if self.noise == RECORD and not rounding <= _ROUNDING_SHARE * self.clipping_norm:
             raise InvalidParameterError(
-                "model", f"a matrix of norm {model_norm:.3g}", "a smaller one: rounding would show"
+                "model",
+                f"a matrix of norm {model_norm:.3g}",
+                "a smaller one: rounding could exceed the sensitivity",
             )
 
     def sensitivity(self) -> float:

@@ -19,9 +19,6 @@ __all__ = [
     "POLICIES",
     "AlphaPolicy",
     "Weights",
-    "alpha_bounds",
-    "alpha_estimated",
-    "alpha_horizon",
     "coded_energy",
     "device_weights",
     "stable_weights",
@@ -129,81 +126,6 @@ def stable_weights(p: float, beta2: float, D: float, *, gradient_noise: float = 
     return Weights(missing / den, coded / den)
 
 
-def alpha_estimated(
-    p: float, beta2: float, C2: float, s1: float, s2: float, d: int, o: int
-) -> Weights:
-    """Return the weights of the running algorithm, ACFL, (43): `stable_weights` and `coded_energy`.
-
-    The number of devices cancels. Of the paper's formulas only this one changes over the rounds.
-
-    Parameters
-    ----------
-    p, beta2
-        As in `stable_weights`.
-    C2, s1, s2, d, o
-        As in `coded_energy`.
-
-    Examples
-    --------
-    >>> a, w = alpha_estimated(0.2, 20, 0.04, 1, 1, 10, 10)
-    >>> round(a, 8), round(w, 8)
-    (0.04743833, 1.19070209)
-    """
-    return stable_weights(p, beta2, coded_energy(C2, s1, s2, d, o))
-
-
-def alpha_bounds(
-    p: float, N: int, beta2: float, C2: float, s1: float, s2: float, d: int, o: int
-) -> float:
-    """Return the weight of Theorem 3, ACFL, (36), from known bounds instead of estimates.
-
-    The paper calls it adaptive; it is the same in all rounds.
-
-    Parameters
-    ----------
-    p : float
-        At least 0 and below 1.
-    N : int
-        Number of devices; it cancels.
-    beta2, C2 : float
-        Bounds of the squared norm of every device's gradient, and of the model.
-    s1, s2, d, o
-        As in `coded_energy`.
-
-    Examples
-    --------
-    >>> round(alpha_bounds(0.2, 3, 2, 1.5, 0.5, 0.25, 2, 1), 6)
-    0.2
-    """
-    _check_rate("p", p)
-    check_integer("N", N, minimum=1)
-    _check_energy("beta2", beta2)
-    missing = p * N * beta2 / (1 - p)
-    noise = N * coded_energy(C2, s1, s2, d, o)
-    return device_weights(missing, noise).coded
-
-
-def alpha_horizon(
-    p: float, beta2: float, C2: float, s1: float, s2: float, d: int, o: int, t: int
-) -> Weights:
-    """Return weights that look at the whole training: as `alpha_estimated`, with t D for D.
-
-    Not in the paper, which takes the noise of the encoding for fresh in every round. It is drawn
-    once. With steps that fall as 1/t the error of the stragglers averages out over the rounds and
-    that of the encoding does not, and these weights minimise the sum of both. Not for stragglers
-    that are the same in all rounds: their error does not average out either.
-
-    Parameters
-    ----------
-    p, beta2, C2, s1, s2, d, o
-        As in `alpha_estimated`.
-    t : int
-        The round, at least 1.
-    """
-    check_integer("t", t, minimum=1)
-    return stable_weights(p, beta2, t * coded_energy(C2, s1, s2, d, o))
-
-
 def device_weights(S: float, energy: float) -> Weights:
     """Return the weights for devices that straggle each with its own probability.
 
@@ -232,9 +154,10 @@ class AlphaPolicy:
     Parameters
     ----------
     policy : {"estimated", "bounds", "horizon"} or float
-        ``estimated``: `alpha_estimated`, the paper's algorithm. ``bounds``: the weight of Theorem
-        3, from `gradient_bound` and the energy that the caller computes from `model_bound`.
-        ``horizon``: `alpha_horizon`. A number from 0 to 1: that weight in all rounds.
+        ``estimated``: (43), the paper's algorithm. ``bounds``: the weight of Theorem 3, from
+        `gradient_bound` and the energy that the caller computes from `model_bound`. ``horizon``:
+        (43) with t D for D, because the noise of the encoding does not average out over the rounds
+        (not in the paper). A number from 0 to 1: that weight in all rounds.
     straggler_rate : float, mapping of str to float, or None
         Probability that a device straggles, at least 0 and below 1: of all, or of each by its name
         (not in the paper). None estimates it (not in the paper): one minus the mean share that

@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 from flwr_privacy.privacy.guarantee import Guarantee
 
-from .mechanism import DISTRIBUTED, POISSON, SERVER
+from .plan import CentralDPPlan
+from .sensitivity import DISTRIBUTED, amplified
 
 __all__ = ["Quorum", "guarantee_of"]
 
@@ -13,24 +14,19 @@ Quorum = tuple[int, int, int]
 
 
 def guarantee_of(
+    plan: CentralDPPlan,
     *,
-    noise: str,
-    sampling: str,
-    epsilon: float,
-    delta: float,
     summed: bool,
     quorum: Quorum | None,
     kept_back: Collection[str],
     insecure: bool,
 ) -> Guarantee:
-    """Return the guarantee of a training; see `flwr_privacy.central_dp.mechanism.CentralDPPlan`.
+    """Return the guarantee of a training; see `flwr_privacy.central_dp.plan.CentralDPPlan`.
 
     Parameters
     ----------
-    noise, sampling : str
-        Who adds the noise, and how cohorts are drawn.
-    epsilon, delta : float
-        Budget of a client.
+    plan : CentralDPPlan
+        The budget, who adds the noise, and how cohorts are drawn.
     summed : bool
         Whether there is a secure sum.
     quorum : tuple of int, optional
@@ -42,31 +38,33 @@ def guarantee_of(
 
     Examples
     --------
-    >>> guarantee_of(
-    ...     noise="server", sampling="poisson", epsilon=8.0, delta=1e-5, summed=False, quorum=None,
-    ...     kept_back=[], insecure=False,
-    ... ).neighbours
+    >>> plan = CentralDPPlan(
+    ...     noise="server", sampling="poisson", epsilon=8.0, delta=1e-5, rounds=10, q=0.1
+    ... )
+    >>> guarantee_of(plan, summed=False, quorum=None, kept_back=[], insecure=False).neighbours
     'one client is there or not'
     """
-    amplified = (noise, sampling) == (SERVER, POISSON)
-    not_protected = [] if amplified else ["who takes part (no amplification by it is counted)"]
+    secret = amplified(plan.noise, plan.sampling)
+    not_protected = [] if secret else ["who takes part (no amplification by it is counted)"]
     not_protected += [
         "whether and when a client fails or declines",
         "what the user's own code sends elsewhere, and timing",
     ]
     if kept_back:
-        not_protected.append(f"(not uploaded at all: {', '.join(sorted(kept_back))})")
-    if noise == DISTRIBUTED:
+        not_protected.append(f"(not uploaded at all: {', '.join(kept_back)})")
+    if plan.noise == DISTRIBUTED:
         adversary = "an honest-but-curious server and clients that collude with it"
         assumptions = ["each client keeps its own ledger, noise and secrets"]
         void = "clients drew their noise from an insecure seed, for tests"
     else:
-        unseen = "neither a message nor who takes part" if amplified else "no message"
+        unseen = "neither a message nor who takes part" if secret else "no message"
         adversary = f"whoever sees the models, and {unseen}"
         seen = "the sum before its noise" if summed else "every client's update"
-        assumptions = [f"the server is trusted: it sees {seen}, adds the noise, keeps the books"]
+        assumptions = [
+            f"the server is trusted: it sees {seen}, adds the noise and records the charges"
+        ]
         void = "the server drew its noise and samples from an insecure seed, for tests"
-    if amplified:
+    if secret:
         assumptions.append(
             "it draws each client by itself and tells nobody who is drawn, who answers, or how "
             "many; its history and its log have the numbers"
@@ -84,11 +82,11 @@ def guarantee_of(
         adversary=adversary,
         neighbours=(
             "one client is there or not"
-            if amplified
+            if secret
             else "the data of one client are replaced by any other"
         ),
-        epsilon=epsilon,
-        delta=delta,
+        epsilon=plan.epsilon,
+        delta=plan.delta,
         not_protected=tuple(not_protected),
         assumptions=tuple(assumptions),
         evidence=(

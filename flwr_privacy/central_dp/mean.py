@@ -22,7 +22,8 @@ from flwr_privacy.privacy.updates import Update, check_start
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS
 
-from .mechanism import DISTRIBUTED, SERVER, CentralDPTerms
+from .sensitivity import DISTRIBUTED, SERVER
+from .terms import CentralDPTerms
 
 __all__ = ["CentralMean", "ClippedUpdate", "add_noise"]
 
@@ -41,8 +42,8 @@ class ClippedUpdate(Mechanism):
 
     A share alone hides nothing: with the same share in two sums, or in none, the one or the
     difference of the two would have hardly any noise. So there is one attempt, in a secure sum.
-    Where a trusted server adds the noise, the release has none and the client's ledger does not
-    know it: those books are the server's.
+    Where a trusted server adds the noise, the release has none; the server accounts for it, and
+    the client's ledger does not.
 
     Parameters
     ----------
@@ -140,7 +141,7 @@ class CentralMean(EvenMean):
     -----
     **Guarantee.** The sum is private once it has its noise: in shares, inside the codes, or by
     `add_noise`; what `settle` and `finish` make of it then costs nothing. See
-    `flwr_privacy.central_dp.mechanism.CentralDPPlan`.
+    `flwr_privacy.central_dp.plan.CentralDPPlan`.
 
     Examples
     --------

@@ -62,7 +62,8 @@ class Knobs:
     Notes
     -----
     **Guarantee.** None: rounding hides a value within about a step of its code and no better. That
-    the rounding is random protects nobody either, see `flwr_privacy.mspdq.theory.quantizer_delta`.
+    the rounding is random protects nobody either, see
+    `flwr_privacy.simulations.research.mspdq.theory.quantizer_delta`.
 
     Examples
     --------

@@ -29,7 +29,7 @@ class VerticalData:
     train : (M, d) array of numbers
         Training rows.
     test : (m, d) array of numbers, optional
-        Rows on which the model is judged.
+        Rows on which the model is evaluated.
     more : mapping of str to (k, d) array, optional
         Other rows to predict, by name.
     ids : mapping of str to sequence, optional

@@ -11,7 +11,6 @@ than waiting for everybody: see `conventions`.
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,15 +22,12 @@ from flwr_privacy.wire.identity import check_client_id, stream
 __all__ = [
     "BATCHES",
     "LOG_BASES",
-    "Convention",
     "HalfSlow",
-    "conventions",
+    "batch_rows",
     "expected_order_statistic",
-    "expected_share_phase",
     "expected_wait",
     "mean_delays",
     "sharing_factor",
-    "transfer_seconds",
 ]
 
 LOG_BASES = ("e", "2")
@@ -152,83 +148,6 @@ def sharing_factor(N: int, rows: float, *, log_base: str = "e") -> float:
     return logarithm**2 / rows
 
 
-def expected_share_phase(
-    N: int, rows: float, *, log_base: str = "e", stragglers: int | None = None
-) -> float:
-    """Return the expected seconds until the shares of all `N` clients are there.
-
-    Parameters are those of `sharing_factor` and `mean_delays`.
-    """
-    return sharing_factor(N, rows, log_base=log_base) * expected_wait(N, N, stragglers=stragglers)
-
-
-class Convention(NamedTuple):
-    """Expected seconds of a round under one reading of section 6.2."""
-
-    log_base: str
-    batch: str
-    factor: float
-    """``(log^2 N) / |B|``."""
-    share: float
-    """Until all shares of weights are there."""
-    upload: float
-    """From then until as many uploads are there as decoding takes."""
-    wait: float
-    """Of a server that waits for all uploads and shares nothing."""
-
-    @property
-    def speedup(self) -> float:
-        """How many times faster a round of FedVS is than one that waits for all."""
-        return self.wait / (self.share + self.upload)
-
-
-def conventions(N: int, K: int, T: int, batch_size: int) -> list[Convention]:
-    """Return the expected seconds of a round under all four readings of ``(log^2 N) / |B|``.
-
-    Parameters
-    ----------
-    N, K, T : int
-        Clients, segments and colluders; decoding takes ``2 (K + T - 1) + 1`` uploads.
-    batch_size : int
-        Real rows in a batch. It has ``batch_size / K`` coded rows, here not rounded.
-
-    Raises
-    ------
-    InvalidParameterError
-        If decoding would take more uploads than there are clients.
-
-    Examples
-    --------
-    >>> [round(one.speedup, 1) for one in conventions(28, 6, 1, 256)]
-    [3.6, 16.3, 1.8, 9.2]
-    """
-    check_integer("K", K, minimum=1)
-    check_integer("T", T, minimum=1)
-    check_integer("batch_size", batch_size, minimum=1)
-    needed = 2 * (K + T - 1) + 1
-    check_integer("N", N, minimum=needed)
-    wait, upload = expected_wait(N, N), expected_wait(N, needed)
-    found = []
-    for log_base in LOG_BASES:
-        for batch in BATCHES:
-            factor = sharing_factor(N, _rows(batch_size, K, batch), log_base=log_base)
-            found.append(Convention(log_base, batch, factor, factor * wait, upload, wait))
-    return found
-
-
-def transfer_seconds(size: float, bandwidth_mbps: float = 300.0) -> float:
-    """Return the seconds that `size` bytes take over a link; the paper's has 300 Mbps.
-
-    Examples
-    --------
-    >>> transfer_seconds(37_500_000)
-    1.0
-    """
-    check_number("size", size, minimum=0)
-    check_number("bandwidth_mbps", bandwidth_mbps, minimum=1e-9)
-    return 8 * size / (1e6 * bandwidth_mbps)
-
-
 @dataclass(frozen=True, kw_only=True)
 class HalfSlow(Stragglers):
     """The delays of section 6.2, drawn anew in every round; the stragglers stay the same.
@@ -294,7 +213,7 @@ class HalfSlow(Stragglers):
         for name in ("share_seconds", "upload_seconds", "scale"):
             check_number(f"delays.{name}", getattr(self, name), minimum=0)
         means = mean_delays(N, stragglers=self.stragglers).tolist()
-        rows = _rows(self.batch_size, self.K, self.batch)
+        rows = batch_rows(self.batch_size, self.K, self.batch)
         object.__setattr__(self, "_means", dict(zip(self.clients, means, strict=True)))
         object.__setattr__(self, "_factor", sharing_factor(N, rows, log_base=self.log_base))
 
@@ -320,7 +239,7 @@ class HalfSlow(Stragglers):
     def finish_time(
         self, *, seed: int | str, server_round: int, client_id: str, phase: str, request: int = 0
     ) -> float:
-        """Return the virtual seconds from the question to the answer of one client.
+        """Return the virtual seconds from the request to the answer of one client.
 
         Parameters
         ----------
@@ -333,7 +252,7 @@ class HalfSlow(Stragglers):
         phase : str
             Phase within the round.
         request : int, default 0
-            Number of the question within the round.
+            Number of the request within the round.
 
         Raises
         ------
@@ -348,6 +267,6 @@ class HalfSlow(Stragglers):
         return fixed + mean * float(draws.standard_exponential())
 
 
-def _rows(batch_size: int, K: int, batch: str) -> float:
+def batch_rows(batch_size: int, K: int, batch: str) -> float:
     """Return ``|B|``."""
     return batch_size / K if batch == "coded" else float(batch_size)

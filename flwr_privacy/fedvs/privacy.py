@@ -18,7 +18,6 @@ from flwr_privacy.errors import InvalidParameterError, check_integer
 __all__ = [
     "SLACK_BITS",
     "check_slack",
-    "server_view_is_tight",
     "slack",
 ]
 
@@ -48,25 +47,6 @@ def slack(b: int, K: int, T: int, E: int) -> int:
     check_integer("T", T, minimum=1)
     check_integer("E", E, minimum=1)
     return E - (K + T) * b
-
-
-def server_view_is_tight(b: int, K: int, T: int, E: int) -> bool:
-    """Return whether a batch is small enough for the server to see the sums and nothing more.
-
-    It is a necessary condition for answers without masks that vanish. It is not sufficient: rows
-    that repeat, are zero, or depend on one another otherwise break the condition, whatever E is.
-
-    Parameters
-    ----------
-    b, K, T, E
-        As of `slack`.
-
-    Examples
-    --------
-    >>> server_view_is_tight(43, 6, 1, 784), server_view_is_tight(256, 6, 1, 784)
-    (True, False)
-    """
-    return slack(b, K, T, E) >= 0
 
 
 def check_slack(*, b: int, K: int, T: int, E: int, p: int) -> None:

@@ -30,7 +30,6 @@ __all__ = [
     "check_partial_sum",
     "dequantise",
     "equal_share",
-    "max_scale_bits",
     "quantise",
     "quantise_stochastic",
     "round_half_up",
@@ -236,20 +235,10 @@ class Scales:
         -------
         int
             ``width * (2**data_bits * x_max + 1/2) * (2**weight_bits * w_max + 1)``, rounded down.
-            The parts of all owners add up to at most `largest_sum`.
+            The parts of all owners add up to at most that of all columns together.
         """
         check_integer("width", width, minimum=1)
         return math.floor(width * _largest_product(self, self.data_bits, self.weight_bits))
-
-    def largest_sum(self, widths: Iterable[int]) -> int:
-        """Return the largest absolute value of the sum over all owners, as an integer.
-
-        Parameters
-        ----------
-        widths : iterable of int
-            Columns of each owner's expanded data.
-        """
-        return self.owners_share(sum(widths))
 
     def check(self, widths: Iterable[int], field: PrimeField) -> None:
         """Refuse scales with which the sum over all owners could wrap around.
@@ -264,7 +253,7 @@ class Scales:
         Raises
         ------
         InvalidParameterError
-            If `largest_sum` is beyond ``(p - 1) / 2``. It names the largest sum of bits that fits.
+            If the sum can be beyond ``(p - 1) / 2``. It names the largest sum of bits that fits.
 
         Examples
         --------
@@ -298,38 +287,6 @@ sum of at most 8, such as (4, 4), for 7532 columns with x_max = 1.0 and w_max = 
                 if math.floor(bound) <= (p - 1) // 2:
                     return data, total - data
         return None
-
-
-def max_scale_bits(E: int, x_max: float, w_max: float, p: int) -> int:
-    """Return the largest sum of both scales' bits by the simple bound, without rounding errors.
-
-    Parameters
-    ----------
-    E : int
-        Columns of all owners' expanded data together, at least 1.
-    x_max, w_max : float
-        Bounds of the absolute values of data and weights, above 0.
-    p : int
-        The prime, at least 3.
-
-    Returns
-    -------
-    int
-        The largest l with ``E * x_max * w_max * 2**l <= (p - 1) / 2``; it is negative where no
-        scale fits. `Scales.check` is stricter: it allows for the rounding of both factors.
-
-    Examples
-    --------
-    >>> max_scale_bits(784, 1, 2, 2**31 - 1)
-    19
-    """
-    check_integer("E", E, minimum=1)
-    check_number("x_max", x_max, minimum=_SMALLEST)
-    check_number("w_max", w_max, minimum=_SMALLEST)
-    check_integer("p", p, minimum=3)
-    ratio = Fraction((p - 1) // 2) / (E * Fraction(x_max) * Fraction(w_max))
-    bits = ratio.numerator.bit_length() - ratio.denominator.bit_length()
-    return bits if ratio >= Fraction(2) ** bits else bits - 1
 
 
 def equal_share(owners: int, field: PrimeField) -> int:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.privacy.randomness import SecureRandom
 
-__all__ = ["Segments", "batch_of", "batches", "order"]
+__all__ = ["Segments", "batch_of", "order"]
 
 Places = NDArray[np.int64]
 
@@ -119,39 +119,17 @@ def order(rows: int, seed: int) -> Places:
     return _permutation(check_integer("rows", rows, minimum=1), seed, "order")
 
 
-def batches(length: int, size: int, seed: int, epoch: int) -> list[Places]:
-    """Return the batches of one epoch: every coded row is in one of them.
+def batch_of(length: int, size: int, seed: int, step: int) -> Places:
+    """Return the batch of one step; an epoch has every coded row in one of its batches.
 
     Parameters
     ----------
     length : int
         Number of coded rows, at least 1.
     size : int
-        Coded rows of a batch, at least 1. The last one may have fewer.
+        Coded rows of a batch, at least 1. The last one of an epoch may have fewer.
     seed : int
-        The seed, which all parties know.
-    epoch : int
-        The epoch, from 1. Each has a permutation of its own.
-
-    Returns
-    -------
-    list of ndarray of int64
-        Coded rows of each batch, in ascending order.
-    """
-    check_integer("size", size, minimum=1)
-    check_integer("length", length, minimum=1)
-    check_integer("epoch", epoch, minimum=1)
-    shuffled = _permutation(length, seed, "epoch", epoch)
-    return [np.sort(shuffled[start : start + size]) for start in range(0, length, size)]
-
-
-def batch_of(length: int, size: int, seed: int, step: int) -> Places:
-    """Return the batch of one step: the batches of the epochs, one after the other.
-
-    Parameters
-    ----------
-    length, size, seed : int
-        As of `batches`.
+        The seed, which all parties know; each epoch has a permutation of its own.
     step : int
         The step, from 1.
 

@@ -7,7 +7,7 @@ values at the first K nodes are the sums over the owners of ``X_n W_n``. Any ``2
 holders' answers give them exactly.
 
 All arrays are of elements of the field, as int64. What is shared lies in the order segment after
-segment, as `flwr_privacy.fedvs.Segments.real_rows` has it.
+segment, as `flwr_privacy.fedvs.rows.Segments.real_rows` has it.
 
 Source: "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for Split
 Models" (ICML 2023). Random pads and the masks that vanish are not in the paper.
@@ -24,68 +24,17 @@ from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.privacy.randomness import SecureRandom
 
-from .rows import Segments
-
 __all__ = [
+    "check_matrix",
     "data_shares",
     "decode_rows",
     "evaluate",
     "maskers",
-    "pad_rows",
-    "pad_rows_paper",
     "weight_shares",
-    "weight_shares_paper",
     "zero_masks",
 ]
 
 Elements = NDArray[np.int64]
-
-
-# Padding
-
-
-def pad_rows(
-    elements: NDArray[Any], segments: Segments, field: PrimeField, random: SecureRandom
-) -> Elements:
-    """Return the rows with uniform random elements at the places of the pads.
-
-    Parameters
-    ----------
-    elements : (M, e) ndarray of integers
-        The owner's quantised data, in the common order.
-    segments : Segments
-        How they are cut; its `rows` are M.
-    field : PrimeField
-        The field.
-    random : SecureRandom
-        Where the pads come from.
-
-    Returns
-    -------
-    (K * length, e) ndarray of int64
-        The rows, then the pads. They decode to noise, of loss weight 0.
-
-    Notes
-    -----
-    **Guarantee.** Random pads say nothing of the data. In a batch of fewer rows than columns they
-    are linearly independent of the other rows, but for a chance of at most about 1 / p. Rows of
-    zeros, as of `pad_rows_paper`, never are, and without masks that vanish the server then learns
-    more than the sums.
-    """
-    _check_rows(elements, segments.rows)
-    pads = field.uniform((segments.pads, elements.shape[1]), random)
-    return np.concatenate([elements.astype(np.int64, copy=False), pads])
-
-
-def pad_rows_paper(elements: NDArray[Any], segments: Segments) -> Elements:
-    """Return the rows with zeros at the places of the pads.
-
-    The paper takes M for a multiple of K; zeros are the usual way. See `pad_rows` for what is wrong
-    with them.
-    """
-    _check_rows(elements, segments.rows)
-    pads = np.zeros((segments.pads, elements.shape[1]), np.int64)
-    return np.concatenate([elements.astype(np.int64, copy=False), pads])
 
 
 # Dealing
@@ -129,7 +78,7 @@ def data_shares(code: LagrangeCode, elements: NDArray[Any], random: SecureRandom
     that sees shares in the clear, so they travel encrypted; the server's view, for which see
     `zero_masks`.
     """
-    _check_matrix("elements", elements)
+    check_matrix("elements", elements)
     rows, width = elements.shape
     if rows == 0 or rows % code.K:
         raise InvalidParameterError("elements", f"{rows} rows", f"a multiple of K = {code.K}")
@@ -142,7 +91,8 @@ def weight_shares(code: LagrangeCode, elements: NDArray[Any], random: SecureRand
     """Deal shares of an owner's weights, with fresh masks: FedVS, (4).
 
     The same weights are at all K data nodes, so they are a constant plus T masks. The shares have
-    the distribution of `weight_shares_paper` and are cheaper.
+    the distribution of
+    `flwr_privacy.simulations.research.fedvs.paper.sharing.weight_shares_paper` and are cheaper.
 
     Parameters
     ----------
@@ -167,22 +117,9 @@ def weight_shares(code: LagrangeCode, elements: NDArray[Any], random: SecureRand
     equations on the data, as the gradients are public; shares that are used for two batches, or
     dealt again with the same masks: they are for one evaluation only.
     """
-    _check_matrix("elements", elements)
+    check_matrix("elements", elements)
     masks = code.field.uniform((code.T, *elements.shape), random)
     return code.encode_constant(elements, masks)
-
-
-def weight_shares_paper(
-    code: LagrangeCode, elements: NDArray[Any], random: SecureRandom
-) -> Elements:
-    """Deal shares of an owner's weights as FedVS, (4), is written: K equal segments and T masks.
-
-    Parameters, returned value and guarantee are those of `weight_shares`.
-    """
-    _check_matrix("elements", elements)
-    masks = code.field.uniform((code.T, *elements.shape), random)
-    segments = np.broadcast_to(elements.astype(np.int64), (code.K, *elements.shape))
-    return code.encode(segments, masks)
 
 
 def zero_masks(code: LagrangeCode, b: int, h: int, random: SecureRandom) -> Elements:
@@ -266,8 +203,8 @@ def evaluate(
     InvalidParameterError
         If the shapes do not fit.
     """
-    _check_matrix("coded_rows", coded_rows)
-    _check_matrix("coded_weights", coded_weights)
+    check_matrix("coded_rows", coded_rows)
+    check_matrix("coded_weights", coded_weights)
     if coded_rows.shape[1] != len(coded_weights):
         raise InvalidParameterError(
             "coded_weights", f"{len(coded_weights)} rows", f"{coded_rows.shape[1]} rows"
@@ -308,12 +245,7 @@ def decode_rows(code: LagrangeCode, answers: Mapping[int, NDArray[Any]]) -> Elem
     return blocks.reshape(-1, blocks.shape[-1])
 
 
-def _check_matrix(name: str, elements: NDArray[Any]) -> None:
+def check_matrix(name: str, elements: NDArray[Any]) -> None:
+    """Refuse anything but a matrix of integers; the error calls it by this name."""
     if elements.ndim != 2 or elements.dtype.kind not in "iu":
         raise InvalidParameterError(name, "another kind of array", "a matrix of integers")
-
-
-def _check_rows(elements: NDArray[Any], rows: int) -> None:
-    _check_matrix("elements", elements)
-    if len(elements) != rows:
-        raise InvalidParameterError("elements", f"{len(elements)} rows", f"{rows} rows")

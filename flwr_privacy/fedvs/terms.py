@@ -11,6 +11,7 @@ from flwr_privacy.wire.channel import canonical
 from flwr_privacy.wire.identity import check_client_id
 
 from .data import TRAIN_PART
+from .network import expanded_width
 from .privacy import check_slack
 from .quantisation import Scales
 from .rows import Segments
@@ -26,6 +27,9 @@ DEAL_EVALUATION, EMBED_EVALUATION, ORACLE = "weights-evaluation", "embed-evaluat
 
 SEALED, GRADIENT, ANSWER = "sealed", "gradient", "answer"
 """Arrays of the messages."""
+
+SEAL_BYTES = 28
+"""What sealing a message adds: a nonce of 12 bytes and a tag of 16."""
 
 _MOST_ROWS = 2**31
 _MOST_WIDTH = 2**20
@@ -155,7 +159,8 @@ class CodeTerms:
     @cached_property
     def widths(self) -> list[int]:
         """Columns e_n of each client's expanded data."""
-        return [d * D + self.bias for d, D in zip(self.columns, self.orders, strict=True)]
+        both = zip(self.columns, self.orders, strict=True)
+        return [expanded_width(columns, order, bias=self.bias) for columns, order in both]
 
     @cached_property
     def offsets(self) -> list[int]:
@@ -245,7 +250,7 @@ class Dealing:
     session : str
         Name of the server's run, another one after a resume.
     update : int
-        Number of gradients up to now, the one that comes with the question included.
+        Number of gradients up to now, the one that comes with the request included.
     learning_rate : float
         Step size of that gradient.
     trained_rows : list of int

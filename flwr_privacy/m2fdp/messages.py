@@ -5,16 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from flwr_privacy.errors import ProtocolError
+from flwr_privacy.errors import ProtocolError, check_number
 from flwr_privacy.wire.channel import Part
 from flwr_privacy.wire.documents import dumps, loads
 from flwr_privacy.wire.message import Fields
 
 from .sensitivity import Reach
 from .terms import DOWN, SCHEME, UP, Delivery, Duty, M2FDPTerms
-from .zone import Upload
+from .zone_average import Upload
 
 __all__ = ["going_down", "going_up", "packed", "unpacked"]
+
+_LARGEST_CODE = 2**40  # sums of a million of them, doubled, are int64
 
 
 def going_up(
@@ -31,7 +33,7 @@ def going_up(
     Parameters
     ----------
     fields : dict
-        The values of the question, with the experiment and the round.
+        The values of the request, with the experiment and the round.
     terms : M2FDPTerms or Duty
         What one of the two ends was asked.
     sender, tier : str, int
@@ -63,7 +65,7 @@ def going_down(
         If the event has no number.
     """
     if type(event) is not int:
-        raise ProtocolError("the question does not say which event a sealed model is of")
+        raise ProtocolError("the request does not say which event a sealed model is of")
     ends: list[Part] = [sender, receiver, tier]
     return (SCHEME, fields["experiment-id"], fields["round"], event, DOWN, ends, list(children))
 
@@ -84,26 +86,46 @@ def packed(upload: Upload, terms: M2FDPTerms | Duty | Delivery) -> bytes:
     )
 
 
-def unpacked(content: bytes, terms: M2FDPTerms | Duty | Delivery) -> Upload:
-    """Decode the upload of a member of the zone.
+def unpacked(content: bytes, terms: M2FDPTerms | Duty | Delivery, *, sender: str) -> Upload:
+    """Decode the upload of a member of the zone, which may be an adversary.
+
+    Parameters
+    ----------
+    content : bytes
+        What `packed` encoded.
+    terms : M2FDPTerms, Duty or Delivery
+        What the receiver was asked.
+    sender : str
+        The member, for errors.
 
     Raises
     ------
     ProtocolError
-        If it was asked for other noise, another grid or another unit than this node.
+        If the content is no upload, or the sender was asked for another noise, grid or unit.
     """
-    state = loads(content)
-    if state["agreed"] != _agreed(terms):
-        raise ProtocolError("a member of the zone was asked for another noise, grid or unit")
-    reach = Reach(
-        anchor=state["anchor"],
-        shared=state["shared"],
-        nearer=tuple((tier, length) for tier, length in state["nearer"]),
-        own=state["own"],
-    )
-    codes = np.asarray(state["codes"])
+    try:
+        state = loads(content)
+        agreed, codes = state["agreed"], np.asarray(state["codes"])
+        reach = Reach(
+            anchor=state["anchor"],
+            shared=state["shared"],
+            nearer=tuple((tier, length) for tier, length in state["nearer"]),
+            own=state["own"],
+        )
+        floor = check_number("floor", state["floor"], minimum=0)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"'{sender}' sealed something else than an upload: {error}") from error
+    if codes.ndim != 1 or codes.dtype not in (np.int32, np.int64):
+        raise ProtocolError(
+            f"'{sender}' sealed codes of {codes.dtype} and shape {codes.shape}: expected a vector "
+            "of int32 or int64"
+        )
+    if codes.size and not -_LARGEST_CODE <= codes.min() <= codes.max() <= _LARGEST_CODE:
+        raise ProtocolError(f"'{sender}' sealed a code beyond 2**40: sums would overflow")
+    if agreed != _agreed(terms):
+        raise ProtocolError(f"'{sender}' was asked for another noise, grid or unit")
     wide = codes.dtype != np.int32
-    return Upload(codes.astype(np.int64), reach, state["floor"], wide)
+    return Upload(codes.astype(np.int64), reach, floor, wide)
 
 
 def _agreed(terms: M2FDPTerms | Duty | Delivery) -> list[Any]:

@@ -1,9 +1,8 @@
 """The models of a tree during a round: the start models of devices, and averaging at events.
 
 It does what the cloud and the insecure aggregators do, and in a simulation also what the secure
-ones do. Codes are summed and averaged exactly (`flwr_privacy.m2fdp.zone`); what is public is
-averaged in float64, in the order of the tree, so that the result does not depend on who answered
-first.
+ones do. Codes are summed and averaged exactly (`zone_average`). What is public is averaged in
+float64, in the order of the tree, so that the result does not depend on who answered first.
 
 Source: "Differentially-Private Multi-Tier Federated Learning: A Formal Analysis and Evaluation",
 equations (8) to (14).
@@ -23,7 +22,7 @@ from flwr_privacy.wire.layout import Layout
 
 from .plan import Asked, Exchange, RoundPlan
 from .sensitivity import Drift, Reach
-from .zone import Upload, averaged, trained
+from .zone_average import Upload, averaged, trained
 
 __all__ = ["Noise", "TreeModels", "ZonePlace", "moved"]
 

@@ -1,4 +1,4 @@
-"""Constructor options of M2FDP: the unit protected, the noise, and the control of rounds.
+"""Constructor options of M2FDP: the unit protected, the noise, and how models drift apart.
 
 What is ours beside the paper is said where it is.
 """
@@ -13,16 +13,14 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     check_choice,
     check_flag,
-    check_integer,
     check_number,
 )
 from flwr_privacy.keywords import check_options, checked_keywords
 
-from .privacy import RELEASE_STEPS
 from .sensitivity import Drift
 
 __all__ = [
-    "AdaptiveControl",
+    "RELEASE_STEPS",
     "CleanEvents",
     "DeviceNoise",
     "LemmaDrift",
@@ -34,6 +32,10 @@ __all__ = [
     "TierPrivacy",
     "WorstDrift",
 ]
+
+
+RELEASE_STEPS = ("round", "segment")
+"""Local steps that the paper's sensitivity counts: all of the round, or those since a release."""
 
 
 class CleanEvents(ABC):
@@ -157,7 +159,9 @@ class TierNoise(TierPrivacy):
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class DeviceNoise(TierNoise):
-    """Protects all data of a device, around any training: `flwr_privacy.m2fdp.multiplier`.
+    """Protects all data of a device, around any training.
+
+    `flwr_privacy.m2fdp.calibration.multiplier` computes the noise.
 
     Parameters
     ----------
@@ -348,53 +352,6 @@ class NoNoise(TierPrivacy):
     def clean(self) -> bool:
         """Whether trusted subtrees average inside, without noise, at local events."""
         return self.clean_events
-
-
-@checked_keywords
-@dataclass(frozen=True, kw_only=True)
-class AdaptiveControl:
-    """Chooses K and the participation before every round; the training ends when steps run out.
-
-    See `flwr_privacy.m2fdp.AdaptiveController`, which gets tree, model, schedule and budget of the
-    training.
-
-    Parameters
-    ----------
-    total_steps : int
-        Local steps of the whole training.
-    max_steps : int
-        Most local steps of a round.
-    weights : (float, float, float), default (1, 1, 1)
-        Of energy, delay and noise.
-    normalise : bool, default True
-        Whether each of the three is divided by its value in the largest round.
-    nu : {"dedup", "printed"}, default "dedup"
-        How the noise term counts.
-    active_tiers : "scheduled", "all" or sequence of int, default "scheduled"
-        Which tiers it sums over.
-    initial_steps : int, optional
-        Steps of the first round, in which everybody takes part.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-    """
-
-    total_steps: int
-    max_steps: int
-    weights: Sequence[float] = (1.0, 1.0, 1.0)
-    normalise: bool = True
-    nu: Literal["dedup", "printed"] = "dedup"
-    active_tiers: Literal["scheduled", "all"] | Sequence[int] = "scheduled"
-    initial_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        check_integer("total_steps", self.total_steps, minimum=1)
-        check_integer("max_steps", self.max_steps, minimum=1)
-        check_choice("nu", self.nu, ("dedup", "printed"))
-        if isinstance(self.active_tiers, str):
-            check_choice("active_tiers", self.active_tiers, ("all", "scheduled"))
 
 
 def _check_norm(norm: float) -> None:

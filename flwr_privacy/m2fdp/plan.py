@@ -16,13 +16,13 @@ from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
 
-from .noise import sigma
+from .calibration import multiplier, record_multiplier
 from .options import PaperNoise, RecordNoise, TierPrivacy
-from .privacy import largest_weights, multiplier, record_multiplier
+from .paper_noise import sigma
 from .schedule import EventSchedule, Segment
-from .sensitivity import sensitivity_worst_case
+from .sensitivity import largest_weights, sensitivity_worst_case
 from .terms import VALUE_RANGE, any_batch
-from .zone import GAP, NOISE_REACH
+from .zone_average import GAP, NOISE_REACH, release_charge
 
 __all__ = [
     "STEP_RULES",
@@ -151,9 +151,7 @@ class ZoneRelease:
 
     def charge(self) -> Charge | None:
         """Return the charge of a device; None without noise."""
-        if self.multiplier == 0:
-            return None
-        return Charge(noise_multiplier=self.multiplier, sampling=self.sampling, gap=GAP)
+        return release_charge(self.multiplier, self.sampling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,7 +373,9 @@ class RoundPlan:
         gap = GAP * most * self.rounds
         budget = self.privacy.epsilon - gap
         if budget <= 0:
-            raise InvalidParameterError("epsilon", self.privacy.epsilon, f"above {gap:g}")
+            raise InvalidParameterError(
+                "epsilon", self.privacy.epsilon, f"above {gap:g}, which is set aside for the grid"
+            )
         return budget, self.privacy.delta * math.exp(-gap)
 
 

@@ -26,7 +26,7 @@ from .models import moved
 from .sensitivity import Reach
 from .sums import TierSums
 from .terms import CODES, VALUE_RANGE, Duty, M2FDPTerms
-from .zone import Codes, Upload, check_gap, noised, trained
+from .zone_average import Codes, Upload, check_gap, noised, trained
 
 __all__ = ["DeviceUpdate", "SealedUpdate", "ZoneAverage"]
 

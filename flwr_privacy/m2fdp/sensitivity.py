@@ -44,16 +44,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.m2fdp.tree.tree import TierTree
 
 __all__ = [
     "DRIFTS",
     "Drift",
     "Reach",
-    "sensitivity",
-    "sensitivity_node",
-    "sensitivity_smooth",
+    "largest_weights",
     "sensitivity_worst_case",
-    "smooth_factor",
 ]
 
 DRIFTS = ("worst", "smooth", "lemma")
@@ -259,62 +257,6 @@ class Drift:
         return math.exp(exponent) if exponent < _LARGEST_EXPONENT else math.inf
 
 
-def sensitivity(tier: int, *, eta: float, K: int, G: float, fanouts: Sequence[int]) -> float:
-    """Return the paper's L2 sensitivity of a node's upload after a round, M2FDP, Lemma 1.
-
-    ``2 eta K G / (s_tier * ... * s_{L-1})``, and ``2 eta K G`` for a device (tier L).
-
-    Parameters
-    ----------
-    tier : int
-        From 1 to L, where L is one more than the number of fan-outs.
-    eta : float
-        Step size, at least 0.
-    K : int
-        Local steps of the round, at least 1.
-    G : float
-        Bound of the gradients' L2 norms, at least 0.
-    fanouts : sequence of int
-        The smallest fan-outs ``s_1, ..., s_{L-1}``, at least 1; none for a star.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is out of range.
-
-    Examples
-    --------
-    >>> [sensitivity(tier, eta=0.01, K=20, G=1.0, fanouts=(5,)) for tier in (1, 2)]
-    [0.08, 0.4]
-    """
-    check_integer("tier", tier, minimum=1, maximum=len(fanouts) + 1)
-    for fanout in fanouts:
-        check_integer("fanouts", fanout, minimum=1)
-    return _moved(eta, K, G) / math.prod(fanouts[tier - 1 :])
-
-
-def sensitivity_node(path_weights: Iterable[float], *, eta: float, K: int, G: float) -> float:
-    """Return Lemma 1 for one node of any tree: ``2 eta K G`` times the largest weight.
-
-    Parameters
-    ----------
-    path_weights : iterable of float
-        For every device below the node that took part: its weight in the node's average (the
-        product of the weights along the path), above 0 and at most 1.
-    eta, K, G
-        As in `sensitivity`.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is out of range, or there is no weight.
-    """
-    weights = [_weight(weight) for weight in path_weights]
-    if not weights:
-        raise InvalidParameterError("path_weights", weights, "at least one weight")
-    return _moved(eta, K, G) * max(weights)
-
-
 def sensitivity_worst_case(
     segments: Iterable[tuple[int, int]], *, weights: Mapping[int, float], eta: float, G: float
 ) -> float:
@@ -332,8 +274,10 @@ def sensitivity_worst_case(
     weights : Mapping of int to float
         By tier, the largest weight that a node of this tier has in the boundary node's average,
         above 0 and at most 1: from the boundary's tier (where it is 1) to L, the devices'.
-    eta, G
-        As in `sensitivity`.
+    eta : float
+        Step size, at least 0.
+    G : float
+        Bound of the gradients' L2 norms, at least 0.
 
     Raises
     ------
@@ -357,66 +301,33 @@ def sensitivity_worst_case(
             if event not in largest:
                 raise InvalidParameterError("weights", weights, f"a weight for tier {event}")
             farthest = min(farthest, event)
-    return _moved(eta, 1, G) * steps_weighted
-
-
-def sensitivity_smooth(
-    tier: int, *, eta: float, K: int, G: float, fanouts: Sequence[int], beta: float
-) -> float:
-    """Return Lemma 1 times `smooth_factor`: enough for beta-smooth losses, whatever the events.
-
-    Parameters
-    ----------
-    tier, eta, K, G, fanouts
-        As in `sensitivity`.
-    beta : float
-        Smoothness of the losses, at least 0.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is out of range.
-    """
-    check_number("beta", beta, minimum=0)
-    lemma = sensitivity(tier, eta=eta, K=K, G=G, fanouts=fanouts)
-    return lemma * smooth_factor(K, eta * beta)
-
-
-def smooth_factor(K: int, eta_beta: float) -> float:
-    """Return ``((1 + eta beta)^K - 1) / (eta beta K)``: how much smooth losses can add to Lemma 1.
-
-    It is for a clean event after every step, which is worst; infinite if no float holds it.
-
-    Parameters
-    ----------
-    K : int
-        Local steps since the last noised release, at least 1.
-    eta_beta : float
-        Step size times smoothness, at least 0; 0 gives 1.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is out of range.
-
-    Examples
-    --------
-    >>> round(smooth_factor(20, 1 / 20), 4)
-    1.6533
-    """
-    check_integer("K", K, minimum=1)
-    check_number("eta_beta", eta_beta, minimum=0)
-    exponent = K * math.log1p(eta_beta)
-    if exponent >= _LARGEST_EXPONENT:
-        return math.inf
-    return math.expm1(exponent) / (eta_beta * K) if eta_beta * K > 0 else 1.0
-
-
-def _moved(eta: float, K: int, G: float) -> float:
     check_number("eta", eta, minimum=0)
-    check_integer("K", K, minimum=1)
     check_number("G", G, minimum=0)
-    return 2 * eta * K * G
+    return 2 * eta * G * steps_weighted
+
+
+def largest_weights(tree: TierTree, boundary: int) -> dict[int, float]:
+    """Return by tier the largest weight that a node has in the average of a boundary node.
+
+    Parameters
+    ----------
+    tree : TierTree
+        The tree.
+    boundary : int
+        Tier of the nodes that add the noise; there are some.
+    """
+    nodes = [node for node in tree.injectors() if tree.tier(node) == boundary]
+    weights = {boundary: 1.0}
+    level = [(node, 1.0) for node in nodes]
+    for tier in range(boundary + 1, tree.depth + 1):
+        level = [
+            (child, weight / len(children))
+            for node, weight in level
+            for children in [tree.children(node)]
+            for child in children
+        ]
+        weights[tier] = max(weight for _, weight in level)
+    return weights
 
 
 def _weight(weight: float) -> float:

@@ -10,7 +10,7 @@ from flwr_privacy.privacy.policy import UNITS
 from flwr_privacy.wire.identity import check_client_id
 
 from .sensitivity import DRIFTS, Drift
-from .zone import GAP
+from .zone_average import release_charge
 
 __all__ = [
     "AGGREGATE",
@@ -73,7 +73,7 @@ class _Released:
     noise_multiplier : float
         Standard deviation of the noise over the sensitivity; 0 for none, which protects nothing.
     epsilon, delta : float
-        Budget of a device in this experiment; it declines what would exceed it.
+        Budget of a device in this experiment; it refuses what would exceed it.
     grid : int
         Exponent of the grid's step.
     period : int
@@ -144,9 +144,7 @@ class _Released:
 
     def charge(self) -> Charge | None:
         """Return a device's charge for the release; None if there is no noise to account for."""
-        if self.noise_multiplier == 0:
-            return None
-        return Charge(noise_multiplier=self.noise_multiplier, sampling=self.sampling, gap=GAP)
+        return release_charge(self.noise_multiplier, self.sampling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,19 +200,21 @@ class M2FDPTerms(_Released):
         # Whether an update fits into codes must not depend on the update.
         largest = self.clipping_norm or VALUE_RANGE
         if largest > CodeGrid(self.grid).step * CODE_LIMIT:
-            raise InvalidParameterError("grid", self.grid, f"one with codes up to {largest:g}")
+            allowed = f"a coarser grid: {largest:g} has no code, and an update may be as large"
+            raise InvalidParameterError("grid", self.grid, allowed)
         if not 0 < check_number("sampling_rate", self.sampling_rate) <= 1:
             raise InvalidParameterError("sampling_rate", self.sampling_rate, "above 0, at most 1")
         if self.noise_multiplier and not self.clipping_norm:
             raise InvalidParameterError("clipping_norm", 0, "a number above 0 where there is noise")
         if self.unit == _RECORD and self.event != self.period:
-            raise InvalidParameterError(
-                "period", self.period, "the exchange itself, where batches are counted"
-            )
+            allowed = f"{self.event}, the exchange itself: it is a period where unit = 'record'"
+            raise InvalidParameterError("period", self.period, allowed)
         if self.unit == _RECORD and self.sampling < any_batch(self.sampling_rate, self.steps):
-            raise InvalidParameterError("sampling", self.sampling, "that of all its steps")
+            allowed = f"at least the probability that a record is in any of {self.steps} batches"
+            raise InvalidParameterError("sampling", self.sampling, allowed)
         if self.unit != _RECORD and (self.sampling, self.sampling_rate) != (1.0, 1.0):
-            raise InvalidParameterError("sampling", self.sampling, "1 where devices are protected")
+            allowed = "1, as sampling_rate: nothing is sampled where unit = 'user'"
+            raise InvalidParameterError("sampling", self.sampling, allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,9 +271,9 @@ class Duty(_Released):
         check_integer("tier", self.tier, minimum=0, maximum=self.own_tier)
         check_integer("min_children", self.min_children, minimum=1)
         if (self.way == DOWN) != (self.tier == self.own_tier):
-            raise InvalidParameterError("way", self.way, "'down' where the event ends, only there")
+            raise InvalidParameterError("way", self.way, "'down' exactly where tier = own_tier")
         if len(set(self.senders)) != len(self.senders) or len(self.senders) != len(self.sealed):
-            raise InvalidParameterError("senders", self.senders, "one name for each answer")
+            raise InvalidParameterError("senders", self.senders, "a different name for each answer")
         if len(set(self.children)) != len(self.children) or not set(self.senders) <= set(
             self.children
         ):

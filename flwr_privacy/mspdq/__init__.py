@@ -37,19 +37,12 @@ if TYPE_CHECKING:
     from .splitting import NoiseSplit, Split, UniformSplit, noised
     from .terms import CODES, MIX, SYNC, MSPTerms
     from .theory import (
-        k_rounds,
-        lambda2_P,
         lambda_min_U,
         laplace_scale,
         largest_stable,
         max_coupling,
-        min_bits,
-        quantizer_delta,
         residual,
         rounds_needed,
-        stable,
-        sum_bits,
-        uplink_bits,
     )
 else:
     __getattr__, __dir__ = lazy(__name__)
@@ -76,26 +69,19 @@ __all__ = [
     "code_sum",
     "decode_start",
     "encode_start",
-    "k_rounds",
-    "lambda2_P",
     "lambda_min_U",
     "laplace_scale",
     "largest_stable",
     "max_coupling",
-    "min_bits",
     "min_levels_linf",
     "noised",
     "outweighs",
     "own_width",
     "pi_paper",
-    "quantizer_delta",
     "residual",
     "rounds_needed",
     "spread_gain",
-    "stable",
-    "sum_bits",
     "uncentred",
-    "uplink_bits",
     "width_linf",
     "widths_for_bound",
 ]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.coding.quantize import LARGEST_WIDTH, Codes
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -23,44 +24,11 @@ from flwr_privacy.wire.layout import Layout
 
 from .splitting import check_scale, noised
 
-__all__ = ["JoPEQ", "Noising", "nbafl_downlink_sigma", "nbafl_uplink_sigma", "sample_draws"]
+__all__ = ["JoPEQ", "Noising", "nbafl_downlink_sigma", "nbafl_uplink_sigma"]
 
 Vectors = NDArray[np.float64]
 
 _SMALLEST = math.ulp(0.0)
-
-
-def sample_draws(
-    shares: NDArray[np.floating], draws: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draw clients with replacement; return how often each was drawn.
-
-    The mean over the draws is an unbiased estimate of the mean by shares (Lemma 1).
-
-    Parameters
-    ----------
-    shares : ndarray, shape (N,)
-        Probability of each client; they add up to 1.
-    draws : int
-        Number of draws M.
-    generator : numpy.random.Generator
-        Sampling is no secret.
-
-    Raises
-    ------
-    InvalidParameterError
-        If the shares are no probabilities or `draws` is below 1.
-
-    Examples
-    --------
-    >>> int(sample_draws(np.full(100, 0.01), 20, np.random.default_rng(0)).sum())
-    20
-    """
-    check_integer("draws", draws, minimum=1)
-    if not (shares >= 0).all() or abs(float(shares.sum()) - 1) > 1e-6:
-        raise InvalidParameterError("shares", float(shares.sum()), "probabilities with the sum 1")
-    counts: NDArray[np.int64] = generator.multinomial(draws, shares / shares.sum())
-    return counts
 
 
 def nbafl_uplink_sigma(
@@ -129,8 +97,7 @@ def nbafl_downlink_sigma(
 
 def _gaussian_constant(epsilon: float, delta: float) -> float:
     check_number("epsilon", epsilon, minimum=_SMALLEST)
-    if not 0 < check_number("delta", delta) < 1:
-        raise InvalidParameterError("delta", delta, "a number between 0 and 1, neither of them")
+    check_delta(delta)
     return math.sqrt(2 * math.log(1.25 / delta))
 
 

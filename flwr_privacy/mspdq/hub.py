@@ -1,11 +1,12 @@
 """The server's side of a learning round of MSPDQ: the clients' values and their average."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.coding.packing import packed_bytes, unpack
+from flwr_privacy.coding.packing import packed_bytes, unpack_into
 from flwr_privacy.coding.quantize import Codes, Knobs
 from flwr_privacy.errors import InvalidParameterError, check_number
 from flwr_privacy.privacy.averaging import ReplyRefusedError
@@ -15,7 +16,7 @@ from .codec import Codec, DecodedSum, decode_start, uncentred
 from .intervals import Intervals, Widths
 from .terms import CODES, MSPTerms
 
-__all__ = ["Hub", "SumHub", "code_sum", "outweighs"]
+__all__ = ["Hub", "SumHub", "code_sum", "outweighs", "unpacked"]
 
 Vectors = NDArray[np.float64]
 
@@ -73,7 +74,7 @@ class Hub:
         self.width: float | None = None
         self.widest = 0.0
 
-    def begin(self, client: str, packed: NDArray[np.uint8], low: float, high: float) -> None:
+    def begin(self, client: str, packed: NDArray[Any], low: float, high: float) -> None:
         """Take message 0 of a client, its own split.
 
         Raises
@@ -83,9 +84,9 @@ class Hub:
         """
         self._codecs[client] = Codec(self.decoded(packed, low, high), self._terms.levels)
 
-    def decoded(self, packed: NDArray[np.uint8], low: float, high: float) -> Vectors:
+    def decoded(self, packed: NDArray[Any], low: float, high: float) -> Vectors:
         """Return the value of a message 0, with the conditions of `begin`."""
-        return self._checked(decode_start(self._codes(packed), (low, high), self._terms.levels))
+        return self._checked(decode_start(self._unpacked(packed), (low, high), self._terms.levels))
 
     def tell(self, client: str, scalar: float) -> None:
         """Record a client's report of its gap.
@@ -113,7 +114,7 @@ class Hub:
         scalars = [] if self._intervals.public else [self._scalars[name] for name in names]
         self.width = self._widths.next(scalars, [self._draws[name] for name in names])
 
-    def hear(self, client: str, packed: NDArray[np.uint8], half: float | None) -> None:
+    def hear(self, client: str, packed: NDArray[Any], half: float | None) -> None:
         """Take the next message of a client.
 
         Parameters
@@ -134,7 +135,7 @@ class Hub:
         if width is None:
             raise InvalidParameterError("half-width", half, "a number")
         codec = Codec(self._value(client), self._terms.levels)
-        codec.decode(self._codes(packed), width)
+        codec.decode(self._unpacked(packed), width)
         self._checked(codec.value)
         self._codecs[client] = codec
         self.widest = max(self.widest, width)
@@ -152,22 +153,13 @@ class Hub:
         codec = self._codecs.get(client)
         return self._start.astype(np.float64) if codec is None else codec.value
 
+    def _unpacked(self, packed: NDArray[Any]) -> Codes:
+        return unpacked(packed, self._terms.bits, self._start.size)
+
     def _checked(self, value: Vectors) -> Vectors:
         if not np.abs(value).max(initial=0.0) <= self._largest:
             raise ReplyRefusedError("range", "values that the model's dtype cannot hold")
         return value
-
-    def _codes(self, packed: NDArray[np.uint8]) -> Codes:
-        bits, size = self._terms.bits, self._start.size
-        if packed.dtype != np.uint8:
-            raise ReplyRefusedError("dtype", f"codes as {packed.dtype}, not as uint8")
-        if packed.shape != (packed_bytes(size, bits),):
-            raise ReplyRefusedError(
-                "shape",
-                f"codes of shape {packed.shape}: {size} of {bits} bits are "
-                f"{packed_bytes(size, bits)} bytes",
-            )
-        return unpack(packed, bits, size)
 
 
 class SumHub:
@@ -230,6 +222,25 @@ class SumHub:
     def average(self, clients: Collection[str]) -> Vectors:
         """Return the average over those whose codes are in the sums."""
         return self._start.astype(np.float64) if self._sum is None else self._sum.average
+
+
+def unpacked(packed: NDArray[Any], bits: int, size: int) -> Codes:
+    """Return the codes that a client packed. The bytes may come from an adversary.
+
+    Raises
+    ------
+    ReplyRefusedError
+        If they are no bytes, or more or fewer than so many codes take.
+    """
+    length = packed_bytes(size, bits)
+    if packed.dtype != np.uint8:
+        raise ReplyRefusedError("dtype", f"codes as {packed.dtype}, not as uint8")
+    if packed.shape != (length,):
+        detail = f"codes of shape {packed.shape}: {size} of {bits} bits are {length} bytes"
+        raise ReplyRefusedError("shape", detail)
+    codes: Codes = np.empty(size, np.uint8 if bits <= 8 else np.uint16)
+    unpack_into(packed, bits, codes)
+    return codes
 
 
 def outweighs(draws: Mapping[str, int], *, least: int) -> bool:

@@ -25,31 +25,17 @@ its operator acts.
 """
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from flwr_privacy.errors import (
-    ChargedFailureError,
-    DataError,
-    DeclinedError,
-    FlwrPrivacyError,
-    ProtocolError,
-)
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import EVALUATE, METRICS, TRAIN, Fields
 
-from .charging import (
-    charge_for,
-    check_chargeable,
-    given_before,
-    keep_once,
-    planned_release,
-    settle,
-)
+from .charging import charge_for, check_chargeable, given_before, keep_once, settle
 from .mechanism import (
     EXPERIMENT,
     Answer,
@@ -63,35 +49,21 @@ from .mechanism import (
 )
 from .node_limits import check_limits
 from .node_store import NodeRules, NodeStore
-from .release import (
-    PlannedRelease,
-    check_code_limit,
+from .operator_checks import (
     check_policy,
     check_shares,
     check_simulated,
     check_summed,
     check_unaccounted,
     check_unprotected,
-    check_unsummed,
-    question_of,
 )
-from .request import DELIVERY, Request
+from .planned_release import PlannedRelease
+from .request import DELIVERY, Request, question_of
+from .users_code import check_going_on, refused_alike, run, stopped
 
-__all__ = [
-    "answer",
-    "answer_step",
-    "answer_unprotected",
-    "check_going_on",
-    "check_step",
-    "mark_insecure",
-    "refused_alike",
-    "run",
-    "stop_answering",
-]
+__all__ = ["answer", "answer_step", "answer_unprotected", "check_step", "mark_insecure"]
 
 logger = logging.getLogger("flwr.privacy")
-
-_STOPPED = "stopped"  # name of the note that ends an experiment for the node
 
 
 def answer(
@@ -144,9 +116,9 @@ def answer(
     _admit(store, request, plan, sealed)
     if plan.charge is None:
         return seal(_unaccounted(store, request, release, plan, start))
-    planned = planned_release(store, request, plan)
+    planned = PlannedRelease(store, request, plan)
     if release.facts is not None:
-        check_chargeable(store, release, planned)  # before the user's code is called
+        check_chargeable(release, planned)  # before the user's code is called
         try:
             facts = _facts(store, request, release.facts)
         except NoFactsError as error:
@@ -154,14 +126,14 @@ def answer(
             if store.simulated:
                 raise
             try:
-                charge_for(store, request, release, plan, planned)
+                charge_for(release, planned)
             finally:  # also where another question has taken what was left meanwhile
-                stopped = _stopped(store, request.question.experiment_id, error)
-            raise stopped from None
+                failure = stopped(store, request.question.experiment_id, error)
+            raise failure from None
         plan = mechanism.plan(start, facts)
         _admit(store, request, plan, sealed)
-    _rehearse(store, request, release, planned)
-    number, kept = charge_for(store, request, release, plan, planned)
+    _rehearse(release, planned)
+    number, kept = charge_for(release, planned)
     if kept is not None:
         return seal(kept)
     if facts.records is not None:
@@ -174,8 +146,8 @@ def answer(
     )
     made = _noised(store, request, mechanism, measured, plan)
     if plan.noise_follows:  # nothing is kept: it is sealed before its charge counts as answered
-        return settle(store, request, release, plan, number, seal(made))
-    return seal(settle(store, request, release, plan, number, made))
+        return settle(release, planned, number, seal(made))
+    return seal(settle(release, planned, number, made))
 
 
 def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -> None:
@@ -198,7 +170,7 @@ def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -
     check_going_on(store, name.experiment_id)
     request = replace(request, question=name)
     _admit(store, request, plan, sealed=True)
-    planned = planned_release(store, request, plan)
+    planned = PlannedRelease(store, request, plan)
     with store.ledger.locked() as locked:
         if all(entry.question != name for entry in locked.entries):
             check_limits(store, locked.entries)
@@ -221,7 +193,7 @@ def answer_unprotected(
         If not.
     """
     if not fields.get("summed"):
-        check_unsummed(rules)
+        check_summed(rules)
     check_unaccounted(rules, scheme=scheme, guarantees_dp=guarantees_dp, sigma=release.sigma)
     return release.work(lambda purpose: rules.random(question_of(phase, fields), purpose))
 
@@ -260,72 +232,6 @@ def answer_step(
     return arrays, own
 
 
-def check_going_on(store: NodeStore, experiment_id: str) -> None:
-    """Decline a request of an experiment that the node has stopped answering.
-
-    Raises
-    ------
-    DeclinedError
-        If it has.
-    """
-    if store.noted(experiment_id, _STOPPED) is not None:
-        raise DeclinedError(
-            "this node answers nothing more of this experiment until its operator acts"
-        )
-
-
-def stop_answering(store: NodeStore, experiment_id: str) -> None:
-    """Note that the node answers nothing more of an experiment, until its operator acts.
-
-    Raises
-    ------
-    LedgerError
-        If the note cannot be written.
-    """
-    store.note(experiment_id, _STOPPED, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-
-
-def run(
-    store: NodeStore,
-    experiment_id: str,
-    work: Callable[[], Any],
-    failed: Callable[[], Any | None],
-) -> Any:
-    """Run the user's code after its charge and return its result.
-
-    Parameters
-    ----------
-    store : NodeStore
-        What the node keeps for the client.
-    experiment_id : str
-        Which experiment ends for the node if it fails and may not count as zero.
-    work : callable
-        The user's code, and what bounds its result.
-    failed : callable
-        Returns what counts where it fails, or None if nothing may.
-
-    Raises
-    ------
-    ChargedFailureError
-        If it fails where a failure may not count as zero, or where nobody's data are at stake.
-    """
-    try:
-        return work()
-    # Whatever the user's code raises may depend on its data, and so would an answer that says so.
-    except Exception as error:
-        instead = failed()
-        if store.simulated and (instead is None or not isinstance(error, DataError)):
-            reason = str(error) if isinstance(error, FlwrPrivacyError) else type(error).__name__
-            raise ChargedFailureError(f"charged, and there is no answer: {reason}") from error
-        if instead is None:
-            raise _stopped(store, experiment_id, error) from None
-        logger.warning(
-            "client %s: its training counts as one that changed nothing: %s",
-            *(store.client_id, error),
-        )
-        return instead
-
-
 def _unaccounted(
     store: NodeStore, request: Request, release: Release, plan: Plan, start: Arrays
 ) -> Answer:
@@ -345,18 +251,6 @@ def _unaccounted(
     return keep_once(store, request, plan, made) if release.keeps == EXPERIMENT else made
 
 
-def refused_alike(client_id: str, error: Exception) -> DataError:
-    """Log why the user's code failed; return the one fixed error that the server is sent.
-
-    Nobody is charged for a failure where an answer costs nothing, so nothing of it is told.
-    """
-    logger.error("client %s does not answer: %s", client_id, error, exc_info=error)
-    return DataError(
-        "the client's own code failed, or what it returned is not sent; the log of the node says "
-        "how"
-    )
-
-
 def _noised(
     store: NodeStore, request: Request, mechanism: Mechanism, measured: Any, plan: Plan
 ) -> Answer:
@@ -374,15 +268,19 @@ def mark_insecure(store: NodeStore, own: Fields) -> None:
 def _admit(store: NodeStore, request: Request, plan: Plan, sealed: bool) -> None:
     """Decline a release that the node's operator does not allow."""
     certain = 1.0
+    fields = request.fields
     if plan.parties:
-        fields = dict(request.fields)
         certain = check_shares(store, plan.parties, fields, noised=plan.needs_pins)
-    elif not request.fields["summed"]:
-        check_unsummed(store)
+    elif not fields["summed"]:
+        check_summed(store)
     if plan.noise_follows and not sealed:
         check_unprotected(store, scheme=request.scheme, guarantees_dp=request.guarantees_dp)
-    if plan.largest_code:
-        check_code_limit(dict(request.fields), plan.largest_code)
+    # Whatever the codes are: which noised codes a sum takes would say something of them.
+    if fields["summed"] and fields["code-limit"] < plan.largest_code:
+        raise ProtocolError(
+            f"the secure sum takes codes up to {fields['code-limit']}, the noise needs "
+            f"{plan.largest_code}"
+        )
     if plan.charge is None or not plan.proven:
         check_unaccounted(
             store,
@@ -401,9 +299,7 @@ def _admit(store: NodeStore, request: Request, plan: Plan, sealed: bool) -> None
         )
 
 
-def _rehearse(
-    store: NodeStore, request: Request, release: Release, planned: PlannedRelease
-) -> None:
+def _rehearse(release: Release, planned: PlannedRelease) -> None:
     """Try the user's code on generated records before the first charge of an experiment.
 
     Raises
@@ -413,10 +309,11 @@ def _rehearse(
     """
     if release.rehearsal is None:
         return
-    entries, experiment = store.ledger.entries(), request.question.experiment_id
+    store, experiment = planned.store, planned.request.question.experiment_id
+    entries = store.ledger.entries()
     if any(entry.question.experiment_id == experiment for entry in entries):
         return
-    check_chargeable(store, release, planned)  # before the user's code is called
+    check_chargeable(release, planned)  # before the user's code is called
     try:
         release.rehearsal()
     # Whatever the user's code raises; what a node's own code says stays there.
@@ -446,21 +343,6 @@ def _note_facts(store: NodeStore, request: Request, facts: Facts) -> None:
 def _facts_note(request: Request) -> str:
     # A training and an evaluation have different records.
     return f"{EVALUATE if request.question.phase == EVALUATE else TRAIN}.facts"
-
-
-def _stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedFailureError:
-    """Stop answering an experiment; return the error that the server is sent."""
-    stop_answering(store, experiment_id)
-    logger.error(
-        "client %s answers nothing more of experiment %s: a training failed after it was charged "
-        "(%s). What a server could learn from further failures is not covered. Mend it, then "
-        "remove %s",
-        *(store.client_id, experiment_id, error, store.note_path(experiment_id, _STOPPED)),
-    )
-    return ChargedFailureError(
-        "charged, and there is no answer: this node answers nothing more of this experiment until "
-        "its operator acts"
-    )
 
 
 def _sampler(store: NodeStore, request: Request) -> SecureRandom:

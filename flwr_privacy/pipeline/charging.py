@@ -13,7 +13,7 @@ from flwr_privacy.wire.documents import dumps, loads
 from .mechanism import EXPERIMENT, Answer, Plan, Release
 from .node_limits import check_limits
 from .node_store import NodeStore
-from .release import PlannedRelease, check_unanswered
+from .planned_release import PlannedRelease
 from .request import Request
 from .shared_reply_cache import Replies
 
@@ -22,29 +22,11 @@ __all__ = [
     "check_chargeable",
     "given_before",
     "keep_once",
-    "planned_release",
     "settle",
 ]
 
 
-def planned_release(store: NodeStore, request: Request, plan: Plan) -> PlannedRelease:
-    """Return a plan as the ledger would have it."""
-    if plan.charge is None:
-        raise ValueError("there is nothing to charge")
-    return PlannedRelease(
-        store=store,
-        question=request.question,
-        scheme=request.scheme,
-        unit=plan.unit,
-        charge=plan.charge,
-        epsilon=plan.epsilon,
-        delta=plan.delta,
-        proven=plan.proven,
-        digest="" if plan.noise_follows else request.digest,  # it is for many questions
-    )
-
-
-def check_chargeable(store: NodeStore, release: Release, planned: PlannedRelease) -> None:
+def check_chargeable(release: Release, planned: PlannedRelease) -> None:
     """Decline what could not be charged, before the user's code is called.
 
     Where it is called and what it came to could not be charged, whether it failed would be told for
@@ -56,19 +38,17 @@ def check_chargeable(store: NodeStore, release: Release, planned: PlannedRelease
         If the node's limits, its policy or the budget do not allow another release, or another
         question has got the one of its kind.
     """
-    entries, asked = store.ledger.entries(), planned.entry()
+    entries, asked = planned.store.ledger.entries(), planned.entry()
     charged = [entry.digest for entry in entries if entry.question == asked.question]
     if asked.digest in charged:
         return
     if charged and release.single:
         raise _other_terms(asked.question)
-    check_limits(store, entries)
+    check_limits(planned.store, entries)
     planned.check_affordable(entries)
 
 
-def charge_for(
-    store: NodeStore, request: Request, release: Release, plan: Plan, planned: PlannedRelease
-) -> tuple[int, Answer | None]:
+def charge_for(release: Release, planned: PlannedRelease) -> tuple[int, Answer | None]:
     """Charge a release, unless this request has an unanswered charge or a cached reply.
 
     Returns
@@ -83,13 +63,19 @@ def charge_for(
     DeclinedError
         If it cannot be charged, or had its one attempt.
     """
-    question, (cache, key) = request.question, _cache(store, request, release)
+    store, request, plan = planned.store, planned.request, planned.plan
+    question, (cache, key) = request.question, _cache(release, planned)
     # Check and charge under one lock: two processes must not both see room for the last release.
     with store.ledger.locked() as locked:
         charged = [n for n, entry in enumerate(locked.entries) if entry.question == question]
         mine = [n for n in charged if locked.entries[n].digest == request.digest]
         if plan.once:
-            check_unanswered(question, locked.entries)
+            if charged:
+                raise DeclinedError(
+                    f"the question of round {question.server_round} was answered before, in a "
+                    "secure sum of its own: a second sum over the same round could give the "
+                    "answer away"
+                )
         # The parent adds the noise, once for all answers of a period: they share one charge.
         elif charged and plan.noise_follows:
             _check_alike(planned.entry(), [locked.entries[n] for n in charged])
@@ -114,9 +100,7 @@ def charge_for(
         return locked.charge(planned.entry()), None
 
 
-def settle(
-    store: NodeStore, request: Request, release: Release, plan: Plan, number: int, made: Answer
-) -> Answer:
+def settle(release: Release, planned: PlannedRelease, number: int, made: Answer) -> Answer:
     """Cache the reply of a charge and mark the charge as answered; return the reply to send.
 
     Raises
@@ -124,20 +108,22 @@ def settle(
     ChargedFailureError
         If another process has answered meanwhile, and its reply is forgotten.
     """
-    with store.ledger.locked() as locked:
-        if plan.noise_follows:  # the answers of a period share one charge, and none is kept
+    request, (cache, key) = planned.request, _cache(release, planned)
+    with planned.store.ledger.locked() as locked:
+        if planned.plan.noise_follows:  # the answers of a period share one charge; none is kept
             locked.answer(number)
             return made
         # Another process answered on this charge while the user's code ran: its reply counts.
         if number in locked.answered:
-            cache, key = _cache(store, request, release)
             if (kept := cache.find(request.question, key)) is not None:
                 return _read(kept)
             raise ChargedFailureError(
                 "charged, and there is no answer: its round was over before it was ready"
             )
-        if not plan.once:
-            made = _kept(store, request, release, made)
+        if not planned.plan.once:
+            reply = _reply(request, made)
+            kept = cache.keep(request.question, reply, key)
+            made = made if kept is reply else _read(kept)  # the first one that was kept is sent
         locked.answer(number)
     return made
 
@@ -149,19 +135,11 @@ def _check_alike(asked: Entry, charged: Sequence[Entry]) -> None:
             raise DeclinedError("the same period was asked about with other noise")
 
 
-def _cache(store: NodeStore, request: Request, release: Release) -> tuple[Replies, str]:
+def _cache(release: Release, planned: PlannedRelease) -> tuple[Replies, str]:
     """Return the reply cache of a release, and the key of its reply."""
     if release.keeps == EXPERIMENT:
-        return store.setups, ""  # one for all questions, so that another one is found out
-    return store.replies, request.digest
-
-
-def _kept(store: NodeStore, request: Request, release: Release, made: Answer) -> Answer:
-    """Cache a reply; return the reply to send, which is the first one cached."""
-    cache, key = _cache(store, request, release)
-    reply = _reply(request, made)
-    kept = cache.keep(request.question, reply, key)
-    return made if kept is reply else _read(kept)
+        return planned.store.setups, ""  # one for all requests, so that another one is found out
+    return planned.store.replies, planned.request.digest
 
 
 def _reply(request: Request, made: Answer) -> bytes:

@@ -1,13 +1,13 @@
 """Stores a client's key pair for each experiment in a file that never leaves its node."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.errors import LedgerError, ProtocolError
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.wire.channel import Channel, KeyPair, Part
-from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.wire.files import exclusive_lock, node_file, read_checksummed, write_checksummed
 
+from .experiment_state import hashed
 from .node_limits import check_disk
 from .node_store import NodeStore
 
@@ -37,18 +37,14 @@ def own_pair(store: NodeStore, scheme: str, experiment_id: str) -> KeyPair:
     path = _path(store, scheme, experiment_id)
     if not path.exists():  # a server names as many experiments as it likes
         check_disk(store)
-    try:
+    with node_file(path, "the node's key of the experiment"):
         store.sessions.mkdir(mode=0o700, exist_ok=True)
         with exclusive_lock(path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT):
             if path.exists():
-                return KeyPair.of(read_sealed(path, _MAGIC))
+                return KeyPair.of(read_checksummed(path, _MAGIC))
             pair = KeyPair()
-            write_sealed(path, _MAGIC, pair.private, durable=store.durable)
+            write_checksummed(path, _MAGIC, pair.private, durable=store.durable)
             return pair
-    except DamagedFileError as error:
-        raise LedgerError(f"the node's key of the experiment, {path}, {error}") from error
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
 
 
 def forget_pair(store: NodeStore, scheme: str, experiment_id: str) -> None:
@@ -120,5 +116,4 @@ def check_signature(
 
 
 def _path(store: NodeStore, scheme: str, experiment_id: str) -> Path:
-    name = hashlib.sha256(f"{scheme} {experiment_id}".encode()).hexdigest()[:32]
-    return store.sessions / f"{name}.key"
+    return store.sessions / f"{hashed(f'{scheme} {experiment_id}')}.key"

@@ -123,7 +123,7 @@ class Mechanism(ABC):
     What a mechanism must promise:
 
     - `plan` reads no data. Everything that can be refused is refused there, and what it refuses
-      depends on the question and on facts that are no secret.
+      depends on the request and on facts that are no secret.
     - `measure` is bounded: whatever arrays come, what it returns is within the sensitivity and the
       code range of the plan, or it raises. `failed` does not raise.
     - `noise` adds the noise of the plan to what was measured, and does not fail.
@@ -136,14 +136,14 @@ class Mechanism(ABC):
         Parameters
         ----------
         start : Mapping of str to ndarray
-            The arrays of the question.
+            The arrays of the request.
         facts : Facts
             What the node says of its data.
 
         Raises
         ------
         InvalidParameterError, ProtocolError
-            If the question is unfit: the noise does not fit the grid, or the arrays are no model.
+            If the request is unfit: the noise does not fit the grid, or the arrays are no model.
         """
 
     @abstractmethod
@@ -153,7 +153,7 @@ class Mechanism(ABC):
         Parameters
         ----------
         start : Mapping of str to ndarray
-            The arrays of the question.
+            The arrays of the request.
         outcome
             What the user's code came to.
 
@@ -197,15 +197,15 @@ class Release:
         Returns what the node says of its data, for a mechanism whose plan needs it. What it raises
         does not depend on values of the data, but for `NoFactsError`.
     name : Question, optional
-        Under which name it is charged; by default that of the question.
+        Under which name it is charged; by default that of the request.
     keeps : {"round", "experiment"}
-        Whether the reply is kept for its round, and other questions of the round are other
+        Whether the reply is kept for its round, and other requests of the round are other
         releases; or whether there is one for the whole experiment.
     asked : Mapping, optional
-        What of the scheme's own values makes the question what it is, where a resumed round brings
+        What of the scheme's own values makes the request what it is, where a resumed round brings
         others of them (sealed anew, say) and asks for the same; by default all.
     single : bool, default False
-        Whether a reply that was lost is not given again, and no other question of that name is
+        Whether a reply that was lost is not given again, and no other request of that name is
         answered; so it is where a reply is kept for the experiment.
     rehearsal : callable, optional
         Tries the user's code without data, before the first charge of an experiment. It raises what
@@ -247,7 +247,7 @@ class Unprotected:
 class ProtocolStep:
     """An answer in a protocol of several messages, without a differential privacy guarantee.
 
-    It follows from the question and from what the client remembers of the experiment, which
+    It follows from the request and from what the client remembers of the experiment, which
     `flwr_privacy.pipeline.answer` lends it.
 
     Parameters
@@ -257,7 +257,7 @@ class ProtocolStep:
     summed : callable, optional
         Returns, from what the client remembers, over how many clients at least the answer is summed
         before anybody sees it: 0 if it is seen as it is, None if it tells nothing of values of the
-        data. By default that of the secure sum that the question is in.
+        data. By default that of the secure sum that the request is in.
     simulated_only : bool, default False
         Whether only clients that are made up answer: there is nothing in it that hides their data.
     """

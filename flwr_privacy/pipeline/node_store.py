@@ -6,14 +6,13 @@ All of it is the operator's: nothing in a message or in a run's configuration ca
 import glob
 import logging
 import stat
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from flwr_privacy.errors import LedgerError
 from flwr_privacy.privacy.ledger import Ledger, Question
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.wire.files import DamagedFileError, read_sealed, write_sealed
+from flwr_privacy.wire.files import node_file, read_checksummed, write_checksummed
 from flwr_privacy.wire.pins import Identity, Pins
 
 from .reply_cache import ReplyCache, digest
@@ -58,13 +57,7 @@ class NodeRules:
             "client %s draws its noise from a seed: nothing is protected", self.client_id
         )
         return SecureRandom.insecure(
-            self.insecure_seed,
-            purpose,
-            self.client_id,
-            question.experiment_id,
-            question.phase,
-            question.server_round,
-            question.request,
+            self.insecure_seed, purpose, self.client_id, *astuple(question)
         )
 
 
@@ -117,12 +110,10 @@ class NodeStore(NodeRules):
             If it cannot be written.
         """
         path = self.note_path(experiment_id, name)
-        try:
+        with node_file(path, "a note of the node"):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with self.ledger.locked():  # another process may write the same note
-                write_sealed(path, _NOTE, value.encode(), durable=self.durable)
-        except OSError as error:
-            raise LedgerError(f"{path} cannot be written: {error.strerror}") from error
+                write_checksummed(path, _NOTE, value.encode(), durable=self.durable)
 
     def noted(self, experiment_id: str, name: str) -> str | None:
         """Return the note about an experiment, or None.
@@ -133,14 +124,11 @@ class NodeStore(NodeRules):
             If it cannot be read.
         """
         path = self.note_path(experiment_id, name)
-        try:
-            return read_sealed(path, _NOTE).decode()
-        except FileNotFoundError:
-            return None
-        except DamagedFileError as error:
-            raise LedgerError(f"{path} {error}") from error
-        except OSError as error:
-            raise LedgerError(f"{path} cannot be read: {error.strerror}") from error
+        with node_file(path, "a note of the node"):
+            try:
+                return read_checksummed(path, _NOTE).decode()
+            except FileNotFoundError:
+                return None
 
     def disk(self) -> int:
         """Return the size in bytes of the client's files: ledger, replies, sessions, notes."""

@@ -9,11 +9,17 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import astuple
 from pathlib import Path
 
 from flwr_privacy.errors import LedgerError
 from flwr_privacy.privacy.ledger import Question
-from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.wire.files import (
+    DamagedFileError,
+    exclusive_lock,
+    read_checksummed,
+    write_checksummed,
+)
 
 __all__ = ["EXPERIMENTS", "REPLIES", "ReplyCache", "digest", "superseded", "unusable"]
 
@@ -91,7 +97,7 @@ class ReplyCache:
         """
         label = _label(question, key)
         try:
-            content = read_sealed(self._path(question, key), _MAGIC)
+            content = read_checksummed(self._path(question, key), _MAGIC)
         except (FileNotFoundError, DamagedFileError):
             return None
         except OSError as error:
@@ -126,7 +132,7 @@ class ReplyCache:
                 if (found := self.find(question, key)) is not None:
                     return found
                 content = _label(question, key) + reply
-                write_sealed(self._path(question, key), _MAGIC, content, durable=self.durable)
+                write_checksummed(self._path(question, key), _MAGIC, content, durable=self.durable)
                 # After the write: a crash in between leaves too many replies, never too few.
                 for earlier in self._superseded(question):
                     earlier.unlink()
@@ -189,8 +195,7 @@ def _written(path: Path) -> float:
 
 def _label(question: Question, key: str) -> bytes:
     """Return a line that identifies a question."""
-    name = [question.experiment_id, question.phase, question.server_round, question.request, key]
-    return json.dumps(name).encode("ascii") + b"\n"
+    return json.dumps([*astuple(question), key]).encode("ascii") + b"\n"
 
 
 def unusable(folder: Path, done: str, error: OSError) -> LedgerError:

@@ -1,17 +1,16 @@
 """A server's request as one client received it, and its digest."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any
 
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire.arrays import Arrays, digest_of
-from flwr_privacy.wire.message import Fields, values_digest
+from flwr_privacy.wire.digests import values_digest
+from flwr_privacy.wire.message import Fields
 
-from .release import question_of
-
-__all__ = ["DELIVERY", "Request", "request_of"]
+__all__ = ["DELIVERY", "Request", "question_of", "request_of"]
 
 DELIVERY = frozenset({"summed", "honest", "certain", "code-limit"})
 """Entries that say how an answer is delivered; they do not change what is released."""
@@ -47,9 +46,18 @@ class Request:
         """Hash of the whole request: 32 hexadecimal digits."""
         own = [[key, self.fields[key]] for key in sorted(self.fields) if key not in DELIVERY]
         arrays = [[name, digest_of(self.arrays, name)] for name in self.arrays]
-        question = self.question
-        name = [question.experiment_id, question.phase, question.server_round, question.request]
+        name = list(astuple(self.question))
         return values_digest(self.scheme, name, own, arrays).hex()[:32]
+
+
+def question_of(phase: str, fields: Fields) -> Question:
+    """Return the ledger's key of the request that `SchemeClient.handle` got."""
+    return Question(
+        experiment_id=fields["experiment-id"],
+        phase=phase,
+        server_round=fields["round"],
+        request=fields["request"],
+    )
 
 
 def request_of(

@@ -15,11 +15,12 @@ from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire.channel import Channel, Part
 from flwr_privacy.wire.message import METRICS, Fields
 
-from .answer import answer, check_going_on, check_step
+from .answer import answer, check_step
 from .experiment_keys import channel_to
 from .mechanism import Answer, Plan, Release
 from .node_store import NodeStore
 from .request import Request
+from .users_code import check_going_on
 
 __all__ = ["SEALED", "Letter", "Opened", "Sealed", "Step", "answer_sealed"]
 

@@ -4,27 +4,25 @@ Everything lies in a folder of the node's own, one for each client and experimen
 eyes only. A state is written when a message was answered, never when it was refused.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.errors import LedgerError
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.channel import KeyPair
-from flwr_privacy.wire.documents import dumps, loads
-from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.wire.documents import loads
+from flwr_privacy.wire.files import read_checksummed
 
 from .experiment_keys import check_signature, forget_pair, own_pair, signature_of
+from .experiment_state import hashed, locked_state
 from .node_limits import check_disk
 from .node_store import NodeStore
 
 __all__ = ["StepStore", "opened", "read_state"]
 
 _MAGIC = b"flwr-privacy vertical state\n"
-_LOCK_TIMEOUT = 60.0  # seconds; the evaluation of a large batch takes some
 
 
 class StepStore:
@@ -59,7 +57,7 @@ class StepStore:
         self.experiment_id = question.experiment_id
         self.server_round = question.server_round
         self.durable = store.durable
-        name = hashlib.sha256(question.experiment_id.encode()).hexdigest()[:32]
+        name = hashed(question.experiment_id)
         self.folder = store.folder / f"{store.client_id}.{scheme}" / name
         self.state: dict[str, Any] = {}
 
@@ -102,15 +100,14 @@ class StepStore:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return what a client remembers of an experiment in its folder; empty if nothing.
+    """Return what a client remembers of an experiment in its folder.
 
     Raises
     ------
     OSError, DamagedFileError
         If the file cannot be read, or is damaged.
     """
-    path = folder / "state"
-    state: dict[str, Any] = loads(read_sealed(path, _MAGIC)) if path.exists() else {}
+    state: dict[str, Any] = loads(read_checksummed(folder / "state", _MAGIC))
     return state
 
 
@@ -127,16 +124,5 @@ def opened(store: NodeStore, scheme: str, question: Question) -> Iterator[StepSt
     """
     lent = StepStore(store, scheme, question)
     path = lent.folder / "state"
-    try:
-        if not lent.folder.exists():  # a server names as many experiments as it likes
-            check_disk(store)
-        for folder in (lent.folder.parent, lent.folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        with exclusive_lock(lent.folder / "lock", timeout=_LOCK_TIMEOUT):
-            lent.state = read_state(lent.folder)
-            yield lent
-            write_sealed(path, _MAGIC, dumps(lent.state), durable=lent.durable)
-    except DamagedFileError as error:
-        raise LedgerError(f"what the client remembers of the run, {path}, {error}") from error
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
+    with locked_state(store, path, _MAGIC, lock=lent.folder / "lock") as lent.state:
+        yield lent

@@ -8,7 +8,7 @@ accumulated cannot be taken out again, so everything is checked first.
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -308,18 +308,12 @@ class EvenWeights(WeightedMean):
         super()._check_total(weight, clients)
 
 
-class StateFields:
+class StateFields(NamedTuple):
     """The plain part of a state, with the types it must have."""
 
-    def __init__(
-        self,
-        weight: float,
-        clients: list[str],
-        metrics: list[tuple[str, NDArray[np.float64], float]],
-    ) -> None:
-        self.weight = weight
-        self.clients = clients
-        self.metrics = metrics
+    weight: float
+    clients: list[str]
+    metrics: list[tuple[str, NDArray[np.float64], float]]
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "StateFields":

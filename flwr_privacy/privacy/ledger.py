@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,12 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.wire.files import (
+    DamagedFileError,
+    exclusive_lock,
+    read_checksummed,
+    write_checksummed,
+)
 
 from .policy import UNITS
 
@@ -115,17 +120,9 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain values, for a file."""
-        return {
-            "experiment_id": self.question.experiment_id,
-            "phase": self.question.phase,
-            "server_round": self.question.server_round,
-            "request": self.question.request,
-            "scheme": self.scheme,
-            "unit": self.unit,
-            "charge": self.charge.to_dict(),
-            "digest": self.digest,
-            "time": self.time,
-        }
+        values = {**vars(self.question), **vars(self), "charge": self.charge.to_dict()}
+        del values["question"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Entry":
@@ -140,25 +137,13 @@ class Entry:
             raise InvalidParameterError("entry", sorted(values), f"the keys {sorted(_ENTRY_KEYS)}")
         if not isinstance(values["charge"], Mapping):
             raise InvalidParameterError("charge", values["charge"], "a mapping")
-        return cls(
-            question=Question(
-                experiment_id=values["experiment_id"],
-                phase=values["phase"],
-                server_round=values["server_round"],
-                request=values["request"],
-            ),
-            scheme=values["scheme"],
-            unit=values["unit"],
-            charge=Charge.from_dict(values["charge"]),
-            digest=values["digest"],
-            time=values["time"],
-        )
+        own = dict(values)
+        question = Question(**{name: own.pop(name) for name in _QUESTION_KEYS})
+        return cls(question=question, charge=Charge.from_dict(own.pop("charge")), **own)
 
 
-_ENTRY_KEYS = {
-    *("experiment_id", "phase", "server_round", "request"),
-    *("scheme", "unit", "charge", "digest", "time"),
-}
+_QUESTION_KEYS = {entry.name for entry in fields(Question)}
+_ENTRY_KEYS = (_QUESTION_KEYS | {entry.name for entry in fields(Entry)}) - {"question"}
 
 
 class Ledger:
@@ -200,14 +185,15 @@ class Ledger:
     >>> folder = tempfile.TemporaryDirectory()
     >>> ledger = Ledger(Path(folder.name, "ward-7.ledger"), data_set="ward-7")
     >>> question = Question(experiment_id="e", phase="train", server_round=1)
-    >>> with ledger.locked() as book:
-    ...     if len(book.entries) < 10:
+    >>> with ledger.locked() as locked:
+    ...     if len(locked.entries) < 10:
     ...         charge = Charge(noise_multiplier=2.0)
     ...         entry = Entry(question=question, scheme="udp", unit="user", charge=charge)
-    ...         number = book.charge(entry)
+    ...         number = locked.charge(entry)
     >>> [entry.question.server_round for entry in ledger.unanswered()]
     [1]
-    >>> ledger.answer(number)
+    >>> with ledger.locked() as locked:
+    ...     locked.answer(number)
     >>> len(ledger.entries()), len(ledger.unanswered())
     (1, 0)
     >>> folder.cleanup()
@@ -256,17 +242,6 @@ class Ledger:
         entries, answered = self.read()
         return tuple(entry for n, entry in enumerate(entries) if n not in answered)
 
-    def answer(self, number: int) -> None:
-        """Mark a charge as answered; see `LockedLedger.answer`.
-
-        Raises
-        ------
-        LedgerError
-            As `locked`, or if it cannot be written. The answer must then not leave.
-        """
-        with self.locked() as locked:
-            locked.answer(number)
-
     @contextmanager
     def locked(self, *, timeout: float = 10.0) -> Iterator["LockedLedger"]:
         """Lock the ledger for a check and a charge; other processes and threads wait.
@@ -303,7 +278,7 @@ class Ledger:
     def _read(self) -> bytes:
         """Read the file: a header line, then one line per charge and per answer."""
         try:
-            return read_sealed(self.path, _MAGIC)
+            return read_checksummed(self.path, _MAGIC)
         except FileNotFoundError:
             self._check_folder()
             return _line({"version": _VERSION, "data_set": self.data_set})
@@ -420,7 +395,7 @@ class LockedLedger:
         content = self._content + _line(values)
         try:
             # The whole file anew, then renamed: a crash leaves the old ledger or the new one.
-            write_sealed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
+            write_checksummed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
         except OSError as error:
             raise LedgerError(
                 f"the privacy ledger {self._ledger.path} cannot be written: {error.strerror}"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 
 from .randomness import SecureRandom
-from .rejection_sampler import Columns, Law
+from .rejection_sampler import Law, RejectionSampler
 
 __all__ = ["discrete_gaussian", "discrete_laplace", "discretisation_gap"]
 
@@ -74,7 +74,7 @@ def discrete_gaussian(size: int, sigma: float, random: SecureRandom) -> NDArray[
     >>> noise.dtype, noise.shape
     (dtype('int64'), (5,))
     """
-    return _columns(_Gaussian(_checked("sigma", size, sigma, random))).sample(size, random)
+    return _sampler(_Gaussian(_checked("sigma", size, sigma, random))).sample(size, random)
 
 
 def discrete_laplace(size: int, scale: float, random: SecureRandom) -> NDArray[np.int64]:
@@ -113,7 +113,7 @@ def discrete_laplace(size: int, scale: float, random: SecureRandom) -> NDArray[n
     >>> discrete_laplace(0, 3.5, SecureRandom()).size
     0
     """
-    return _columns(_Laplace(_checked("scale", size, scale, random))).sample(size, random)
+    return _sampler(_Laplace(_checked("scale", size, scale, random))).sample(size, random)
 
 
 def discretisation_gap(dimension: int, sigma: float) -> float:
@@ -239,8 +239,8 @@ class _Laplace:
 
 
 @lru_cache(maxsize=64)  # 48 kB each
-def _columns(law: Law) -> Columns:
-    return Columns(law)
+def _sampler(law: Law) -> RejectionSampler:
+    return RejectionSampler(law)
 
 
 def _checked(name: str, size: int, scale: float, random: SecureRandom) -> float:

@@ -1,7 +1,6 @@
 """The policy of a node: the limits that its operator sets, whatever a server asks for."""
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +13,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.wire.files import read_toml
 
 __all__ = ["UNITS", "Policy"]
 
@@ -152,20 +152,13 @@ the node's policy has min_noise_multiplier = 1
             If the file cannot be read or is no TOML, a key is unknown (with the nearest names), or
             a value has the wrong type or is out of range. The message names the file.
         """
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            allowed = f"a file that can be read ({error.strerror})"
-            raise InvalidParameterError("policy", str(path), allowed) from error
-        except ValueError as error:  # no UTF-8, or no TOML
-            raise InvalidParameterError("policy", str(path), f"a TOML file ({error})") from error
-        try:
+
+        def policy(values: dict[str, Any]) -> "Policy":
             for key in values:
                 check_choice("key", key, [entry.name for entry in fields(cls)])
             return cls(**values)
-        except InvalidParameterError as error:
-            parameter = f"policy {path}: {error.parameter}"
-            raise InvalidParameterError(parameter, error.value, error.allowed) from None
+
+        return read_toml("policy", path, policy)
 
     def check(
         self, *, scheme: str, unit: str, noise_multiplier: float, sigma: float | None = None

@@ -90,7 +90,7 @@ from numpy.typing import NDArray
 
 from .randomness import SecureRandom
 
-__all__ = ["Columns", "Law"]
+__all__ = ["Law", "RejectionSampler"]
 
 _COLUMN_BITS, _V_BITS, _U_BITS = 11, 21, 32
 _COLUMNS = 1 << _COLUMN_BITS
@@ -121,7 +121,7 @@ class Law(Protocol):
         """Return E at `k`."""
 
 
-class Columns:
+class RejectionSampler:
     """The columns of one law, ready to sample from; read-only, so threads may share them.
 
     Parameters

@@ -20,7 +20,7 @@ from flwr_privacy.wire.arrays import Arrays
 __all__ = ["SETTLED", "check_question", "is_statistic", "not_told", "suspected"]
 
 SETTLED = "keep-back-settled"
-"""Field of a question: the server looked for statistics, or was told which arrays are some."""
+"""Field of a request: the server looked for statistics, or was told which arrays are some."""
 
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 """Last part of the names that torch gives to the statistics of its normalisation layers."""
@@ -85,7 +85,7 @@ def check_question(arrays: Arrays, fields: Mapping[str, Any]) -> None:
     Raises
     ------
     InvalidParameterError
-        If there are such arrays, the question does not name them in ``keep-back``, and its server
+        If there are such arrays, the request does not name them in ``keep-back``, and its server
         has not settled what they are.
     """
     if fields.get(SETTLED) is True:

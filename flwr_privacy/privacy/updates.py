@@ -16,7 +16,7 @@ from flwr_privacy.wire.arrays import Arrays, is_finite, sum_of_squares
 
 from .running_statistics import is_statistic
 
-__all__ = ["SMALLEST_NORM", "Update", "check_start", "clip", "released_names"]
+__all__ = ["SMALLEST_NORM", "Update", "check_start", "clip", "kept_back", "released_names"]
 
 _BLOCK = 1 << 14  # elements; their scratch stays in the cache, and needs no fresh pages
 
@@ -66,6 +66,17 @@ def released_names(
             "arrays", list(arrays), "a model with floating-point weights that are not kept back"
         )
     return names
+
+
+def kept_back(arrays: Arrays, keep_back: Collection[str] | None) -> list[str]:
+    """Return the sorted names of the arrays of which nothing is released; none of no model.
+
+    Examples
+    --------
+    >>> kept_back({"w": np.zeros(2), "bn.running_var": np.ones(2), "steps": np.array(3)}, None)
+    ['bn.running_var', 'steps']
+    """
+    return sorted(set(arrays).difference(released_names(arrays, keep_back or ()))) if arrays else []
 
 
 def check_start(start: Arrays, names: Iterable[str]) -> None:

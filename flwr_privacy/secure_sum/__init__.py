@@ -12,7 +12,8 @@ from flwr_privacy.lazy import lazy
 
 if TYPE_CHECKING:
     from .masked import MaskedSum, add_masks
-    from .participant import Invitation, Joined, Participant
+    from .messages import Invitation, Joined
+    from .participant import Participant
     from .session import NotOpenedError, Session
     from .settings import Bounds, SecureSum
 else:

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from flwr_privacy.coding.packing import pack, packed_bytes, unpack
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.privacy.averaging import Metrics, ReplyRefusedError, StateFields, WeightedMean
+from flwr_privacy.privacy.averaging import (
+    EvenWeights,
+    Metrics,
+    ReplyRefusedError,
+    StateFields,
+    WeightedMean,
+)
 from flwr_privacy.wire.arrays import Arrays
 
 from .settings import Bounds
@@ -131,7 +137,7 @@ def values_of(vector: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
     return (vector << shift).view(np.int64) >> np.int64(shift)
 
 
-class MaskedSum(WeightedMean):
+class MaskedSum(EvenWeights):
     """The sum of masked vectors modulo ``2**bits``, an accumulator that nobody can read.
 
     Parameters
@@ -153,29 +159,15 @@ class MaskedSum(WeightedMean):
         super().__init__({MASKED: packed})
         self.size = size
         self.bits = bits
-        self.total = np.zeros(size, np.uint64)
+
+    @property
+    def total(self) -> NDArray[np.uint64]:
+        """The sum so far; its bits beyond the modulus mean nothing."""
+        return self._sums.get(MASKED, np.zeros(self.size, np.uint64))
 
     def take(self, client_id: str, arrays: Arrays, metrics: Metrics, weighted_by: str) -> None:
         """Add one reply; all replies' metrics weigh the same."""
         self.accumulate(client_id, arrays, weight=1, metrics=metrics)
-
-    def accumulate(
-        self, client_id: str, arrays: Arrays, *, weight: float, metrics: Metrics | None = None
-    ) -> None:
-        """Add one masked vector.
-
-        Raises
-        ------
-        ReplyRefusedError
-            If the reply is a duplicate or no vector of this kind.
-        """
-        if client_id in self.clients:
-            raise ReplyRefusedError("duplicate", f"client {client_id} is already in the sum")
-        self.total += self._unpacked(arrays)
-        self.clients.add(client_id)
-        self.weight += 1
-        for key, value in (metrics or {}).items():
-            self._add_metric(key, np.asarray(value, dtype=np.float64), 1)
 
     def merge(self, other: WeightedMean) -> None:
         """Add everything that another accumulator holds.
@@ -186,14 +178,9 @@ class MaskedSum(WeightedMean):
             If a client is in both, or the sums are of another kind.
         """
         alike = isinstance(other, MaskedSum) and (other.size, other.bits) == (self.size, self.bits)
-        if not isinstance(other, MaskedSum) or not alike:
+        if not alike:
             raise ReplyRefusedError("shape", "the two sums are of vectors of another kind")
-        if common := self.clients & other.clients:
-            raise ReplyRefusedError("duplicate", f"clients {sorted(common)} are in both sums")
-        self.total += other.total
-        self.clients |= other.clients
-        self.weight += other.weight
-        self.merge_metrics(other)
+        super().merge(other)
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the packed sum, and the clients whose vectors are in it."""
@@ -217,12 +204,15 @@ class MaskedSum(WeightedMean):
         other._begin_from(entries)
         other.weight = entries.weight
         if other.clients:
-            other.total = self._unpacked(arrays)
+            other._sums = self._fitting(arrays)
         return other
 
-    def _unpacked(self, arrays: Arrays) -> NDArray[np.uint64]:
-        packed: Any = self._fitting(arrays)[MASKED]
+    def _fitting(
+        self, arrays: Arrays, dtype: np.dtype[np.generic] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Return the vector of a reply, or refuse it."""
+        packed: Any = super()._fitting(arrays)[MASKED]
         try:
-            return unpack(packed, self.bits, self.size)
+            return {MASKED: unpack(packed, self.bits, self.size)}
         except ValueError as error:
             raise ReplyRefusedError("malformed", str(error)) from error

@@ -10,7 +10,6 @@ than the one before would, compared with it, give the vector of somebody away. W
 first sum of a round is in all of them, or they are not opened; every client sees to that itself.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,106 +19,13 @@ from numpy.typing import NDArray
 
 from flwr_privacy.coding.shamir import deal
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.wire.channel import Channel, KeyPair, canonical, derive
+from flwr_privacy.wire.channel import Channel, KeyPair
 
 from .masked import add_masks
+from .messages import Dealt, Invitation, Joined
+from .secrets import KEY, SECRET_BYTES, SEED, Derivation, asked_so_far, halves, words
 
-__all__ = [
-    "Dealt",
-    "Invitation",
-    "Joined",
-    "Participant",
-    "asked_so_far",
-    "commitment",
-    "pair_seed",
-    "self_seed",
-]
-
-KEY, SEED = "key", "seed"
-"""The two secrets of a client."""
-
-SECRET_BYTES = 32
-DIGEST_BYTES = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Invitation:
-    """The request to deal the secrets of a sum.
-
-    Parameters
-    ----------
-    session : str
-        Name of the attempt; never used twice.
-    server_round : int
-        Round.
-    step : int
-        Number of the sum within its round, from 0.
-    threshold : int
-        Number of shares that open a secret: more than half of the roster, and the same in all steps
-        of a round.
-    roster : list of str
-        With whom the client shares masks, itself included, sorted; at a later step those who
-        survived the one before.
-    keys : list of bytes
-        Their public keys.
-    signatures : list of bytes
-        Signatures of the keys by long-term keys, empty where there is none.
-    """
-
-    session: str
-    server_round: int
-    step: int
-    threshold: int
-    roster: list[str]
-    keys: list[bytes]
-    signatures: list[bytes]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dealt:
-    """The shares and keys that a client deals; all of them go through the server.
-
-    Parameters
-    ----------
-    mask_key : bytes
-        Public key of the pairwise masks of this session.
-    commitment : bytes
-        Hash of the seed.
-    digests : list of bytes
-        For each member of the roster the hashes of its two shares, so that a changed one shows.
-    sealed : list of bytes
-        For each member its two shares, which only it can open; empty for the client itself.
-    """
-
-    mask_key: bytes
-    commitment: bytes
-    digests: list[bytes]
-    sealed: list[bytes]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joined:
-    """The request to join a sum: the session's dealers, and their sealed shares for the client.
-
-    Parameters
-    ----------
-    session : str
-        Name of the session.
-    threshold : int
-        Least number of clients in the sum.
-    dealers : list of str
-        Who of the roster dealt, sorted, the client included.
-    mask_keys : list of bytes
-        Their public keys of the pairwise masks.
-    sealed : list of bytes
-        Their shares for the client; empty for its own.
-    """
-
-    session: str
-    threshold: int
-    dealers: list[str]
-    mask_keys: list[bytes]
-    sealed: list[bytes]
+__all__ = ["Participant"]
 
 
 @dataclass
@@ -185,6 +91,7 @@ class Participant:
             "own": shares[roster.index(me)],
             "before": b"" if earlier is None else earlier["asked"],
         }
+        derived = Derivation(self.experiment_id, invitation.session)
         associated = self._associated(invitation.session, own)
         channel = self._channel
         sealed = [
@@ -203,10 +110,10 @@ class Participant:
         self.state["peers"].update(zip(roster, invitation.keys, strict=True))
         return Dealt(
             mask_key=masks.public,
-            commitment=commitment(self.experiment_id, invitation.session, me, seed),
+            commitment=derived.commitment(me, seed),
             digests=[
                 b"".join(
-                    share_digest(self.experiment_id, invitation.session, me, holder, kind, part)
+                    derived.share_digest(me, holder, kind, part)
                     for kind, part in zip((KEY, SEED), halves(share), strict=True)
                 )
                 for holder, share in enumerate(shares)
@@ -310,13 +217,14 @@ class Participant:
             raise ProtocolError(f"session {session[:64]!r} has no place for this client's vector")
         masks = KeyPair.of(own["private"])
         keys = dict(zip(own["dealers"], own.pop("mask_keys"), strict=True))
-        seeds = [(self_seed(self.experiment_id, session, own["seed"]), 1)]
+        derived = Derivation(self.experiment_id, session)
+        seeds = [(derived.self_seed(own["seed"]), 1)]
         for peer, key in keys.items():
             if peer != self.client_id:
                 # The requests are part of the seed: masks of clients that were asked different
                 # things do not cancel.
                 pair = (self.client_id, peer)
-                seed = pair_seed(masks, key, self.experiment_id, session, pair, own["asked"])
+                seed = derived.pair_seed(masks, key, pair, own["asked"])
                 # One of a pair adds the mask and the other subtracts it: it cancels in the sum.
                 seeds.append((seed, 1 if self.client_id < peer else -1))
         # Once: two vectors under the same masks would give away their difference.
@@ -478,53 +386,3 @@ class Participant:
 def _key(session: Mapping[str, Any]) -> tuple[int, int]:
     """Return round and step of a session's sum, which order all sums."""
     return session["round"], session["step"]
-
-
-def words(server_round: int, step: int) -> str:
-    """Return the name of a sum for log lines and errors."""
-    return f"step {step} of round {server_round}" if step else f"round {server_round}"
-
-
-def halves(share: bytes) -> tuple[bytes, bytes]:
-    """Split a share into that of the key and that of the seed."""
-    return share[:SECRET_BYTES], share[SECRET_BYTES:]
-
-
-def pair_seed(
-    own: KeyPair,
-    peer_key: bytes,
-    experiment_id: str,
-    session: str,
-    pair: tuple[str, str],
-    asked: bytes = b"",
-) -> bytes:
-    """Derive the seed of the mask that two clients share in a session; the same for both.
-
-    It binds the two names, because a key that goes by two of them must have two masks, which do not
-    cancel; and what the client was asked.
-    """
-    return own.agree(peer_key, "pairwise mask", experiment_id, session, sorted(pair), asked)
-
-
-def asked_so_far(before: bytes, asked: bytes) -> bytes:
-    """Hash all requests of a round's steps up to one request."""
-    return hashlib.sha256(before + asked).digest()
-
-
-def self_seed(experiment_id: str, session: str, seed: bytes) -> bytes:
-    """Derive the seed of a client's own mask."""
-    return derive(seed, "own mask", experiment_id, session)
-
-
-def commitment(experiment_id: str, session: str, client_id: str, seed: bytes) -> bytes:
-    """Return a hash that commits a client to its seed, checked when the seed is opened."""
-    return hashlib.sha256(canonical("seed", experiment_id, session, client_id, seed)).digest()
-
-
-def share_digest(
-    experiment_id: str, session: str, dealer: str, holder: int, kind: str, share: bytes
-) -> bytes:
-    """Return a hash of a share, checked when the share is revealed."""
-    parts: Mapping[str, Any] = {"dealer": dealer, "holder": holder, "kind": kind}
-    encoded = canonical("share", experiment_id, session, *parts.values(), share)
-    return hashlib.sha256(encoded).digest()[:DIGEST_BYTES]

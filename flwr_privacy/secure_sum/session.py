@@ -13,19 +13,14 @@ from flwr_privacy.wire.channel import KeyPair, check_usable
 
 from .graph import local_threshold
 from .masked import add_masks, values_of
-from .participant import (
+from .messages import Dealt, Invitation, Joined
+from .secrets import (
     DIGEST_BYTES,
     KEY,
     SECRET_BYTES,
     SEED,
-    Dealt,
-    Invitation,
-    Joined,
+    Derivation,
     asked_so_far,
-    commitment,
-    pair_seed,
-    self_seed,
-    share_digest,
     words,
 )
 from .settings import Bounds
@@ -217,7 +212,7 @@ class Session:
         for kind, dealers, shares in ((KEY, missing, keys), (SEED, there, seeds)):
             for dealer, share in zip(dealers, shares, strict=True):
                 holder = self.rosters[dealer].index(client)
-                digest = share_digest(self.experiment_id, self.name, dealer, holder, kind, share)
+                digest = self._derived.share_digest(dealer, holder, kind, share)
                 start = 0 if kind == KEY else DIGEST_BYTES
                 dealt = self._dealt[dealer].digests[holder]
                 if digest != dealt[start : start + DIGEST_BYTES]:
@@ -259,11 +254,9 @@ class Session:
         masks = []
         for client in sorted(survivors):
             seed = self._recovered(client, SEED)
-            if commitment(self.experiment_id, self.name, client, seed) != (
-                self._dealt[client].commitment
-            ):
+            if self._derived.commitment(client, seed) != self._dealt[client].commitment:
                 raise NotOpenedError(f"client {client} dealt another seed than it announced")
-            masks.append((self_seed(self.experiment_id, self.name, seed), -1))
+            masks.append((self._derived.self_seed(seed), -1))
         for client in sorted(set(self._dealt).difference(survivors)):
             # Its mask with each neighbour is in that neighbour's vector, with that one's sign.
             there = self.survivors_around(client, survivors)
@@ -275,7 +268,7 @@ class Session:
             for peer in there:
                 mask_key = self._dealt[peer].mask_key
                 pair = (client, peer)
-                seed = pair_seed(own, mask_key, self.experiment_id, self.name, pair, so_far)
+                seed = self._derived.pair_seed(own, mask_key, pair, so_far)
                 masks.append((seed, -1 if peer < client else 1))
         bits = self.bounds.modulus_bits
         return values_of(add_masks(total, bits, masks), bits)
@@ -289,6 +282,10 @@ class Session:
             If they are too few; at a later step, if anybody is missing.
         """
         self._check_enough("sent a vector that can be used", len(survivors), self.least)
+
+    @property
+    def _derived(self) -> Derivation:
+        return Derivation(self.experiment_id, self.name)
 
     def _local(self, client: str) -> int:
         if client in self.local_thresholds:

@@ -126,6 +126,10 @@ class SecureSum:
         self._check_colluders(self.threshold_of(cohort), colluders)
         return colluders
 
+    def quorum_of(self, cohort: int) -> tuple[int, int, int]:
+        """Return a cohort, the least number of clients in a sum over it, and its colluders."""
+        return cohort, self.threshold_of(cohort), self.colluders_of(cohort)
+
     def honest_in_sums(self, cohort: int, *, lying: bool = False) -> int:
         """Return the least number of honest clients in any sum that the server can open.
 

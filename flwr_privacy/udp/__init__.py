@@ -14,19 +14,7 @@ from flwr_privacy.lazy import lazy
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, sensitivity
 
 if TYPE_CHECKING:
-    from .formulas import (
-        budget,
-        eps_paper,
-        eps_spent,
-        eps_zcdp,
-        mu_star,
-        participations,
-        rounds_paper,
-        sigma_crd,
-        sigma_gdp,
-        sigma_paper,
-        sigma_zcdp,
-    )
+    from .formulas import budget, participations, sigma_paper
     from .loss import LossTerms, MeanLoss
     from .options import (
         ClientLosses,
@@ -38,7 +26,7 @@ if TYPE_CHECKING:
         RecordLevel,
         UserLevel,
     )
-    from .pace import Discounted, LinearDecay, Pace, PlateauDecay, Uniform, discount_T, m_t
+    from .pace import Discounted, LinearDecay, Pace, PlateauDecay, Uniform, discount_T
     from .plan import UDPPlan
     from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, NoisePlan
     from .shared import RECORDS_NAME, SharedMean
@@ -77,16 +65,7 @@ __all__ = [
     "UserLevel",
     "budget",
     "discount_T",
-    "eps_paper",
-    "eps_spent",
-    "eps_zcdp",
-    "m_t",
-    "mu_star",
     "participations",
-    "rounds_paper",
     "sensitivity",
-    "sigma_crd",
-    "sigma_gdp",
     "sigma_paper",
-    "sigma_zcdp",
 ]

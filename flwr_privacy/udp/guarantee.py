@@ -1,10 +1,11 @@
 """States the guarantee of UDP, as text and data."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from flwr_privacy.privacy.guarantee import Guarantee
 
-from .schedule import NONE, PLD_SECRET, NoisePlan
+from .plan import UDPPlan
+from .schedule import NONE, PLD_SECRET
 from .sensitivity import RECORD_UNIT
 
 __all__ = ["guarantee_of"]
@@ -17,40 +18,28 @@ _SEES = {
 
 
 def guarantee_of(
-    schedule: NoisePlan,
+    plan: UDPPlan,
     *,
-    unit: str,
-    bound: str,
-    proven: bool,
     quorum: tuple[int, int, int] | None,
-    shared: bool,
-    losses: str,
-    kept_back: Iterable[str],
+    kept_back: Collection[str],
     insecure: bool,
 ) -> Guarantee:
     """Return the guarantee of a training.
 
     Parameters
     ----------
-    schedule : NoisePlan
-        The largest budget of a client, and its noise.
-    unit, bound : str
-        As in `flwr_privacy.udp.UDPTerms`.
-    proven : bool
-        Whether the sensitivity is proven whatever `bound` says: there is one full step.
+    plan : UDPPlan
+        Its budget and noise.
     quorum : tuple of int, optional
         Where noise is shared and its clients are known: how many there are, how few of them may be
         in the sum, and how many may collude.
-    shared : bool
-        Whether noise is shared.
-    losses : {"", "noised", "bare"}
-        Whether clients report losses.
-    kept_back : iterable of str
+    kept_back : collection of str
         Arrays of which nothing is released.
     insecure : bool
         Whether noise came from a seed.
     """
-    record = unit == RECORD_UNIT
+    schedule, privacy = plan.weakest(), plan.privacy
+    record, bound = privacy.unit == RECORD_UNIT, privacy.sensitivity_bound
     evidence = ("tests/udp", "tests/flwr_privacy/accounting")
     if schedule.noise == NONE:
         return Guarantee(
@@ -66,7 +55,7 @@ def guarantee_of(
         "anything from a server that does not follow the protocol, beyond the node's policy",
     ]
     not_protected += ["the number of a client's records"] if record else []
-    if losses == "bare":
+    if plan.losses is not None and not plan.validation_share:
         not_protected.append(
             "unprotected_test_loss: the losses that clients report after every round, without noise"
         )
@@ -74,9 +63,8 @@ def guarantee_of(
         not_protected.append(
             f"more than epsilon {schedule.cap:.4g} against the server, which knows who takes part"
         )
-    kept = sorted(kept_back)
-    if kept:
-        not_protected.append(f"(not uploaded at all: {', '.join(kept)})")
+    if kept_back:
+        not_protected.append(f"(not uploaded at all: {', '.join(kept_back)})")
     assumptions = [
         "each client keeps its own ledger and its noise secret",
         "nothing else leaves the client's training",
@@ -92,15 +80,15 @@ def guarantee_of(
             "adds is charged for one that is replaced: enough in every setting that was tried, and "
             "not proven"
         )
-    if bound == "convex" and not proven:
+    if bound == "convex" and not privacy.one_step:
         assumptions.append(
             "whoever trains is right that the loss of a record is a convex function of one linear "
             "output of the model, and how smooth: then steps do not move two models apart"
         )
-    if shared:
+    if privacy.shared_noise:
         assumptions.append(_shared_text(quorum))
     void = "clients drew their noise from an insecure seed, for tests" if insecure else ""
-    if bound == "unproven" and not proven:
+    if bound == "unproven" and not privacy.one_step:
         void = (
             "sensitivity_unproven: the noise is for one step with all records, the training does "
             "more"
@@ -108,7 +96,7 @@ def guarantee_of(
     return Guarantee(
         scheme="udp",
         protects="one record of a client" if record else "all data of a client",
-        adversary=_SEES["secret" if secret else "sum" if shared else "upload"],
+        adversary=_SEES["secret" if secret else "sum" if privacy.shared_noise else "upload"],
         neighbours=(
             "one record of one client is replaced by another"
             if record

@@ -19,7 +19,7 @@ from flwr_privacy.privacy.updates import SMALLEST_NORM
 from .loss import LARGEST_CAP, SMALLEST_CAP
 from .pace import Discounted, LinearDecay, Pace, PlateauDecay
 from .schedule import NONE, NoisePlan
-from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT
+from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_usual
 
 __all__ = [
     "ClientLosses",
@@ -37,24 +37,24 @@ Budget = float | Mapping[str, float]
 
 Noise = Literal["gdp_fixed", "gdp", "gdp_worst", "zcdp", "paper", "pld_secret", "none"]
 
-Judge = Callable[[int, Any], float]
+ValidationLoss = Callable[[int, Any], float]
 """From a round and the model that it led to (round 0: the model to start from) to its loss."""
 
 
-class _Training:
-    """What is known of the training that is protected; no dataclass: some of it is fixed."""
+class _OwnTraining:
+    """The training at user level: one release of the user's own training, whatever it does."""
 
-    unit: str
-    learning_rate: float
-    sampling_rate: float
-    local_epochs: int
-    batch_size: int | None
-    sensitivity_bound: str
-    max_records: int
+    unit: str = USER_UNIT
+    learning_rate: float = 1.0
+    sampling_rate: float = 1.0
+    local_epochs: int = 1
+    batch_size: int | None = None
+    sensitivity_bound: str = "general"
+    max_records: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyLevel(_Training):
+class PrivacyLevel(_OwnTraining):
     """Base of `UserLevel` and `RecordLevel`: what both have."""
 
     epsilon: Budget = 8.0
@@ -168,15 +168,6 @@ class UserLevel(PrivacyLevel):
     []
     """
 
-    # The training is the user's own: one release, whatever it does.
-    unit = USER_UNIT
-    learning_rate = 1.0
-    sampling_rate = 1.0
-    local_epochs = 1
-    batch_size = None
-    sensitivity_bound = "general"
-    max_records = 0
-
 
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +230,8 @@ class RecordLevel(PrivacyLevel):
             "batch_size": None,
             "sensitivity_bound": "general",
         }
-        for name, usual in plain.items():
-            if self.shared_noise and getattr(self, name) != usual:
-                allowed = f"{usual!r} where noise is shared: all records in one step"
-                raise InvalidParameterError(name, getattr(self, name), allowed)
+        if self.shared_noise:
+            check_usual(self, plain, "where noise is shared: all records in one step")
 
 
 @checked_keywords
@@ -276,7 +265,7 @@ class ClientLosses:
 class NoiseSchedule(ABC):
     """Base of the schedules: how the noise changes from round to round."""
 
-    judge: Judge | ClientLosses | None
+    validation: ValidationLoss | ClientLosses | None
 
     @abstractmethod
     def pace(self, rounds: int) -> Pace:
@@ -284,26 +273,26 @@ class NoiseSchedule(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Judged(NoiseSchedule):
-    judge: Judge | ClientLosses
+class _Validated(NoiseSchedule):
+    validation: ValidationLoss | ClientLosses
 
     def __post_init__(self) -> None:
-        told = callable(self.judge) and not isinstance(self.judge, type)
-        if not (told or isinstance(self.judge, ClientLosses)):
+        told = callable(self.validation) and not isinstance(self.validation, type)
+        if not (told or isinstance(self.validation, ClientLosses)):
             allowed = "a function to the loss of a model on public data, or ClientLosses(...)"
-            raise InvalidParameterError("judge", self.judge, allowed)
+            raise InvalidParameterError("validation", self.validation, allowed)
 
 
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
-class Discounting(_Judged):
+class Discounting(_Validated):
     """Discounts the rounds where the validation loss does not fall (algorithm 2).
 
     Parameters
     ----------
-    judge : callable or ClientLosses
-        What says how good a model is: a function on the server, from the round and the model to its
-        loss on public data (round 0 is the model to start from); or all clients.
+    validation : callable or ClientLosses
+        Where the validation loss comes from: a function on the server, from the round and the model
+        to its loss on public data (round 0 is the model to start from); or all clients.
     beta, zeta, patience
         As in `flwr_privacy.udp.Discounted`; 0.9, 0.001 and 1 by default.
 
@@ -314,7 +303,7 @@ class Discounting(_Judged):
 
     Examples
     --------
-    >>> Discounting(judge=ClientLosses(share=0.2), beta=0.7).pace(10).planned
+    >>> Discounting(validation=ClientLosses(share=0.2), beta=0.7).pace(10).planned
     10
     """
 
@@ -349,7 +338,7 @@ class LinearNoise(NoiseSchedule):
         If a value is not allowed.
     """
 
-    judge = None
+    validation = None
 
     end: float = 0.5
     calibrated: bool = False
@@ -365,12 +354,12 @@ class LinearNoise(NoiseSchedule):
 
 @checked_keywords
 @dataclass(frozen=True, kw_only=True)
-class PlateauNoise(_Judged):
+class PlateauNoise(_Validated):
     """Noise that falls where the loss does not (Lei's code): `flwr_privacy.udp.PlateauDecay`.
 
     Parameters
     ----------
-    judge : callable or ClientLosses
+    validation : callable or ClientLosses
         As in `Discounting`.
     """
 

@@ -12,9 +12,7 @@ Wei et al. compare with under the name of a co-author, without its parameters.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, check_integer, check_number
@@ -26,7 +24,6 @@ __all__ = [
     "PlateauDecay",
     "Uniform",
     "discount_T",
-    "m_t",
 ]
 
 _PLATEAU_STEP = 0.8
@@ -62,36 +59,6 @@ def discount_T(T: int, t: int, beta: float) -> int:
     check_integer("t", t, minimum=0)
     check_integer("T", T, minimum=t + 1)
     return t + math.floor(Fraction(str(_check_beta(beta))) * (T - t))
-
-
-def m_t(planned: Sequence[int]) -> float:
-    """Return the effective number of rounds: equation (25) without what was spent before.
-
-    ``(T_t - t) / r_t``, where r_t is the share of the budget that is left before round t. With it
-    for T in equation (10), sigma is that of (25), for a client that never took part as for others.
-
-    Parameters
-    ----------
-    planned : sequence of int
-        The number of rounds that was planned in each round so far, round t's included.
-
-    Raises
-    ------
-    InvalidParameterError
-        If there is none, it grew, or the training was over before.
-
-    Examples
-    --------
-    >>> round(m_t([200] * 10 + [180]), 6)
-    178.947368
-    """
-    if not planned:
-        raise InvalidParameterError("planned", planned, "a number of rounds for each round so far")
-    m = Fraction(check_integer("planned", planned[0], minimum=1))
-    for t, (before, now) in enumerate(pairwise(planned), start=1):
-        check_integer("planned", now, minimum=t + 1, maximum=before)
-        m *= Fraction(now - t, before - t)
-    return float(m)
 
 
 class Pace(ABC):

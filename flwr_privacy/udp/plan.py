@@ -5,15 +5,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 
-from .formulas import mu_star
 from .loss import LossTerms
 from .options import ClientLosses, NoiseSchedule, PrivacyLevel
-from .pace import Pace, Uniform
+from .pace import Discounted, Pace, Uniform
 from .schedule import NONE, NoisePlan
-from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
+from .sensitivity import RECORD_UNIT, USER_UNIT
 from .terms import UDPTerms
 
 __all__ = ["UDPPlan"]
@@ -76,14 +76,24 @@ class UDPPlan:
     @property
     def losses(self) -> ClientLosses | None:
         """The options of the clients' losses; None if clients do not evaluate the model."""
-        judge = None if self.changes is None else self.changes.judge
-        return judge if isinstance(judge, ClientLosses) else None
+        validation = None if self.changes is None else self.changes.validation
+        return validation if isinstance(validation, ClientLosses) else None
 
     @property
     def validation_share(self) -> float:
         """Share of the budget for losses, 0 where none are noised."""
         noised = self.losses is not None and self.privacy.noise not in ("paper", NONE)
         return self.losses.share if noised and self.losses else 0.0
+
+    @property
+    def ended(self) -> str:
+        """Why the training ends: all planned rounds are done; "" before."""
+        pace = self.pace
+        if not pace.over or pace.done == 0:
+            return ""
+        if isinstance(pace, Discounted):
+            return f"discounting left {pace.planned} of {pace.rounds} rounds, and they are done"
+        return f"the {pace.planned} rounds that the budget is for are done"
 
     def check(self) -> None:
         """Refuse options that do not go together, or whose values have no room in codes.
@@ -142,25 +152,16 @@ class UDPPlan:
 
     def own_terms(self, shared: UDPTerms, client: str, spent: float) -> UDPTerms:
         """Return the round config of a client that has its own, from the shared one."""
-        schedule = self.schedule(client)
-        return replace(
-            shared,
-            noise_multiplier=self._multiplier(client, spent),
-            epsilon=float(schedule.cap),
-            delta=float(schedule.delta),
-            gap=float(schedule.gap),
-        )
+        noise_multiplier = self._multiplier(client, spent)
+        return replace(shared, noise_multiplier=noise_multiplier, **self._budget(client))
 
     def plain_terms(self, parties: int, *, noise_multiplier: float, client: str = "") -> UDPTerms:
         """Return the round config for one budget and noise, with a grid that has room for them."""
         privacy = self.privacy
-        schedule = self.schedule(client or next(iter(privacy.named()), ""))
         terms = UDPTerms(
             unit=privacy.unit,
             noise_multiplier=0.0 if privacy.noise == NONE else noise_multiplier,
-            epsilon=float(schedule.cap),
-            delta=float(schedule.delta),
-            gap=float(schedule.gap),
+            **self._budget(client),
             clipping_norm=float(privacy.clipping_norm),
             grid=0,
             learning_rate=float(privacy.learning_rate),
@@ -177,14 +178,11 @@ class UDPPlan:
 
     def loss_terms(self, client: str = "") -> LossTerms:
         """Return the round config of a client's loss."""
-        schedule = self.schedule(client or next(iter(self.privacy.named()), ""))
         return LossTerms(
             unit=self.privacy.unit,
             cap=float(self.losses.loss_cap if self.losses else ClientLosses.loss_cap),
-            noise_multiplier=schedule.validation_multiplier,
-            epsilon=float(schedule.cap),
-            delta=float(schedule.delta),
-            gap=float(schedule.gap),
+            noise_multiplier=self._plan_of(client).validation_multiplier,
+            **self._budget(client),
         )
 
     def state(self) -> dict[str, Any]:
@@ -222,10 +220,18 @@ class UDPPlan:
         changes: dict[str, Any] = {}
         if self.changes is not None:
             changes = {"schedule": type(self.changes).__name__, **vars(self.changes)}
-            changes["judge"] = None if self.losses is None else vars(self.losses)
+            changes["validation"] = None if self.losses is None else vars(self.losses)
         values = {"unit": self.privacy.unit, **vars(self.privacy), **changes}
         values |= {"keep_back": self.keep_back, "rounds": self.pace.rounds}
         return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+
+    def _plan_of(self, client: str) -> NoisePlan:
+        """Return a client's noise plan; of any client, if one is named but none is meant."""
+        return self.schedule(client or next(iter(self.privacy.named()), ""))
+
+    def _budget(self, client: str) -> dict[str, Any]:
+        plan = self._plan_of(client)
+        return {"epsilon": float(plan.cap), "delta": float(plan.delta), "gap": float(plan.gap)}
 
     def _schedule(self, epsilon: float, delta: float) -> NoisePlan:
         if (epsilon, delta) not in self._schedules:
@@ -247,7 +253,7 @@ class UDPPlan:
         if client:
             z = schedule.multiplier(self.pace.planned - self.pace.done, spent)
             if z is None:  # with nothing left, what is more than a whole budget: it declines
-                z = 1 / (_TOO_MUCH * mu_star(schedule.epsilon, schedule.delta))
+                z = 1 / (_TOO_MUCH * mu_of(schedule.epsilon, schedule.delta))
         return schedule.noise_multiplier if z is None else z
 
     def _grid(self, terms: UDPTerms) -> CodeGrid:
@@ -257,26 +263,9 @@ class UDPPlan:
             spread, most = _SHARE_REACH * sigma / reach, 30
         else:
             reach = terms.reach(_MANY_RECORDS)
-            sigma = terms.noise_multiplier * _largest_sensitivity(terms)
+            counts = (_FEWEST_RECORDS, _MANY_RECORDS)
+            bound = max(terms.sensitivity(max(count, terms.batch_size)) for count in counts)
+            sigma = terms.noise_multiplier * bound
             spread, most = _NOISE_REACH * sigma / reach, _GRID_BITS[terms.unit]
         room = math.floor(math.log2(CODE_LIMIT / (1 + spread))) - 1
         return CodeGrid.below(reach, bits=self.privacy.grid_bits or max(1, min(most, room)))
-
-
-def _largest_sensitivity(terms: UDPTerms) -> float:
-    """Return the sensitivity of the clients for whose noise the grid leaves room."""
-    if terms.unit == USER_UNIT:
-        return sensitivity(USER_UNIT, clipping_norm=terms.clipping_norm)
-    return max(
-        sensitivity(
-            RECORD_UNIT,
-            clipping_norm=terms.clipping_norm,
-            learning_rate=terms.learning_rate,
-            records=max(count, terms.batch_size),
-            sampling_rate=terms.sampling_rate,
-            epochs=terms.epochs,
-            batch_size=terms.batch_size or None,
-            bound=terms.bound,
-        )
-        for count in (_FEWEST_RECORDS, _MANY_RECORDS)
-    )

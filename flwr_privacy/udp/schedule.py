@@ -9,7 +9,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_numbe
 
 from .formulas import budget, check_budget, participations, sigma_paper
 
-__all__ = ["GRID_SHARE", "NOISES", "NONE", "PLD_SECRET", "NoisePlan"]
+__all__ = ["GRID_SHARE", "NOISES", "NONE", "PLD_SECRET", "NoisePlan", "set_aside"]
 
 NONE, PLD_SECRET = "none", "pld_secret"
 
@@ -24,6 +24,11 @@ GRID_SHARE, _LARGEST_GAP = 1e-3, 0.1
 _SMALLEST = math.ulp(0.0)
 _MARGIN = 1 + 1e-9  # for the rounding of whoever adds the releases up one by one
 _LEAST_LEFT = 1e-6  # of a budget; with less, a client's noise would say nothing
+
+
+def set_aside(epsilon: float) -> float:
+    """Return how much of a budget's epsilon pays for the grid of all releases together."""
+    return min(GRID_SHARE * epsilon, _LARGEST_GAP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +194,7 @@ class NoisePlan:
 
     @property
     def _set_aside(self) -> float:
-        return min(GRID_SHARE * self.epsilon, _LARGEST_GAP)
+        return set_aside(self.epsilon)
 
     @property
     def _epsilon(self) -> float:

@@ -20,7 +20,8 @@ from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, Fields
 
 from .formulas import check_budget
-from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, sensitivity
+from .grid_checks import check_codes, check_gap
+from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, check_usual, sensitivity
 from .shared import RECORDS_NAME, SharedMean
 
 __all__ = ["NUM_EXAMPLES", "Steps", "UDPTerms"]
@@ -31,8 +32,16 @@ NUM_EXAMPLES = "num-examples"
 _NOISE_REACH = 8  # standard deviations of noise that codes must hold; beyond, they saturate
 _SHARE_REACH = 12  # of a share: what is beyond would show by itself
 
-_SMALLEST = math.ulp(0.0)
 _MOST_RECORDS = 2**40
+
+_AT_RECORD_LEVEL = {
+    "learning_rate": 1.0,
+    "epochs": 1,
+    "batch_size": 0,
+    "bound": "general",
+    "max_records": 0,
+}
+"""Options of the training at record level, with their only values at user level."""
 
 _ROOM = 1 / 64
 """Relative share of the sensitivity of a sum that is there for the grid and for rounding."""
@@ -122,20 +131,15 @@ class UDPTerms(Mechanism):
         check_budget(epsilon=self.epsilon, delta=self.delta)
         check_number("gap", self.gap, minimum=0)
         check_number("clipping_norm", self.clipping_norm, minimum=SMALLEST_NORM)
-        check_number("learning_rate", self.learning_rate, minimum=_SMALLEST)
+        check_number("learning_rate", self.learning_rate, minimum=math.ulp(0.0))
         check_sampling(self.unit, self.sampling_rate)
         check_integer("epochs", self.epochs, minimum=1)
         check_integer("batch_size", self.batch_size, minimum=0)
         check_choice("bound", self.bound, BOUNDS)
         check_integer("max_records", self.max_records, minimum=0, maximum=_MOST_RECORDS)
         check_integer("parties", self.parties, minimum=0)
-        for name, usual in _AT_RECORD_LEVEL.items():
-            if self.unit == USER_UNIT and getattr(self, name) != usual:
-                raise InvalidParameterError(
-                    name,
-                    getattr(self, name),
-                    f"{usual!r} at user level: the training is the user's own",
-                )
+        if self.unit == USER_UNIT:
+            check_usual(self, _AT_RECORD_LEVEL, "at user level: the training is the user's own")
         if self.parties:
             self._check_shared()
         if self.count_failed and (self.unit != USER_UNIT or not self.noise_multiplier):
@@ -155,6 +159,21 @@ class UDPTerms(Mechanism):
         """Return how many of a client's records count: where noise is shared, `max_records`."""
         return min(records, self.max_records) if self.max_records else records
 
+    def sensitivity(self, records: int) -> float:
+        """Return the L2 sensitivity of a release of a client with so many records."""
+        if self.unit == USER_UNIT:
+            return sensitivity(USER_UNIT, clipping_norm=self.clipping_norm)
+        return sensitivity(
+            RECORD_UNIT,
+            clipping_norm=self.clipping_norm,
+            learning_rate=self.learning_rate,
+            records=records,
+            sampling_rate=self.sampling_rate,
+            epochs=self.epochs,
+            batch_size=self.batch_size or None,
+            bound=self.bound,
+        )
+
     def shared_sensitivity(self) -> float:
         """Return the L2 sensitivity of a sum of which each client noises its part.
 
@@ -172,7 +191,7 @@ class UDPTerms(Mechanism):
         4.0625
         """
         if self.unit == USER_UNIT:
-            return sensitivity(USER_UNIT, clipping_norm=self.clipping_norm)
+            return self.sensitivity(1)
         return 2 * self.learning_rate * self.clipping_norm * (1 + _ROOM)
 
     @property
@@ -207,8 +226,8 @@ class UDPTerms(Mechanism):
         elif sigma is not None and self.noise_multiplier:
             sigma += self.noise_multiplier * rounding
             step = CodeGrid(self.grid).step
-            self._check_reach(self.reach(facts.records or 1) + _NOISE_REACH * sigma)
-            self._check_gap(discretisation_gap(dimension, sigma / step))
+            check_codes(self.grid, (self.reach(facts.records or 1) + _NOISE_REACH * sigma) / step)
+            check_gap(self.grid, discretisation_gap(dimension, sigma / step), charged=self.gap)
         return Plan(
             unit=self.unit,
             charge=self.charge(),
@@ -227,7 +246,7 @@ class UDPTerms(Mechanism):
         if self.unit == USER_UNIT:
             update = Update.between(start, outcome, names, clipping_norm=self.clipping_norm)
             # The number of records is not public at this level: everybody weighs the same.
-            return _Measured(update, 1, sensitivity(USER_UNIT, clipping_norm=self.clipping_norm))
+            return _Measured(update, 1, self.sensitivity(1))
         update = Update.between(start, outcome.arrays, names)
         weight, bound = outcome.records, outcome.sensitivity
         if self.parties:
@@ -316,21 +335,10 @@ class UDPTerms(Mechanism):
                 return total
             return None if facts.records is None else total / self.counted(facts.records)
         if self.unit == USER_UNIT:
-            bound = sensitivity(USER_UNIT, clipping_norm=self.clipping_norm)
-            return self.noise_multiplier * bound
+            return self.noise_multiplier * self.sensitivity(1)
         if facts.records is None:
             return None
-        bound = sensitivity(
-            RECORD_UNIT,
-            clipping_norm=self.clipping_norm,
-            learning_rate=self.learning_rate,
-            records=facts.records,
-            sampling_rate=self.sampling_rate,
-            epochs=self.epochs,
-            batch_size=self.batch_size or None,
-            bound=self.bound,
-        )
-        return self.noise_multiplier * (bound + self._apart(dimension))
+        return self.noise_multiplier * (self.sensitivity(facts.records) + self._apart(dimension))
 
     def _apart(self, dimension: int) -> float:
         """Return what truncation to the grid may add to the sensitivity."""
@@ -346,31 +354,13 @@ class UDPTerms(Mechanism):
                 self.grid,
                 f"a finer grid (more grid_bits): a share is {share / step:.3g} steps",
             )
-        self._check_gap(summed_gap(dimension, share / step, self.parties))
+        gap = summed_gap(dimension, share / step, self.parties)
+        check_gap(self.grid, gap, charged=self.gap)
         weight = self.max_records if records is None else self.counted(records)
-        self._check_reach(self.reach(weight) + _SHARE_REACH * share)
+        check_codes(self.grid, (self.reach(weight) + _SHARE_REACH * share) / step)
         if rounding and records is not None:
             moved = 2 * self.learning_rate * self.clipping_norm + weight * rounding
             self._check_room(weight, moved + self._apart(dimension))
-
-    def _check_gap(self, gap: float) -> None:
-        if gap > self.gap:
-            raise InvalidParameterError(
-                "grid",
-                self.grid,
-                f"a finer grid (more grid_bits): epsilon {gap:.3g} of a release would be lost to "
-                "it",
-            )
-
-    def _check_reach(self, reach: float) -> None:
-        step = CodeGrid(self.grid).step
-        if reach / step > CODE_LIMIT:
-            raise InvalidParameterError(
-                "grid",
-                self.grid,
-                f"a coarser grid (less grid_bits): values up to {reach / step:.3g} steps leave 32 "
-                "bits",
-            )
 
     def _check_room(self, weight: int, bound: float) -> None:
         """Refuse more than the noise of a sum was planned for."""
@@ -388,13 +378,7 @@ class UDPTerms(Mechanism):
 
     def _check_shared(self) -> None:
         plain = {"sampling_rate": 1.0, "epochs": 1, "batch_size": 0, "bound": "general"}
-        for name, usual in plain.items():
-            if getattr(self, name) != usual:
-                raise InvalidParameterError(
-                    name,
-                    getattr(self, name),
-                    f"{usual!r} where noise is shared: all records in one step",
-                )
+        check_usual(self, plain, "where noise is shared: all records in one step")
         if self.unit == RECORD_UNIT and not self.max_records:
             raise InvalidParameterError("max_records", 0, "at least 1 where noise is shared")
         if not self.noise_multiplier:
@@ -407,12 +391,3 @@ def _least_rounding(start: Arrays, names: list[str]) -> float:
         norms = [np.linalg.norm(start[name].astype(np.float64)) for name in names]
     least = min(float(np.finfo(start[name].dtype.name).eps) / 2 for name in names)
     return least * math.hypot(*norms)
-
-
-_AT_RECORD_LEVEL = {
-    "learning_rate": 1.0,
-    "epochs": 1,
-    "batch_size": 0,
-    "bound": "general",
-    "max_records": 0,
-}

@@ -23,6 +23,7 @@ __all__ = [
     "is_finite",
     "npy_size",
     "sum_of_squares",
+    "zeros_like",
 ]
 
 Arrays = Mapping[str, NDArray[np.generic]]
@@ -155,6 +156,11 @@ def is_finite(array: NDArray[np.generic]) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         total = sum_of_squares(flat) if array.dtype.itemsize >= 4 else array.sum()
     return bool(np.isfinite(total) or np.isfinite(array).all())
+
+
+def zeros_like(arrays: Arrays) -> dict[str, NDArray[np.generic]]:
+    """Return arrays of zeros with the names, shapes and dtypes of some arrays."""
+    return {name: np.zeros_like(array) for name, array in arrays.items()}
 
 
 def sum_of_squares(vector: NDArray[Any]) -> float:

@@ -1,6 +1,5 @@
 """Encodes nested values as bytes: numbers, strings, bytes, lists, dicts, arrays."""
 
-import io
 import json
 from typing import Any
 
@@ -15,6 +14,7 @@ only name is a mark."""
 
 _DOCUMENT, _ARRAYS = "document", "arrays"
 _MAGIC = b"flwr-privacy arrays\n"
+_NUMBERS = "biufc"  # kinds of NumPy's types
 
 
 def dumps(state: dict[str, Any]) -> bytes:
@@ -38,41 +38,46 @@ def dumps(state: dict[str, Any]) -> bytes:
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """Return the state that `dumps` encoded; the bytes must be trusted.
+    """Return the state that `dumps` encoded; the bytes may come from an adversary.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are no state.
 
     Examples
     --------
     >>> loads(dumps({"round": 3, "key": b"k", "model": {"w": np.ones(2)}}))
     {'round': 3, 'key': b'k', 'model': {'w': array([1., 1.])}}
     """
-    if data.startswith(b"{"):
-        plain: dict[str, Any] = _put_arrays(json.loads(data), {})
-        return plain
-    if data.startswith(_MAGIC):
-        return _with_values(data)
-    # As earlier versions wrote a state with arrays: an npz archive with an entry of JSON.
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files if name != _DOCUMENT}
-        document = json.loads(str(archive[_DOCUMENT]))
-    restored: dict[str, Any] = _put_arrays(document, arrays)
-    return restored
+    try:
+        head, arrays = _with_values(data) if data.startswith(_MAGIC) else (json.loads(data), {})
+        state = _put_arrays(head, arrays)
+    except (LookupError, RecursionError, SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(f"the bytes are no encoded state ({type(error).__name__})") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"the bytes encode a {type(state).__name__}: expected a mapping")
+    return state
 
 
-def _with_values(data: bytes) -> dict[str, Any]:
+def _with_values(data: bytes) -> tuple[Any, dict[str, Any]]:
     place = data.index(b"\n", len(_MAGIC)) + 1
     head = json.loads(data[len(_MAGIC) : place])
     arrays: dict[str, Any] = {}
-    for name, dtype, shape in head[_ARRAYS]:
-        view: NDArray[Any] = np.ndarray(shape, np.dtype(dtype), buffer=data, offset=place)
+    for name, given, shape in head[_ARRAYS]:
+        dtype = np.dtype(given)
+        # An array of objects would take the bytes for addresses.
+        if dtype.kind not in _NUMBERS:
+            raise ValueError(f"an array of {dtype}")
+        view: NDArray[Any] = np.ndarray(shape, dtype, buffer=data, offset=place)
         arrays[name] = view.copy()
         place += view.nbytes
-    restored: dict[str, Any] = _put_arrays(head[_DOCUMENT], arrays)
-    return restored
+    return head[_DOCUMENT], arrays
 
 
 def _take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biufc":
+        if value.dtype.kind not in _NUMBERS:
             raise TypeError(f"an array of a state holds numbers, not {value.dtype}")
         name = f"array{len(arrays)}"
         arrays[name] = value

@@ -1,6 +1,6 @@
 """Writes files so that damage is detected, and locks them between processes.
 
-A sealed file is a magic line, the SHA-256 of its payload, and the payload. It is written beside the
+A file here is a magic line, the SHA-256 of its payload, and the payload. It is written beside the
 old one and put in its place in one step, so whoever reads finds the old file or the new one.
 """
 
@@ -8,10 +8,13 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
+
+from flwr_privacy.errors import InvalidParameterError, LedgerError
 
 try:
     import fcntl
@@ -22,12 +25,16 @@ __all__ = [
     "PRIVATE",
     "DamagedFileError",
     "exclusive_lock",
+    "node_file",
     "open_private",
-    "read_sealed",
+    "read_checksummed",
+    "read_toml",
     "write_all",
-    "write_sealed",
+    "write_checksummed",
     "write_text",
 ]
+
+Built = TypeVar("Built")
 
 PRIVATE = 0o600
 """Rights of a file for its owner alone."""
@@ -37,11 +44,35 @@ _POLL = 0.005  # seconds between two looks at a lock that is taken
 
 
 class DamagedFileError(Exception):
-    """A sealed file is damaged or of another kind; the text is written after the file's name."""
+    """A file is damaged or of another kind; the text is written after the file's name."""
 
 
-def write_sealed(path: Path, magic: bytes, payload: bytes, *, durable: bool) -> None:
-    """Write a file that `read_sealed` reads; a crash leaves the old file or the new one.
+@contextmanager
+def node_file(path: Path, what: str) -> Iterator[None]:
+    """Raise what goes wrong with a file of the node as an error that names it.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    what : str
+        What it has, as in "the node's key".
+
+    Raises
+    ------
+    LedgerError
+        If the file is damaged, or cannot be read, written or locked.
+    """
+    try:
+        yield
+    except DamagedFileError as error:
+        raise LedgerError(f"{what}, {path}, {error}") from error
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be used: {error.strerror}") from error
+
+
+def write_checksummed(path: Path, magic: bytes, payload: bytes, *, durable: bool) -> None:
+    """Write a file that `read_checksummed` reads; a crash leaves the old file or the new one.
 
     Only the owner may read it. At most one writer of a path at a time (see `exclusive_lock`).
 
@@ -87,8 +118,8 @@ def write_all(file: IO[bytes], content: bytes | memoryview) -> None:
         rest = rest[file.write(rest) :]
 
 
-def read_sealed(path: Path, magic: bytes) -> bytes:
-    r"""Return the payload of a file that `write_sealed` wrote.
+def read_checksummed(path: Path, magic: bytes) -> bytes:
+    r"""Return the payload of a file that `write_checksummed` wrote.
 
     Raises
     ------
@@ -101,8 +132,8 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_sealed(Path(folder, "file"), b"example\n", b"content", durable=False)
-    ...     read_sealed(Path(folder, "file"), b"example\n")
+    ...     write_checksummed(Path(folder, "file"), b"example\n", b"content", durable=False)
+    ...     read_checksummed(Path(folder, "file"), b"example\n")
     b'content'
     """
     content = path.read_bytes()
@@ -113,6 +144,37 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
     if hashlib.sha256(payload).digest() != digest:
         raise DamagedFileError("is damaged: its checksum does not fit its content")
     return payload
+
+
+def read_toml(what: str, path: str | Path, build: Callable[[dict[str, Any]], Built]) -> Built:
+    """Return what is built of the values of a TOML file.
+
+    Parameters
+    ----------
+    what : str
+        What the file has, as an error calls it.
+    path : str or Path
+        The file.
+    build : callable
+        Takes the values of the file.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the file cannot be read or is no TOML, or as `build`. The message names the file.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        allowed = f"a file that can be read ({error.strerror})"
+        raise InvalidParameterError(what, str(path), allowed) from error
+    except ValueError as error:  # no UTF-8, or no TOML
+        raise InvalidParameterError(what, str(path), f"a TOML file ({error})") from error
+    try:
+        return build(values)
+    except InvalidParameterError as error:
+        parameter = f"{what} {path}: {error.parameter}"
+        raise InvalidParameterError(parameter, error.value, error.allowed) from None
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
@@ -193,7 +255,7 @@ def _acquire(descriptor: int, timeout: float) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file as `open` asks its ``opener`` to; a new one is for its owner alone."""
+    """Open a file, as an opener of `open`, that only its owner may read and write."""
     return os.open(path, flags, PRIVATE)
 
 

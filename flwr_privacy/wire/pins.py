@@ -8,7 +8,6 @@ client signs with it whatever the others must know to be its own, its key pair o
 import base64
 import os
 import stat
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice
 
 from .channel import Part, canonical
-from .files import open_private
+from .files import open_private, read_toml
 from .identity import check_client_id
 
 __all__ = ["Identity", "Pins"]
@@ -201,23 +200,16 @@ class Pins:
             If the file cannot be read or is no TOML, has another key or no table, or an id or a
             public key is not allowed. The message names the file.
         """
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            allowed = f"a file that can be read ({error.strerror})"
-            raise InvalidParameterError("pins", str(path), allowed) from error
-        except ValueError as error:  # no UTF-8, or no TOML
-            raise InvalidParameterError("pins", str(path), f"a TOML file ({error})") from error
-        try:
+
+        def pins(values: dict[str, Any]) -> "Pins":
             for key in values:
                 check_choice("key", key, ["clients"])
             clients = values.get("clients")
             if not isinstance(clients, dict):
                 raise InvalidParameterError("clients", clients, "a table of public keys")
             return cls(clients)
-        except InvalidParameterError as error:
-            parameter = f"pins {path}: {error.parameter}"
-            raise InvalidParameterError(parameter, error.value, error.allowed) from None
+
+        return read_toml("pins", path, pins)
 
     def verify(self, client_id: str, signature: bytes, *parts: Part) -> None:
         """Check that a client signed these parts (`Identity.sign`).

@@ -80,7 +80,7 @@ def build_strategy(
     }
     own = dict(settings.strategy)
     if chosen.validated and own.get("schedule") in ("discounting", "plateau"):
-        own.setdefault("judge", _validation_fn(settings))
+        own.setdefault("validation", _validation_fn(settings))
     parameters |= chosen.fixed(settings)
     if clashing := sorted(set(settings.strategy) & set(parameters)):
         raise InvalidParameterError("strategy", clashing, "the scheme's own parameters only")

@@ -138,8 +138,9 @@ def experiment(
         return
     from rich.console import Console
 
-    from flwr_privacy.simulations.research.experiments.report import Results, save, tables
+    from flwr_privacy.simulations.research.experiments.results import Results, save
     from flwr_privacy.simulations.research.experiments.runs import train
+    from flwr_privacy.simulations.research.experiments.tables import tables
 
     chosen = experiments.experiment(name)
     folder = out or Path("runs/experiments", f"{name}-full" if full else name)
@@ -169,7 +170,7 @@ def replication(
 
     An existing page keeps its entries for experiments that have no results in the folder.
     """
-    from flwr_privacy.simulations.research.experiments.report import replication as page
+    from flwr_privacy.simulations.research.experiments.replication import replication as page
     from flwr_privacy.wire.files import write_text
 
     text = page(runs, out.read_text(encoding="utf-8") if out.is_file() else "")

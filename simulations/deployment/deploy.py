@@ -14,12 +14,14 @@ from typing import Any
 from flwr_privacy.clients.node.context_store import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.privacy.policy import Policy
+from flwr_privacy.simulations.engines.flower_processes import HOST, check_port
 from flwr_privacy.simulations.runner.jobs import APP, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
+from flwr_privacy.simulations.settings.metrics_file import refused
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
 from .nodes import DeployedNode, prepare, tree_of
-from .processes import HOST, Deployment, DeploymentError, check_port
+from .processes import Deployment, DeploymentError
 
 __all__ = ["DeployOptions", "LostNode", "deploy", "reopened", "what_happened"]
 
@@ -174,12 +176,9 @@ def deploy(
         ends, the app fails, or the time is over.
     """
     folder = run.path.resolve() / FOLDER
-    lost: list[LostNode] = []
     with kept(run), shown(run):
         run.begin()
-        earlier = [{**node, "returned": True} for node in run.summary.get("lost_nodes", [])]
-        run.update(lost_nodes=earlier)
-        rounds_before = _last_round(run)
+        losses = _Losses(run, members, say)
         folder.mkdir(mode=0o700, exist_ok=True)
         nodes = prepare(members, folder, policy=options.policy, test_seed=options.test_seed)
         deployment = Deployment(
@@ -188,29 +187,6 @@ def deploy(
             node_environment=_threads(len(members)),
             port=options.port,
         )
-        began = time.monotonic()
-
-        def on_lost(index: int, ending: str) -> None:
-            last = _last_round(run)
-            if last <= rounds_before:
-                begun = "began" if last < 0 else "went on"
-                log = folder / f"node-{index}.log"
-                raise DeploymentError(
-                    f"node {index} ended before the training {begun} ({ending}); log: {log}"
-                )
-            one = LostNode(
-                node=index,
-                client_id=members[index].client_id,
-                server_round=min(last + 1, run.settings.rounds),
-                seconds=time.monotonic() - began,
-                ending=ending,
-            )
-            lost.append(one)
-            run.update(lost_nodes=[*earlier, *map(asdict, lost)])
-            if len(lost) == len(members):
-                raise DeploymentError(f"no node is left; the last one lost: {one}")
-            say(f"lost {one}; the run goes on without it")
-
         with deployment:
             say(f"SuperLink: {HOST}:{deployment.port}, TLS with {deployment.ca_certificate}")
             for index, member in enumerate(members):
@@ -230,8 +206,47 @@ def deploy(
                     "resume": resume and run.checkpoint_path.exists(),
                 },
                 timeout=options.timeout,
-                on_lost=on_lost,
+                on_lost=losses.add,
             )
+
+
+class _Losses:
+    """Notes the nodes that end before the run, from the start of the nodes on."""
+
+    def __init__(self, run: RunFolder, members: Sequence[DeployedNode], say: Say) -> None:
+        self._run, self._members, self._say = run, members, say
+        lost = run.summary.get("lost_nodes", [])
+        self._lost: list[LostNode] = [LostNode(**{**node, "returned": True}) for node in lost]
+        self._missing = 0
+        self._rounds_before = _last_round(run)
+        self._note()
+        self._began = time.monotonic()
+
+    def add(self, index: int, ending: str) -> None:
+        """Note a node that has ended; refuse to go on without any node, or before a round."""
+        last = _last_round(self._run)
+        if last <= self._rounds_before:
+            begun = "began" if last < 0 else "went on"
+            log = self._run.path.resolve() / FOLDER / f"node-{index}.log"
+            raise DeploymentError(
+                f"node {index} ended before the training {begun} ({ending}); log: {log}"
+            )
+        one = LostNode(
+            node=index,
+            client_id=self._members[index].client_id,
+            server_round=min(last + 1, self._run.settings.rounds),
+            seconds=time.monotonic() - self._began,
+            ending=ending,
+        )
+        self._lost.append(one)
+        self._missing += 1
+        self._note()
+        if self._missing == len(self._members):
+            raise DeploymentError(f"no node is left; the last one lost: {one}")
+        self._say(f"lost {one}; the run goes on without it")
+
+    def _note(self) -> None:
+        self._run.update(lost_nodes=[asdict(node) for node in self._lost])
 
 
 def _last_round(run: RunFolder) -> int:
@@ -271,12 +286,8 @@ def what_happened(run: RunFolder) -> list[str]:
     ]:
         answers += f"; fewer than asked in round {_few(short)}"
     told.append(answers)
-    refused: dict[str, int] = {}
-    for line in rounds:
-        for reason, count in (line.get("refused") or {}).items():
-            refused[reason] = refused.get(reason, 0) + count
-    if refused:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in refused.items())
+    if counts := refused(rounds):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
         told.append(f"refused: {reasons} (the nodes' logs in {run.path / FOLDER} say why)")
     return told
 

@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-__all__ = ["HOST", "write_certificates", "write_node_key"]
+from flwr_privacy.simulations.engines.flower_processes import HOST
 
-HOST = "127.0.0.1"
+__all__ = ["write_certificates", "write_node_key"]
+
 ISSUER = "flwr-privacy deploy"
 DAYS = 365
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tomli_w
 
-from flwr_privacy.central_dp.mechanism import SERVER
+from flwr_privacy.central_dp.sensitivity import SERVER
 from flwr_privacy.clients.node.context_store import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import CLOUD, TierTree
@@ -60,7 +60,7 @@ def members_of(settings: Settings, nodes: int) -> list[DeployedNode]:
     ------
     InvalidParameterError
         If a scheme with tiers has another number of devices, or trusts aggregators that the server
-        would have to play.
+        would have to simulate.
     """
     from flwr_privacy.simulations.tasks.tasks import check_data
 
@@ -82,7 +82,7 @@ def members_of(settings: Settings, nodes: int) -> list[DeployedNode]:
         if secure:
             allowed = (
                 f"true: the devices trust aggregators ({', '.join(secure[:3])}), which a server "
-                "that is deployed must not play"
+                "that is deployed must not simulate"
             )
             raise InvalidParameterError("relay", False, allowed)
         return plain

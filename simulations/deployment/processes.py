@@ -7,7 +7,6 @@ The SuperLink takes the nodes whose keys were registered with it and no others. 
 deployment outlives the context, however that ends: every process is held by a `ProcessSupervisor`.
 """
 
-import http.client
 import json
 import os
 import signal
@@ -22,14 +21,22 @@ from typing import Any, Self
 
 import tomli_w
 
-from flwr_privacy.errors import EngineError, InvalidParameterError, check_flag, check_integer
+from flwr_privacy.errors import EngineError, InvalidParameterError, check_flag
+from flwr_privacy.simulations.engines.flower_processes import (
+    HOST,
+    answers,
+    check_port,
+    environment,
+    executable,
+    free_port,
+    new_run,
+)
+from flwr_privacy.simulations.engines.logs import exceptions_in
 from flwr_privacy.simulations.engines.process_supervisor import Process, ProcessSupervisor
-from flwr_privacy.simulations.engines.ray_engine import exceptions_in
-from flwr_privacy.simulations.engines.superlink import executable, free_port, is_free, search_path
 
-from .keys import HOST, write_certificates, write_node_key
+from .keys import write_certificates, write_node_key
 
-__all__ = ["HOST", "Deployment", "DeploymentError", "check_port"]
+__all__ = ["Deployment", "DeploymentError"]
 
 Value = str | int | float | bool
 
@@ -257,10 +264,9 @@ class Deployment:
         told = False  # once only: a second signal would cut its leave-taking short
         deadline = time.monotonic() + STOP_TIMEOUT
         while supervisor.alive:
-            for process in supervisor.processes():
-                if not told and "flower-supernode" in process.command:
-                    os.kill(process.pid, signal.SIGTERM)
-                    told = True
+            if not told and (process := self._supernode(name)) is not None:
+                os.kill(process.pid, signal.SIGTERM)
+                told = True
             if time.monotonic() > deadline:
                 raise self._error(f"{name} did not end within {STOP_TIMEOUT:g} s")
             time.sleep(0.05)
@@ -283,17 +289,19 @@ class Deployment:
         DeploymentError
             If it has ended.
         """
-        supervisor = self._kept[_name(index)]
-        while supervisor.alive:
-            for process in supervisor.processes():
-                if "flower-supernode" in process.command:
-                    return process.pid
-            time.sleep(0.02)  # its keeper has only just begun
+        while self.alive(index):
+            if (process := self._supernode(_name(index))) is not None:
+                return process.pid
+            time.sleep(0.02)  # its supervisor has only just begun
         raise self._error(f"{_name(index)} ended by itself")
 
     def processes(self) -> list[Process]:
         """Return all processes of the deployment."""
         return [process for supervisor in self._kept.values() for process in supervisor.processes()]
+
+    def _supernode(self, name: str) -> Process | None:
+        own = (p for p in self._kept[name].processes() if "flower-supernode" in p.command)
+        return next(own, None)
 
     def _keep(
         self, name: str, command: list[str], environment: dict[str, str]
@@ -313,22 +321,12 @@ class Deployment:
 
     def _wait_for_superlink(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT
-        while not self._answers():
+        context = ssl.create_default_context(cafile=str(self.ca_certificate))
+        while not answers(self.port, context):
             self._check_alive()
             if time.monotonic() > deadline:
                 raise self._error(f"the SuperLink did not answer within {START_TIMEOUT:g} s")
             time.sleep(0.1)
-
-    def _answers(self) -> bool:
-        context = ssl.create_default_context(cafile=str(self.ca_certificate))
-        connection = http.client.HTTPSConnection(HOST, self.port, timeout=5, context=context)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):  # perhaps of another program at this port
-            return False
-        finally:
-            connection.close()
 
     def _check_alive(
         self, but: str = "", on_lost: Callable[[int, str], None] | None = None
@@ -349,11 +347,8 @@ class Deployment:
 
     def _status(self) -> str:
         """Return the status of the newest run; ``flwr run`` exits with 0 when the app failed."""
-        for run in self._listed("ls")["runs"]:
-            if run["run-id"] not in self._known_runs:
-                self._known_runs.add(run["run-id"])
-                return str(run["status"])
-        return "refused"
+        run = new_run(self._listed("ls")["runs"], self._known_runs)
+        return "refused" if run is None else str(run["status"])
 
     def _listed(self, *command: str) -> dict[str, Any]:
         try:
@@ -396,35 +391,12 @@ class Deployment:
 
     def _environment(self, home: Path) -> dict[str, str]:
         # What the shell says of Flower, of our nodes or of proxies is not for this deployment.
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("FLWR_") and not name.lower().endswith("_proxy")
-        }
-        return {
-            **inherited,
-            "PATH": search_path(),  # Flower starts its own commands by their names
-            "FLWR_HOME": str(home),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-            "PYTHONUNBUFFERED": "1",
-        }
-
-
-def check_port(parameter: str, port: int) -> int:
-    """Return `port` if nobody listens on it.
-
-    Raises
-    ------
-    InvalidParameterError
-        If it is no port, or taken.
-    """
-    check_integer(parameter, port, minimum=1, maximum=65535)
-    if not is_free(port):
-        raise InvalidParameterError(parameter, port, f"a port of {HOST} that is not taken")
-    return port
+        return environment(
+            home,
+            inherits=lambda name: (
+                not name.startswith("FLWR_") and not name.lower().endswith("_proxy")
+            ),
+        )
 
 
 def _name(index: int) -> str:

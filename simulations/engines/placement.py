@@ -1,7 +1,7 @@
 """Computes how many workers a machine has room for, and which share of a GPU each gets.
 
-A worker is a process that plays clients one after another. Beside torch and Flower it needs room
-for the model several times: the question, the model, its gradient, what the client has learnt, and
+A worker is a process that runs clients one after another. Beside torch and Flower it needs room
+for the model several times: the request, the model, its gradient, what the client has learnt, and
 a sum over clients in float64.
 """
 

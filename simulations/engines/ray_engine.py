@@ -8,7 +8,7 @@ Nothing outlives the session.
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
@@ -18,9 +18,10 @@ import tomli_w
 
 from flwr_privacy.errors import EngineError, InvalidParameterError, check_integer, check_number
 
+from .logs import exceptions_in, plain
 from .superlink import SuperLink
 
-__all__ = ["RayResources", "RaySession", "exceptions_in"]
+__all__ = ["RayResources", "RaySession"]
 
 RunValue = str | int | float | bool
 
@@ -30,11 +31,6 @@ POLL_INTERVAL = 0.3
 END_TIMEOUT = 30.0
 SHOWN_EXCEPTIONS = 4
 SHOWN_LINES = 10
-
-_FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)')
-_COLOUR = r"\x1b\[[0-9;]*m"
-_WORKER = rf"^(?:{_COLOUR})?\(\w*\s*pid=[^)]*\)(?:{_COLOUR})? ?"
-_DECORATION = re.compile(rf"{_WORKER}|{_COLOUR}|[╭╮╰╯│─]", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,15 +112,11 @@ class RaySession:
     log_path : Path, optional
         File to which the output of the SuperLink and of the runs is appended as it comes. By
         default it is gone with the session.
-    home : Path, optional
-        Folder in which Flower's files, the app among them, are kept until the session ends. With
-        a Ray cluster of several hosts, an app whose components are files of its own folder needs
-        one that all hosts share. By default a temporary one.
     test_seed : int, optional
         Seed of what the clients of this package's app draw in secret, for tests: nothing is
         protected.
     stack : {"no", "yes", "auto"}, optional
-        Whether nodes train the clients that they play together. By default the environment's
+        Whether nodes train the clients that they run together. By default the environment's
         FLWR_PRIVACY_STACK says it, or else they do not.
 
     Raises
@@ -141,7 +133,6 @@ class RaySession:
         resources: RayResources | None = None,
         port: int | None = None,
         log_path: Path | None = None,
-        home: Path | None = None,
         test_seed: int | None = None,
         stack: str | None = None,
     ) -> None:
@@ -150,7 +141,6 @@ class RaySession:
         self._resources = resources or RayResources()
         self._port = port
         self._log_path = log_path
-        self._home = home
         self._test_seed = test_seed
         self._stack = stack
         self._superlink: SuperLink | None = None
@@ -173,7 +163,6 @@ class RaySession:
         *,
         nodes: int,
         run_config: Mapping[str, RunValue],
-        resources: RayResources | None = None,
         on_poll: Callable[[], None] | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -191,8 +180,6 @@ class RaySession:
         run_config : mapping
             Values for keys that the app's ``[tool.flwr.app.config]`` declares. Text arrives as it
             is, line breaks and quotes included.
-        resources : RayResources, optional
-            Other shares per client than the session's.
         on_poll : callable, optional
             Called about three times a second while the app runs, and once after its end.
         timeout : float, optional
@@ -215,8 +202,6 @@ class RaySession:
         for key, value in run_config.items():
             if not isinstance(value, RunValue):
                 raise InvalidParameterError(f"run_config.{key}", value, "text, a number or a bool")
-        resources = self._checked(resources or self._resources)
-
         superlink = self._started()
         config = superlink.folder / "run-config.toml"
         config.write_text(tomli_w.dumps(dict(run_config)), encoding="utf-8")
@@ -226,7 +211,7 @@ class RaySession:
             run.follow(
                 app_dir,
                 run_config=config,
-                federation_config=resources.federation_config(nodes=nodes),
+                federation_config=self._resources.federation_config(nodes=nodes),
                 on_poll=on_poll or _nothing,
                 timeout=timeout,
             )
@@ -236,18 +221,6 @@ class RaySession:
                 self._stop()
         run.check()
 
-    def _checked(self, resources: RayResources) -> RayResources:
-        shares = replace(
-            self._resources,
-            cpus_per_client=resources.cpus_per_client,
-            gpus_per_client=resources.gpus_per_client,
-        )
-        if resources != shares:
-            raise InvalidParameterError(
-                "resources", resources, f"the totals and ray_address of the session ({shares})"
-            )
-        return resources
-
     def _started(self) -> SuperLink:
         if self._superlink is None:
             self._superlink = SuperLink(
@@ -256,7 +229,6 @@ class RaySession:
                 gpus=self._resources.total_gpus,
                 port=self._port,
                 log_path=self._log_path,
-                home=self._home,
                 test_seed=self._test_seed,
                 stack=self._stack,
             )
@@ -327,7 +299,7 @@ class _Run:
         """Raise unless the app has completed."""
         result = self._superlink.result()
         if result is None:
-            lines = [line for line in _plain(self._log()).splitlines() if "INFO" not in line]
+            lines = [line for line in plain(self._log()).splitlines() if "INFO" not in line]
             raise EngineError("\n  ".join(["flwr run refused the app", *lines[-SHOWN_LINES:]]))
         status, details = result
         if status != "finished:completed":
@@ -340,39 +312,9 @@ class _Run:
 
     def _error(self, what: str) -> EngineError:
         log = self._log()
-        causes = exceptions_in(log)[-SHOWN_EXCEPTIONS:] or _plain(log).splitlines()[-SHOWN_LINES:]
+        causes = exceptions_in(log)[-SHOWN_EXCEPTIONS:] or plain(log).splitlines()[-SHOWN_LINES:]
         where = [f"log: {self._superlink.log}"] if self._log_is_kept else []
         return EngineError("\n  ".join([what, *causes, *where]))
-
-
-def exceptions_in(log: str) -> list[str]:
-    """Return the exceptions of the tracebacks in a log, each once, causes first.
-
-    Examples
-    --------
-    >>> exceptions_in('''Traceback (most recent call last):
-    ...   File "/app/server.py", line 11, in main
-    ...     raise ValueError("no data")
-    ... ValueError: no data
-    ... ''')
-    ['ValueError: no data (server.py, line 11, in main)']
-    """
-    found: dict[str, None] = {}
-    frame: re.Match[str] | None = None
-    for line in _plain(log).splitlines():
-        if match := _FRAME.match(line):
-            frame = match
-        elif frame is not None and line and not line[0].isspace():
-            path, number, function = frame.groups()
-            found[f"{line} ({Path(path).name}, line {number}, in {function})"] = None
-            frame = None
-    return list(found)
-
-
-def _plain(text: str) -> str:
-    # Without colours, the frames that `flwr` draws, and the prefix of Ray's workers.
-    lines = _DECORATION.sub("", text).splitlines()
-    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def _nothing() -> None:

@@ -6,14 +6,11 @@ running cluster is named, brings a Ray cluster of its own. So it neither meets n
 whatever cluster was started last on the machine.
 """
 
-import http.client
 import importlib.util
 import json
 import os
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,22 +19,14 @@ from typing import Any
 import tomli_w
 
 from flwr_privacy.clients.node.node_settings import COHORTS_VARIABLE, STACK_VARIABLE
-from flwr_privacy.errors import EngineError, InvalidParameterError
+from flwr_privacy.errors import EngineError
 
+from .flower_processes import HOST, answers, check_port, environment, executable, free_port, new_run
 from .process_supervisor import Process, ProcessSupervisor, ray_command
 
-__all__ = [
-    "TEST_SEED_VARIABLE",
-    "SuperLink",
-    "executable",
-    "free_port",
-    "is_free",
-    "search_path",
-]
+__all__ = ["TEST_SEED_VARIABLE", "SuperLink"]
 
-HOST = "127.0.0.1"
 START_TIMEOUT = 90.0
-RAY_AGENT_PORT = 52365  # Ray refuses to start where another of its parts is told to use it
 TEST_SEED_VARIABLE = "FLWR_PRIVACY_TEST_SEED"  # for the clients of this package's app
 # Ray puts sockets there, and the whole path of a socket has about 100 characters.
 LONGEST_FOLDER = 30
@@ -56,8 +45,6 @@ class SuperLink:
         Loopback port; by default a free one.
     log_path : Path, optional
         File to which all output is appended; by default one in the temporary folder.
-    home : Path, optional
-        Folder in which a temporary FLWR_HOME is made.
     test_seed : int, optional
         What the environment of a new Ray cluster has as TEST_SEED_VARIABLE.
     stack : str, optional
@@ -79,21 +66,20 @@ class SuperLink:
         gpus: int | None = None,
         port: int | None = None,
         log_path: Path | None = None,
-        home: Path | None = None,
         test_seed: int | None = None,
         stack: str | None = None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise EngineError("Ray is not installed: pip install 'flwr-privacy[simulation]'")
-        if port is not None and not is_free(port):
-            raise InvalidParameterError("port", port, f"a port of {HOST} that is not taken")
+        if port is not None:
+            check_port("port", port)
         if ray_address is not None:
             _check_reachable(ray_address)
         self._port = port or free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="flp-", dir=_short_folder()))
         self.log = (log_path or self.folder / "log").absolute()
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        flwr_home = Path(tempfile.mkdtemp(prefix="flwr-home-", dir=home or self.folder))
+        flwr_home = Path(tempfile.mkdtemp(prefix="flwr-home-", dir=self.folder))
         (flwr_home / "config.toml").write_text(tomli_w.dumps(_connection(self._port)))
 
         ray_port = free_port()
@@ -114,7 +100,7 @@ class SuperLink:
             commands,
             environment=self._environment,
             log=self.log,
-            remove=[flwr_home, self.folder],
+            remove=[self.folder],
         )
         self._wait_until_ready(ready)
 
@@ -166,11 +152,8 @@ class SuperLink:
         except (json.JSONDecodeError, KeyError) as error:
             output = answer.stdout + answer.stderr
             raise EngineError(f"flwr ls did not list the runs: {output.strip()}") from error
-        for run in runs:
-            if run["run-id"] not in self._known_runs:
-                self._known_runs.add(run["run-id"])
-                return str(run["status"]), str(run["status-details"])
-        return None
+        run = new_run(runs, self._known_runs)
+        return None if run is None else (str(run["status"]), str(run["status-details"]))
 
     def stop(self) -> None:
         """End all processes and remove the temporary folders."""
@@ -184,7 +167,7 @@ class SuperLink:
     def _wait_until_ready(self, ray_is_ready: Path | None) -> None:
         deadline = time.monotonic() + START_TIMEOUT
         try:
-            while not (_answers(self._port) and (ray_is_ready is None or ray_is_ready.exists())):
+            while not (answers(self._port) and (ray_is_ready is None or ray_is_ready.exists())):
                 if not self.alive or time.monotonic() > deadline:
                     output = self.log.read_text(errors="replace")[-2000:]
                     raise EngineError(f"Flower's SuperLink or Ray did not start:\n{output}")
@@ -192,47 +175,6 @@ class SuperLink:
         except (EngineError, KeyboardInterrupt):
             self.stop()
             raise
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody listens on and that no part of Ray is fixed to."""
-    port = RAY_AGENT_PORT
-    while port == RAY_AGENT_PORT:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            port = int(probe.getsockname()[1])
-    return port
-
-
-def is_free(port: int) -> bool:
-    """Return whether nobody listens on a loopback port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
-def search_path() -> str:
-    """Return where commands are looked for: first in this environment, though not activated."""
-    own = str(Path(sys.executable).parent)
-    return os.pathsep.join([own, os.environ.get("PATH", os.defpath)])
-
-
-def executable(name: str) -> str:
-    """Return the path of a command.
-
-    Raises
-    ------
-    EngineError
-        If it is not installed.
-    """
-    path = shutil.which(name, path=search_path())
-    if path is None:
-        raise EngineError(f"{name} is not installed: pip install 'flwr-privacy[simulation]'")
-    return path
 
 
 def _check_reachable(ray_address: str) -> None:
@@ -246,38 +188,19 @@ def _check_reachable(ray_address: str) -> None:
         ) from error
 
 
-def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection(HOST, port, timeout=1)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
 def _connection(port: int) -> dict[str, Any]:
     return {"superlink": {"default": "own", "own": {"address": f"{HOST}:{port}", "insecure": True}}}
 
 
 def _environment(flwr_home: Path, ray_address: str) -> dict[str, str]:
     strange = ("FLWR_LOCAL_", "FLWR_INTERNAL_", TEST_SEED_VARIABLE)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(strange)}
-    local = "127.0.0.1,localhost"
+    local = f"{HOST},localhost"
     return {
-        **inherited,
-        "PATH": search_path(),
-        "FLWR_HOME": str(flwr_home),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
+        **environment(flwr_home, inherits=lambda name: not name.startswith(strange)),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray will do anyway, without its warning
-        COHORTS_VARIABLE: "1",  # the nodes of a simulation play the clients they are told
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        COHORTS_VARIABLE: "1",  # the nodes of a simulation run the clients they are told
         "RAY_ADDRESS": ray_address,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONUNBUFFERED": "1",
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), local])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), local])),
     }

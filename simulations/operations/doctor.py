@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from flwr_privacy.simulations.engines.flower_processes import is_free
 from flwr_privacy.simulations.engines.placement import Machine, suggest
-from flwr_privacy.simulations.engines.superlink import is_free
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, model_bytes
 from flwr_privacy.simulations.settings.run_settings import Settings
 

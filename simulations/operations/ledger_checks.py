@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from flwr_privacy.errors import DeclinedError, LedgerError
-from flwr_privacy.pipeline.release import UNPROVEN
+from flwr_privacy.pipeline.planned_release import UNPROVEN
 from flwr_privacy.privacy.ledger import Entry, Ledger
 from flwr_privacy.privacy.policy import Policy
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from flwr_privacy.accounting import fitting, spent
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.pipeline.release import UNPROVEN
+from flwr_privacy.pipeline.planned_release import UNPROVEN
 from flwr_privacy.privacy.ledger import Entry, Ledger
 from flwr_privacy.privacy.policy import UNITS, Policy
 

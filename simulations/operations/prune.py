@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from flwr_privacy.errors import InvalidParameterError, LedgerError
-from flwr_privacy.pipeline.answer import stop_answering
 from flwr_privacy.pipeline.node_store import NodeStore
 from flwr_privacy.pipeline.reply_cache import ReplyCache
+from flwr_privacy.pipeline.users_code import stop_answering
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.wire.files import exclusive_lock

@@ -1,6 +1,5 @@
 """Trains for many rounds with random faults, then checks memory, files and ledgers."""
 
-import logging
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,8 +10,7 @@ from typing import Any
 
 from flwr_privacy.errors import FlwrPrivacyError, check_choice, check_integer
 from flwr_privacy.privacy.card import PrivacyCard
-from flwr_privacy.privacy.ledger import Entry, Ledger
-from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.privacy.ledger import Entry
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.strategies.state.experiment import CARD, CHECKPOINT
 
@@ -20,11 +18,12 @@ from .endurance_checks import Account, Gauge, Held, Mark, Place, account, growth
 from .endurance_faults import DEADLINE, RATE, FaultPlan, Journal, RestlessGrid
 from .federations import FEDERATIONS, SEED, SmallFederation
 from .grid import FAULTS, Killed
+from .training import ledger_entries, start, warnings_to
 
 __all__ = ["LEAST_ROUNDS", "Endured", "endure", "kinds_of"]
 
 LEAST_ROUNDS = 20  # below it there is no growth to measure
-_LARGEST_GROWTH = 256  # bytes of a round, beside the books
+_LARGEST_GROWTH = 256  # bytes of a round, beside history and charges
 _SLACK = (
     2**15
 )  # bytes that may be new in a part of the rounds: Python keeps freed objects for reuse
@@ -41,7 +40,7 @@ _COSTLY: dict[str, tuple[str, ...]] = {
     "acfl-sum": ("setup", "train"),
     "m2fdp": ("train", "aggregate"),
 }
-"""Phases whose answers cost their client something; the other schemes promise no epsilon."""
+"""Phases whose answers cost their client something; the other schemes guarantee no epsilon."""
 
 _FATAL = dict.fromkeys(("fedavg-sum", "central-dp", "mspdq", "acfl-sum", "fedvs"), ("node lost",))
 """Faults after which a client is out for good: the others know it by the key that it has lost."""
@@ -146,7 +145,7 @@ def endure(
     check_integer("rounds", rounds, minimum=LEAST_ROUNDS)
     plan = FaultPlan(kinds=tuple(kinds or kinds_of(scheme)), seed=seed, rate=rate)
     chosen = federation or FEDERATIONS[scheme]
-    with tempfile.TemporaryDirectory(prefix="flwr-privacy-") as folder, _quietly(), traced():
+    with tempfile.TemporaryDirectory(prefix="flwr-privacy-") as folder, warnings_to(str), traced():
         calm = FaultPlan(kinds=plan.kinds, seed=seed, rate=0)
         warm_up = _Training(scheme, chosen, Path(folder, "warm-up"), plan=calm, rounds=_WARM_UP)
         warm_up.carry_out()
@@ -171,7 +170,7 @@ def endure(
     wrong += before.leaked(after)
     part = max(1, rounds // len(found.marks)) if found.marks else rounds
     if found.growth > _LARGEST_GROWTH + _SLACK / part:
-        wrong.append(f"memory grows by {found.growth:.0f} bytes a round beside the books")
+        wrong.append(f"memory grows by {found.growth:.0f} bytes a round beside history and charges")
     if found.more_files > 0:
         wrong.append(f"files of nodes and server grow by {found.more_files}")
     return replace(found, wrong=tuple(wrong))
@@ -201,7 +200,7 @@ class _Training:
         self._witness = Journal(within=federation.within, path=folder / "witness.jsonl")
         self._app = federation.app(self._witness.watch(federation.client))
         self._strategy: SchemeStrategy | None = None
-        self.gauge = Gauge(rounds=rounds - 1, folder=folder, books=self._books)
+        self.gauge = Gauge(rounds=rounds - 1, folder=folder, history=self._lines)
         self._ended: int | None = None  # a round that was not measured yet
         self.history: list[dict[str, Any]] = []
         self._error = ""
@@ -217,7 +216,7 @@ class _Training:
                 self._error = f"the training ended with {type(error).__name__}: {error}"
         self._strategy = None
 
-    def _books(self) -> tuple[object, ...]:
+    def _lines(self) -> tuple[object, ...]:
         """Return what has a line for each round."""
         if self._strategy is None:
             return ()
@@ -239,14 +238,9 @@ class _Training:
             forgotten=self._witness.forget,
         )
         try:
-            with acting_as_server(grid.run_id):
-                result = strategy.start(
-                    grid, self._federation.arrays(), num_rounds=self._rounds, timeout=_TIMEOUT
-                )
+            result = start(self._federation, strategy, grid, rounds=self._rounds, timeout=_TIMEOUT)
         except Killed:
             return False
-        finally:
-            grid.close()
         self.history = result.history
         return True
 
@@ -286,7 +280,9 @@ class _Training:
         return accounts, wrong + [line for mine in accounts for line in mine.wrong]
 
     def _accounts(self, card: PrivacyCard) -> Iterator[Account]:
-        entries = self._entries()
+        entries: dict[str, dict[Place, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+        for client, phase, server_round, entry in ledger_entries(self._federation, self._state):
+            entries[client][phase, server_round].append(entry)
         released: dict[str, dict[Place, int]] = defaultdict(lambda: defaultdict(int))
         for (client, phase, server_round, _), answers in self._witness.answers.items():
             if phase in _COSTLY.get(self._scheme, ()):
@@ -305,24 +301,11 @@ class _Training:
             yield account(
                 client,
                 mine,
-                entries.get(client, {}),
+                entries[client],
                 card,
                 on_card=device,
                 spare=sealed,
             )
-
-    def _entries(self) -> dict[str, dict[Place, list[Entry]]]:
-        """Return what the ledgers have, by client, phase and round."""
-        found: dict[str, dict[Place, list[Entry]]] = {}
-        for path in self._state.glob("*.ledger"):
-            mine = found.setdefault(path.stem, defaultdict(list))
-            for entry in Ledger(path, data_set=path.stem).entries():
-                question = entry.question
-                named = question.phase.partition(" ")[0]
-                phase = self._federation.charged.get(named, question.phase)
-                server_round = 0 if phase in self._federation.once else question.server_round
-                mine[phase, server_round].append(entry)
-        return found
 
 
 @contextmanager
@@ -333,15 +316,3 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         tempfile.tempdir = before
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Have nobody hear the library's warnings: there is one for every fault."""
-    logger = logging.getLogger("flwr.privacy")
-    before = logger.propagate, logger.disabled
-    logger.propagate, logger.disabled = False, True
-    try:
-        yield
-    finally:
-        logger.propagate, logger.disabled = before

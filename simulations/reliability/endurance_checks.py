@@ -49,7 +49,7 @@ class Held:
     processes: tuple[str, ...]
 
     def leaked(self, after: "Held") -> list[str]:
-        """Return, in words, what a later measurement has beyond this one."""
+        """Return, in words, what a later measurement has and this one has not."""
         return [
             f"{kind[:-1].removesuffix('e') if kind == 'processes' else kind[:-1]} left open: {name}"
             for kind in ("descriptors", "threads", "processes")
@@ -100,7 +100,7 @@ class Mark:
         The last of them.
     traced : int
         Bytes of all Python objects and arrays since the training began.
-    books : int
+    history : int
         How many of them the history and the charges take, which have a line for every round.
     resident : int
         Bytes of the process, by the operating system; 0 where it does not say.
@@ -112,15 +112,15 @@ class Mark:
 
     server_round: int
     traced: int
-    books: int
+    history: int
     resident: int
     files: int
     seconds: float
 
     @property
     def rest(self) -> int:
-        """Bytes beside the books."""
-        return self.traced - self.books
+        """Bytes beside history and charges."""
+        return self.traced - self.history
 
 
 class Gauge:
@@ -132,12 +132,12 @@ class Gauge:
         Rounds of the training.
     folder : Path
         Where nodes and server keep their files.
-    books : callable
-        Returns the objects that grow with the rounds.
+    history : callable
+        Returns the objects that have a line for each round.
     """
 
-    def __init__(self, *, rounds: int, folder: Path, books: Callable[[], object]) -> None:
-        self._folder, self._books = folder, books
+    def __init__(self, *, rounds: int, folder: Path, history: Callable[[], object]) -> None:
+        self._folder, self._history = folder, history
         self._ends = [rounds * part // _PARTS for part in range(1, _PARTS + 1)]
         self._window = max(1, min(_WINDOW, rounds // (2 * _PARTS)))
         self._taken: dict[int, Mark] = {}
@@ -162,7 +162,7 @@ class Gauge:
         mark = Mark(
             server_round=end,
             traced=tracemalloc.get_traced_memory()[0],
-            books=size_of(self._books()),
+            history=size_of(self._history()),
             resident=_resident(),
             files=sum(len(files) for _, _, files in os.walk(self._folder)),
             seconds=float(np.median(self._seconds[max(0, end - 4 * _WINDOW) : server_round + 1])),
@@ -174,10 +174,10 @@ class Gauge:
 
 
 def growth(marks: Sequence[Mark]) -> float:
-    """Return the bytes by which a round grows what is no book, as the middle one of all parts.
+    """Return by how many bytes a round grows what is no history: the median over all parts.
 
-    What is there once and for all from some round on (a module that a fault made somebody load) is
-    in one part; a leak is in all of them.
+    What is there from some round on (a module that was loaded because of a fault) is in one part; a
+    leak is in all of them.
     """
     slopes = [
         (later.rest - mark.rest) / (later.server_round - mark.server_round)
@@ -233,7 +233,7 @@ def traced() -> Iterator[None]:
         tracemalloc.stop()
 
 
-# -- The books -----------------------------------------------------------------------------------
+# -- Ledgers -------------------------------------------------------------------------------------
 
 Place = tuple[str, int]
 """Phase and round."""

@@ -13,8 +13,8 @@ from flwr.clientapp import ClientApp
 from flwr_privacy.errors import check_choice, check_integer, check_number
 from flwr_privacy.wire.identity import client_id_from, stream
 
-from .grid import FAULTS, FaultyGrid, Strike, question_of
-from .matrix import Release, Witness
+from .grid import FAULTS, FaultyGrid, Strike, header_of
+from .witness import AnswerKey, Witness
 
 __all__ = ["DEADLINE", "RATE", "FaultPlan", "Journal", "RestlessGrid"]
 
@@ -26,7 +26,7 @@ DEADLINE = 5.0  # seconds, where an answer does not come: a busy machine must no
 class FaultPlan:
     """Which fault happens in which round; it survives a killed server.
 
-    A fault hits any of the questions that the round before had.
+    A fault hits any of the requests that the round before had.
 
     Parameters
     ----------
@@ -51,13 +51,13 @@ class FaultPlan:
         check_integer("seed", self.seed, minimum=0)
         check_number("rate", self.rate, minimum=0, maximum=1)
         self._round = 0
-        self._before: Counter[str] = Counter()  # questions of the round before by phase
+        self._before: Counter[str] = Counter()  # requests of the round before by phase
         self._seen: Counter[str] = Counter()
-        self._place: tuple[str, int] | None = None  # phase and number of the question
+        self._place: tuple[str, int] | None = None  # phase and number of the request
         self._kind = ""
 
     def strike(self, phase: str, server_round: int, client: str) -> Strike | None:
-        """Return the fault that happens to a question, if it is the one."""
+        """Return the fault that happens to a request, if it is the one."""
         if server_round == 0:  # a hello; of nodes that come back there is one at any time
             return None
         if server_round != self._round:
@@ -118,12 +118,12 @@ class RestlessGrid(FaultyGrid):
         return super().get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take questions, one of which may be hit."""
+        """Take requests, one of which may be hit."""
         ids: list[str] = []
         for message in messages:
             context = self._contexts.get(message.metadata.dst_node_id)
             if context is not None:
-                phase, server_round, _ = question_of(message)
+                phase, server_round, _ = header_of(message)
                 client = client_id_from(context.node_config)
                 if (strike := self._plan.strike(phase, server_round, client)) is not None:
                     self._count()
@@ -155,9 +155,9 @@ class Journal(Witness):
 
     path: Path
 
-    def keep(self, question: Release, answer: bytes) -> None:
+    def keep(self, key: AnswerKey, answer: bytes) -> None:
         """Record a reply."""
-        self._write([*question, answer.hex()])
+        self._write([*key, answer.hex()])
 
     def forget(self, client: str) -> None:
         """Record that the ledger of a client is gone."""
@@ -168,8 +168,8 @@ class Journal(Witness):
         for line in self.path.read_text(encoding="ascii").splitlines():
             match json.loads(line):
                 case [client, phase, server_round, request, answer]:
-                    question = (client, phase, server_round, request)
-                    super().keep(question, bytes.fromhex(answer))
+                    key = (client, phase, server_round, request)
+                    super().keep(key, bytes.fromhex(answer))
                 case [client]:
                     super().forget(client)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
@@ -27,8 +26,9 @@ from flwr_privacy.clients import (
     own_client_app,
 )
 from flwr_privacy.clients.node.context_store import SIMULATED
-from flwr_privacy.m2fdp import CLOUD, TierTree
+from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.simulations.engines.inline.pinned_nodes import pinned_nodes, tree_nodes
 from flwr_privacy.simulations.settings.flat_options import strategy_of
 from flwr_privacy.strategies import (
     ACFL,
@@ -41,7 +41,6 @@ from flwr_privacy.strategies import (
     SchemeStrategy,
 )
 from flwr_privacy.wire.identity import client_id_from
-from flwr_privacy.wire.pins import Identity
 
 __all__ = ["CLIENTS", "FEDERATIONS", "ROUNDS", "SEED", "SmallFederation", "Spot"]
 
@@ -63,9 +62,9 @@ class Spot:
     server_round : int, default 2
         In which round.
     client : str, default "2"
-        Whose question it is.
+        Whose request it is.
     nth : int, default 1
-        Which of the phase's questions to that client in the round.
+        Which of the phase's requests to that client in the round.
     name : str, default ""
         What it is called in the table; by default as the phase.
     """
@@ -113,7 +112,7 @@ class SmallFederation:
     spots: tuple[Spot, ...]
     start: Callable[[], Values] = field(default=lambda: {n: a.copy() for n, a in _MODEL.items()})
     app: Callable[[type[SchemeClient]], ClientApp] = field(default=lambda client: _app(client))
-    nodes: Callable[[Path], list[dict[str, Any]]] = field(default=lambda folder: _nodes(CLIENTS))
+    nodes: Callable[[Path], list[dict[str, Any]]] = field(default=lambda folder: _nodes())
     options: Mapping[str, Any] = field(default_factory=dict)
     charged: Mapping[str, str] = field(default_factory=dict)
     within: tuple[str, ...] = ()
@@ -141,28 +140,22 @@ def _quick(strategy: type[SchemeStrategy]) -> type[SchemeStrategy]:
 
 # -- Schemes that go around an app ---------------------------------------------------------------
 
+# t1-0 is trusted, with t2-0 and t2-1; of the others t2-2 is. The devices 6 and 7 trust nobody.
+_TREE = TierTree.of_fanouts((2, 2, 2), p=(0.5, 0.5))
+
+_NAMES = [str(index) for index in range(CLIENTS)]
+
 _MODEL: Values = {
     "weights": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
     "bias": np.linspace(-1, 1, 5, dtype=np.float32),
 }
 
 
-def _nodes(count: int) -> list[dict[str, Any]]:
+def _nodes() -> list[dict[str, Any]]:
     # They stand for deployed ones, and keep their files as those do.
-    return [{"partition-id": i, "num-partitions": count, SIMULATED: False} for i in range(count)]
-
-
-def _pinned_nodes(folder: Path) -> list[dict[str, Any]]:
-    """Return nodes that pin each other's keys: without pins they give no share of noise."""
-    nodes, publics = _nodes(CLIENTS), {}
-    pins = folder / "pins.toml"
-    for index, node in enumerate(nodes):
-        identity, key = Identity.generate(), folder / f"{index}.pem"
-        identity.write(key)
-        publics[str(index)] = identity.public
-        node |= {"privacy-identity": str(key), "privacy-pins": str(pins)}
-    pins.write_text(tomli_w.dumps({"clients": publics}), encoding="utf-8")
-    return nodes
+    return [
+        {"partition-id": i, "num-partitions": CLIENTS, SIMULATED: False} for i in range(CLIENTS)
+    ]
 
 
 def _app(client: type[SchemeClient]) -> ClientApp:
@@ -193,44 +186,6 @@ def _app(client: type[SchemeClient]) -> ClientApp:
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
-
-
-# -- A tree with a trusted aggregator ------------------------------------------------------------
-
-# t1-0 is trusted, with t2-0 and t2-1; of the others t2-2 is. The devices 6 and 7 trust nobody.
-_TREE = TierTree.of_fanouts((2, 2, 2), p=(0.5, 0.5))
-
-
-def _tree_nodes(folder: Path) -> list[dict[str, Any]]:
-    """Return devices and the trusted aggregator; each pins its neighbours."""
-    tree = _TREE
-    names = [*tree.devices, *(n for tier in tree.tiers[1:-1] for n in tier if tree.secure(n))]
-    publics = {}
-    for name in names:
-        identity = Identity.generate()
-        identity.write(folder / f"{name}.pem")
-        publics[name] = identity.public
-    nodes = []
-    for index, name in enumerate(names):
-        parent = tree.parent(name)
-        trusted = [parent] if parent != CLOUD and tree.secure(parent) else []
-        children = [] if name in tree.devices else tree.children(name)
-        pins = {neighbour: publics[neighbour] for neighbour in (*trusted, *children)}
-        (folder / f"{name}.pins").write_text(tomli_w.dumps({"clients": pins}))
-        (folder / f"{name}.policy").write_text(tomli_w.dumps({"trusted_parents": trusted}))
-        nodes.append(
-            {
-                "client-id": name,
-                SIMULATED: False,
-                "partition-id": index,
-                "num-partitions": len(names),
-                "m2fdp-role": "device" if name in tree.devices else "aggregator",
-                "privacy-identity": str(folder / f"{name}.pem"),
-                "privacy-pins": str(folder / f"{name}.pins"),
-                "privacy-policy": str(folder / f"{name}.policy"),
-            }
-        )
-    return nodes
 
 
 # -- Schemes that bring their own client ---------------------------------------------------------
@@ -356,7 +311,7 @@ FEDERATIONS = {
         options={"unit": "user", "rounds": ROUNDS, "epsilon": 100.0},
     ),
     "udp-losses": SmallFederation(
-        title="UDP with discounted rounds, judged by the clients' losses",
+        title="UDP with discounted rounds, validated by the clients' losses",
         strategy=UDP,
         client=UDPClient,
         spots=_spots(_HELLO, "train", "evaluate"),
@@ -365,13 +320,13 @@ FEDERATIONS = {
             "rounds": ROUNDS,
             "epsilon": 100.0,
             "schedule": "discounting",
-            "judge": "clients",
+            "validation": "clients",
         },
     ),
     "central-dp": SmallFederation(
         title="Central DP, noise in shares of the clients",
         strategy=CentralDP,
-        nodes=_pinned_nodes,
+        nodes=lambda folder: pinned_nodes(folder, _NAMES),
         client=CentralDPClient,
         spots=_spots(_HELLO, _KEYS, "train", "shares"),
         options={"rounds": ROUNDS, "epsilon": 100.0},
@@ -396,7 +351,7 @@ FEDERATIONS = {
     "acfl-sum": SmallFederation(
         title="ACFL under a secure sum",
         strategy=ACFL,
-        nodes=_pinned_nodes,
+        nodes=lambda folder: pinned_nodes(folder, _NAMES),
         client=ACFLClient,
         spots=_spots(_HELLO, Spot(phase="keys", server_round=0), _SETUP, "train", "shares"),
         start=lambda: {"W": np.zeros((3, 2))},
@@ -417,7 +372,7 @@ FEDERATIONS = {
             Spot(phase="aggregate", client="t1-0", nth=2, name="aggregate (noised)"),
             Spot(phase="deliver", client="t2-1"),
         ),
-        nodes=_tree_nodes,
+        nodes=lambda folder: tree_nodes(folder, _TREE),
         options={
             "tree": _TREE,
             "relay": True,

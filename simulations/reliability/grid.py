@@ -21,11 +21,11 @@ from flwr_privacy.simulations.engines.inline.flower_internals import assign_mess
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import RECORD
 
-__all__ = ["FAULTS", "FaultyGrid", "Killed", "Strike", "question_of"]
+__all__ = ["FAULTS", "FaultyGrid", "Killed", "Strike", "header_of"]
 
 FAULTS = {
-    "lost question": "the question is lost, or the node is killed before it has it",
-    "crash": "the node is killed while it answers: what it has written to files stays",
+    "lost request": "the request is lost, or the node is killed before it has it",
+    "crash": "the node is killed while it answers; its files stay",
     "drop": "the reply is lost, or the node is killed as soon as it has sent it",
     "delay": "the reply takes a while, and is in time",
     "late": "the reply is ready only after the deadline",
@@ -34,10 +34,10 @@ FAULTS = {
     "stranger": "the reply comes from a node that does not exist",
     "stale": "the client's previous reply comes again in place of this one",
     "corrupt": "bytes of the reply are cut off",
-    "nan": "a number of the reply is no number",
+    "nan": "a number of the reply is NaN",
     "infinity": "a number of the reply is infinite",
     "reshape": "an array of the reply has another size",
-    "server killed": "the server is killed when all have replied, and goes on from its checkpoint",
+    "server killed": "the server is killed when all have replied, and resumes from its checkpoint",
     "restarted": "the node is restarted after its reply, at the same address",
     "moved": "the node is restarted after its reply, at another address",
     "node lost": "the node is restarted after its reply, without its files",
@@ -58,7 +58,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """Where a fault happens: to a question of a phase in a round to one client.
+    """Where a fault happens: to a request of a phase in a round to one client.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ class Strike:
     server_round : int
         The round.
     client : str
-        The client; the server is killed when all have answered the question that it is asked.
+        The client; the server is killed when all have answered the request that it is asked.
     nth : int, default 1
-        Which of the phase's questions to that client in the round.
+        Which of the phase's requests to that client in the round.
     seconds : float, default 0.02
         How long a reply is delayed; one that is late comes half as long again after the deadline.
     """
@@ -106,7 +106,7 @@ class FaultyGrid(InlineGrid):
     empty : bool
         Whether there was nothing to damage, or no file to write.
     asked : list
-        Phase and round of each question, in order.
+        Phase and round of each request, in order.
     """
 
     def __init__(
@@ -136,22 +136,22 @@ class FaultyGrid(InlineGrid):
         self._injected = (
             Fault(kind=kind, seconds=strike.seconds) if strike and kind in KINDS else None
         )
-        self._meant = 0  # questions to the client so far
+        self._meant = 0  # requests to the client so far
         self._striking = False  # whether the message that is pushed is hit
         self._hit = ""  # the message that was hit
-        self._deadly: tuple[str, int, int] | None = None  # the question after which the server dies
+        self._deadly: tuple[str, int, int] | None = None  # the request after which the server dies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take questions; those that are lost are told of when their replies are pulled."""
+        """Take requests; those that are lost are told of when their replies are pulled."""
         ids: list[str] = []
         for message in messages:
-            self.asked.append(question_of(message)[:2])
+            self.asked.append(header_of(message)[:2])
             strikes = self._strikes(message)
             if strikes and self._kind == "server killed":
-                self._deadly, strikes = question_of(message), False
+                self._deadly, strikes = header_of(message), False
             self.struck |= strikes
             gone = message.metadata.dst_node_id not in self._contexts
-            if gone or (strikes and self._kind == "lost question"):
+            if gone or (strikes and self._kind == "lost request"):
                 assign_message_id(message, uuid.uuid4().hex)
                 self._unreachable[message.metadata.message_id] = message
                 ids.append(message.metadata.message_id)
@@ -164,12 +164,12 @@ class FaultyGrid(InlineGrid):
         """Return a reply that is there, if there is one."""
         wanted = list(message_ids)
         for message_id in wanted:
-            if (question := self._unreachable.pop(message_id, None)) is not None:
-                return [_unavailable(question)]
+            if (request := self._unreachable.pop(message_id, None)) is not None:
+                return [_unavailable(request)]
             if message_id in self._held and self._held[message_id][0] <= time.monotonic():
                 return self._held.pop(message_id)[1]
         replies = list(super().pull_messages(wanted))
-        if self._deadly is not None and self._deadly in map(question_of, replies):
+        if self._deadly is not None and self._deadly in map(header_of, replies):
             self._kill()
         return replies
 
@@ -177,30 +177,30 @@ class FaultyGrid(InlineGrid):
     def _kind(self) -> str:
         return "" if self._strike is None else self._strike.fault
 
-    def _strikes(self, question: Message) -> bool:
-        """Tell whether the fault happens to a question to one client."""
+    def _strikes(self, request: Message) -> bool:
+        """Tell whether the fault happens to a request to one client."""
         strike = self._strike
-        context = self._contexts.get(question.metadata.dst_node_id)
+        context = self._contexts.get(request.metadata.dst_node_id)
         if (
             strike is None
             or context is None
-            or question_of(question)[:2] != (strike.phase, strike.server_round)
+            or header_of(request)[:2] != (strike.phase, strike.server_round)
             or client_id_from(context.node_config) != strike.client
         ):
             return False
         self._meant += 1
         return self._meant == strike.nth
 
-    def _fault(self, question: Message) -> Fault | None:
+    def _fault(self, request: Message) -> Fault | None:
         if self._striking:
-            self._hit, self._striking = question.metadata.message_id, False
-        return self._injected if question.metadata.message_id == self._hit else None
+            self._hit, self._striking = request.metadata.message_id, False
+        return self._injected if request.metadata.message_id == self._hit else None
 
     def _answer(self, message_id: str) -> list[Message]:
         if message_id != self._hit or self._strike is None:
             return super()._answer(message_id)
-        question = self._questions[message_id]
-        node = question.metadata.dst_node_id
+        request = self._requests[message_id]
+        node = request.metadata.dst_node_id
         with ExitStack() as around:
             if self._kind == "disk full":
                 around.enter_context(_full(self._state / f"{self._strike.client}.ledger"))
@@ -216,7 +216,7 @@ class FaultyGrid(InlineGrid):
             self._contexts[node].state = RecordDict()
         elif self._kind in ("moved", "node lost"):
             self._move(node)
-        return replies or [_unavailable(question)]
+        return replies or [_unavailable(request)]
 
     def _move(self, node: int) -> None:
         """Have a node restarted at another address; what it kept in files may be lost."""
@@ -235,23 +235,23 @@ class FaultyGrid(InlineGrid):
         )
 
     def _kill(self) -> None:
-        """Kill the server when the replies to a question begin to come; everybody answers."""
-        for message_id in [i for i, q in self._questions.items() if question_of(q) == self._deadly]:
+        """Kill the server when the replies to a request begin to come; everybody answers."""
+        for message_id in [i for i, q in self._requests.items() if header_of(q) == self._deadly]:
             super()._answer(message_id)
         self.struck, self._deadly = True, None
         raise Killed
 
 
-def question_of(message: Message) -> tuple[str, int, int]:
-    """Return phase, round and request of a question or a reply; no names if it has none."""
+def header_of(message: Message) -> tuple[str, int, int]:
+    """Return phase, round and number of a request or its reply; ("", -1, -1) if it has none."""
     record = message.content[RECORD] if message.has_content() else None
     if not isinstance(record, ConfigRecord):
         return "", -1, -1
     return str(record["phase"]), int(str(record["round"])), int(str(record["request"]))
 
 
-def _unavailable(question: Message) -> Message:
-    return Message(Error(_UNAVAILABLE, "the message is lost"), reply_to=question)
+def _unavailable(request: Message) -> Message:
+    return Message(Error(_UNAVAILABLE, "the message is lost"), reply_to=request)
 
 
 def _has_arrays(reply: Message) -> bool:
@@ -301,7 +301,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _full(path: Path) -> Iterator[None]:
-    """Have what is written beside a sealed file go to a disk without space."""
+    """Have what is written beside a file go to a disk without space."""
     beside = path.with_name(path.name + ".new")
     beside.symlink_to(_FULL)
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from flwr_privacy.simulations.reports.markdown import markdown_table
 from flwr_privacy.wire.files import write_text
 
 from .endurance import Endured, endure
@@ -16,32 +17,30 @@ __all__ = ["REAL_FAULTS", "long_rows", "page", "sections", "table", "write_long_
 _TITLE = "# Reliability"
 
 _ABOUT = """
-Written by `flwr-privacy reliability`; nothing here is edited by hand. For each scheme a small
-federation trains three rounds in one process (the inline engine), once without a fault and once for
-each cell of its table with one fault, in the phase of the column and to one client. The noise is
-from a seed, so that both trainings can be compared bit for bit.
+`flwr-privacy reliability` writes this page; do not edit it by hand. For each scheme a small
+federation trains three rounds in one process (the inline engine): once without a fault, and once
+for each cell of its table. There, one fault happens to one client, in the phase of the column. The
+noise comes from a seed, so that both trainings can be compared bit for bit.
 
-In every cell, whatever it says, the ledger of each client has an entry for each different answer
-that the client gave, and the server's privacy card has a charge for each answer that the card of
-the undisturbed training has one for. A cell for which that is not so is a DEFECT. One thing is no
-ledger's to know: what was released before somebody lost the file with it ("node lost"); entries
-are counted from then on.
+In every cell the ledger of each client has an entry for each different answer that the client
+gave, and the server's privacy card has a charge for each answer that the card of the training
+without a fault has one for. Otherwise the cell is a DEFECT. A client that has lost its files
+("node lost") has lost its ledger with them: entries are counted from then on.
 
-Not in the tables: the phase `sync` of MSPDQ, which is asked only without a secure sum, and the
-phase `oracle` of FedVS, which is for simulations. UDP has the same phases where it protects
-records.
+Two phases are not in the tables: `sync` of MSPDQ, which is sent only without a secure sum, and
+`oracle` of FedVS, which is for simulations. UDP has the same phases where it protects records.
 """
 
 _REAL = """
 Each fault happens once more to processes that talk TLS: SuperNodes, a SuperLink and a ServerApp
-under UDP, where every round's model is compared, bit for bit, with that of a training in one
-process in which those who are left out are silent (`tests/test_real_faults.py`, by `make
-test-deploy`). No command measures this table: its words are part of the program, and the same tests
-hold what it says of each fault against what they found:
+under UDP. After every round the model is compared, bit for bit, with that of a training in one
+process in which the clients that are left out do not answer (`tests/test_real_faults.py`, run by
+`make test-deploy`). No command writes this table: its words are part of the program, and the same
+tests compare them with what they find:
 """
 
 REAL_FAULTS = {
-    "lost question": (
+    "lost request": (
         "it is never sent; also: the node is killed before it answers",
         "left out, nothing charged",
     ),
@@ -70,7 +69,7 @@ REAL_FAULTS = {
     ),
     "clock ahead": (
         "a year, in the ClientApp",
-        "left out, charged: its answer would outlive the question, and the SuperLink refuses it",
+        "left out, charged: its answer would outlive the request, and the SuperLink refuses it",
     ),
     "clock behind": ("a year, in the ClientApp", "exact"),
     "a whole node's clock": (
@@ -85,39 +84,40 @@ REAL_FAULTS = {
 """How each fault is made on real processes, and what becomes of it."""
 
 _REAL_TOO = """
-All five schemes and the secure sum end there at the very models of the simulations, and with a
-charge for each answer (`tests/test_deployed_schemes.py`); M2FDP's messages and FedVS's shares are
-read along in `tests/m2fdp/test_deployed.py` and `tests/fedvs/test_deployed.py`. Processes that are
-killed at each step of writing a charge are in `tests/flwr_privacy/privacy/test_ledger.py`.
+All five schemes and the secure sum end on such processes at exactly the models of the simulations,
+with a charge for each answer (`tests/test_deployed_schemes.py`). M2FDP's messages and FedVS's
+shares are read on the way in `tests/m2fdp/test_deployed.py` and `tests/fedvs/test_deployed.py`.
+Processes are killed at each step of writing a charge in
+`tests/flwr_privacy/privacy/test_ledger.py`.
 
-In the tables here nodes and server are killed by taking from them what a process loses: a restarted
-node has its files only, a server that goes on has its checkpoint. A lost message is told of at
-once, as a SuperLink tells of one whose time is over; late and stale replies are waited for, up to
-the deadline. Nothing here has a clock that refuses answers, as a SuperLink has.
+In the tables of this page a killed node or server loses what its process had in memory: a
+restarted node has its files only, a resumed server has its checkpoint. A lost message is reported
+at once, as a SuperLink reports one whose time is over. Late and stale replies are waited for until
+the deadline. No clock refuses answers here, as the clock of a SuperLink does.
 """
 
 _LONG = "Long runs"
 _ABOUT_LONG = f"""
-Written by `flwr-privacy reliability --rounds`. The same federations train for many rounds, and in
-about {RATE:.0%} of the rounds one of the faults above happens to one question, drawn at random from
-the seed. A server that is killed goes on from its checkpoint, in the same process, as a new run.
-Left out are faults that a client cannot outlive twice: one that loses its files under a secure sum
-or in FedVS stays out, because the others know it by the key that it has lost; and a full disk where
-there is no ledger.
+`flwr-privacy reliability --rounds` writes this section. The same federations train for many
+rounds. In about {RATE:.0%} of the rounds one of the faults above happens to one request; the seed
+decides which. A killed server resumes from its checkpoint, in the same process, as a new run. Two
+faults are left out where a client cannot outlive them: the loss of its files under a secure sum or
+in FedVS, where the others know it by the key that it has lost; and a full disk where there is no
+ledger.
 
-Python's objects are counted by `tracemalloc`, without the library's bounded caches. The history has
-a line per round and the charges have an entry per question; both are meant to grow, and are
-measured apart. What is left may grow by no more than 256 bytes a round (the middle one of four
-parts), beside 32 KiB that Python keeps for reuse. The resident size of the process, with all that
-libraries take past Python (torch, OpenBLAS, the allocator), is in the table and is not judged.
-Descriptors, threads and child processes are counted before and after the training.
+`tracemalloc` counts Python's objects, without the library's bounded caches. The history has a line
+per round and the charges have an entry per request; both are meant to grow, and are measured
+apart. The rest may grow by no more than 256 bytes a round (the median of four parts), beside 32
+KiB that Python keeps for reuse. The table also has the resident size of the process, with all that
+libraries take past Python (torch, OpenBLAS, the allocator); no limit is set for it. Descriptors,
+threads and child processes are counted before and after the training.
 
-For every client the entries of its ledger are held against the answers that were seen to leave its
-client half, round by round, and epsilon is computed afresh from these answers, each at the cost
-that the server's card has for it. The ledger never has less. It may have more for a device whose
-answers leave its zone as an average: it is charged before anybody knows whether one leaves. Answers
-before a node lost its ledger are not counted for that ledger. The server's card is read from its
-file and verified, and has no less for any client than its answers cost.
+For every client the entries of its ledger are compared with the answers that left its client half,
+round by round, and epsilon is computed afresh from these answers, each at the cost that the
+server's card has for it. The ledger never has less. It may have more for a device whose answers
+leave its zone as an average: it is charged before anybody knows whether one leaves. Answers before
+a node lost its ledger are not counted for that ledger. The server's card is read from its file and
+verified; for every client it has at least what the client's answers cost.
 """
 _LONG_TABLES = {
     "Rounds": (
@@ -140,7 +140,7 @@ _LONG_TABLES = {
         ),
         *("at the end", "files", "at the end", "descriptors, threads, processes", "afterwards"),
     ),
-    "Books": (
+    "Ledgers": (
         *("scheme", "answers with a cost", "ledger entries", "largest epsilon of a ledger"),
         *("of the answers", "of the card"),
     ),
@@ -159,9 +159,8 @@ def table(cells: Sequence[Cell]) -> str:
     phases = list(dict.fromkeys(cell.phase for cell in cells))
     faults = list(dict.fromkeys(cell.fault for cell in cells))
     verdicts = {(cell.fault, cell.phase): cell.verdict for cell in cells}
-    lines = [["fault", *phases], ["---"] * (len(phases) + 1)]
-    lines += [[fault, *(verdicts[fault, phase] for phase in phases)] for fault in faults]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows = [[fault, *(verdicts[fault, phase] for phase in phases)] for fault in faults]
+    return markdown_table(["fault", *phases], rows)
 
 
 def sections(text: str) -> dict[str, str]:
@@ -180,7 +179,7 @@ def long_rows(found: Endured) -> dict[str, list[str]]:
     if first is not None and last is not None:
         measures = [
             *(f"{mark.traced / 2**20:.2f}" for mark in (first, last)),
-            *(f"{mark.books / 2**20:.2f}" for mark in (first, last)),
+            *(f"{mark.history / 2**20:.2f}" for mark in (first, last)),
             f"{found.growth:.0f}",
             *(f"{mark.resident / 2**20:.0f}" for mark in (first, last)),
             *(f"{mark.seconds * 1000:.0f}" for mark in (first, last)),
@@ -204,7 +203,11 @@ def long_rows(found: Endured) -> dict[str, list[str]]:
             found.before.counts(),
             found.after.counts(),
         ],
-        "Books": [answers, entries, *(f"{epsilon:.6g}" if entries else "-" for epsilon in highest)],
+        "Ledgers": [
+            answers,
+            entries,
+            *(f"{epsilon:.6g}" if entries else "-" for epsilon in highest),
+        ],
         "Faults that happened": [
             ", ".join(f"{name} {found.faults[name]}" for name in FAULTS if found.faults[name]),
         ],
@@ -303,16 +306,14 @@ def _long_section(long: Sequence[Endured], *, order: Sequence[str], earlier: str
     text = [_ABOUT_LONG.strip()]
     for name, columns in _LONG_TABLES.items():
         ranked = [rows[name][title] for title in order if title in rows[name]]
-        lines = [list(columns), ["---"] * len(columns), *ranked]
-        text.append(f"### {name}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+        text.append(f"### {name}\n\n{markdown_table(columns, ranked)}")
     return "\n\n".join(text)
 
 
 def _real() -> str:
-    lines = [("fault", "how", "what becomes of it"), ("---",) * 3]
-    lines += [(fault, *words) for fault, words in REAL_FAULTS.items()]
-    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([_REAL.strip("\n"), rows, _REAL_TOO.strip("\n")])
+    rows = [(fault, *words) for fault, words in REAL_FAULTS.items()]
+    table = markdown_table(("fault", "how", "what becomes of it"), rows)
+    return "\n\n".join([_REAL.strip("\n"), table, _REAL_TOO.strip("\n")])
 
 
 def _escaped(name: str) -> str:

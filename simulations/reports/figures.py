@@ -10,8 +10,8 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
+from markupsafe import Markup, escape
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -96,7 +96,7 @@ def chart(
     log_xs: bool = False,
     reference: Reference | None = None,
     notes: Sequence[str] = (),
-) -> str:
+) -> Markup:
     """Draw lines and return them as an ``<svg>`` element.
 
     Parameters
@@ -149,7 +149,7 @@ def chart(
     return svg_of(figure, name=name, description=description)
 
 
-def swatch(style: Style, *, name: str) -> str:
+def swatch(style: Style, *, name: str) -> Markup:
     """Return a piece of a run's line, for legends and tables, as an ``<svg>`` element."""
     figure = Figure(figsize=(0.42, 0.14))
     axes = figure.add_axes((0, 0, 1, 1))
@@ -162,7 +162,7 @@ def swatch(style: Style, *, name: str) -> str:
     return svg_of(figure, name=name, description=None)
 
 
-def svg_of(figure: Figure, *, name: str, description: str | None) -> str:
+def svg_of(figure: Figure, *, name: str, description: str | None) -> Markup:
     """Return a figure as an ``<svg>`` element in the colours of the page.
 
     Parameters
@@ -190,7 +190,7 @@ def svg_of(figure: Figure, *, name: str, description: str | None) -> str:
     look = 'aria-hidden="true"'
     if description is not None:
         look = f'role="img" aria-label="{escape(description)}"'
-    return text.replace("<svg", f"<svg {look}", 1)
+    return Markup(text.replace("<svg", f"<svg {look}", 1))
 
 
 def _draw(reference: Reference, axes: Axes) -> None:

@@ -1,24 +1,83 @@
-"""HTML that several sections of a report use."""
+"""What several sections of a report use: figures over rounds, groups of runs, numbers as text."""
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from .figures import Series, swatch
-from .page import Html, html, joined
+from markupsafe import Markup
+
+from .figures import Series, chart
 from .reported import ReportedRun
 
 __all__ = [
+    "Drawn",
     "best_run",
     "by_task",
-    "legend",
-    "lines_legend",
     "listed",
     "noted",
     "number_text",
+    "over_rounds",
     "score_text",
+    "series_of",
     "span_text",
-    "swatched",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A figure of the page.
+
+    Parameters
+    ----------
+    name : str
+        Its name, unique in the page.
+    caption : str
+        Stands above it.
+    svg : Markup
+        The drawing.
+    lines : sequence of ReportedRun or Series, default ()
+        Its own legend, where it does not share that of other figures.
+    note : str, default ""
+        Stands below it.
+    """
+
+    name: str
+    caption: str
+    svg: Markup
+    lines: Sequence[ReportedRun | Series] = ()
+    note: str = ""
+
+
+def over_rounds(
+    series: Sequence[Series],
+    *,
+    name: str,
+    ylabel: str,
+    caption: str,
+    limits: tuple[float, float] | None = None,
+    legend: bool = False,
+) -> list[Drawn]:
+    """Draw lines over the rounds, with a legend of their own or without; no lines, no figure."""
+    if not series:
+        return []
+    svg = chart(series, name=name, xlabel="Round", ylabel=ylabel, whole_xs=True, limits=limits)
+    return [Drawn(name=name, caption=caption, svg=svg, lines=series if legend else ())]
+
+
+def series_of(runs: Iterable[ReportedRun], key: str) -> list[Series]:
+    """Return a line for each run whose scheme noted a number of that name."""
+    found = [(run, *noted(run, key)) for run in runs]
+    return [run.series(xs, ys) for run, xs, ys in found if xs]
+
+
+def noted(run: ReportedRun, key: str) -> tuple[list[int], list[float]]:
+    """Return the rounds in which a scheme noted a number of that name, and the numbers."""
+    found = [
+        (line["round"], value)
+        for line in run.rounds
+        if isinstance(value := (line.get("scheme") or {}).get(key), int | float)
+    ]
+    return [number for number, _ in found], [value for _, value in found]
 
 
 def by_task(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
@@ -33,50 +92,6 @@ def best_run(runs: Iterable[ReportedRun]) -> ReportedRun | None:
     """Return the run with the best final accuracy; None where no run has one."""
     scored = [run for run in runs if math.isfinite(_accuracy(run))]
     return max(scored, key=_accuracy, default=None)
-
-
-def swatched(run: ReportedRun, *, place: str) -> Html:
-    """Return a run's name after a piece of its line, and a warning if its guarantee is void.
-
-    Parameters
-    ----------
-    run : ReportedRun
-        The run.
-    place : str
-        Where on the page, which makes the ids of the drawing unique.
-    """
-    line = swatch(run.style, name=f"{place}-{run.style.index}")
-    void = run.guarantee is not None and run.guarantee.void
-    mark = Html(' <strong class="void">VOID</strong>' if void else "")
-    return Html(f'<span class="run">{line}<span>{html(run.label)}{mark}</span></span>')
-
-
-def legend(runs: Iterable[ReportedRun], *, place: str) -> Html:
-    """Return the runs with their lines, as a list."""
-    items = joined(Html(f"<li>{swatched(run, place=place)}</li>\n") for run in runs)
-    return Html(f'<ul class="legend">\n{items}</ul>\n')
-
-
-def lines_legend(lines: Iterable[Series], *, place: str) -> Html:
-    """Return the labels of lines that are no runs, each after a piece of the line, as a list."""
-    items = joined(
-        Html(
-            f'<li><span class="run">{swatch(line.style, name=f"{place}-{line.style.index}")}'
-            f"<span>{html(line.label)}</span></span></li>\n"
-        )
-        for line in lines
-    )
-    return Html(f'<ul class="legend">\n{items}</ul>\n')
-
-
-def noted(run: ReportedRun, key: str) -> tuple[list[int], list[float]]:
-    """Return the rounds in which a scheme noted a number of that name, and the numbers."""
-    found = [
-        (line["round"], value)
-        for line in run.rounds
-        if isinstance(value := (line.get("scheme") or {}).get(key), int | float)
-    ]
-    return [number for number, _ in found], [value for _, value in found]
 
 
 def listed(words: Iterable[str]) -> str:

@@ -11,11 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.wire.files import write_text
 
-from .page import Html, html, joined, page
+from .page import rendered
 from .privacy import privacy, void_guarantees
 from .reported import ReportedRun, read_runs
 from .sections import answers, configurations, curves, overview, problems, provenance, table_of_runs
@@ -24,7 +26,7 @@ from .vertical import columns
 
 __all__ = ["SECTIONS", "Section", "write_report"]
 
-Section = Callable[[Sequence[ReportedRun]], Html]
+Section = Callable[[Sequence[ReportedRun]], Markup]
 """Makes a piece of the page."""
 
 SECTIONS: tuple[Section, ...] = (
@@ -78,13 +80,13 @@ def write_report(
     if not runs:
         raise InvalidParameterError("runs", [], "at least one run folder")
     reported = read_runs(runs)
-    lead = Html(f'<p class="lead">{html(about)}</p>\n' if about else "")
-    body = joined([lead, *(one(reported) for one in SECTIONS)])
+    sections = [section(reported) for section in SECTIONS]
+    page = rendered("report.html", title=title, about=about, sections=sections)
     path = out / "report.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / "report.json", _as_json(title, reported))
-        write_text(path, page(title, body))
+        write_text(path, page)
     except OSError as error:
         allowed = f"a folder that can be written ({error.strerror})"
         raise InvalidParameterError("out", str(out), allowed) from error

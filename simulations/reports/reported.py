@@ -8,18 +8,15 @@ from typing import Any
 from flwr_privacy.errors import DataError
 from flwr_privacy.privacy.card import Answers, PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
-from flwr_privacy.simulations.settings.run_folder import (
-    RunFolder,
-    differing_settings,
-    labels,
-    score,
-)
+from flwr_privacy.simulations.settings.metrics_file import refused, score
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_labels import differing_settings, labels
 from flwr_privacy.simulations.settings.run_settings import Settings
 
-from .figures import Style
+from .figures import Series, Style
 from .tree_nodes import TREE_FILE, TreeNode, read_tree
 
-__all__ = ["Line", "ReportedRun", "Results", "read_runs", "refused"]
+__all__ = ["Line", "ReportedRun", "Results", "read_runs"]
 
 Line = Mapping[str, Any]
 """What a run noted of one round."""
@@ -84,7 +81,7 @@ class ReportedRun:
     summary, rounds
         As in the run folder.
     guarantee : Guarantee or None
-        What it promises by its privacy card; None where no round has ended yet.
+        What it guarantees by its privacy card; None where no round has ended yet.
     answers : Answers or None
         What became of its charges, by the same card.
     tree : tuple of TreeNode or None
@@ -104,6 +101,10 @@ class ReportedRun:
     answers: Answers | None
     tree: tuple[TreeNode, ...] | None
     results: Results
+
+    def series(self, xs: Sequence[float], ys: Sequence[float]) -> Series:
+        """Return its line through some points."""
+        return Series(label=self.label, style=self.style, xs=xs, ys=ys)
 
     def scores(self, metric: str) -> list[tuple[Line, float]]:
         """Return the lines of the rounds that were evaluated, with the values of a metric."""
@@ -138,15 +139,6 @@ def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
         )
         runs.append(run)
     return runs
-
-
-def refused(rounds: Sequence[Line]) -> dict[str, int]:
-    """Return the number of refused replies by reason."""
-    counts: dict[str, int] = {}
-    for line in rounds:
-        for reason, count in (line.get("refused") or {}).items():
-            counts[reason] = counts.get(reason, 0) + count
-    return counts
 
 
 def _labels(folders: Sequence[RunFolder]) -> list[str]:

@@ -4,12 +4,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from flwr_privacy.simulations.settings.run_folder import flat_settings
+from markupsafe import Markup
 
-from .figures import Series, chart
-from .page import Html, definitions, figure, grid, html, section, table
-from .pieces import best_run, by_task, legend, listed, noted, number_text, score_text, swatched
-from .reported import Line, ReportedRun, refused
+from flwr_privacy.simulations.settings.metrics_file import refused
+from flwr_privacy.simulations.settings.run_labels import flat_settings
+
+from .figures import chart
+from .page import rendered
+from .pieces import (
+    Drawn,
+    best_run,
+    by_task,
+    listed,
+    number_text,
+    over_rounds,
+    score_text,
+    series_of,
+)
+from .reported import Line, ReportedRun
 
 __all__ = [
     "answers",
@@ -27,7 +39,7 @@ UNEVEN = 3.0
 """Ratio of the virtual times of two runs from which on an axis over them is logarithmic."""
 
 
-def overview(runs: Sequence[ReportedRun]) -> Html:
+def overview(runs: Sequence[ReportedRun]) -> Markup:
     """Return one paragraph that says what was run and how it ended."""
     count = "One run" if len(runs) == 1 else f"{len(runs)} runs"
     schemes = listed(run.settings.scheme for run in runs)
@@ -53,15 +65,15 @@ def overview(runs: Sequence[ReportedRun]) -> Html:
             f"{rank} is {score_text(best.results.accuracy)}{whose}, after {best.results.rounds}"
             f" of {best.results.planned} rounds and {payload} MB of payload up and down"
         )
-    return Html(f'<p class="lead">{html(". ".join(sentences))}.</p>\n')
+    return Markup('<p class="lead">{}.</p>\n').format(". ".join(sentences))
 
 
-def table_of_runs(runs: Sequence[ReportedRun]) -> Html:
+def table_of_runs(runs: Sequence[ReportedRun]) -> Markup:
     """Return one row of results per run."""
     rows = [
         {
-            "Run": swatched(run, place="runs"),
-            "Status": Html(f'<span class="{run.summary["status"]}">{run.summary["status"]}</span>'),
+            "Run": run,
+            "Status": Markup('<span class="{0}">{0}</span>').format(run.summary["status"]),
             "Clients": run.settings.clients or run.summary.get("nodes"),
             "Rounds": f"{run.results.rounds}/{run.results.planned}",
             "Accuracy": score_text(run.results.accuracy),
@@ -77,49 +89,40 @@ def table_of_runs(runs: Sequence[ReportedRun]) -> Html:
         }
         for run in runs
     ]
-    numbers = list(rows[0])[list(rows[0]).index("Clients") :]
-    notes = (
-        "Accuracy and loss are those of the last evaluation, Best is the best accuracy of all."
-        f"{_judges(runs)} MB are millions of payload bytes of all messages."
-        " Late and Refused count replies, Skipped counts rounds that left the model as it was."
-    )
-    parts = [table(rows, numbers=numbers), Html(f'<p class="note">{html(notes)}</p>\n')]
-    return section("Runs", parts)
+    return rendered("runs.html", rows=rows, evaluated_by=_evaluated_by(runs))
 
 
-def problems(runs: Sequence[ReportedRun]) -> Html:
+def problems(runs: Sequence[ReportedRun]) -> Markup:
     """Return the errors of the runs that did not complete."""
-    parts = []
-    for run in runs:
-        status = run.summary["status"]
-        if status in ("failed", "interrupted"):
-            done = f"{status} after {run.results.rounds} of {run.results.planned} rounds"
-            error = run.summary.get("error") or "No error was noted."
-            parts.append(Html(f"<h3>{html(run.label)}: {done}</h3>\n<pre>{html(error)}</pre>\n"))
-    return section("Runs that did not complete", parts)
+    broken = [run for run in runs if run.summary["status"] in ("failed", "interrupted")]
+    return rendered("problems.html", runs=broken) if broken else Markup()
 
 
-def curves(runs: Sequence[ReportedRun]) -> Html:
+def curves(runs: Sequence[ReportedRun]) -> Markup:
     """Return accuracy and loss over rounds, payload bytes and virtual time, for each task.
 
     And the rounds planned, where a scheme changes them as it goes on.
     """
-    groups = by_task(runs)
-    parts = []
-    for number, (task, group) in enumerate(groups.items()):
-        if len(groups) > 1:
-            parts.append(Html(f"<h3>Task {html(task)}</h3>\n"))
-        charts = [
-            _curve(group, metric, xlabel, name=f"task{number}-{metric}-{place}")
-            for place, xlabel in enumerate(ACROSS)
-            for metric in ("accuracy", "loss")
-        ]
-        charts.append(_planned(group, name=f"task{number}-planned"))
-        if any(charts):
-            parts += [legend(group, place=f"task{number}"), grid(charts)]
-        else:
-            parts.append(Html("<p>The model was not evaluated yet.</p>\n"))
-    return section("Accuracy and loss", parts)
+    tasks = {
+        task: (group, _curves(group, name=f"task{number}"))
+        for number, (task, group) in enumerate(by_task(runs).items())
+    }
+    return rendered("curves.html", tasks=tasks)
+
+
+def _curves(runs: Sequence[ReportedRun], *, name: str) -> list[Drawn]:
+    drawn = [
+        _curve(runs, metric, xlabel, name=f"{name}-{metric}-{place}")
+        for place, xlabel in enumerate(ACROSS)
+        for metric in ("accuracy", "loss")
+    ]
+    planned = over_rounds(
+        series_of(runs, "T"),
+        name=f"{name}-planned",
+        ylabel="Rounds planned",
+        caption="Rounds planned over rounds",
+    )
+    return [*filter(None, drawn), *planned]
 
 
 ACROSS: Mapping[str, Callable[[Line], float]] = {
@@ -129,7 +132,7 @@ ACROSS: Mapping[str, Callable[[Line], float]] = {
 }
 
 
-def _curve(runs: Sequence[ReportedRun], metric: str, xlabel: str, *, name: str) -> Html:
+def _curve(runs: Sequence[ReportedRun], metric: str, xlabel: str, *, name: str) -> Drawn | None:
     series = []
     whole = xlabel == "Round"
     for run in runs:
@@ -137,69 +140,51 @@ def _curve(runs: Sequence[ReportedRun], metric: str, xlabel: str, *, name: str) 
         xs = [ACROSS[xlabel](line) for line, _ in scores]
         # A run without simulated stragglers takes no virtual time, and has no line over it.
         if xs and (whole or max(xs) > 0):
-            ys = [value for _, value in scores]
-            series.append(Series(label=run.label, style=run.style, xs=xs, ys=ys))
+            series.append(run.series(xs, [value for _, value in scores]))
     if not series:
-        return Html()
+        return None
     ylabel = metric.capitalize()
     ends = [max(one.xs) for one in series]
     uneven = xlabel == VIRTUAL and max(ends) >= UNEVEN * min(ends)
     svg = chart(series, name=name, xlabel=xlabel, ylabel=ylabel, whole_xs=whole, log_xs=uneven)
     over = {"Round": "rounds", VIRTUAL: "virtual time"}.get(xlabel, "payload")
-    return figure(Html(svg), f"{ylabel} over {over}")
+    return Drawn(name=name, caption=f"{ylabel} over {over}", svg=svg)
 
 
-def _planned(runs: Sequence[ReportedRun], *, name: str) -> Html:
-    series = []
-    for run in runs:
-        xs, ys = noted(run, "T")
-        if xs:
-            series.append(Series(label=run.label, style=run.style, xs=xs, ys=ys))
-    if not series:
-        return Html()
-    svg = chart(series, name=name, xlabel="Round", ylabel="Rounds planned", whole_xs=True)
-    return figure(Html(svg), "Rounds planned over rounds")
-
-
-def answers(runs: Sequence[ReportedRun]) -> Html:
+def answers(runs: Sequence[ReportedRun]) -> Markup:
     """Return how many of the clients asked had a say, where that is not plainly all of them."""
     counted = [_trained(run) for run in runs]
     if not any(counted) and not any(run.results.late or run.results.refused for run in runs):
-        return Html()
+        return Markup()
     charts = []
-    for key, title in (("answered", "Answered"), ("accumulated", "Folded in")):
+    for key, title in (("answered", "Answered"), ("accumulated", "Accumulated")):
         series = []
         for run in runs:
             lines = [line for line in run.rounds if line.get("asked") and key in line]
-            xs = [line["round"] for line in lines]
             ys = [line[key] / line["asked"] for line in lines]
             if lines:
-                series.append(Series(label=run.label, style=run.style, xs=xs, ys=ys))
-        if series:
-            svg = chart(
-                series,
-                name=f"answers-{key}",
-                xlabel="Round",
-                ylabel=f"{title} / asked",
-                limits=(0.0, 1.05),
-                whole_xs=True,
-            )
-            charts.append(figure(Html(svg), f"{title}, as a share of the clients asked"))
+                series.append(run.series([line["round"] for line in lines], ys))
+        charts += over_rounds(
+            series,
+            name=f"answers-{key}",
+            ylabel=f"{title} / asked",
+            caption=f"{title}, as a share of the clients asked",
+            limits=(0.0, 1.05),
+        )
     reasons = list(dict.fromkeys(reason for run in runs for reason in refused(run.rounds)))
     rows = [
         {
-            "Run": swatched(run, place="answers"),
+            "Run": run,
             "Asked": run.results.asked,
             "Answered": run.results.answered,
-            "Folded in": run.results.accumulated,
+            "Accumulated": run.results.accumulated,
             "Late": run.results.late,
             **({"Trained": trained} if any(counted) else {}),
             **{f"Refused: {r}": refused(run.rounds).get(r, 0) for r in reasons},
         }
         for run, trained in zip(runs, counted, strict=True)
     ]
-    parts = [legend(runs, place="shares"), grid(charts), table(rows, numbers=list(rows[0])[1:])]
-    return section("Answers", parts)
+    return rendered("answers.html", runs=runs, charts=charts, rows=rows)
 
 
 def _trained(run: ReportedRun) -> str:
@@ -210,25 +195,20 @@ def _trained(run: ReportedRun) -> str:
     return f"{total:.0f} ± {sigma:.0f}" if lines else ""
 
 
-def configurations(runs: Sequence[ReportedRun]) -> Html:
+def configurations(runs: Sequence[ReportedRun]) -> Markup:
     """Return the settings in which the runs differ, and those that they share."""
-    differing = runs[0].differing
-    shared = {k: v for k, v in flat_settings(runs[0].settings).items() if k not in differing}
-    parts = []
-    if differing:
-        rows = [{"Run": swatched(run, place="settings"), **run.differing} for run in runs]
-        parts += [Html("<h3>Where the runs differ</h3>\n"), table(rows)]
-    if len(runs) > 1:
-        parts.append(Html("<h3>The same in all runs</h3>\n"))
-    return section("Configuration", [*parts, definitions(shared)])
+    differing = [{"Run": run, **run.differing} for run in runs]
+    settings = flat_settings(runs[0].settings)
+    shared = {key: value for key, value in settings.items() if key not in differing[0]}
+    return rendered("configuration.html", differing=differing, shared=shared)
 
 
-def provenance(runs: Sequence[ReportedRun]) -> Html:
+def provenance(runs: Sequence[ReportedRun]) -> Markup:
     """Return where and when the runs took place, and with which versions."""
     packages = dict.fromkeys(p for run in runs for p in run.summary.get("versions") or {})
     rows = [
         {
-            "Run": swatched(run, place="versions"),
+            "Run": run,
             "Folder": run.name,
             "Engine": run.summary.get("engine"),
             "Nodes": run.summary.get("nodes"),
@@ -239,16 +219,16 @@ def provenance(runs: Sequence[ReportedRun]) -> Html:
         }
         for run in runs
     ]
-    return section("Versions", [table(rows, numbers=["Nodes"])])
+    return rendered("versions.html", rows=rows)
 
 
-def _judges(runs: Sequence[ReportedRun]) -> str:
-    judged = [run for run in runs if run.results.evaluated_by == "clients"]
-    if not judged:
+def _evaluated_by(runs: Sequence[ReportedRun]) -> str:
+    local = [run for run in runs if run.results.evaluated_by == "clients"]
+    if not local:
         return ""
-    if len(judged) == len(runs):
-        return " The clients evaluated the model, each on its own data."
-    return f" In {listed(run.label for run in judged)} the clients evaluated it on their own data."
+    if len(local) == len(runs):
+        return "The clients evaluated the model, each on its own data."
+    return f"In {listed(run.label for run in local)} the clients evaluated it on their own data."
 
 
 def _time(text: str | None) -> str | None:

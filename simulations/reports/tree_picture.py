@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -37,7 +38,7 @@ LONGEST_NAME = 12  # characters
 CROWD = 10  # children of a node from which on their links are thinner
 
 
-def tree_svg(nodes: Sequence[TreeNode], *, name: str) -> str:
+def tree_svg(nodes: Sequence[TreeNode], *, name: str) -> Markup:
     """Draw a tree and return it as an ``<svg>`` element.
 
     Parameters

@@ -5,11 +5,13 @@ from itertools import accumulate
 from statistics import fmean, median
 from typing import Any
 
+from markupsafe import Markup
+
 from flwr_privacy.fedvs.delays import expected_wait
 
-from .figures import Series, chart
-from .page import Html, figure, grid, html, section, table
-from .pieces import legend, noted, number_text, score_text, swatched
+from .figures import Series
+from .page import rendered
+from .pieces import Drawn, noted, number_text, over_rounds, score_text, series_of
 from .reported import Line, ReportedRun
 
 __all__ = ["columns"]
@@ -20,19 +22,19 @@ SHARE, UPLOAD = "seconds_share", "seconds_upload"
 """What a line calls the virtual seconds of a round's two exchanges under FedVS."""
 
 
-def columns(runs: Sequence[ReportedRun]) -> Html:
+def columns(runs: Sequence[ReportedRun]) -> Markup:
     """Return what rounds waited for and how many bytes they took, if clients have columns."""
     split = [run for run in runs if noted(run, "epoch")[0]]
     if not split:
-        return Html()
+        return Markup()
     rows = [_row(run) for run in split]
     shown = [key for key in rows[0] if any(row[key] is not None for row in rows)]
-    kept = [{key: row[key] for key in shown} for row in rows]
-    parts = [table(kept, numbers=shown[1:]), Html(f'<p class="note">{html(_note(shown))}</p>\n')]
-    charts = [drawn for drawn in (_areas(split), *_times(split), _range(split)) if drawn]
-    if charts:
-        parts += [legend(split, place="columns"), grid(charts)]
-    return section("Rounds of split learning", parts)
+    return rendered(
+        "vertical.html",
+        runs=split,
+        rows=[{key: row[key] for key in shown} for row in rows],
+        charts=[*_areas(split), *_times(split), *_range(split)],
+    )
 
 
 def _row(run: ReportedRun) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def _row(run: ReportedRun) -> dict[str, Any]:
     epochs = noted(run, "epoch")[1]
     guard = noted(run, "guard")[1]
     return {
-        "Run": swatched(run, place="columns-table"),
+        "Run": run,
         "Answers": None if waited is None else f"{waited:.3g} of {asked:.3g}",
         "Epochs": number_text(epochs[-1]) if epochs else None,
         "Share phase (s)": _seconds(noted(run, SHARE)[1]),
@@ -57,24 +59,6 @@ def _row(run: ReportedRun) -> dict[str, Any]:
         "F1": score_text(_last(run, "f1")),
         "Range used": f"{max(guard):.1%}" if guard else None,
     }
-
-
-def _note(shown: Sequence[str]) -> str:
-    sentences = [
-        "Answers are those that a round goes on with, of the clients asked; seconds are virtual "
-        "ones of a round, on average, and MB millions of payload bytes of one, up and down."
-    ]
-    if "Share phase (s)" in shown:
-        sentences.append(
-            "FedVS's code makes the upload phase short; the share phase waits for everybody."
-        )
-    if "Wait for all (s)" in shown:
-        sentences.append(
-            "Wait for all is the expected time until every upload is there under the same delays."
-        )
-    if "Range used" in shown:
-        sentences.append("Range used is the largest share of the field that a sum took up.")
-    return " ".join(sentences)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -109,52 +93,40 @@ def _wait_for_all(run: ReportedRun) -> str | None:
 # Figures
 
 
-def _areas(runs: Sequence[ReportedRun]) -> Html:
+def _areas(runs: Sequence[ReportedRun]) -> list[Drawn]:
     found = [(run, run.scores("auc")) for run in runs]
     series = [
-        Series(
-            label=run.label,
-            style=run.style,
-            xs=[line["round"] for line, _ in scores],
-            ys=[value for _, value in scores],
-        )
+        run.series([line["round"] for line, _ in scores], [value for _, value in scores])
         for run, scores in found
         if scores
     ]
-    return _chart(series, name="columns-auc", ylabel="AUC", caption="Area under the ROC curve")
+    caption = "Area under the ROC curve"
+    return over_rounds(series, name="columns-auc", ylabel="AUC", caption=caption)
 
 
-def _times(runs: Sequence[ReportedRun]) -> list[Html]:
-    """Return the virtual seconds so far of the exchanges, those of other schemes as uploads."""
+def _times(runs: Sequence[ReportedRun]) -> list[Drawn]:
+    """Draw the virtual seconds so far of the exchanges, those of other schemes as uploads."""
     shares: list[Series] = []
     uploads: list[Series] = []
     for run in runs:
         for key, into in ((SHARE, shares), (UPLOAD, uploads)):
             xs, seconds = noted(run, key)
             if any(seconds):
-                ys = list(accumulate(seconds, initial=0.0))
-                into.append(Series(label=run.label, style=run.style, xs=[0, *xs], ys=ys))
+                into.append(run.series([0, *xs], list(accumulate(seconds, initial=0.0))))
         lines = [line for line in run.rounds if line.get("virtual_seconds")]
         if lines and not noted(run, UPLOAD)[0]:
             xs = [0, *(line["round"] for line in lines)]
-            ys = [0.0, *(line["virtual_seconds"] for line in lines)]
-            uploads.append(Series(label=run.label, style=run.style, xs=xs, ys=ys))
+            uploads.append(run.series(xs, [0.0, *(line["virtual_seconds"] for line in lines)]))
     ylabel = "Virtual time so far (s)"
     return [
-        _chart(shares, name="columns-share", ylabel=ylabel, caption="Time in share phases"),
-        _chart(uploads, name="columns-upload", ylabel=ylabel, caption="Time in upload phases"),
+        *over_rounds(shares, name="columns-share", ylabel=ylabel, caption="Time in share phases"),
+        *over_rounds(
+            uploads, name="columns-upload", ylabel=ylabel, caption="Time in upload phases"
+        ),
     ]
 
 
-def _range(runs: Sequence[ReportedRun]) -> Html:
-    found = [(run, *noted(run, "guard")) for run in runs]
-    series = [Series(label=run.label, style=run.style, xs=xs, ys=ys) for run, xs, ys in found if xs]
+def _range(runs: Sequence[ReportedRun]) -> list[Drawn]:
     caption = "Largest share of the field's range in a sum"
-    return _chart(series, name="columns-range", ylabel="Share of the range", caption=caption)
-
-
-def _chart(series: Sequence[Series], *, name: str, ylabel: str, caption: str) -> Html:
-    if not series:
-        return Html()
-    svg = chart(series, name=name, xlabel="Round", ylabel=ylabel, whole_xs=True)
-    return figure(Html(svg), caption)
+    series = series_of(runs, "guard")
+    return over_rounds(series, name="columns-range", ylabel="Share of the range", caption=caption)

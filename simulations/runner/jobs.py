@@ -11,7 +11,8 @@ from flwr_privacy.clients.node.node_settings import STACK_MODES
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.simulations.engines.placement import Machine, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
-from flwr_privacy.simulations.settings.run_folder import RunFolder, follow, kept
+from flwr_privacy.simulations.settings.metrics_file import follow
+from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .progress import Progress
@@ -36,7 +37,7 @@ class Engine:
     name : {"ray", "inline"}, default "ray"
         Flower's Ray engine through `flwr run`, or this process.
     workers : int, optional
-        Number of nodes that play the clients between them; by default one node per client. The
+        Number of nodes that run the clients between them; by default one node per client. The
         inline engine gives each worker a process of its own.
     resources : RayResources
         What Ray has and what a node gets.
@@ -87,7 +88,7 @@ class Engine:
         clients = settings.clients or DEFAULT_CLIENTS
         if self.workers is None:
             if self.stack in ("yes", "auto"):
-                allowed = "no without --workers: a node that plays one client has none to stack"
+                allowed = "no without --workers: a node that runs one client has none to stack"
                 raise InvalidParameterError("--stack", self.stack, allowed)
             return clients
         return check_integer("workers", self.workers, maximum=clients)

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flwr_privacy.simulations.settings.run_folder import score
+from flwr_privacy.simulations.settings.metrics_file import score
 
 __all__ = ["Progress", "format_bytes", "format_seconds", "planned_rounds"]
 

@@ -103,7 +103,12 @@ _CHOICES = (
         {"discounting": Discounting, "linear": LinearNoise, "plateau": PlateauNoise},
     ),
     _Choice("schedule", "", {"": EventSchedule}),
-    _Choice("judge", "judge", {"clients": ClientLosses}, "'clients', or a function on the server"),
+    _Choice(
+        "validation",
+        "validation",
+        {"clients": ClientLosses},
+        "'clients', or a function on the server",
+    ),
     _Choice(
         "clean_events",
         "clean_events",

@@ -1,18 +1,14 @@
-"""Run folders: the settings of a run, its summary, and one line for every round.
+"""Reads and writes run folders: the settings of a run, its summary, and one line for every round.
 
-Whoever writes or reads such a folder does it here: the app while it runs, the display that follows
-it, the report afterwards.
+The app writes them while it runs, the display follows them, and the report reads them afterwards.
 """
 
 import json
-import math
 import os
 import platform
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,22 +21,13 @@ from flwr_privacy.errors import (
     check_choice,
     check_integer,
 )
-from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.wire.files import PRIVATE, exclusive_lock, write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
+from .metrics_file import MetricsFile
 from .run_settings import Settings
 
-__all__ = [
-    "RunFolder",
-    "differing_settings",
-    "flat_settings",
-    "follow",
-    "kept",
-    "labels",
-    "score",
-]
+__all__ = ["RunFolder", "kept"]
 
 ENGINES = ("ray", "inline", "deployed")
 ENDINGS = ("completed", "failed", "interrupted")
@@ -48,15 +35,6 @@ STATUSES = ("created", "running", *ENDINGS)
 LOCK, SERVER_LOCK = "lock", "server.lock"
 LOCK_TIMEOUT = 10.0
 PACKAGES = ("flwr-privacy", "flwr", "numpy", "torch")
-POLL_SECONDS = 0.1
-
-_SAID = ("strategy.epsilon", "strategy.alpha")
-
-_NUMBERS = (
-    *("asked", "answered", "accumulated", "late", "exchanges"),
-    *("rounds", "bytes_down", "bytes_up", "virtual_seconds", "seconds"),
-)
-_TABLES = ("refused", "train", "evaluate", "server", "scheme")
 
 
 @dataclass(frozen=True)
@@ -224,14 +202,6 @@ class RunFolder:
             raise DataError(f"{self.summary_path}: no summary with a status of {STATUSES}")
         return summary
 
-    @property
-    def label(self) -> str:
-        """Scheme, task and what else is not as by default.
-
-        `labels` gives shorter ones for runs side by side.
-        """
-        return _label(flat_settings(self.settings), usual=DEFAULTS, always=("scheme", "task"))
-
     def rounds(self) -> list[dict[str, Any]]:
         """Return the lines of the rounds so far, in order, each with the bytes up to it.
 
@@ -247,7 +217,7 @@ class RunFolder:
         if not self.metrics_path.exists():
             return []
         lines: list[dict[str, Any]] = []
-        for line in _Tail(self.metrics_path).rest():
+        for line in MetricsFile(self.metrics_path).rest():
             while lines and lines[-1]["round"] >= line["round"]:
                 lines.pop()
             before = lines[-1] if lines else {}
@@ -372,7 +342,7 @@ class RunFolder:
             If the summary or a line that is not the last one is damaged.
         """
         self.metrics_path.touch(mode=PRIVATE)
-        tail = _Tail(self.metrics_path)
+        tail = MetricsFile(self.metrics_path)
         for _ in tail.lines():
             pass
         if tail.last() is None:
@@ -418,226 +388,6 @@ def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
         raise
     if ends:
         finish("completed")
-
-
-def follow(path: str | Path, stop: Callable[[], bool]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a ``metrics.jsonl`` as another process appends them.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file; it need not exist yet.
-    stop : callable
-        Asked about ten times a second whether the writer is done. What it had written by then is
-        still yielded.
-
-    Yields
-    ------
-    dict
-        The line of a round. When a resumed run replaces the file, its lines are yielded from the
-        first.
-
-    Raises
-    ------
-    DataError
-        If a line is damaged.
-    """
-    tail = _Tail(Path(path))
-    inode = None
-    while True:
-        stopped = stop()  # before the file is read: nothing is written after that
-        if tail.path.exists():
-            status = tail.path.stat()
-            if status.st_ino != inode or status.st_size < tail.position:
-                tail, inode = _Tail(tail.path), status.st_ino
-            yield from tail.rest() if stopped else tail.lines()
-        if stopped:
-            return
-        time.sleep(POLL_SECONDS)
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        elif value is not None:
-            flat[prefix + key] = value
-    return flat
-
-
-def flat_settings(settings: Settings) -> dict[str, Any]:
-    """Return what is set, with dotted keys; where the data lies is left out.
-
-    Examples
-    --------
-    >>> flat_settings(Settings())["partition.kind"]
-    'iid'
-    """
-    flat = _flat(asdict(replace(settings, data_root=None)))
-    return flat if settings.secure_sum is None else {**flat, "secure_sum": True}
-
-
-def differing_settings(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """Return, for each run, the settings in which the runs differ.
-
-    The keys are dotted (``partition.alpha``), the same for every run and in the order of
-    `Settings`; None stands for what a run leaves unset.
-    """
-    tables = [flat_settings(run.settings) for run in runs]
-    keys = _keys(tables)
-    differing = [key for key in keys if any(t.get(key) != tables[0].get(key) for t in tables)]
-    return [{key: table.get(key) for key in differing} for table in tables]
-
-
-def labels(runs: Sequence[RunFolder]) -> list[str]:
-    """Return a short name for each run: the scheme and what tells the run from the others.
-
-    What most runs have in common is left out, but for a budget, and for the weight that tells
-    ACFL from its rivals. Runs with equal names get that of their folder, or a number, in addition.
-    """
-    tables = differing_settings(runs)
-    usual = {key: _usual([table[key] for table in tables], key) for key in _keys(tables)}
-    for key in _SAID:
-        usual.pop(key, None)
-    names = [
-        _label({"scheme": run.settings.scheme, **table}, usual=usual, always=("scheme", "task"))
-        for run, table in zip(runs, tables, strict=True)
-    ]
-    names = [
-        f"{name} ({run.path.resolve().name})" if names.count(name) > 1 else name
-        for run, name in zip(runs, names, strict=True)
-    ]
-    return [
-        f"{name} #{names[: index + 1].count(name)}" if names.count(name) > 1 else name
-        for index, name in enumerate(names)
-    ]
-
-
-def score(
-    line: Mapping[str, Any], metric: str, *, sources: Sequence[str] = ("server", "evaluate")
-) -> float | None:
-    """Return a metric of the server's evaluation, or else of the clients' own.
-
-    Parameters
-    ----------
-    line : Mapping
-        Line of a round.
-    metric : str
-        Such as ``accuracy`` or ``loss``.
-    sources : Sequence of str, default ("server", "evaluate")
-        Tables of the line in which to look, the first that has the metric counts.
-
-    Returns
-    -------
-    float or None
-        None if the model was not evaluated in this round; NaN if the metric was not finite, for
-        which JSON has null.
-
-    Examples
-    --------
-    >>> line = {"round": 1, "server": {"accuracy": 0.9}, "evaluate": {"accuracy": 0.8}}
-    >>> score(line, "accuracy")
-    0.9
-    >>> score(line, "accuracy", sources=["evaluate"])
-    0.8
-    """
-    for source in sources:
-        table = line.get(source) or {}
-        if metric in table:
-            return math.nan if table[metric] is None else float(table[metric])
-    return None
-
-
-class _Tail:
-    """A place in a metrics file, after the last whole line that was read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.position = 0
-        self.count = 0
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the whole lines that follow."""
-        with self.path.open("rb") as file:
-            file.seek(self.position)
-            for text in file:
-                if not text.endswith(b"\n"):
-                    return
-                self.count += 1
-                self.position += len(text)
-                try:
-                    line = _parsed(text)
-                except ValueError as error:
-                    raise DataError(f"{self.path}, line {self.count}: {error}") from error
-                yield line
-
-    def last(self) -> dict[str, Any] | None:
-        """Return the unfinished last line, or None if it was cut."""
-        with self.path.open("rb") as file:
-            file.seek(self.position)
-            try:
-                return _parsed(file.read())
-            except ValueError:
-                return None
-
-    def rest(self) -> Iterator[dict[str, Any]]:
-        """Yield the remaining lines once nobody writes any more."""
-        yield from self.lines()
-        last = self.last()
-        if last is not None:
-            yield last
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    line = json.loads(text)
-    if not isinstance(line, dict) or type(line.get("round")) is not int:
-        raise ValueError("no JSON object with an integer 'round'")
-    for key in _NUMBERS:
-        if not isinstance(line.get(key, 0), int | float):
-            raise ValueError(f"{key} = {line[key]!r} is no number")
-    for key in _TABLES:
-        if not isinstance(line.get(key) or {}, dict):
-            raise ValueError(f"{key} = {line[key]!r} is no object")
-    for key in ("server", "evaluate"):
-        for metric in ("accuracy", "loss"):
-            value = (line.get(key) or {}).get(metric)
-            if not isinstance(value, int | float | None):
-                raise ValueError(f"{key}.{metric} = {value!r} is no number")
-    return line
-
-
-_NOTHING = object()
-DEFAULTS = _flat(asdict(Settings(stragglers=StragglerModel(), secure_sum=SecureSum())))
-
-
-def _keys(tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for table in tables for key in table))
-
-
-def _usual(values: Sequence[Any], key: str) -> Any:
-    # What more than half of the runs have. What half of them leave unset is at its default where
-    # it is in use at all.
-    if 2 * values.count(None) >= len(values):
-        return DEFAULTS.get(key)
-    most = max(values, key=values.count)
-    return most if 2 * values.count(most) > len(values) else _NOTHING
-
-
-def _label(settings: Mapping[str, Any], *, usual: Mapping[str, Any], always: Sequence[str]) -> str:
-    shown = {
-        key: value
-        for key, value in settings.items()
-        if key in always or value not in (None, usual.get(key, _NOTHING))
-    }
-    # The last part of a key says enough, unless another key ends alike or it is a "kind".
-    endings = Counter(key.rpartition(".")[2] for key in shown)
-    parts = []
-    for key, value in shown.items():
-        ending = key.rpartition(".")[2]
-        name = key if ending == "kind" or endings[ending] > 1 else ending
-        parts.append(str(value) if key in always else name if value is True else f"{name} {value}")
-    return ", ".join(parts)
 
 
 def _not_writable(parameter: str, path: Path, error: OSError) -> InvalidParameterError:

@@ -60,7 +60,8 @@ class Scheme:
     summed : type, optional
         The client half under a secure sum, if it is another.
     validated : bool, default False
-        Whether the strategy has schedules with a judge: by default a function on the server.
+        Whether the strategy has schedules that follow a validation loss: by default that of a
+        function on the server.
     vertical : bool, default False
         Whether the clients have columns of the same rows, and the server the labels and a central
         model: the client half gets a `flwr_privacy.clients.VerticalData`, the strategy the labels.

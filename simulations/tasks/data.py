@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import DataError, check_choice
 
-from . import vertical_data
+from . import adult, unsplit_data
 from .records import Dataset
 
 __all__ = ["DATASETS", "Dataset", "available", "load"]
@@ -47,7 +46,7 @@ def load(name: str, *, data_root: str | Path | None = None, download: bool = Fal
         ``adult-integers``: the same 14 columns in the order of the file, a category as its position
         among those of the training file (one that is not there: -1), all standardised with the
         training file's statistics; for the others see
-        `flwr_privacy.simulations.tasks.vertical_data`.
+        `flwr_privacy.simulations.tasks.unsplit_data`.
     data_root : str or Path, optional
         Folder with the files; ``digits`` and ``breast-cancer`` need none.
     download : bool, default False
@@ -204,25 +203,6 @@ def _download(source: _Source, root: Path) -> None:
         ) from error
 
 
-@lru_cache(maxsize=1)
-def _digits() -> Dataset:
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    images, labels = load_digits(return_X_y=True)
-    features = (images / 16).astype(np.float32)
-    train, test, train_labels, test_labels = train_test_split(
-        features, labels.astype(np.int64), test_size=0.2, random_state=0, stratify=labels
-    )
-    return Dataset(
-        features=train,
-        labels=train_labels,
-        test_features=test,
-        test_labels=test_labels,
-        classes=10,
-    )
-
-
 def _parse_images(mean: float, std: float) -> Callable[[Contents], Dataset]:
     pixels = _normalised(mean, std)
 
@@ -280,81 +260,6 @@ def _jpegs(stream: NDArray[np.uint8], offsets: NDArray[np.int64]) -> FloatArray:
     return features
 
 
-_ADULT_NUMERIC = (0, 2, 4, 10, 11, 12)
-_ADULT_CATEGORIES = (1, 3, 5, 6, 7, 8, 9, 13)
-_ADULT_INCOME = 14
-
-
-def _parse_adult(contents: Contents) -> Dataset:
-    train, test = _adult_tables(contents)
-    numeric = train[list(_ADULT_NUMERIC)].to_numpy(dtype=float)
-    mean, std = numeric.mean(axis=0), numeric.std(axis=0)
-    categories = [np.unique(train[column].to_numpy(dtype=str)) for column in _ADULT_CATEGORIES]
-
-    def features(table: Any) -> FloatArray:
-        standardised = (table[list(_ADULT_NUMERIC)].to_numpy(dtype=float) - mean) / std
-        one_hot = [
-            table[column].to_numpy(dtype=str)[:, None] == names
-            for column, names in zip(_ADULT_CATEGORIES, categories, strict=True)
-        ]
-        return np.concatenate([standardised, *one_hot], axis=1, dtype=np.float32)
-
-    return Dataset(
-        features=features(train),
-        labels=_adult_labels(train),
-        test_features=features(test),
-        test_labels=_adult_labels(test),
-        classes=2,
-    )
-
-
-def _parse_adult_integers(contents: Contents) -> Dataset:
-    train, test = _adult_tables(contents)
-    places = {
-        column: {name: place for place, name in enumerate(sorted(set(train[column])))}
-        for column in _ADULT_CATEGORIES
-    }
-
-    def numbers(table: Any) -> NDArray[np.float64]:
-        columns = [
-            table[column].map(places[column]).fillna(-1) if column in places else table[column]
-            for column in range(_ADULT_INCOME)
-        ]
-        return np.stack([column.to_numpy(dtype=float) for column in columns], axis=1)
-
-    known = numbers(train)
-    mean, std = known.mean(axis=0), known.std(axis=0)
-    std[std == 0] = 1  # a column with one value
-    return Dataset(
-        features=((known - mean) / std).astype(np.float32),
-        labels=_adult_labels(train),
-        test_features=((numbers(test) - mean) / std).astype(np.float32),
-        test_labels=_adult_labels(test),
-        classes=2,
-    )
-
-
-def _adult_tables(contents: Contents) -> list[Any]:
-    import pandas as pd
-
-    return [
-        pd.read_csv(
-            io.BytesIO(contents[file]),
-            header=None,
-            skiprows=skipped,
-            skipinitialspace=True,
-            keep_default_na=False,
-        )
-        for file, skipped in (("adult.data", 0), ("adult.test", 1))
-    ]
-
-
-def _adult_labels(table: Any) -> LabelArray:
-    # The test file ends its labels with a full stop.
-    income: NDArray[np.str_] = table[_ADULT_INCOME].str.rstrip(".").to_numpy(dtype=str)
-    return np.equal(income, ">50K").astype(np.int64)
-
-
 _ADULT = _Source(
     title="Adult",
     folders=("adult", "."),
@@ -362,17 +267,17 @@ _ADULT = _Source(
         "adult.data": "5d7c39d7b8804f071cdd1f2a7c460872",
         "adult.test": "35238206dfdf7f1fe215bbb874adecdc",
     },
-    parse=_parse_adult,
+    parse=adult.parse_adult,
 )
 
 _BUILT_IN: Mapping[str, Callable[[], Dataset]] = {
-    "breast-cancer": vertical_data.breast_cancer,
-    "digits": _digits,
+    "breast-cancer": unsplit_data.breast_cancer,
+    "digits": unsplit_data.digits,
 }
 
 _SOURCES: dict[str, _Source] = {
     "adult": _ADULT,
-    "adult-integers": replace(_ADULT, parse=_parse_adult_integers),
+    "adult-integers": replace(_ADULT, parse=adult.parse_adult_integers),
     "cifar10-jpeg": _Source(
         title="CIFAR-10 (JPEG)",
         folders=("cifar10", "."),
@@ -383,7 +288,7 @@ _SOURCES: dict[str, _Source] = {
         title="Default of credit card clients",
         folders=("credit_default", "."),
         md5={"UCI_Credit_Card.csv": "940b416bb13a9b24bb5c9e1589284005"},
-        parse=vertical_data.parse_credit,
+        parse=unsplit_data.parse_credit,
     ),
     "fashion-mnist": _Source(
         title="Fashion-MNIST",
@@ -401,7 +306,7 @@ _SOURCES: dict[str, _Source] = {
         title="Multiple features",
         folders=("multiview", "."),
         md5={"handwritten.mat": "da4db5add0c187d76ff6017555082205"},
-        parse=vertical_data.parse_mfeat,
+        parse=unsplit_data.parse_mfeat,
     ),
     "mnist": _Source(
         title="MNIST",
@@ -419,7 +324,7 @@ _SOURCES: dict[str, _Source] = {
         title="Parkinsons",
         folders=("parkinsons", "."),
         md5={"parkinsons.data": "d39150ece93cc717703cfa072d3219b2"},
-        parse=vertical_data.parse_parkinsons,
+        parse=unsplit_data.parse_parkinsons,
     ),
 }
 

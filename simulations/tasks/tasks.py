@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_privacy.acfl.encoding import one_hot
+from flwr_privacy.clients.certificates.per_record_loss import current_cap
+from flwr_privacy.clients.certificates.per_record_steps import current_plan
+from flwr_privacy.clients.certificates.poisson_steps import current_steps
 from flwr_privacy.clients.torch import (
     evaluate,
     evaluate_per_record,
@@ -20,8 +23,6 @@ from flwr_privacy.clients.torch import (
     train_per_record,
     train_poisson,
 )
-from flwr_privacy.clients.training.per_record import current_cap, current_plan
-from flwr_privacy.clients.training.poisson import current_steps
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
 from flwr_privacy.simulations.settings.schemes import scheme

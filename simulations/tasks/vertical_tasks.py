@@ -25,7 +25,7 @@ from flwr_privacy.wire.identity import derive_seed
 
 from .data import load
 from .records import Dataset, drawn, places
-from .vertical_data import MFEAT_VIEWS
+from .unsplit_data import MFEAT_VIEWS
 
 __all__ = [
     "VERTICAL_TASKS",

@@ -19,6 +19,7 @@ from flwr_privacy.acfl.terms import RECORD
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.secure_sum import NotOpenedError
+from flwr_privacy.strategies.budget import rounds_of
 from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned, only
@@ -75,13 +76,22 @@ class CodedSetup(SchemeStrategy):
             try:
                 self.transport.prepare(grid, 0)
             except NotOpenedError as error:
-                raise ProtocolError(f"the setup cannot be summed: {error}") from error
+                raise ProtocolError(
+                    f"the setup cannot be summed: {error}; no data were asked for: start again"
+                ) from error
             self._ask_for_codes(grid, 0, self.transport.clients(grid, 0))
         if self._set_up.coded is None:
-            said = (
-                "; ".join(self.messenger.request_log(SETUP).details) or "their sum was not opened"
+            log = self.messenger.request_log(SETUP)
+            said = "; ".join(log.details) or (
+                "their sum was not opened" if log.accumulated else "no client answered"
             )
-            raise ProtocolError(f"the setup failed, there are no coded data: {said}")
+            again = (
+                "with a new experiment_id, as each client answers once" if self.secure_sum else ""
+            )
+            raise ProtocolError(
+                f"the setup failed, there are no coded data: {said}; nothing was trained: start "
+                f"again {again}".rstrip()
+            )
 
     def _take_in(self, grid: Grid, server_round: int, clients: list[str]) -> None:
         """Ask clients that join later to encode their data; impossible under a secure sum."""
@@ -123,6 +133,7 @@ class CodedSetup(SchemeStrategy):
         instruction = Instruction(
             fields=records.write(terms),
             accumulator=partial(coded_sum, terms),
+            large=True,
             # Whoever is asked again sends the same bytes.
             cost=lambda client: None if client in set_up else charge,
         )
@@ -166,20 +177,17 @@ class CodedSetup(SchemeStrategy):
         )
 
     def _planned_rounds(self) -> int | None:
-        rounds = self.rounds or self.planned_rounds
-        if rounds is None and self.privacy.noise == RECORD:
-            raise InvalidParameterError(
-                "rounds", rounds, "the rounds to spread the budget over, under your own start"
-            )
-        return rounds if self.privacy.noise == RECORD else None
+        """Return the rounds over which a budget is spread; None if there is none."""
+        if self.privacy.noise != RECORD:
+            return None
+        return rounds_of(self.rounds, self.planned_rounds)
 
     def _parties(self) -> int:
         """Return how many honest clients share the noise of a sum; 0 without a secure sum."""
         if self.secure_sum is None:
             return 0
-        cohort, settings = self.transport.cohort, self.secure_sum
-        self._quorum = cohort, settings.threshold_of(cohort), settings.colluders_of(cohort)
-        return settings.parties_of(cohort)
+        self._quorum = self.secure_sum.quorum_of(self.transport.cohort)
+        return self.secure_sum.parties_of(self.transport.cohort)
 
     def _model(self) -> NDArray[np.float64]:
         """Return the model as it is before the step."""

@@ -3,7 +3,6 @@
 The model is one matrix. What the clients send is a gradient; the server makes the step.
 """
 
-import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,6 +40,7 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds
+from flwr_privacy.strategies.budget import budget_metrics
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.request_log import ClientReply, arrays_of
 from flwr_privacy.wire import fields as records
@@ -50,7 +50,7 @@ from .coded_setup import SETUP, CodedSetup
 
 __all__ = ["ACFL"]
 
-logger = logging.getLogger("flwr.privacy")
+_USUAL_SHIFT = 200.0
 
 
 @checked_keywords
@@ -85,8 +85,9 @@ class ACFL(CodedSetup):
         the coded features plus `ridge`.
     schedule : {"constant", "inverse", "shifted"}, default "constant"
         How it falls: `flwr_privacy.acfl.steps.StepSize`.
-    shift : float, default 200.0
-        Of ``schedule="shifted"``, in rounds.
+    shift : float, optional
+        Rounds after which the step of ``schedule="shifted"`` is half of the first one, by default
+        200. Refused with other schedules, where it would have no effect.
     ridge : float, default 0.0
         mu of a term ``mu/2 |W|^2`` of the loss.
     batch_fraction : float, default 1.0
@@ -146,7 +147,7 @@ class ACFL(CodedSetup):
     symmetrize: bool = False
     learning_rate: float | None = None
     schedule: Literal["constant", "inverse", "shifted"] = "constant"
-    shift: float = 200.0
+    shift: float | None = None
     ridge: float = 0.0
     batch_fraction: float = 1.0
     rounds: int | None = None
@@ -161,6 +162,8 @@ class ACFL(CodedSetup):
             check_integer("rounds", self.rounds, minimum=1)
         check_flag("project", self.project)
         check_flag("symmetrize", self.symmetrize)
+        if self.shift is not None and self.schedule in ("constant", "inverse"):
+            raise InvalidParameterError("shift", self.shift, "None without schedule='shifted'")
         self._wish = Wish(
             privacy=self.privacy,
             weighting=self.weighting,
@@ -193,7 +196,7 @@ class ACFL(CodedSetup):
             project=self.project,
             learning_rate=self.learning_rate,
             schedule=self.schedule,
-            shift=self.shift,
+            shift=_USUAL_SHIFT if self.shift is None else self.shift,
             ridge=self.ridge,
         )
         self._set_up = CodedMembers(symmetrised=self.symmetrize and not self.symmetric_noise)
@@ -320,10 +323,7 @@ class ACFL(CodedSetup):
         if self._set_up.terms is not None and self.privacy.noise != NO_NOISE:
             privacy = setup_privacy(self._set_up.terms, bound=self._wish.bound)
             numbers |= {f"setup_{name}": value for name, value in privacy.items()}
-        spent, cap = card.guarantee.spent, card.guarantee.epsilon
-        if spent is not None and cap is not None:
-            numbers |= {"epsilon": spent, "epsilon_left": max(0.0, cap - spent)}
-        return numbers
+        return numbers | budget_metrics(card)
 
     def guarantee(self) -> Guarantee:
         """Return the guarantee."""
@@ -394,5 +394,5 @@ class ACFL(CodedSetup):
 
     def _asked_terms(self) -> GradientTerms:
         if self._terms is None:
-            raise ProtocolError("no question was asked yet")
+            raise ProtocolError("no gradients were asked for yet")
         return self._terms

@@ -134,6 +134,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             stragglers=self.loop.stragglers,
             deadline=self.loop.deadline,
             weighted_by=self.weight_key or self.weighted_by_key,
+            max_reply_bytes=self.loop.max_reply_bytes,
             untimed=self.untimed,
         )
         self.transport: Transport = Plain(self.drawn)
@@ -445,6 +446,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             of_group=instruction.of_group,
             # A metrics function of the user is to see every reply.
             summed=adds_up and not self._metrics_fns.get(phase),
+            large=instruction.large,
             quorum=quorum,
         )
         # Durable before a message leaves: a run that breaks off now has asked.

@@ -196,12 +196,12 @@ class Relay:
             min_children=self._least,
         )
         members = children if way == DOWN else senders
-        keys = {
-            "members": members,
-            "keys": [self._told[member]["key"] for member in members],
-            "signatures": [self._told[member]["signature"] for member in members],
-        }
+        keys = {"members": members, **self._keys_of(members)}
         return duty, {**keys, **(self.keys_for(parent) if way == UP else {})}
+
+    def _keys_of(self, members: list[str]) -> Fields:
+        told = [self._told[member] for member in members]
+        return {"keys": [t["key"] for t in told], "signatures": [t["signature"] for t in told]}
 
     def _leaf(self, member: str) -> str:
         """Return a lowest aggregator of a member's zone; all of them get the same request."""
@@ -259,8 +259,7 @@ class Relay:
                     **write(delivery),
                     **self._starts[node],
                     **self.keys_for(self._tree.parent(node)),
-                    "keys": [self._told[child]["key"] for child in children],
-                    "signatures": [self._told[child]["signature"] for child in children],
+                    **self._keys_of(children),
                 }
 
             def use(reply: ClientReply) -> None:

@@ -1,6 +1,7 @@
 """Adds the noise of aggregators that the server simulates."""
 
 import logging
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ __all__ = ["SimulatedAggregators"]
 logger = logging.getLogger("flwr.privacy")
 
 
+@dataclass(eq=False)
 class SimulatedAggregators:
     """The aggregators of one round.
 
@@ -31,22 +33,19 @@ class SimulatedAggregators:
         Seed of the noise, for tests.
     """
 
-    def __init__(
-        self, plan: RoundPlan, log: TierLog, experiment_id: str, insecure_seed: int | None
-    ) -> None:
-        self._plan = plan
-        self._log = log
-        self._experiment = experiment_id
-        self._seed = insecure_seed
-        self.insecure = False  # whether noise came from the seed
+    plan: RoundPlan
+    log: TierLog
+    experiment_id: str
+    insecure_seed: int | None
+    insecure: bool = field(default=False, init=False)  # whether noise came from the seed
 
     def noised(self, node: str, upload: Upload, asked: Asked) -> NDArray[np.int32]:
         """Add noise to the average that a trusted aggregator passes on."""
-        release = self._plan.release(self._plan.tree.tier(node), asked.end)
+        release = self.plan.release(self.plan.tree.tier(node), asked.end)
         if release.multiplier == 0:
             return saturated(upload.codes)
         sigma = release.multiplier * upload.reach.total
-        self._log.noised(node, sigma)
+        self.log.noised(node, sigma)
         random = self._random("noise", node, asked.period)
         return noised(upload.codes, sigma=sigma, grid=release.grid, random=random)
 
@@ -55,30 +54,30 @@ class SimulatedAggregators:
         small = [
             leaf
             for leaf in exchange.leaves
-            if self._plan.tree.secure(leaf)
+            if self.plan.tree.secure(leaf)
             and (0 if sums is None else len(sums.answered(leaf))) < least
         ]
         if small:
             logger.warning(
                 "round %d: fewer than min_children = %d answered under %s: nothing of them is used",
-                *(self._plan.server_round, least, ", ".join(small[:10])),
+                *(self.plan.server_round, least, ", ".join(small[:10])),
             )
 
     def at_the_edge(self, node: str, model: NDArray[np.float64]) -> None:
         """Add the noise that a baseline's insecure node of tier 1 adds to that of the devices."""
-        plan = self._plan
+        plan = self.plan
         devices = plan.release(plan.tree.depth, plan.exchanges[-1].index)
         sigma = devices.multiplier * 2 * plan.bound(devices.steps)
         sigma /= len(plan.tree.leaves(node))
         random = self._random("edge noise", node, 0)
         codes = np.zeros(model.size, np.int64)
         model += devices.grid.step * noised(codes, sigma=sigma, grid=devices.grid, random=random)
-        self._log.noised(node, sigma)
+        self.log.noised(node, sigma)
 
     def _random(self, purpose: str, node: str, period: int) -> SecureRandom:
-        if self._seed is None:
+        if self.insecure_seed is None:
             return SecureRandom()
         self.insecure = True
         # As the node itself would draw it, see `flwr_privacy.pipeline.node_store.NodeRules.random`.
-        place = (self._experiment, EVENT, self._plan.server_round, period)
-        return SecureRandom.insecure(self._seed, purpose, node, *place)
+        place = (self.experiment_id, EVENT, self.plan.server_round, period)
+        return SecureRandom.insecure(self.insecure_seed, purpose, node, *place)

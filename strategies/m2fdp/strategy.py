@@ -44,6 +44,7 @@ from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.requests.messenger import Assigned, only
+from flwr_privacy.strategies.requests.request_log import arrays_of
 from flwr_privacy.strategies.state.experiment import to_record
 from flwr_privacy.wire.layout import Layout
 from flwr_privacy.wire.message import TRAIN
@@ -51,7 +52,7 @@ from flwr_privacy.wire.message import TRAIN
 from .relay import Relay
 from .simulated_aggregators import SimulatedAggregators
 from .tier_charges import TierCharges
-from .tier_questions import WEIGHT, TierQuestions, taken
+from .tier_requests import WEIGHT, TierRequests, taken
 from .tier_schedule import TierSchedule
 from .tiers import TierLog
 from .tree_members import check_min_children, check_relayed, devices_among, drawn, members, settled
@@ -158,11 +159,6 @@ class M2FDP(SchemeStrategy):
     weight_key = WEIGHT
 
     def __post_init__(self) -> None:
-        self._devices: list[str] | None = None
-        self._resumed: dict[str, int] | None = None
-        self._plan: RoundPlan | None = None
-        self._relay: Relay | None = None
-        self._chosen: dict[str, list[str]] = {}
         super().__post_init__()
         self.fraction_evaluate = 0.0  # what devices say of their data has no noise
         check_options(M2FDP, self, "tree", "privacy", "schedule", "control")
@@ -175,7 +171,6 @@ class M2FDP(SchemeStrategy):
         self._given_tree = self.tree
         self._keep_back_given = self.keep_back
         self._kept_back = list(self.keep_back or ())
-        self._resources = self.resources or ResourceModel()
         # Whatever can be refused before there are clients is refused here.
         self.schedule.check_depth(self.tree.depth)
         if self.relay:
@@ -190,6 +185,14 @@ class M2FDP(SchemeStrategy):
             needed = members(self.tree, relayed=self.relay)
             self.min_available_nodes = max(self.min_available_nodes, needed)
             self._build()
+
+    def _build(self) -> None:
+        super()._build()
+        self._devices: list[str] | None = None
+        self._resumed: dict[str, int] | None = None
+        self._plan: RoundPlan | None = None
+        self._relay: Relay | None = None
+        self._chosen: dict[str, list[str]] = {}
 
     # -- Before the first round --------------------------------------------------------------
 
@@ -213,27 +216,31 @@ class M2FDP(SchemeStrategy):
         )
         self._devices = list(self.tree.devices)
         self._layout = Layout.of(self._template, released_names(self._template, self._kept_back))
-        self._tier_schedule = TierSchedule(
-            self.tree,
-            self.schedule,
-            self.privacy,
+        rounds = self.planned_rounds or 1
+        first = RoundPlan(
+            tree=self.tree,
+            schedule=self.schedule,
+            privacy=self.privacy,
+            server_round=1,
+            total_steps=self.schedule.steps * rounds,
+            rounds=rounds,
+            min_children=self.min_children,
             step_rule=self.step_rule,
             keep_back=self._kept_back,
-            control=self.control,
-            parameters=self._layout.size,
-            min_children=self.min_children,
-            resources=self._resources,
-            rounds=self.planned_rounds or 1,
+        )
+        size, resources = self._layout.size, self.resources or ResourceModel()
+        self._tier_schedule = TierSchedule(
+            first, control=self.control, parameters=size, resources=resources
         )
         if self._resumed is not None:
             self._tier_schedule.resume(**self._resumed)
-        self._tiers = TierLog(self.tree, self._resources, self._layout.size)
+        self._tiers = TierLog(self.tree, resources, size)
         if self.relay:
             self._relay = Relay(
                 self.messenger, self.tree, introductions, self._tiers, least=self.min_children
             )
         self._plan = self._tier_schedule.plan(1)
-        self.plan.check(self._layout.size)
+        self.plan.check(size)
         self._write_tree()
 
     def stop(self) -> str:
@@ -267,7 +274,7 @@ class M2FDP(SchemeStrategy):
         self._plan = self._tier_schedule.plan(server_round)
         self._charges = TierCharges(self.plan)
         self._assigned = self.drawn(grid, server_round)
-        self._template = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
+        self._template = arrays_of(arrays)
         self._tiers.begin(self.plan, self._chosen)
         simulated = self.simulated_aggregators()
         models = TreeModels.of(self.plan, self._template, self._layout, simulated.at_the_edge)
@@ -297,8 +304,7 @@ class M2FDP(SchemeStrategy):
         self._write_tree()
         if model is None:
             return None, None
-        metrics = metrics if metrics is not None else MetricRecord()
-        average = self._layout.arrays(model)
+        metrics, average = metrics or MetricRecord(), self._layout.arrays(model)
         return self.renewed(server_round, average, metrics, float(answered)), metrics
 
     def simulated_aggregators(self) -> SimulatedAggregators:
@@ -334,16 +340,16 @@ class M2FDP(SchemeStrategy):
     ) -> tuple[TierSums | None, MetricRecord | None]:
         """Send the requests of an exchange; return the sums of the answers."""
         drawn = self._taking_part(exchange)
-        questions = TierQuestions(self.plan, exchange, drawn, models, self._relay)
-        devices = set(questions.groups)
+        requests = TierRequests(self.plan, exchange, drawn, models, self._relay)
+        devices = set(requests.groups)
         shared = ConfigRecord({**config, "server-round": server_round})
         arrays = to_record(dict(models.start))
         arrays, shared = self.model_step.configure(server_round, arrays, shared)
         told = {}
         if self.perturb_reg:
             told["classifier_noise"] = self._tiers.planned_deviation(self.plan)
-        of_group = questions.of_groups(self.configrecord_key, self.arrayrecord_key, **told)
-        instruction = questions.instruction(
+        of_group = requests.of_groups(self.configrecord_key, self.arrayrecord_key, **told)
+        instruction = requests.instruction(
             self._charges, of_group, self._settled_statistics(), self._template, self._layout
         )
         self.announce()
@@ -377,10 +383,6 @@ class M2FDP(SchemeStrategy):
     def _write_tree(self) -> None:
         if self.experiment.run_dir is not None:
             self._tiers.write(self.experiment.run_dir, self.plan)
-
-    def _build(self) -> None:
-        super()._build()
-        self._devices, self._resumed, self._plan, self._relay = None, None, None, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the leaf of each client, and the remaining local steps."""

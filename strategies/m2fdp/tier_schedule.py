@@ -1,18 +1,14 @@
 """Sets the number of local steps per round over tiers, by a plan or a controller."""
 
-from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import (
     AdaptiveControl,
     AdaptiveController,
     Decision,
-    EventSchedule,
     ResourceModel,
     RoundPlan,
-    TierPrivacy,
-    TierTree,
 )
 
 __all__ = ["TierSchedule"]
@@ -23,26 +19,14 @@ class TierSchedule:
 
     Parameters
     ----------
-    tree : TierTree
-        Who there is.
-    schedule : EventSchedule
-        Local steps and events of a round; under control its periods.
-    privacy : TierPrivacy
-        What is protected, with which noise.
-    step_rule : str
-        How step and clipping go on from round to round.
-    keep_back : sequence of str
-        Arrays that are not sent.
+    first : RoundPlan
+        The plan of the first round; its schedule has the periods under control.
     control : AdaptiveControl, optional
         What the controller is to do.
     parameters : int
         Entries of what is uploaded.
-    min_children : int
-        Fewest devices under a trusted aggregator.
     resources : ResourceModel
         What steps and uploads cost.
-    rounds : int
-        Most rounds.
 
     Raises
     ------
@@ -52,34 +36,23 @@ class TierSchedule:
 
     def __init__(
         self,
-        tree: TierTree,
-        schedule: EventSchedule,
-        privacy: TierPrivacy,
+        first: RoundPlan,
         *,
-        step_rule: str,
-        keep_back: Sequence[str],
         control: AdaptiveControl | None,
         parameters: int,
-        min_children: int,
         resources: ResourceModel,
-        rounds: int,
     ) -> None:
-        self._tree = tree
-        self._schedule = schedule
-        self._privacy = privacy
-        self._step_rule = step_rule
-        self._keep_back = keep_back
-        self._rounds = rounds
-        self._least = min_children
+        self._first = first
         self._controller: AdaptiveController | None = None
-        self.total_steps = schedule.steps * rounds
+        self.total_steps = first.total_steps
         if control is not None:
+            tree, privacy = first.tree, first.privacy
             self._controller = AdaptiveController.of(
                 tree,
                 parameters=parameters,
-                events=schedule,
+                events=first.schedule,
                 resources=resources,
-                min_children=min_children,
+                min_children=first.min_children,
                 epsilon=privacy.epsilon,
                 delta=privacy.delta,
                 sampling_rate=privacy.rate,
@@ -99,20 +72,15 @@ class TierSchedule:
 
     def plan(self, server_round: int) -> RoundPlan:
         """Return the plan of the next round."""
-        schedule = self._schedule
+        schedule = self._first.schedule
         if self._controller is not None and self.steps_left:
             self.decision = self._controller.decide(self.steps_left)
             schedule = schedule.with_steps(self.decision.steps)
-        return RoundPlan(
-            tree=self._tree,
+        return replace(
+            self._first,
             schedule=schedule,
-            privacy=self._privacy,
-            step_rule=self._step_rule,
-            keep_back=self._keep_back,
             server_round=server_round,
             total_steps=self.total_steps,
-            rounds=self._rounds,
-            min_children=self._least,
         )
 
     def take(self, plan: RoundPlan) -> None:
@@ -128,10 +96,10 @@ class TierSchedule:
         InvalidParameterError
             If it is to be of another length: the noise so far was for the one that was planned.
         """
-        if total_steps != self.total_steps and self._privacy.noised:
+        if total_steps != self.total_steps and self._first.privacy.noised:
             raise InvalidParameterError(
                 "num_rounds",
-                self._rounds,
+                self._first.rounds,
                 f"rounds of {total_steps} local steps in all, as before, not {self.total_steps}: "
                 "the noise so far was for that many",
             )

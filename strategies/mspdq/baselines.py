@@ -11,20 +11,19 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.coding.packing import packed_bytes, unpack_into
 from flwr_privacy.coding.quantize import Codes
 from flwr_privacy.errors import check_choice, check_integer, check_number
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.mspdq.baselines import JoPEQ, Noising, nbafl_downlink_sigma, nbafl_uplink_sigma
 from flwr_privacy.mspdq.codec import decode_start
+from flwr_privacy.mspdq.hub import unpacked
 from flwr_privacy.mspdq.splitting import noised
-from flwr_privacy.mspdq.terms import CODES
 from flwr_privacy.mspdq.theory import laplace_scale
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.privacy.updates import kept_back, released_names
 from flwr_privacy.strategies.loop.draws import DrawnStrategy
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.request_log import ClientReply
@@ -32,7 +31,8 @@ from flwr_privacy.wire.arrays import Arrays, is_finite
 from flwr_privacy.wire.fields import write
 from flwr_privacy.wire.identity import derive_seed, stream
 from flwr_privacy.wire.layout import Layout
-from flwr_privacy.wire.message import Fields
+
+from .replies import numbers_of, packed_codes
 
 __all__ = ["DrawnFedAvg", "JoPEQFedAvg", "NbAFL", "QuantizedFedAvg"]
 
@@ -94,16 +94,14 @@ class DrawnFedAvg(DrawnStrategy):
 
     def guarantee(self) -> Guarantee:
         """Return a guarantee of nothing, and why."""
-        kept = set(self._template)
-        if kept:
-            kept -= set(released_names(self._template, self._keep_back))
+        kept = kept_back(self._template, self._keep_back)
         return Guarantee(
             scheme=self.scheme,
             protects="nothing",
             adversary="nobody",
             not_protected=(
                 self._seen,
-                *([f"(not sent at all: {', '.join(sorted(kept))})"] if kept else []),
+                *([f"(not sent at all: {', '.join(kept)})"] if kept else []),
             ),
             evidence=("tests/mspdq",),
         )
@@ -199,7 +197,6 @@ class NbAFL(DrawnFedAvg):
             law=self.law,
             scale=sigma if self.law == "gaussian" else laplace_scale(distance, self.epsilon),
         )
-        self._downlink = self.downlink
         self._only_with_start["downlink"] = self.downlink or None
 
     def instruct(self, server_round: int) -> Instruction:
@@ -226,7 +223,7 @@ class NbAFL(DrawnFedAvg):
         }
 
     def _downlink_sigma(self) -> float:
-        if not self._downlink or self.planned_rounds is None:
+        if not self.downlink or self.planned_rounds is None:
             return 0.0
         clients = len(self.federation.clients())
         return nbafl_downlink_sigma(**self._budget, rounds=self.planned_rounds, clients=clients)
@@ -265,10 +262,9 @@ class _Coded(DrawnFedAvg):
         ReplyRefusedError
             If it is malformed, or takes the model beyond what its arrays hold.
         """
-        packed = _packed(reply.arrays(), packed_bytes(self._layout.size, self.bits))
-        codes: Codes = np.empty(self._layout.size, np.uint8 if self.bits <= 8 else np.uint16)
+        packed = packed_codes(reply.arrays())
         try:
-            unpack_into(packed, self.bits, codes)
+            codes = unpacked(packed, self.bits, self._layout.size)
             update = self.decoded(codes, reply)
         except ValueError as error:
             raise ReplyRefusedError("malformed", f"client {reply.client_id}: {error}") from error
@@ -316,7 +312,7 @@ class QuantizedFedAvg(_Coded):
     Guarantee
     ---------
     None: the server has every update up to the rounding, and random rounding protects nobody
-    (`flwr_privacy.mspdq.quantizer_delta`).
+    (`flwr_privacy.simulations.research.mspdq.theory.quantizer_delta`).
 
     Examples
     --------
@@ -333,7 +329,7 @@ class QuantizedFedAvg(_Coded):
 
     def decoded(self, codes: Codes, reply: ClientReply) -> Vectors:
         """Return the update that a client sent."""
-        low, high = _numbers(reply.fields, "ends", 2)
+        low, high = numbers_of(reply.fields, "ends", 2)
         return decode_start(codes, (low, high), 2**self.bits)
 
 
@@ -393,27 +389,7 @@ class JoPEQFedAvg(_Coded):
     def decoded(self, codes: Codes, reply: ClientReply) -> Vectors:
         """Return the update that a client sent."""
         arrays = len(self._layout.parts)
-        means, stds = (_numbers(reply.fields, name, arrays) for name in ("means", "stds"))
+        means, stds = (numbers_of(reply.fields, name, arrays) for name in ("means", "stds"))
         dither = stream(self._seed, reply.client_id)
         scales = list(zip(means, stds, strict=True))
         return self.codec.decode_arrays(codes, scales, self._layout, dither)
-
-
-def _packed(arrays: Arrays, size: int) -> NDArray[np.uint8]:
-    """Return the bytes of some codes; refuse malformed ones."""
-    if set(arrays) != {CODES}:
-        raise ReplyRefusedError("names", f"arrays {sorted(arrays)}, not '{CODES}'")
-    packed = arrays[CODES]
-    if packed.dtype != np.uint8:
-        raise ReplyRefusedError("dtype", f"codes as {packed.dtype}, not uint8")
-    if packed.shape != (size,):
-        raise ReplyRefusedError("shape", f"codes of shape {packed.shape}, not {size} bytes")
-    return packed.astype(np.uint8, copy=False)
-
-
-def _numbers(fields: Fields, name: str, count: int) -> list[float]:
-    """Return the numbers that a client sends with its codes; refuse malformed ones."""
-    values = fields.get(name)
-    if not isinstance(values, list) or len(values) != count:
-        raise ReplyRefusedError("malformed", f"the entry '{name}' is no list of {count} numbers")
-    return [check_number(name, value) for value in values]

@@ -26,7 +26,7 @@ from flwr_privacy.mspdq import MIX, MSPTerms
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
-from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.privacy.updates import kept_back, released_names
 from flwr_privacy.secure_sum import NotOpenedError
 from flwr_privacy.strategies.loop.draws import DrawnStrategy
 from flwr_privacy.strategies.requests.instruction import Instruction
@@ -69,8 +69,8 @@ class MSP(DrawnStrategy):
     coupling : {"const", "harmonic", "sqrt", "random"}, optional
         How the coupling goes on; by default constant.
     mixing_rounds : int or callable, optional
-        Mixing steps K, or a function of the learning round from 1 that returns them (the theory's
-        are `flwr_privacy.mspdq.k_rounds`). By default 10, with `paper` 4.
+        Mixing steps K, or a function of the learning round from 1 that returns them (the theory's:
+        `flwr_privacy.simulations.research.mspdq.theory.k_rounds`). By default 10, with `paper` 4.
     tolerance : float, optional
         Instead of `mixing_rounds`: as many steps as leave at most this share of the split.
     m : int, default 1
@@ -345,7 +345,5 @@ class MSP(DrawnStrategy):
         )
 
     def _kept_back(self) -> list[str]:
-        if not self._template:
-            return []
-        kept = set(self._template) - set(released_names(self._template, self._terms.keep_back))
-        return [f"(not sent at all: {', '.join(sorted(kept))})"] if kept else []
+        kept = kept_back(self._template, self._terms.keep_back)
+        return [f"(not sent at all: {', '.join(kept)})"] if kept else []

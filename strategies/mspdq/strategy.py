@@ -35,6 +35,7 @@ from flwr_privacy.wire.identity import derive_seed
 from flwr_privacy.wire.message import TRAIN, Fields
 
 from .msp import FINISH, MSP, RECOMMENDED
+from .replies import numbers_of
 
 __all__ = ["MSPDQ"]
 
@@ -86,7 +87,7 @@ class MSPDQ(MSP):
     Without one: none. The server decodes the values, and recovers every model up to the rounding,
     an error of about a percent of the update or less from 4 bits on
     (`flwr_privacy.simulations.research.mspdq.consensus`). Random rounding protects nobody
-    (`flwr_privacy.mspdq.quantizer_delta`).
+    (`flwr_privacy.simulations.research.mspdq.theory.quantizer_delta`).
 
     Notes
     -----
@@ -256,12 +257,12 @@ class MSPDQ(MSP):
         packed = reply.arrays().get(CODES)
         if phase == TRAIN and terms.start == "reference":
             if client == self._referred:
-                self._reference = hub.decoded(_there(packed), *_ends(fields))
+                self._reference = hub.decoded(_there(packed), *numbers_of(fields, "ends", 2))
             elif packed is not None:
                 raise ReplyRefusedError("names", "codes of a client whose split was not asked for")
             return
         if phase == TRAIN and terms.start == "independent":
-            hub.begin(client, _there(packed), *_ends(fields))
+            hub.begin(client, _there(packed), *numbers_of(fields, "ends", 2))
         elif phase == MIX or terms.leaps:
             half = fields.get("half-width") if terms.interval == "self" else None
             saturated = check_integer("saturated", fields.get("saturated"), minimum=0)
@@ -396,10 +397,3 @@ def _there(packed: NDArray[Any] | None) -> NDArray[Any]:
     if packed is None:
         raise ReplyRefusedError("names", f"no array '{CODES}'")
     return packed
-
-
-def _ends(fields: Fields) -> tuple[float, float]:
-    ends = fields.get("ends")
-    if not isinstance(ends, list) or len(ends) != 2:
-        raise ReplyRefusedError("malformed", "the entry 'ends' is no pair of numbers")
-    return check_number("ends", ends[0]), check_number("ends", ends[1])

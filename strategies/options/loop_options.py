@@ -37,6 +37,10 @@ class LoopOptions:
         ones where stragglers are simulated. By default the timeout given to `start`.
     stragglers : StragglerModel, optional
         Simulated answer times on a virtual clock.
+    max_reply_bytes : int, default 2**30
+        Most bytes of a reply where a scheme cannot tell from its request how large it will be:
+        ACFL's setup and the steps of vertical learning. Every other reply may have four times the
+        bytes of its request and 64 MiB. A larger one is refused, on a SuperLink before it is built.
     run_dir : path, optional
         Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
     resume : bool, default False
@@ -61,6 +65,7 @@ class LoopOptions:
     quorum: int | None = None
     deadline: float | None = None
     stragglers: StragglerModel | None = None
+    max_reply_bytes: int = 2**30
     run_dir: str | Path | None = None
     resume: bool = False
     on_round: Callable[[dict[str, Any]], None] | None = None
@@ -70,6 +75,7 @@ class LoopOptions:
             check_integer("clients", self.clients, minimum=1)
         if self.quorum is not None:
             check_integer("quorum", self.quorum, minimum=1)
+        check_integer("max_reply_bytes", self.max_reply_bytes, minimum=1)
         if self.deadline is not None:
             check_number("deadline", self.deadline, minimum=1e-9)
         if self.resume and self.run_dir is None:

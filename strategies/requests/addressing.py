@@ -5,11 +5,15 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from flwr_privacy.wire.message import COHORT, EACH, EVALUATE, SUM, Cohort, payload_bytes
+from flwr_privacy.wire.cohort import EACH, SUM, Cohort
+from flwr_privacy.wire.message import COHORT, EVALUATE, payload_bytes
 
 from .request_log import RequestLog
 
 __all__ = ["messages_of"]
+
+_ALLOWANCE = 2**26  # bytes of a reply that need no reason: metrics, keys, shares
+_GROWTH = 4  # times the bytes of its request that each client's reply may have: codes are wider
 
 
 def messages_of(
@@ -73,7 +77,11 @@ def messages_of(
             else sizes.get(groups.get(client, ""), size)
             for client in asked
         )
-        request_log.wire_bytes_down += payload_bytes(question)
+        told_bytes = payload_bytes(question)
+        request_log.wire_bytes_down += told_bytes
+        request_log.largest = max(
+            request_log.largest, _ALLOWANCE + _GROWTH * told_bytes * len(asked)
+        )
         # The ttl is the deadline: an answer that comes later is not waited for by anybody.
         messages.append(Message(question, node, message_type, ttl=request_log.seconds))
     return messages

@@ -4,15 +4,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-__all__ = ["arrived", "exchange"]
+from .pulling import pull
+
+__all__ = ["exchange", "persistent_exchange"]
 
 logger = logging.getLogger("flwr.privacy")
 
-_FEW = 16  # a deployed grid downloads every reply that is ready: ask for few at a time
+_AGAIN = 60.0  # seconds that a silent node has for the second time
+_BEFORE_AGAIN = 1.0  # seconds before a silent node is asked again
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25  # seconds
 _LATENESS = 0.03  # of the time that a reply took, by which it may be seen later
 _LOOKING = 0.1  # of the time, at most, goes into looking: it takes CPU from Ray
@@ -22,6 +26,7 @@ def exchange(
     grid: Grid,
     messages: Sequence[Message],
     *,
+    largest: int,
     deadline: float,
     idle: float = math.inf,
     enough: Callable[[], bool] = lambda: False,
@@ -34,7 +39,9 @@ def exchange(
     grid : Grid
         Flower's grid.
     messages : sequence of Message
-        The questions.
+        The requests.
+    largest : int
+        Bytes that a reply may have.
     deadline : float
         Seconds after which the missing replies are given up.
     idle : float, optional
@@ -42,12 +49,12 @@ def exchange(
     enough : callable, optional
         Asked after every reply: whether the rest is not needed any more.
     left_open : dict, optional
-        Takes the ids of the questions without a reply, with their nodes.
+        Takes the ids of the requests without a reply, with their nodes.
 
     Yields
     ------
     Message
-        Replies in order of arrival, errors included.
+        Replies in order of arrival, errors included. One that cannot be read is an error, too.
     """
     began = last = time.monotonic()
     messages = list(messages)  # the deployed grid's push_messages fails on a generator
@@ -64,11 +71,12 @@ def exchange(
     try:
         while pending and not enough() and time.monotonic() - began <= deadline:
             before, looked = len(pending), time.monotonic()
-            for reply in arrived(grid, list(pending)):
-                pending.pop(reply.metadata.reply_to_message_id, None)
-                yield reply
-                if enough() or time.monotonic() - began > deadline:
-                    return
+            for message_id, node in list(pending.items()):
+                for reply in pull(grid, message_id, node, largest):
+                    pending.pop(message_id, None)
+                    yield reply
+                    if enough() or time.monotonic() - began > deadline:
+                        return
             now = time.monotonic()
             if len(pending) < before:
                 last = now
@@ -82,7 +90,38 @@ def exchange(
             left_open.update(pending)
 
 
-def arrived(grid: Grid, waiting: list[str]) -> Iterator[Message]:
-    """Yield those replies to some messages that have already arrived."""
-    for start in range(0, len(waiting), _FEW):
-        yield from grid.pull_messages(waiting[start : start + _FEW])
+def persistent_exchange(
+    grid: Grid,
+    messages: Sequence[Message],
+    *,
+    deadline: float,
+    again: bool,
+    spoke: Callable[[int], bool],
+    **options: Any,
+) -> Iterator[Message]:
+    """Carry out an exchange; send the same messages once more to nodes that say nothing.
+
+    Parameters
+    ----------
+    grid, messages, deadline
+        As for `exchange`.
+    again : bool
+        Whether silent nodes are asked a second time, for at most a minute.
+    spoke : callable
+        Tells of a node whether it has said anything.
+    options
+        The other parameters of `exchange`.
+    """
+    messages = list(messages)
+    yield from exchange(grid, messages, deadline=deadline, **options)
+    silent = [m for m in messages if not spoke(m.metadata.dst_node_id)]
+    if not again or not silent or options.get("enough", lambda: False)():
+        return
+    logger.warning("%d nodes are silent: they are asked again", len(silent))
+    time.sleep(_BEFORE_AGAIN)
+    deadline = min(deadline, _AGAIN)
+    copies = [
+        Message(m.content, m.metadata.dst_node_id, m.metadata.message_type, ttl=deadline)
+        for m in silent
+    ]
+    yield from exchange(grid, copies, deadline=deadline, **options)

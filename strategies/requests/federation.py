@@ -20,7 +20,7 @@ from flwr_privacy.errors import ProtocolError, check_integer
 from flwr_privacy.wire.identity import derive_seed, fingerprints, places, stream
 from flwr_privacy.wire.message import RECORD, Fields, Header, payload_bytes
 
-from .exchange import exchange
+from .exchange import persistent_exchange
 from .request_log import ClientReply, RequestLog
 
 __all__ = ["Federation"]
@@ -29,6 +29,8 @@ logger = logging.getLogger("flwr.privacy")
 
 _SETTLE = 0.1  # seconds between two looks at the nodes before they are counted
 _SILENCE = 60.0  # seconds without a further hello after which the silent nodes are left out
+_PATIENCE = 3  # replies that no app of ours sends, after which a node is left out of the run
+_LARGEST = 2**20  # bytes of a hello
 _JOINING = 60.0  # seconds for the hello of nodes that come later: each starts a process for it
 
 
@@ -64,6 +66,7 @@ class Federation:
         self._failures: Counter[int] = Counter()  # hellos that failed, by node
         self._next_try: dict[int, int] = {}
         self._most = 0
+        self._garbage: Counter[int] = Counter()  # replies by node that no app of ours sends
 
     def wait(self, grid: Grid, timeout: float) -> None:
         """Wait until enough nodes are connected and their number no longer grows.
@@ -106,7 +109,7 @@ class Federation:
         ProtocolError
             At the first meeting: if two nodes have one identity, or no node answers.
         """
-        alive = set(grid.get_node_ids())
+        alive = {node for node in grid.get_node_ids() if self._garbage[node] < _PATIENCE}
         self._nodes = {client: node for client, node in self._nodes.items() if node in alive}
         strangers = sorted(
             node
@@ -120,13 +123,23 @@ class Federation:
         size = payload_bytes(question)
         # One log for each node: one identity from two nodes is a conflict, not a repeated reply.
         logs = {
-            node: RequestLog(header, {node: [""]}, bytes_down=size, wire_bytes_down=size)
+            node: RequestLog(
+                header, {node: [""]}, bytes_down=size, wire_bytes_down=size, largest=_LARGEST
+            )
             for node in strangers
         }
         deadline = min(timeout, _JOINING) if self.met else timeout
         messages = [Message(question, node, MessageType.TRAIN, ttl=deadline) for node in strangers]
         joined = []
-        for message in exchange(grid, messages, deadline=deadline, idle=_SILENCE):
+        for message in persistent_exchange(
+            grid,
+            messages,
+            again=not self.met,
+            spoke=lambda node: node in logs[node].spoke,
+            largest=_LARGEST,
+            deadline=deadline,
+            idle=_SILENCE,
+        ):
             node = message.metadata.src_node_id
             for reply in logs.get(node, RequestLog(header, {})).replies([message]):
                 if isinstance(reply, ClientReply) and self._admit(node, reply):
@@ -135,10 +148,16 @@ class Federation:
             if node not in self._nodes.values():
                 self._failures[node] += 1
                 self._next_try[node] = self._meetings + 2 ** self._failures[node]
-        if not self._nodes and not self.met:
+        if not self.met and not self._nodes:
             raise ProtocolError(
-                f"none of {len(strangers)} nodes said who it is: wrap their app in the client half "
-                f"of '{header.scheme}' ({_refusals(logs.values())})"
+                f"hello: none of {len(strangers)} nodes said who it is "
+                f"({_refusals(logs.values())}): wrap their app in the client half of "
+                f"'{header.scheme}'"
+            )
+        if not self.met and len(self._nodes) < self._minimum:
+            raise ProtocolError(
+                f"hello: {len(self._nodes)} of min_available_nodes = {self._minimum} nodes said "
+                f"who they are ({_refusals(logs.values())}): start again when the others answer"
             )
         if len(joined) < len(strangers):
             logger.warning("%d of %d nodes were kept out", len(strangers) - len(joined), len(logs))
@@ -146,6 +165,27 @@ class Federation:
             self.met = True
             self.cohorts = not set(self._virtual) <= set(self._nodes)
         return list(logs.values()), [] if self.cohorts else joined
+
+    def leave_out(self, garbage: Mapping[int, int]) -> None:
+        """Count replies that no app of ours sends; a node with three takes no further part.
+
+        Parameters
+        ----------
+        garbage : mapping
+            The number of such replies by node.
+        """
+        clients = {node: client for client, node in self._nodes.items()}
+        for node, count in garbage.items():
+            before = self._garbage[node]
+            self._garbage[node] += count
+            if before < _PATIENCE <= self._garbage[node]:
+                logger.error(
+                    "client %s is left out of this run: %d replies of its node %d were not in the "
+                    "form of this scheme",
+                    *(clients.get(node, "without a name"), self._garbage[node], node),
+                )
+                self._nodes.pop(clients.get(node, ""), None)
+                self._connected = [each for each in self._connected if each != node]
 
     def clients(self) -> list[str]:
         """Return the identities of all available clients, in a fixed order.

@@ -50,6 +50,8 @@ class Instruction:
     hidden : bool, default False
         Whether who is asked is a secret, so that everybody is charged. The privacy card does not
         say then who did not answer: it would tell of some that they were asked.
+    large : bool, default False
+        Whether an answer may be much larger than its request.
     again : bool, default False
         Whether the clients in a secure sum send another vector of the same round afterwards.
     released : callable, optional
@@ -73,6 +75,7 @@ class Instruction:
     cost: Callable[[str], Charge | None] | None = None
     charged: Callable[[RequestLog], set[str]] = lambda asked: set(asked.released())
     hidden: bool = False
+    large: bool = False
     again: bool = False
     released: Callable[[WeightedMean | None], WeightedMean | None] = lambda mean: mean
     failed_sigma: Callable[[Collection[str]], float] | None = None

@@ -21,8 +21,9 @@ from flwr_privacy.strategies.state.experiment import Experiment
 from flwr_privacy.wire.message import EVALUATE, HELLO, RECORD, Fields, Header
 
 from .addressing import messages_of
-from .exchange import arrived, exchange
+from .exchange import persistent_exchange
 from .federation import Federation
+from .pulling import pull
 from .request_log import RequestLog
 from .tally import Tally
 
@@ -56,6 +57,8 @@ class Messenger:
         simulated. By default `timeout`.
     weighted_by : str
         Name of the metric that is a reply's weight.
+    max_reply_bytes : int
+        Most bytes of a reply where the request does not tell how large it will be.
     untimed : collection of str, optional
         Phases that take no virtual time; by default the evaluation.
 
@@ -80,6 +83,7 @@ class Messenger:
         stragglers: Stragglers | None,
         deadline: float | None,
         weighted_by: str,
+        max_reply_bytes: int,
         untimed: Collection[str] = (EVALUATE,),
     ) -> None:
         self.federation = federation
@@ -91,6 +95,7 @@ class Messenger:
         self.stragglers = stragglers
         self._deadline = deadline
         self._weighted_by = weighted_by
+        self._max_reply_bytes = max_reply_bytes
         self._untimed = frozenset(untimed)
         self._logs: dict[str, RequestLog] = {}
         self._tally = Tally()
@@ -206,6 +211,7 @@ class Messenger:
         groups: Mapping[str, str] | None = None,
         of_group: Mapping[str, RecordDict] | None = None,
         summed: bool = False,
+        large: bool = False,
         quorum: int | None = None,
     ) -> list[Message]:
         """Return the messages of one request to some clients, and open its log.
@@ -232,6 +238,8 @@ class Messenger:
             and under those of a client. A node that runs several of them gets them once.
         summed : bool, default False
             Whether a node that runs several clients answers with one accumulator.
+        large : bool, default False
+            Whether an answer may be much larger than its request.
         quorum : int, optional
             Number of used replies after which the exchange ends.
         """
@@ -250,7 +258,7 @@ class Messenger:
         if self.recorded:
             self._tally.add(request_log)
         shared = RecordDict({**content, RECORD: ConfigRecord(header.write(fields))})
-        return messages_of(
+        messages = messages_of(
             request_log,
             shared,
             own=own or {},
@@ -259,9 +267,16 @@ class Messenger:
             clients=self.federation.virtual_clients or 0,
             weighted_by=self._weighted_by,
         )
+        if large:
+            request_log.largest = self._max_reply_bytes
+        return messages
 
     def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
-        """Send the messages of a phase; yield replies until quorum or deadline."""
+        """Send the messages of a phase; yield replies until quorum or deadline.
+
+        What is set up once is asked again of nodes that are silent, with the same message: a node
+        gives the same answer to it, or says that it had its one attempt.
+        """
         request_log = self.request_log(phase)
         messages = list(messages)
         if messages and JOIN in messages[0].content:
@@ -270,14 +285,19 @@ class Messenger:
         left_open: dict[str, int] = {}
         expires = time.monotonic() + request_log.seconds
         try:
-            yield from exchange(
+            yield from persistent_exchange(
                 grid,
                 messages,
+                again=self._patient,
+                spoke=lambda node: node in request_log.spoke,
+                largest=request_log.largest,
                 deadline=request_log.seconds,
                 enough=lambda: quorum is not None and request_log.accumulated >= quorum,
                 left_open=left_open,
             )
         finally:  # also when whoever reads has had enough
+            if not request_log.cohorts:
+                self.federation.leave_out(request_log.garbage)
             self._open |= {
                 message: (request_log, node, expires) for message, node in left_open.items()
             }
@@ -330,20 +350,12 @@ class Messenger:
 
     def _busy(self, grid: Grid) -> set[int]:
         """Return the nodes with an open request; replies that arrived are counted as late."""
-        found = True
-        while found and self._open:
-            found = False
-            for reply in arrived(grid, list(self._open)):
-                owed = self._open.pop(reply.metadata.reply_to_message_id, None)
-                found = True
-                if owed is None:  # it came twice
-                    continue
-                request_log, _, _ = owed
+        for message_id, (request_log, node, _) in list(self._open.items()):
+            for reply in pull(grid, message_id, node, request_log.largest)[:1]:
+                del self._open[message_id]
                 self._tally.add_late(request_log, reply)
                 if not reply.has_error():
-                    self._came_late.append(
-                        (request_log, request_log.addressed(reply.metadata.src_node_id))
-                    )
+                    self._came_late.append((request_log, request_log.addressed(node)))
         now = time.monotonic()
         self._open = {key: owed for key, owed in self._open.items() if owed[2] > now}
         return {node for _, node, _ in self._open.values()}

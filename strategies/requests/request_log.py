@@ -18,19 +18,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.wire.arrays import decode_npy
+from flwr_privacy.wire.cohort import CohortAnswer
 from flwr_privacy.wire.identity import check_client_id
 from flwr_privacy.wire.message import (
     COHORT,
     DECLINED_CODE,
     FAILED_CODE,
     RECORD,
-    CohortAnswer,
     Fields,
     Header,
     payload_bytes,
 )
 
-__all__ = ["ClientReply", "PartialSum", "RequestLog", "arrays_of"]
+from .pulling import IMPOSTOR_CODE, MALFORMED_CODE
+
+__all__ = ["ClientReply", "PartialSum", "RequestLog", "arrays_of", "bytes_of"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -55,7 +57,23 @@ REASONS = {
 _NOT_THERE = {3, 4, 5}
 """Flower's codes for a message, reply or node that is not available (any more): no answer."""
 
-_REASON_OF_CODE = {DECLINED_CODE: "declined", FAILED_CODE: "failed"}
+_REASON_OF_CODE = {
+    DECLINED_CODE: "declined",
+    FAILED_CODE: "failed",
+    MALFORMED_CODE: "malformed",
+    IMPOSTOR_CODE: "unknown node",
+}
+
+_GARBAGE = {
+    "another round",
+    "dtype",
+    "malformed",
+    "names",
+    "shape",
+    "unknown client",
+    "unknown node",
+}
+"""Reasons that no node has that runs the client half and the model of this experiment."""
 
 _NOTHING_RELEASED = {"declined", "error"}
 """Reasons with which a client says that it has sent nothing of its data."""
@@ -113,6 +131,20 @@ class PartialSum:
     fields: Fields
 
 
+def bytes_of(content: RecordDict) -> int:
+    """Return the bytes of a reply's records.
+
+    Raises
+    ------
+    ReplyRefusedError
+        If they cannot be serialised.
+    """
+    try:
+        return payload_bytes(content)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ReplyRefusedError("malformed", f"it cannot be serialised ({error})") from error
+
+
 def arrays_of(record: ArrayRecord) -> dict[str, Any]:
     """Decode a record of arrays, without copies.
 
@@ -149,6 +181,8 @@ class RequestLog:
         How long the exchange takes on the virtual clock.
     seconds : float
         Real seconds after which the missing replies are given up.
+    largest : int
+        Bytes that a node's reply may have.
     """
 
     header: Header
@@ -159,6 +193,7 @@ class RequestLog:
     late: set[str] = field(default_factory=set)
     virtual_seconds: float = 0.0
     seconds: float = 3600.0
+    largest: int = 2**26
     answered: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)  # whose answers were handed on and not withdrawn
     late_count: int = 0
@@ -170,7 +205,11 @@ class RequestLog:
     question: RecordDict = field(default_factory=RecordDict)  # as the first who was asked has it
     details: list[str] = field(default_factory=list)  # of the first that were refused
     named: dict[int, str] = field(default_factory=dict)  # who answered for a node without a name
+    garbage: Counter[int] = field(
+        default_factory=Counter
+    )  # replies by node that no app of ours sends
     free: set[str] = field(default_factory=set)  # of a cohort: who left nothing on its node
+    spoke: set[int] = field(default_factory=set)  # nodes that were there, whatever they said
     _heard: set[int] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)  # those who say that they released nothing
 
@@ -187,6 +226,7 @@ class RequestLog:
                 node = message.metadata.src_node_id
                 lost = self.asked.get(node, []) if self.cohorts and node not in self._heard else []
                 self.refuse(reason, f"node {node}: {error}", clients=max(1, len(lost)))
+                self.garbage[node] += reason in _GARBAGE
             del message  # or its arrays would live while the next one is made
 
     def _counted(self, message: Message) -> Iterator[ClientReply | PartialSum]:
@@ -198,6 +238,10 @@ class RequestLog:
         """Count a reply that was already yielded as refused."""
         self.used.difference_update(reply.clients)
         self.refuse(error.reason, str(error), clients=len(reply.clients))
+        if error.reason in _GARBAGE:
+            self.garbage.update(
+                node for node, asked in self.asked.items() if set(asked) & set(reply.clients)
+            )
 
     @property
     def accumulated(self) -> int:
@@ -241,6 +285,7 @@ class RequestLog:
         node = message.metadata.src_node_id
         if message.has_error() and message.error.code in _NOT_THERE:
             return
+        self.spoke.add(node)
         if message.has_error():
             text = message.error.reason or f"code {message.error.code}"
             reason = _REASON_OF_CODE.get(message.error.code, "error")
@@ -248,10 +293,9 @@ class RequestLog:
                 self._silent.update(self.addressed(node))
             raise ReplyRefusedError(reason, text.strip().partition("\n")[0])
         content = message.content
-        try:
-            size = payload_bytes(content)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ReplyRefusedError("malformed", f"it cannot be serialised ({error})") from error
+        size = bytes_of(content)
+        if size > self.largest:
+            raise ReplyRefusedError("malformed", f"{size} bytes; {self.largest} is the most")
         self.wire_bytes_up += size
         if node not in self.asked:
             raise ReplyRefusedError("unknown node", "it was not asked")

@@ -6,9 +6,10 @@ from typing import Any
 
 from flwr.app import Message
 
-from flwr_privacy.wire.message import EVALUATE, HELLO, TRAIN, payload_bytes
+from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.wire.message import EVALUATE, HELLO, TRAIN
 
-from .request_log import RequestLog
+from .request_log import RequestLog, bytes_of
 
 __all__ = ["Tally"]
 
@@ -33,9 +34,14 @@ class Tally:
 
     def add_late(self, request_log: RequestLog, reply: Message) -> None:
         """Count an answer that came after its exchange."""
-        if not reply.has_error():
-            self._late_bytes += payload_bytes(reply.content)
-            self._late_answers += request_log.header.phase == TRAIN
+        if reply.has_error():
+            return
+        try:
+            self._late_bytes += bytes_of(reply.content)
+        except ReplyRefusedError as error:
+            request_log.refuse(error.reason, f"a late reply: {error}")
+            return
+        self._late_answers += request_log.header.phase == TRAIN
 
     def close(self) -> tuple[dict[str, Any], float]:
         """Return the counts and the virtual seconds since the last call.

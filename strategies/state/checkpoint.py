@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr_privacy.errors import CheckpointError
 from flwr_privacy.wire.documents import dumps, loads
-from flwr_privacy.wire.files import DamagedFileError, read_sealed, write_sealed
+from flwr_privacy.wire.files import DamagedFileError, read_checksummed, write_checksummed
 
 __all__ = ["load", "save"]
 
@@ -20,7 +20,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
     TypeError
         If the state holds something that `flwr_privacy.wire.documents` does not.
     """
-    write_sealed(path, _MAGIC, dumps(state), durable=True)
+    write_checksummed(path, _MAGIC, dumps(state), durable=True)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def load(path: Path) -> dict[str, Any]:
         If the file is missing or damaged.
     """
     try:
-        return loads(read_sealed(path, _MAGIC))
+        return loads(read_checksummed(path, _MAGIC))
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}") from None
     except DamagedFileError as error:

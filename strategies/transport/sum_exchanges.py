@@ -10,8 +10,7 @@ from flwr.serverapp import Grid
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.secure_sum import Session
-from flwr_privacy.secure_sum.messages import DEAL, KEYS, OPEN, SHARES, Opening, Revealed
-from flwr_privacy.secure_sum.participant import Dealt
+from flwr_privacy.secure_sum.messages import DEAL, KEYS, OPEN, SHARES, Dealt, Opening, Revealed
 from flwr_privacy.strategies.requests.messenger import Assigned, Messenger, only
 from flwr_privacy.strategies.requests.request_log import ClientReply, PartialSum
 from flwr_privacy.wire.channel import check_usable

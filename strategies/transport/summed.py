@@ -24,14 +24,14 @@ from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.graph import rosters
 from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.secure_sum.messages import JOIN, OWN
-from flwr_privacy.secure_sum.participant import words
+from flwr_privacy.secure_sum.secrets import words
 from flwr_privacy.strategies.options.fedavg_arguments import MetricsFn
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned, Messenger, only
 from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.state.experiment import Experiment
+from flwr_privacy.wire.digests import request_digest
 from flwr_privacy.wire.fields import write
-from flwr_privacy.wire.message import question_digest
 
 from .sum_exchanges import Dealing, Revealing, SumExchanges, names_in
 from .sum_guarantee import SumGuarantee, is_complete
@@ -207,7 +207,7 @@ class Summed:
             return empty
         asked, request_log.question = request_log.question, RecordDict()  # it holds a model
         try:
-            mean = self._open(heard, empty, question_digest(asked, without=OWN), instruction.again)
+            mean = self._open(heard, empty, request_digest(asked, without=OWN), instruction.again)
         except NotOpenedError as error:
             logger.warning("%s", error)
             return empty

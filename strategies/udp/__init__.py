@@ -1,1 +1,1 @@
-"""UDP on the server: the strategy, who takes part in a round, and who judges its model."""
+"""UDP on the server: the strategy, its requests, and the validation loss of its schedules."""

@@ -4,32 +4,24 @@ The clients add the noise and keep the budget; the server plans it, adds up what
 records the charges that the privacy card shows.
 """
 
-import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_privacy.accounting import Charge
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    ProtocolError,
-    check_choice,
-    check_integer,
-)
-from flwr_privacy.keywords import checked_keywords
-from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice, check_integer
+from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.guarantee import Guarantee
-from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.privacy.updates import kept_back
 from flwr_privacy.secure_sum import Bounds
+from flwr_privacy.strategies.budget import budget_metrics, rounds_of
 from flwr_privacy.strategies.loop.base import SchemeStrategy
-from flwr_privacy.strategies.requests.instruction import Instruction, to_each
+from flwr_privacy.strategies.participants import Participants
+from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned
 from flwr_privacy.udp import (
     PLD_SECRET,
@@ -37,7 +29,6 @@ from flwr_privacy.udp import (
     Discounted,
     Discounting,
     LinearNoise,
-    NoiseSchedule,
     PlateauNoise,
     RecordLevel,
     UDPPlan,
@@ -46,19 +37,13 @@ from flwr_privacy.udp import (
     UserLevel,
 )
 from flwr_privacy.udp.guarantee import guarantee_of
-from flwr_privacy.wire import fields as records
-from flwr_privacy.wire.message import EVALUATE, TRAIN
+from flwr_privacy.wire.message import EVALUATE
 
-from .judge import Judge
-from .participants import Participants
-from .together import check_together
+from .option_checks import check_combinations
+from .training_request import SpentBudgets, training_request
+from .validation import client_losses, server_loss
 
 __all__ = ["UDP"]
-
-VISIBLE, SECRET = "visible", "secret"
-FIXED, POISSON = "fixed", "poisson"
-
-_OWN = ("noise-multiplier", "epsilon", "delta", "gap")  # what clients have of their own
 
 
 @checked_keywords
@@ -77,7 +62,7 @@ class UDP(SchemeStrategy):
     schedule : Discounting, LinearNoise or PlateauNoise, optional
         How the noise changes from round to round, where it does: `Discounting` of the rounds where
         the validation loss does not fall (algorithm 2), or Lei's decaying noise. `Discounting` and
-        `PlateauNoise` take a judge of the model: a function on the server, or `ClientLosses`.
+        `PlateauNoise` follow a validation loss: of a function on the server, or `ClientLosses`.
     client_sampling : {"fixed", "poisson"}, default "fixed"
         Whether a round asks a fixed number of clients, or each by itself with that number in
         expectation.
@@ -140,7 +125,7 @@ class UDP(SchemeStrategy):
     >>> strategy = UDP(fraction_train=0.5, privacy=UserLevel(epsilon=8.0, clipping_norm=0.5))
     >>> discounting = UDP(
     ...     privacy=RecordLevel(learning_rate=0.1),
-    ...     schedule=Discounting(judge=lambda server_round, arrays: 0.0),
+    ...     schedule=Discounting(validation=lambda server_round, arrays: 0.0),
     ... )
     """
 
@@ -157,26 +142,24 @@ class UDP(SchemeStrategy):
     weight_key = "num-examples"  # the clients' own: 1, or the number of records
 
     def __post_init__(self) -> None:
-        if not isinstance(self.privacy, UserLevel | RecordLevel):
-            allowed = "UserLevel(...) (all data of a client) or RecordLevel(...) (one record)"
-            raise InvalidParameterError("privacy", self.privacy, allowed)
-        if not isinstance(self.schedule, NoiseSchedule | None):
-            allowed = "Discounting(...), LinearNoise(...), PlateauNoise(...) or None"
-            raise InvalidParameterError("schedule", self.schedule, allowed)
+        check_options(UDP, self, "privacy", "schedule")
         if self.rounds is not None:
             check_integer("rounds", self.rounds, minimum=1)
-        self._judge = Judge(self.schedule)
-        self._plan_of(rounds=1, q=1.0).check()
-        self._drawn_by = check_choice("client_sampling", self.client_sampling, (FIXED, POISSON))
-        self._participants_are = check_choice("participants", self.participants, (VISIBLE, SECRET))
+        plan = self._plan_of(rounds=1, q=1.0)
+        plan.check()
+        self._clients_validate = plan.losses is not None
+        check_choice("client_sampling", self.client_sampling, ("fixed", "poisson"))
+        check_choice("participants", self.participants, ("visible", "secret"))
+        self._alone = self.client_sampling == "poisson"
+        self._secret = self.participants == "secret"
         super().__post_init__()
         self._keep_back_given = self.keep_back
-        self.fraction_evaluate = 1.0 if self._judge.are_clients else 0.0
-        check_together(
+        self.fraction_evaluate = 1.0 if self._clients_validate else 0.0
+        check_combinations(
             self.privacy,
             self.schedule,
-            poisson=self._drawn_by == POISSON,
-            secret=self._participants_are == SECRET,
+            alone=self._alone,
+            secret=self._secret,
             summed=self.secure_sum is not None,
             evaluate_metrics_fn=self._metrics_fns[EVALUATE],
         )
@@ -188,14 +171,9 @@ class UDP(SchemeStrategy):
         super()._build()
         self.plan: UDPPlan | None = None
         self.terms: UDPTerms | None = None
-        self._taking_part = Participants(
-            self.federation,
-            alone=self._drawn_by == POISSON,
-            secret=self._participants_are == SECRET,
-        )
+        self._participants = Participants(self.federation, alone=self._alone, secret=self._secret)
         self._cohort = 0  # of the last sum that was asked for with noise in shares
-        self._squares: Counter[str] = Counter()  # what each client's trainings add up to
-        self._counted = 0  # releases that are in it
+        self._spent = SpentBudgets()
         self._loss: float | None = None
         self._trained = False
 
@@ -239,54 +217,39 @@ class UDP(SchemeStrategy):
             raise ProtocolError("this strategy has done a training: make a new one for another")
         if pace.over:
             return []
-        if isinstance(pace, Discounted) and pace.done == 0 and self._judge.is_server:
-            pace.begin(self._judge.loss(0, arrays))
+        if isinstance(pace, Discounted) and pace.done == 0:
+            loss = server_loss(self.schedule, 0, arrays)
+            if loss is not None:
+                pace.begin(loss)
         return super().configure_train(server_round, arrays, config, grid)
 
     def instruct(self, server_round: int) -> Instruction:
         """Return the round config, with noise and budget of clients that have their own."""
         self._asked = True
         self._loss = None  # of the round before
-        plan, honest = self._begun(), 0
+        honest = 0
         if self.secure_sum is not None and self.privacy.shared_noise:
             self._cohort = self.transport.cohort
             honest = self.secure_sum.parties_of(self._cohort)
         clients = self.privacy.named()
         if self.privacy.own_terms and not clients and self.federation.met:
             clients = self.federation.clients()
-        terms, own_terms = plan.terms(clients, self._spent(), honest=honest)
-        self.terms = terms
-        written = {client: records.write(term) for client, term in own_terms.items()}
-        charge = self._charged_as(terms)
-
-        def cost(client: str) -> Charge | None:
-            if not self.privacy.own_terms:
-                return charge
-            theirs = own_terms.get(client)
-            if theirs is None:  # it was asked before the run broke off, and has left
-                theirs = self._begun().own_terms(terms, client, self._spent()[client])
-            return self._charged_as(theirs)
-
-        def failed_sigma(clients: Collection[str]) -> float:
-            return math.hypot(*(own_terms.get(c, terms).failed_sigma() for c in clients))
-
-        return Instruction(
-            fields=records.write(terms),
-            own=to_each({c: {name: f[name] for name in _OWN} for c, f in written.items()}),
-            accumulator=partial(terms.accumulator, self._template),
-            cost=cost,
-            charged=self._taking_part.charged,
-            failed_sigma=failed_sigma if terms.count_failed else None,
-            hidden=self._taking_part.secret,
+        self.terms, instruction = training_request(
+            self._begun(),
+            self._template,
+            self._participants,
+            clients=clients,
+            spent=lambda: self._spent.after(self.releases),
+            honest=honest,
         )
+        return instruction
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included, and of the weights."""
         if self.secure_sum is None:
             raise ProtocolError("there is no secure sum")
-        if (
-            self.privacy.shared_noise
-        ):  # what clients would refuse ends the run before they are asked
+        if self.privacy.shared_noise:
+            # What clients would refuse ends the run before they are asked.
             self.secure_sum.parties_of(len(clients))
         alike = self.privacy.shared_noise or self.privacy.unit == USER_UNIT
         return self.secure_sum.bounds(
@@ -302,41 +265,34 @@ class UDP(SchemeStrategy):
             return None, None
         arrays, metrics = super().aggregate_train(server_round, replies)
         self._trained = arrays is not None
-        if not self._judge.are_clients:
+        if not self._clients_validate:
             # Before the checkpoint: a run that goes on gets the same bytes from the clients, whose
             # noise is their own, and any model made of them is paid for by what they charged.
-            judged = arrays is not None and self._judge.is_server
-            self._settle(self._judge.loss(server_round, arrays) if judged else None)
+            self._settle(server_loss(self.schedule, server_round, arrays))
         return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask all clients for their losses, if clients evaluate the model; otherwise ask nobody."""
-        if not self._judge.are_clients or not self._trained:
+        if not self._clients_validate or not self._trained:
             return []
         config = ConfigRecord({**config, "server-round": server_round})
         assigned = self.messenger.sample(grid, server_round, EVALUATE, fraction=1.0, minimum=0)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        lacking, plan = self._without_budget(), self._begun()
+        lacking = self._without_budget()
         assigned = {
             node: kept
             for node, clients in assigned.items()
             if (kept := [client for client in clients if client not in lacking])
         }
-        instruction = Instruction(
-            fields=records.write(plan.loss_terms()),
-            own=to_each({c: records.write(plan.loss_terms(c)) for c in self.privacy.named()}),
-            accumulator=partial(WeightedMean, {}),
-            cost=lambda client: plan.loss_terms(client).charge(),
-        )
-        return self.put(server_round, EVALUATE, content, assigned, instruction)
+        return self.put(server_round, EVALUATE, content, assigned, client_losses(self._begun()))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the mean loss; if clients evaluate the model, discount the rounds."""
-        if not self._judge.are_clients:
+        if not self._clients_validate:
             return None
         metrics = super().aggregate_evaluate(server_round, replies) if self._trained else None
         loss = None if metrics is None else metrics.get("loss")
@@ -345,19 +301,11 @@ class UDP(SchemeStrategy):
 
     def stop(self) -> str:
         """Return why the training ends: all planned rounds are done."""
-        pace = None if self.plan is None else self.plan.pace
-        if pace is None or not pace.over or pace.done == 0:
-            return ""
-        if isinstance(pace, Discounted):
-            return f"discounting left {pace.planned} of {pace.rounds} rounds, and they are done"
-        return f"the {pace.planned} rounds that the budget is for are done"
+        return "" if self.plan is None else self.plan.ended
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return the budget of the client that spent most, the noise, T and the loss."""
-        spent, cap = card.guarantee.spent, card.guarantee.epsilon
-        numbers: dict[str, float] = {}
-        if spent is not None and cap is not None:
-            numbers |= {"epsilon": spent, "epsilon_left": max(0.0, cap - spent)}
+        numbers = budget_metrics(card)
         if self.terms is not None:
             numbers["noise_multiplier"] = self.terms.noise_multiplier
         if self.plan is not None and not isinstance(self.plan.pace, Uniform):
@@ -370,26 +318,14 @@ class UDP(SchemeStrategy):
 
     def guarantee(self) -> Guarantee:
         """Return the guarantee; before the first round it states the requested budget."""
-        plan = self.plan or self._plan_of(rounds=self._planned(1), q=1.0)
-        kept_back = set(self._template)
-        if kept_back:
-            kept_back -= set(released_names(self._template, self.keep_back or ()))
-        quorum, secure_sum = None, self.secure_sum
-        if secure_sum is not None and self._cohort:
-            least = secure_sum.threshold_of(self._cohort)
-            quorum = self._cohort, least, secure_sum.colluders_of(self._cohort)
-        losses = ""
-        if self._judge.are_clients:
-            losses = "noised" if plan.validation_share else "bare"
+        plan = self.plan or self._plan_of(rounds=self.rounds or self.planned_rounds or 1, q=1.0)
+        quorum = None
+        if self.secure_sum is not None and self._cohort:
+            quorum = self.secure_sum.quorum_of(self._cohort)
         return guarantee_of(
-            plan.weakest(),
-            unit=self.privacy.unit,
-            bound=self.privacy.sensitivity_bound,
-            proven=self.privacy.one_step,
+            plan,
             quorum=quorum,
-            shared=self.privacy.shared_noise,
-            losses=losses,
-            kept_back=kept_back,
+            kept_back=kept_back(self._template, self.keep_back),
             insecure=self._insecure,
         )
 
@@ -397,11 +333,10 @@ class UDP(SchemeStrategy):
         """Return the plan and the secret seed of the samples."""
         return {
             "plan": None if self.plan is None else self.plan.state(),
-            "judged_by": self._judge.by,
             "loss": self._loss,
             "trained": self._trained,
             "insecure": self._insecure,
-            "secret": self._taking_part.seed if self._taking_part.secret else b"",
+            "secret": self._participants.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -410,17 +345,13 @@ class UDP(SchemeStrategy):
         Raises
         ------
         CheckpointError
-            If it was made for another budget, another number of rounds, or another judge.
+            If it was made for another budget, another number of rounds, or another validation.
         """
         self._insecure, self._trained = state["insecure"], state["trained"]
-        taking_part = self._taking_part
-        taking_part.seed = state["secret"] or taking_part.seed
-        if taking_part.secret:
-            taking_part.known = {client for r in self.releases for client in r.clients}
+        self._participants.load(state["secret"], self.releases)
         if state["plan"] is None:
             return
-        self._judge.check_same(state["judged_by"])
-        self.plan = self._plan_of(rounds=self._planned(), q=1.0)
+        self.plan = self._plan_of(rounds=rounds_of(self.rounds, self.planned_rounds), q=1.0)
         self.plan.load(state["plan"])
         self._loss = state["loss"]
 
@@ -428,30 +359,19 @@ class UDP(SchemeStrategy):
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training."""
-        return self._taking_part.drawn(
+        return self._participants.drawn(
             self.messenger,
             grid,
             server_round,
             fraction=self.fraction_train,
             minimum=self.min_train_nodes,
             without=self._without_budget(),
-            seed=self.experiment.seed,
+            public_seed=self.experiment.seed,
             q=lambda: self._begun().q,
         )
 
     def _without_budget(self) -> set[str]:
-        if not self.privacy.own_budgets:
-            return set()
-        return set(self.federation.clients()).difference(self.privacy.named())
-
-    def _planned(self, otherwise: int | None = None) -> int:
-        """Return the number of rounds over which the budget is spread at first."""
-        rounds = self.rounds or self.planned_rounds or otherwise
-        if rounds is None:
-            raise InvalidParameterError(
-                "rounds", rounds, "the rounds to spread the budget over, under your own start"
-            )
-        return rounds
+        return set().union(*self.privacy.lacking(self.federation.clients()).values())
 
     def _begun(self) -> UDPPlan:
         """Return the plan; it is made once the number of clients is known."""
@@ -463,7 +383,8 @@ class UDP(SchemeStrategy):
                 raise InvalidParameterError(
                     "fraction_train", self.fraction_train, "some clients: nobody would be asked"
                 )
-            self.plan = self._plan_of(rounds=self._planned(), q=min(1.0, asked / population))
+            rounds = rounds_of(self.rounds, self.planned_rounds)
+            self.plan = self._plan_of(rounds=rounds, q=min(1.0, asked / population))
         return self.plan
 
     def _plan_of(self, *, rounds: int, q: float) -> UDPPlan:
@@ -475,19 +396,3 @@ class UDP(SchemeStrategy):
         if not plan.pace.over:
             self._loss = loss
             plan.settle(loss)
-
-    def _spent(self) -> Counter[str]:
-        """Return the budget that each client's trainings have spent; see `Schedule.multiplier`."""
-        for release in self.releases[self._counted :]:
-            if release.phase == TRAIN:
-                cost = release.charge.count / release.charge.noise_multiplier**2
-                self._squares.update(dict.fromkeys(release.clients, cost))
-        self._counted = len(self.releases)
-        return self._squares
-
-    def _charged_as(self, terms: UDPTerms) -> Charge | None:
-        """Return the charge of a training with some round config, by what the adversary sees."""
-        charge = terms.charge()
-        if charge is None or not self._taking_part.secret:
-            return charge
-        return replace(charge, sampling=self._begun().q)

@@ -77,6 +77,7 @@ class ColumnOwners(SchemeStrategy):
             raise ProtocolError(
                 f"the setup failed: clients {missing} did not say what data they have"
                 + (f" ({details})" if details else "")
+                + "; start again when all of them are there"
             )
         if self.parties is not None and len(told) != self.parties:
             raise ProtocolError(f"{len(told)} clients are there, parties = {self.parties}")
@@ -132,7 +133,11 @@ class ColumnOwners(SchemeStrategy):
             answers[reply.client_id] = kept
 
         told = Instruction(
-            fields=fields, own=own or {}, accumulator=partial(WeightedMean, {}), take=take
+            fields=fields,
+            own=own or {},
+            accumulator=partial(WeightedMean, {}),
+            take=take,
+            large=True,
         )
         self.ask(grid, server_round, phase, content, assigned, told, quorum=quorum)
         return answers

@@ -3,21 +3,31 @@
 import logging
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_privacy.coding.lagrange import recovery_threshold, usual_partitions
-from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError
-from flwr_privacy.fedvs.costs import SEAL_BYTES
+from flwr_privacy.coding.field import MERSENNE_31
+from flwr_privacy.coding.thresholds import recovery_threshold, usual_partitions
+from flwr_privacy.errors import (
+    CheckpointError,
+    InvalidParameterError,
+    ProtocolError,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+)
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.guarantee import guarantee_of
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.sharing import maskers
-from flwr_privacy.fedvs.terms import CODE, SEALED, Chunk, CodeTerms
+from flwr_privacy.fedvs.terms import CODE, SEAL_BYTES, SEALED, Chunk, CodeTerms
+from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.wire import fields as records
@@ -28,27 +38,63 @@ from .strategy import VerticalStrategy
 
 __all__ = ["DataCoding", "coded_answer", "natural_in", "plain_answer"]
 
+EVALUATIONS = ("secure", "oracle", "none")
+
 logger = logging.getLogger("flwr.privacy")
 
 
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
 class DataCoding(VerticalStrategy):
-    """Base of `FedVS`: asks the clients to code their data, and relays their sealed shares."""
+    """Base of `FedVS`: asks the clients to code their data, and relays their sealed shares.
 
-    terms: CodeTerms | None
+    Parameters
+    ----------
+    K, T, prime, ..., paper
+        As in `FedVS`.
 
-    _stale: bool  # whether the data are to be coded anew: shares are gone, or old
-    K: int | None
-    T: int
-    prime: int
-    data_bits: int
-    weight_bits: int
-    w_max: float
-    spare: int
-    least_dealers: int | None
-    evaluation: str
-    relay_limit: int
-    _zero_mask: bool
-    paper: bool
+    Raises
+    ------
+    InvalidParameterError
+        If a parameter is out of range.
+    """
+
+    K: int | None = None
+    T: int = 1
+    prime: int = MERSENNE_31
+    data_bits: int = 8
+    weight_bits: int = 8
+    w_max: float = 2.0
+    zero_mask: bool | None = None
+    spare: int = 0
+    least_dealers: int | None = None
+    evaluation: Literal["secure", "oracle", "none"] = "secure"
+    relay_limit: int = 2**26
+    paper: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("paper", self.paper)
+        self._zero_mask = (
+            not self.paper if self.zero_mask is None else check_flag("zero_mask", self.zero_mask)
+        )
+        if self.paper and self._zero_mask:
+            raise InvalidParameterError("zero_mask", True, "false with paper=True")
+        if self.K is not None:
+            check_integer("K", self.K, minimum=1)
+        check_integer("T", self.T, minimum=1)
+        check_integer("prime", self.prime, minimum=3, maximum=2**31 - 1)
+        check_number("w_max", self.w_max, minimum=1e-12)
+        check_integer("spare", self.spare, minimum=0)
+        if self.least_dealers is not None:
+            check_integer("least_dealers", self.least_dealers, minimum=2)
+        check_choice("evaluation", self.evaluation, EVALUATIONS)
+        check_integer("relay_limit", self.relay_limit, minimum=1)
+        super().__post_init__()
+
+    def _build(self) -> None:
+        super()._build()
+        self.terms: CodeTerms | None = None
+        self._stale = False  # whether the data are to be coded anew: shares are gone, or old
 
     def setup(self, grid: Grid) -> None:
         """Ask every client to code its data, once per experiment.
@@ -116,6 +162,7 @@ class DataCoding(VerticalStrategy):
                 raise ProtocolError(
                     f"the data could not be coded: clients {missing} did not answer"
                     + (f" ({details})" if details else "")
+                    + "; start again, and their data are coded anew"
                 )
         if self._updates and (fresh := natural_in(self.members, _fresh(passing))):
             for client in fresh:

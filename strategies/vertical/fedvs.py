@@ -9,22 +9,17 @@ import secrets
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_privacy.coding.field import MERSENNE_31
 from flwr_privacy.errors import (
-    InvalidParameterError,
     NotEnoughSharesError,
     ProtocolError,
-    check_choice,
-    check_flag,
     check_integer,
-    check_number,
 )
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
 from flwr_privacy.fedvs.quantisation import dequantise
@@ -40,7 +35,6 @@ from flwr_privacy.fedvs.terms import (
     ORACLE,
     SEALED,
     Chunk,
-    CodeTerms,
     Dealing,
     Evaluation,
 )
@@ -57,8 +51,6 @@ from .data_coding import DataCoding, coded_answer, natural_in, plain_answer
 __all__ = ["FedVS"]
 
 logger = logging.getLogger("flwr.privacy")
-
-EVALUATIONS = ("secure", "oracle", "none")
 
 
 @checked_keywords
@@ -140,19 +132,7 @@ class FedVS(DataCoding):
     >>> strategy = FedVS(labels=[0, 1, 1, 0], server_model=server_model, T=1, batch_size=2, order=1)
     """
 
-    K: int | None = None
-    T: int = 1
-    prime: int = MERSENNE_31
-    data_bits: int = 8
-    weight_bits: int = 8
-    w_max: float = 2.0
-    zero_mask: bool | None = None
-    spare: int = 0
-    least_dealers: int | None = None
-    evaluation: Literal["secure", "oracle", "none"] = "secure"
     refresh_every: int | None = None
-    relay_limit: int = 2**26
-    paper: bool = False
 
     scheme: ClassVar[str] = "fedvs"
     untimed: ClassVar[frozenset[str]] = frozenset(
@@ -160,32 +140,11 @@ class FedVS(DataCoding):
     )
 
     def __post_init__(self) -> None:
-        check_flag("paper", self.paper)
-        self._zero_mask = (
-            not self.paper if self.zero_mask is None else check_flag("zero_mask", self.zero_mask)
-        )
-        if self.paper and self._zero_mask:
-            raise InvalidParameterError("zero_mask", True, "false with paper=True")
-        if self.K is not None:
-            check_integer("K", self.K, minimum=1)
-        check_integer("T", self.T, minimum=1)
-        check_integer("prime", self.prime, minimum=3, maximum=2**31 - 1)
-        check_number("w_max", self.w_max, minimum=1e-12)
-        check_integer("spare", self.spare, minimum=0)
-        if self.least_dealers is not None:
-            check_integer("least_dealers", self.least_dealers, minimum=2)
-        check_choice("evaluation", self.evaluation, EVALUATIONS)
         if self.refresh_every is not None:
             check_integer("refresh_every", self.refresh_every, minimum=1)
-        check_integer("relay_limit", self.relay_limit, minimum=1)
         super().__post_init__()
         if self.evaluation == "none":
             self._labels.pop(TEST_PART, None)
-
-    def _build(self) -> None:
-        super()._build()
-        self.terms: CodeTerms | None = None
-        self._stale = False  # whether the data are to be coded anew: shares are gone, or old
 
     # -- A round -----------------------------------------------------------------------------
 
@@ -276,7 +235,7 @@ class FedVS(DataCoding):
     ) -> dict[int, NDArray[np.int64]]:
         """Relay the shares; return the answers by their client's place."""
         terms = self._agreed()
-        question = Evaluation(
+        evaluation = Evaluation(
             generation=terms.generation, share_set=dealing.share_set, dealers=dealers
         )
         self._answer_shape = (len(dealing.evaluated_rows), terms.embedding)
@@ -288,7 +247,7 @@ class FedVS(DataCoding):
             phase,
             RecordDict(),
             assigned,
-            fields=records.write(question),
+            fields=records.write(evaluation),
             own=self._passed_on(terms, shares, dealers),
             quorum=quorum,
         )

@@ -3,7 +3,6 @@
 Each takes one exchange a round: a client takes in its last gradient and answers with embeddings.
 """
 
-import heapq
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,15 +23,15 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
-from flwr_privacy.fedvs.rivals import METHODS, Step
 from flwr_privacy.fedvs.rows import batch_of
+from flwr_privacy.fedvs.split_vfl import METHODS, Step
 from flwr_privacy.fedvs.terms import ENROL
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.grid import GridMean
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds, SecureSum
-from flwr_privacy.secure_sum.federated import FedAvgSumTerms
+from flwr_privacy.secure_sum.fedavg_terms import FedAvgSumTerms
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.strategies.requests.messenger import Assigned, only
 from flwr_privacy.strategies.requests.request_log import ClientReply
@@ -40,6 +39,7 @@ from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.identity import derive_seed
 from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
 
+from .arrivals import Arrivals
 from .columns import Aggregate, Enrolled, Pending, arrays_message, natural
 from .strategy import VerticalStrategy
 
@@ -83,8 +83,8 @@ class SplitVFL(VerticalStrategy):
     Guarantee
     ---------
     None without a secure sum: the server sees all embeddings. The noise of ``wait-dp`` has no
-    guarantee either (`flwr_privacy.fedvs.rivals.noisy`). Under a secure sum the server sees sums of
-    embeddings, with what FedVS's sums say of the features.
+    guarantee either (`flwr_privacy.fedvs.split_vfl.noisy`). Under a secure sum the server sees sums
+    of embeddings, with what FedVS's sums say of the features.
     """
 
     method: Literal["wait", "ignore", "vafl", "wait-dp"] = "wait"
@@ -111,10 +111,8 @@ class SplitVFL(VerticalStrategy):
         super()._build()
         self._shape = (0, 0)
         self._owed: dict[str, Pending] = {}  # what each client has not got, under vafl
-        self._counts: dict[str, int] = {}  # gradients of each client, under vafl
-        self._queue: list[tuple[float, int, str]] = []  # arrivals to come, under vafl
+        self._arrivals: Arrivals | None = None  # under vafl
         self._cache: dict[str, NDArray[np.float32]] = {}
-        self._now = 0.0
         self._arriving: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
 
     # -- The setup ---------------------------------------------------------------------------
@@ -149,9 +147,8 @@ class SplitVFL(VerticalStrategy):
         )
         if missing := natural(set(self.members).difference(self._cache)):
             raise ProtocolError(f"the setup failed: clients {missing} sent no embeddings")
-        for client in self.members:
-            self._counts[client] = 0
-            heapq.heappush(self._queue, (self._cycle(client), 0, client))
+        delays, seed = self.messenger.stragglers, self.experiment.seed
+        self._arrivals = Arrivals(self.members, delays, seed=seed)
 
     # -- A round -----------------------------------------------------------------------------
 
@@ -168,8 +165,8 @@ class SplitVFL(VerticalStrategy):
             If nobody answers, or the sum of a secure sum cannot be opened.
         """
         training = part == TRAIN_PART
-        if training and self._method == VAFL:
-            return self._arrival(grid, server_round)
+        if training and self._arrivals is not None:
+            return self._arrival(grid, server_round, self._arrivals)
         rows = coded.tolist() if training else []
         self._shape = (len(coded), self.embedding)
         if training and self.secure_sum is not None:
@@ -185,7 +182,7 @@ class SplitVFL(VerticalStrategy):
             self._content(self._pending),
             assigned,
             fields=self._fields(part, rows, self._pending, update=self._updates),
-            own=to_each({client: {"update": count} for client, count in self._counts.items()}),
+            own=to_each({client: {"update": count} for client, count in self._gradients.items()}),
         )
         waited = {client for clients in assigned.values() for client in clients}
         partly = self._method == IGNORE and self._known_fast() is None
@@ -224,22 +221,21 @@ class SplitVFL(VerticalStrategy):
 
     def batch(self, server_round: int) -> NDArray[np.int64]:
         """Return the rows of a round; under vafl those of the next client to arrive."""
-        if self._method != VAFL:
+        if self._arrivals is None:
             return super().batch(server_round)
-        moment, _, client = heapq.heappop(self._queue)
-        self.messenger.virtual_seconds += moment - self._now
-        self._now = moment
+        client, seconds = self._arrivals.next()
+        self.messenger.virtual_seconds += seconds
         seed = derive_seed(self.experiment.seed, "vafl batches", client)
-        length, count = self._rows(TRAIN_PART), self._counts[client]
+        length, count = self._rows(TRAIN_PART), self._gradients[client]
         rows = batch_of(length, self.batch_size, seed, count + 1)
         self._arriving = client, rows
         return rows
 
-    def _arrival(self, grid: Grid, server_round: int) -> Aggregate:
+    def _arrival(self, grid: Grid, server_round: int, arrivals: Arrivals) -> Aggregate:
         """Return the aggregate of the next answer to arrive and the others' latest answers."""
         client, rows = self._arriving
         self._shape = (len(rows), self.embedding)
-        owed, count = self._owed.get(client), self._counts[client]
+        owed, count = self._owed.get(client), self._gradients[client]
         found = self.ask_all(
             grid,
             server_round,
@@ -249,8 +245,8 @@ class SplitVFL(VerticalStrategy):
             fields=self._fields(TRAIN_PART, rows.tolist(), owed, update=count),
         )
         self.messenger.request_log(TRAIN).virtual_seconds = 0.0  # the queue has the clock
-        self._counts[client] += client in found
-        heapq.heappush(self._queue, (self._now + self._cycle(client), server_round, client))
+        arrivals.gradients[client] += client in found
+        arrivals.await_answer(client, server_round)
         if client not in found:
             raise NotEnoughSharesError(1, 0, [client])
         self._owed.pop(client, None)
@@ -274,7 +270,7 @@ class SplitVFL(VerticalStrategy):
         if self._method == VAFL:
             for client, owed in list(self._owed.items()):
                 assigned = only(self._assigned(grid, server_round, SETTLE), {client})
-                self._settle(grid, server_round, owed, assigned, self._counts[client])
+                self._settle(grid, server_round, owed, assigned, self._gradients[client])
             self._owed = {}
         elif self._pending is not None:
             everybody = self._asked(self._assigned(grid, server_round, SETTLE))
@@ -374,6 +370,11 @@ class SplitVFL(VerticalStrategy):
     def _content(self, owed: Pending | None) -> RecordDict:
         return RecordDict() if owed is None else arrays_message({GRADIENT: owed.gradient})
 
+    @property
+    def _gradients(self) -> dict[str, int]:
+        """How many gradients each client has got, under vafl."""
+        return {} if self._arrivals is None else self._arrivals.gradients
+
     def _known_fast(self) -> list[str] | None:
         """Return the clients that are known not to be stragglers."""
         if self._fast is not None:
@@ -390,20 +391,3 @@ class SplitVFL(VerticalStrategy):
     def _asked(self, assigned: Assigned) -> Assigned:
         fast = self._known_fast() if self._method == IGNORE else None
         return assigned if fast is None else only(assigned, set(fast))
-
-    def _cycle(self, client: str) -> float:
-        """Return the time that a client takes from a gradient to its next answer."""
-        delays = self.messenger.stragglers
-        if delays is None:
-            return 1.0
-        finish = getattr(delays, "finish_time", None)
-        if finish is None:
-            raise InvalidParameterError("stragglers", delays, "a law with finish_time, for vafl")
-        return float(
-            finish(
-                seed=self.experiment.seed,
-                server_round=self._counts[client] + 1,
-                client_id=client,
-                phase=TRAIN,
-            )
-        )

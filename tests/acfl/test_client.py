@@ -368,7 +368,7 @@ def test_an_exact_gradient_beyond_its_bound_is_not_put_into_a_sum(
     low = replace(terms, gradient_bound=1e-3)
     with pytest.raises(DataError, match="the log of the node says how"):
         node.descend(low, **SUMMED)
-    assert "a gradient is beyond what the secure sum takes" in caplog.text
+    assert "a gradient has a value beyond the range of the secure sum" in caplog.text
 
 
 # -- What does not fit ---------------------------------------------------------------------------
@@ -471,8 +471,8 @@ def test_data_are_loaded_when_they_are_needed_and_not_before(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("model", "error", "text"),
     [
-        ({}, ProtocolError, "0 arrays were sent, and the model is one"),
-        ({"a": W, "b": W}, ProtocolError, "2 arrays were sent, and the model is one"),
+        ({}, ProtocolError, "0 arrays were sent: expected one, the model"),
+        ({"a": W, "b": W}, ProtocolError, "2 arrays were sent: expected one, the model"),
         ({"W": W[0]}, InvalidParameterError, "model = (2,): expected shape (3, 2)"),
         ({"W": W.T}, InvalidParameterError, "model = (2, 3): expected shape (3, 2)"),
         ({"W": W * np.nan}, ProtocolError, "the model that was sent has NaN or infinity"),

@@ -14,7 +14,6 @@ from flwr_privacy.acfl.encoding import (
     Moments,
     check_data,
     clipped_gradient,
-    encode,
     gradient,
     mirrored,
     moments,
@@ -24,6 +23,7 @@ from flwr_privacy.acfl.encoding import (
     upper,
 )
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.acfl.theory import encode
 
 Array = NDArray[np.float64]
 

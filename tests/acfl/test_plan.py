@@ -200,7 +200,7 @@ def test_a_model_so_large_that_rounding_would_show_is_refused(tmp_path: Path) ->
     terms = gradient_terms(alpha=0.0, epsilon=5.0)
     direction = np.ones((3, 2)) / math.sqrt(6)
     for size in (1.01 * largest_model(terms), 1e200):
-        with pytest.raises(InvalidParameterError, match="rounding would show"):
+        with pytest.raises(InvalidParameterError, match="rounding could exceed"):
             node.descend(terms, direction * size)
     assert (node.loaded, node.entries()) == (0, [])
     node.descend(terms, direction * 0.99 * largest_model(terms))
@@ -368,7 +368,7 @@ OPTIMAL = {"noise": "paper", "split": "optimal", "model_bound": 1.0}
         ({"noise": "some"}, "noise = 'some'"),
         ({"noise": "paper", "bound": "loose"}, "bound = 'loose'"),
         ({"noise": "paper", "epsilon": 8.0}, "ACFL has no 'epsilon': only with noise=record"),
-        ({"gradient_bound": 1.0}, "gradient_bound = 1.0: expected nothing but with alpha"),
+        ({"gradient_bound": 1.0}, "gradient_bound = 1.0: expected None, unless alpha"),
         ({"split": "optimal"}, "ACFL has no 'split': only with noise=paper"),
         ({"noise": "paper", "split": "optimal"}, "model_bound = None: expected a bound"),
         ({**OPTIMAL, "sigma1_sq": 1.0}, "ACFL has no 'sigma1_sq': only with noise=variances"),
@@ -386,6 +386,9 @@ OPTIMAL = {"noise": "paper", "split": "optimal", "model_bound": 1.0}
         ({"alpha": 0.0}, "learning_rate = None: expected a step size"),
         ({"learning_rate": 0.0}, "rate = 0.0"),
         ({"schedule": "sometimes"}, "schedule = 'sometimes'"),
+        ({"shift": 5.0}, "shift = 5.0: expected None without schedule='shifted'"),
+        ({"schedule": "inverse", "shift": 200.0}, "shift = 200.0: expected None"),
+        ({"schedule": "shifted", "shift": 0.0}, "shift = 0.0: expected a number above 0"),
         ({"ridge": -1.0}, "ridge = -1.0"),
         ({"epsilon": 0.0}, "epsilon = 0.0"),
         ({"delta": 1.0}, "delta = 1.0"),

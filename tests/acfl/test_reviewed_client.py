@@ -30,8 +30,8 @@ from flwr.serverapp.strategy import FedAdam
 from flwr_privacy.acfl.guarantee import setup_privacy
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.clients import DataLimits, acfl_client_app
+from flwr_privacy.clients.acfl_data import PreparedData
 from flwr_privacy.clients.node.context_store import ContextStore
-from flwr_privacy.clients.node.data_cache import PreparedData
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.secure_sum import SecureSum

@@ -10,17 +10,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flwr_privacy.acfl.encoding import encode, gradient, moments_gradient
-from flwr_privacy.acfl.weights import (
-    AlphaPolicy,
+from flwr_privacy.acfl.encoding import gradient, moments_gradient
+from flwr_privacy.acfl.weights import AlphaPolicy, coded_energy, device_weights, stable_weights
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.acfl.theory import (
     alpha_bounds,
     alpha_estimated,
     alpha_horizon,
-    coded_energy,
-    device_weights,
-    stable_weights,
+    encode,
 )
-from flwr_privacy.errors import InvalidParameterError
 
 PROBABILITIES = st.floats(0, 1)
 ENERGIES = st.one_of(st.just(0.0), st.floats(1e-12, 1e12))

@@ -55,8 +55,8 @@ def test_nobody_is_asked_beyond_its_budget_and_the_training_ends(noise: str) -> 
     """Four of five clients are asked in a round, each at most three times."""
     strategy = make(CentralDP, noise=noise, fraction_train=0.8, rounds=3, seed=2, **STRAGGLERS)
     result = run(strategy, num_rounds=20)
-    assert strategy.schedule is not None
-    assert strategy.schedule.releases == 3
+    assert strategy.plan is not None
+    assert strategy.plan.releases == 3
     booked = Counter(client for release in strategy.releases for client in release.clients)
     assert max(booked.values()) == 3
     needed = 2 if noise == "distributed" else 1

@@ -12,12 +12,13 @@ from flwr.app import Context, RecordDict
 from pinned import pinned_nodes
 
 from flwr_privacy.accounting import spent
-from flwr_privacy.central_dp.mechanism import CentralDPTerms
+from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.clients import CentralDPClient, Trained
 from flwr_privacy.errors import DataError, DeclinedError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.adaptive_clipping import COUNT_NAME
 from flwr_privacy.privacy.failures import FAILED_NAME
 from flwr_privacy.privacy.ledger import Entry, Ledger
+from flwr_privacy.wire.fields import write
 
 TERMS = central_terms(noise_multiplier=2.0, epsilon=10.0)
 QUESTION = {"experiment-id": "e", "round": 1, "request": 0, "code-limit": 2**31 - 1}
@@ -59,7 +60,7 @@ class Node:
             state=RecordDict(),
             run_config=self.run_config,
         )
-        question = {**terms.write(), **QUESTION, **fields}
+        question = {**write(terms), **QUESTION, **fields}
         return CentralDPClient(None, context).handle("train", arrays, question, train)
 
     def charges(self) -> list[Entry]:
@@ -134,7 +135,7 @@ def test_a_question_has_one_attempt_also_while_it_trains(node: Node) -> None:
         run_id=1, node_id=1, node_config=node.config, state=RecordDict(), run_config={}
     )
     client = CentralDPClient(None, context)
-    client.handle("train", MODEL, {**TERMS.write(), **QUESTION}, train)
+    client.handle("train", MODEL, {**write(TERMS), **QUESTION}, train)
     assert node.trained == 0
     assert len(node.charges()) == 1
 

@@ -18,12 +18,9 @@ from dp_accounting.rdp import RdpAccountant
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.curves import ORDERS
-from flwr_privacy.central_dp.mechanism import (
-    SHARE_REACH,
-    CentralDPPlan,
-    CentralDPTerms,
-    sensitivity,
-)
+from flwr_privacy.central_dp.plan import CentralDPPlan
+from flwr_privacy.central_dp.sensitivity import sensitivity
+from flwr_privacy.central_dp.terms import SHARE_REACH, CentralDPTerms
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.adaptive_clipping import (
     COUNT_GRID,
@@ -39,6 +36,7 @@ from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import clip
 from flwr_privacy.udp import GRID_SHARE, participations
+from flwr_privacy.wire import fields as records
 
 MODES = list(itertools.product(("distributed", "server"), ("fixed", "poisson")))
 PLAIN = [mode for mode in MODES if mode != ("server", "poisson")]
@@ -233,7 +231,7 @@ TERMS = CentralDPTerms(
     clipping_norm=0.5,
     grid=-20,
     parties=16,
-    keep_back=("a", "b"),
+    keep_back=["a", "b"],
 )
 
 
@@ -278,23 +276,17 @@ def test_shares_of_few_steps_are_refused() -> None:
         changed(parties=2**40, grid=-60).grid_gap(10)
 
 
-@pytest.mark.parametrize("terms", [TERMS, changed(keep_back=()), changed(count_share=0.0)])
+@pytest.mark.parametrize("terms", [TERMS, changed(keep_back=[]), changed(count_share=0.0)])
 def test_terms_survive_the_wire(terms: CentralDPTerms) -> None:
-    assert CentralDPTerms.read(terms.write()) == terms
-    assert all("_" not in key for key in terms.write())
-
-
-def test_an_empty_list_may_get_lost_on_the_wire() -> None:
-    fields = changed(keep_back=()).write()
-    del fields["keep-back"]
-    assert CentralDPTerms.read(fields) == changed(keep_back=())
+    assert records.read(CentralDPTerms, records.write(terms)) == terms
+    assert all("_" not in key for key in records.write(terms))
 
 
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
         ({"noise": "client"}, InvalidParameterError, "noise = 'client'"),
-        ({"noise": ["server"]}, InvalidParameterError, "noise = "),
+        ({"noise": ["server"]}, ProtocolError, "'noise'"),
         ({"sampling": "shuffled"}, InvalidParameterError, "sampling = 'shuffled'"),
         ({"sampling-rate": 0.5}, InvalidParameterError, r"sampling_rate = 0\.5: expected 1"),
         ({"sampling": "poisson", "sampling-rate": 0.5}, InvalidParameterError, "only a secret"),
@@ -306,25 +298,25 @@ def test_an_empty_list_may_get_lost_on_the_wire() -> None:
         ({"count-share": -0.1}, InvalidParameterError, r"count_share = -0\.1"),
         ({"count-share": 1.0}, InvalidParameterError, r"count_share = 1\.0"),
         ({"epsilon": 0.0}, InvalidParameterError, r"epsilon = 0\.0: expected a number above 0"),
-        ({"epsilon": "8"}, InvalidParameterError, "epsilon = '8'"),
-        ({"epsilon": None}, ProtocolError, r"no \['epsilon'\]"),
+        ({"epsilon": "8"}, ProtocolError, "'epsilon'"),
+        ({"epsilon": None}, ProtocolError, "'epsilon'"),
         ({"delta": 1.0}, InvalidParameterError, r"delta = 1\.0"),
         ({"gap": -1.0}, InvalidParameterError, r"gap = -1\.0"),
         ({"clipping-norm": 0.0}, InvalidParameterError, r"clipping_norm = 0\.0"),
         ({"clipping-norm": 1e101}, InvalidParameterError, r"clipping_norm = 1e\+101"),
-        ({"grid": 0.5}, InvalidParameterError, r"grid = 0\.5"),
+        ({"grid": 0.5}, ProtocolError, "'grid'"),
         ({"grid": 501}, InvalidParameterError, "grid = 501"),
         ({"parties": 0}, InvalidParameterError, "parties = 0"),
-        ({"parties": 2.0}, InvalidParameterError, r"parties = 2\.0"),
+        ({"parties": 2.0}, ProtocolError, "'parties'"),
         ({"noise": "server"}, InvalidParameterError, "parties = 16: expected 1: the server adds"),
-        ({"keep-back": "w"}, ProtocolError, "'keep-back' is no list of names"),
-        ({"keep-back": [1]}, ProtocolError, "'keep-back' is no list of names"),
+        ({"keep-back": "w"}, ProtocolError, "'keep-back'"),
+        ({"keep-back": [1]}, ProtocolError, "'keep-back'"),
     ],
 )
 def test_terms_that_are_refused(change: dict[str, object], error: type, text: str) -> None:
-    fields = {k: v for k, v in {**TERMS.write(), **change}.items() if v is not None}
+    fields = {k: v for k, v in {**records.write(TERMS), **change}.items() if v is not None}
     with pytest.raises(error, match=text):
-        CentralDPTerms.read(fields)
+        records.read(CentralDPTerms, fields)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +380,7 @@ def test_a_grid_that_does_not_fit_is_refused(change: dict[str, Any], text: str) 
 
 
 def test_an_array_with_the_name_of_the_count_is_refused() -> None:
-    terms = changed(keep_back=())
+    terms = changed(keep_back=[])
     assert terms.names({"w": np.zeros(2), "n": np.array(3)}) == ["w"]
     with pytest.raises(InvalidParameterError, match=r"'flwr-privacy\.count': expected other names"):
         terms.names({"w": np.zeros(2), COUNT_NAME: np.zeros(1)})

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAdam
 
 from flwr_privacy.accounting import spent
 from flwr_privacy.central_dp.mean import CentralMean, add_noise
-from flwr_privacy.central_dp.mechanism import CentralDPTerms
+from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.clients import CentralDPClient, numpy_client_app
 from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code
 from flwr_privacy.privacy.failures import FAILED_NAME
@@ -121,7 +121,7 @@ def noise_of(strategy: CentralDP, **options: Any) -> tuple[np.ndarray, CentralDP
         strategy, still(), arrays=record(BIG), nodes=5, num_rounds=1, insecure_seed=SEED, **options
     )
     assert strategy.terms is not None
-    assert strategy.terms.noise_multiplier == strategy.schedule.noise_multiplier
+    assert strategy.terms.noise_multiplier == strategy.plan.noise_multiplier
     mean = np.concatenate([array.numpy().reshape(-1) for array in result.arrays.values()])
     return mean.astype(float), strategy.terms
 
@@ -144,7 +144,7 @@ def test_the_noise_of_an_opened_sum_is_what_is_charged_or_more(
     assert terms.parties == 3 - colluders
     share = 0.1 if quantile else 0.0
     # What is charged, worked out anew: z over sqrt(1 - share) times the diameter 2 C of updates.
-    promised = strategy.schedule.noise_multiplier / math.sqrt(1 - share) * 2 * 0.7
+    promised = strategy.plan.noise_multiplier / math.sqrt(1 - share) * 2 * 0.7
     check_normal(mean * survivors, promised * math.sqrt(survivors / terms.parties))
     assert spent([terms.charge()], delta=1e-5) == pytest.approx(8.0, rel=1e-6)
     if lost == 2 and colluders == 1:  # the smallest sum: what is charged, and the colluder's share
@@ -158,7 +158,7 @@ def test_a_trusted_server_adds_the_noise_of_the_charge_once(secure_sum: SecureSu
     )
     mean, terms = noise_of(strategy)
     assert terms.parties == 1
-    check_normal(mean * 5, strategy.schedule.noise_multiplier * 2)
+    check_normal(mean * 5, strategy.plan.noise_multiplier * 2)
 
 
 def test_the_servers_noise_differs_from_round_to_round_and_run_to_run() -> None:
@@ -190,7 +190,7 @@ def test_a_poisson_sum_is_divided_by_the_expected_number_and_has_half_the_sensit
     )
     mean, terms = noise_of(strategy)
     assert terms.sampling_rate == 0.6
-    check_normal(mean * 3, strategy.schedule.noise_multiplier * 1.0)
+    check_normal(mean * 3, strategy.plan.noise_multiplier * 1.0)
 
 
 @pytest.mark.usefixtures("no_pld")

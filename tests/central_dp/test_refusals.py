@@ -12,7 +12,7 @@ from conformance import Killed
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.central_dp.mean import CentralMean
-from flwr_privacy.central_dp.mechanism import CentralDPTerms
+from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.failures import FAILED_NAME

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.clients import CentralDPClient, as_mod
-from flwr_privacy.strategies import CentralDP, LoopOptions, central_dp
+from flwr_privacy.strategies import CentralDP, LoopOptions, participants
 from flwr_privacy.strategies.requests.messenger import only
 
 # -- Samples -------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_noise_is_released_also_if_nobody_is_drawn(monkeypatch: pytest.MonkeyPat
     def only_in_round_2(assigned: Any, *, server_round: int, **_: Any) -> Any:
         return assigned if server_round == 2 else {}
 
-    monkeypatch.setattr(central_dp, "each_by_itself", only_in_round_2)
+    monkeypatch.setattr(participants, "each_by_itself", only_in_round_2)
     strategy = CentralDP(
         noise="server",
         sampling="poisson",
@@ -89,7 +89,7 @@ def test_noise_is_released_also_if_nobody_is_drawn(monkeypatch: pytest.MonkeyPat
     line = result.history[1]
     assert (line["asked"], line["skipped"]) == (0, False)
     noise = result.arrays["w"].numpy().astype(float).reshape(-1)
-    check_normal(noise * 2, strategy.schedule.update_noise_multiplier)
+    check_normal(noise * 2, strategy.plan.update_noise_multiplier)
     assert strategy.releases[0].clients == ("0", "1", "2", "3", "4")
     assert "fraction_below" in line["scheme"]
     assert strategy.stop() == "the 1 releases that the budget is for are made"
@@ -118,7 +118,7 @@ def test_a_round_with_too_few_drawn_for_a_sum_is_skipped(
     def one_in_round_2(assigned: Any, *, server_round: int, **_: Any) -> Any:
         return only(assigned, {"0"}) if server_round == 2 else assigned
 
-    monkeypatch.setattr(central_dp, "each_by_itself", one_in_round_2)
+    monkeypatch.setattr(participants, "each_by_itself", one_in_round_2)
     strategy = CentralDP(sampling="poisson", loop=LoopOptions(seed=1))
     with caplog.at_level("WARNING", "flwr.privacy"):
         result = run(strategy)

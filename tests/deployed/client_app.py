@@ -9,6 +9,7 @@ import numpy as np
 from columns import columns_of
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from hostile import hostile
 from mischief import mischief
 
 from flwr_privacy.clients import (
@@ -45,7 +46,7 @@ def scheme_mod(
     return as_mod(CLIENTS[str(context.run_config["scheme"])])(message, context, call_next)
 
 
-app = ClientApp(mods=[mischief, scheme_mod])
+app = ClientApp(mods=[hostile, mischief, scheme_mod])
 
 
 @app.train()

@@ -53,7 +53,7 @@ def mischief(
 
 @contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """Have what is written beside a sealed file go to a disk without space."""
+    """Have what is written beside a file go to a disk without space."""
     beside = path.with_name(path.name + ".new")
     beside.symlink_to(FULL)
     try:

@@ -17,7 +17,7 @@ KILLS = {
     "moved": "move",
     "node lost": "lose",
 }
-SILENT = {"late", "drop", "lost question", "stale", "stranger", "clock ahead"}
+SILENT = {"late", "drop", "lost request", "stale", "stranger", "clock ahead"}
 
 
 class Unreliable:
@@ -54,7 +54,7 @@ class Unreliable:
             entry: Any = message.content["flwr-privacy"]
             client = self._clients.get(message.metadata.dst_node_id, "")
             is_lost = entry["phase"] == "train" and (
-                self._plan.strikes.get((int(entry["round"]), client)) == "lost question"
+                self._plan.strikes.get((int(entry["round"]), client)) == "lost request"
             )
             (lost if is_lost else sent).append(message)
         for message in lost:
@@ -66,15 +66,15 @@ class Unreliable:
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return replies that are there, and what became of them."""
-        waiting = [i for i in message_ids if i not in self._lost and i not in self._held]
+        asked = list(message_ids)
+        waiting = [i for i in asked if i not in self._lost and i not in self._held]
         replies = [
             fated
             for reply in (self._pull(waiting) if waiting else [])
             for fated in self._fate(reply)
         ]
-        if not waiting:  # all the others have come
-            replies = [*self._held.values()]
-            self._held.clear()
+        if not self._open:  # all the others have come
+            replies += [self._held.pop(i) for i in asked if i in self._held]
         return replies
 
     def end_round(self, line: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import vertical
 from vertical import EMBEDDING, ROWS, TEST_ROWS, Circle, coding_fields
 
-from flwr_privacy.clients.vertical.client import common_order
+from flwr_privacy.clients.vertical.columns import common_order
 from flwr_privacy.errors import (
     DeclinedError,
     FlwrPrivacyError,
@@ -284,11 +284,11 @@ def test_a_server_goes_back_one_gradient_where_it_was_killed_and_no_further(
     circle.deal(update(circle, 1, "s1"), arrays=gradient())
     second = vertical.weights(tmp_path)
     circle.deal(update(circle, 2, "s2"), arrays=gradient())
-    with pytest.raises(ProtocolError, match="a question of gradient 1, and the client has 2"):
+    with pytest.raises(ProtocolError, match="a request of gradient 1, and the client has 2"):
         circle.deal(update(circle, 1, "s3"), arrays=gradient())
     for old in (0, 0, 1):
         changes = {"session": "r2"} if old == 0 else {}
-        with pytest.raises(ProtocolError, match=f"a question of gradient {old}, and the client"):
+        with pytest.raises(ProtocolError, match=f"a request of gradient {old}, and the client"):
             circle.deal(update(circle, old, "s4", **changes), arrays=gradient())
     circle.deal(update(circle, 1, "s5", session="r2"), arrays=gradient())
     for name, weights in vertical.weights(tmp_path).items():
@@ -484,5 +484,5 @@ def test_a_question_without_its_fields_is_refused(circle: Circle, phase: str) ->
 def test_an_answer_needs_shares(circle: Circle) -> None:
     circle.deal(circle.dealing())
     question = Evaluation(generation="g1", share_set="s1", dealers=circle.names)
-    with pytest.raises(ProtocolError, match="a question for coded embeddings without shares"):
+    with pytest.raises(ProtocolError, match="a request for coded embeddings without shares"):
         circle.nodes["0"].ask(TRAIN, None, records.write(question), round=1)

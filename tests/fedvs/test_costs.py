@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from flwr_privacy.coding.field import PrimeField, largest_prime_below
+from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.coding.lagrange import LagrangeCode
+from flwr_privacy.coding.primes import largest_prime_below
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.fedvs import Costs, cost_model, data_shares, evaluate, weight_shares, zero_masks
+from flwr_privacy.fedvs.sharing import data_shares, evaluate, weight_shares, zero_masks
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.paper.costs import Costs, cost_model
 
 SEAL = 28  # bytes
 

@@ -20,13 +20,13 @@ from vertical import (
 )
 
 from flwr_privacy.clients.vertical import coded_data, coded_round, sealed_shares
-from flwr_privacy.clients.vertical.client import Owned, common_order
+from flwr_privacy.clients.vertical.columns import Owned, common_order
 from flwr_privacy.coding.packing import packed_bytes
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.fedvs.costs import cost_model
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms
 from flwr_privacy.pipeline.step_store import StepStore
+from flwr_privacy.simulations.research.fedvs.paper.costs import cost_model
 from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.channel import Channel, KeyPair

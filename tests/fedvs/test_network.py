@@ -8,7 +8,14 @@ import pytest
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.fedvs import embed, expand, expanded_width, gradient_of, initial_weights, project
+from flwr_privacy.fedvs.network import (
+    embed,
+    expand,
+    expanded_width,
+    gradient_of,
+    initial_weights,
+    project,
+)
 from flwr_privacy.privacy.randomness import SecureRandom
 
 Array = NDArray[np.float64]

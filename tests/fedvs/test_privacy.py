@@ -8,15 +8,11 @@ import pytest
 from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.fedvs import (
-    check_slack,
-    pad_rows,
-    pad_rows_paper,
-    server_view_is_tight,
-    slack,
-)
+from flwr_privacy.fedvs.privacy import check_slack, slack
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.paper.conditions import server_view_is_tight
+from flwr_privacy.simulations.research.fedvs.paper.sharing import pad_rows, pad_rows_paper
 from tests.shared.ranks import rank_mod_p
 
 P = 2**31 - 1

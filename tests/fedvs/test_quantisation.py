@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.errors import FieldRangeError, InvalidParameterError
-from flwr_privacy.fedvs import (
+from flwr_privacy.fedvs.quantisation import (
     Scales,
     check_partial_sum,
     dequantise,
     equal_share,
-    max_scale_bits,
     quantise,
     quantise_stochastic,
     round_half_up,
     round_stochastic,
 )
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.paper.conditions import max_scale_bits
 
 FIELD = PrimeField()
 WIDTHS = {  # of all clients' expanded data
@@ -217,7 +217,7 @@ def test_scales_that_pass_never_wrap_and_those_that_fail_name_the_largest_that_p
         named = rf"a sum of at most {max(sums)}, such as \(" if sums else "no scales fit"
         with pytest.raises(InvalidParameterError, match=named):
             scales.check(widths, field)
-    assert worst <= scales.largest_sum(widths)
+    assert worst <= scales.owners_share(sum(widths))
 
 
 def test_the_range_ends_at_half_the_field() -> None:
@@ -231,7 +231,7 @@ def test_the_range_ends_at_half_the_field() -> None:
 def test_owners_shares_are_what_each_can_reach_at_most() -> None:
     scales = Scales(data_bits=3, weight_bits=2, x_max=1, w_max=2)
     assert scales.owners_share(10) == math.floor(10 * 8.5 * 9)
-    assert scales.largest_sum([10, 4]) == math.floor(14 * 8.5 * 9)
+    assert scales.owners_share(10 + 4) == math.floor(14 * 8.5 * 9)
 
 
 def test_a_partial_sum_is_refused_as_soon_as_it_passes_the_limit() -> None:

@@ -178,7 +178,7 @@ def test_a_server_that_goes_far_back_is_not_obeyed(
     assert 1 < len(lines) < 5
     result = copy.train(resume=True, state=folders.nodes)
     assert all(line["skipped"] for line in result.history[len(lines) :])
-    assert "a question of gradient" in caplog.text
+    assert "a request of gradient" in caplog.text
     same_weights(before, folders.weights())
 
 

@@ -13,29 +13,23 @@ from scipy.stats import chi2
 from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError, NotEnoughSharesError
-from flwr_privacy.fedvs import (
+from flwr_privacy.fedvs.network import expand, gradient_of, initial_weights, project
+from flwr_privacy.fedvs.quantisation import (
     Scales,
-    Segments,
-    batch_of,
     check_partial_sum,
-    data_shares,
-    decode_rows,
     dequantise,
-    evaluate,
-    expand,
-    gradient_of,
-    initial_weights,
-    pad_rows,
-    pad_rows_paper,
-    project,
     quantise,
     quantise_stochastic,
-    weight_shares,
-    weight_shares_paper,
-    zero_masks,
 )
+from flwr_privacy.fedvs.rows import Segments, batch_of
+from flwr_privacy.fedvs.sharing import data_shares, decode_rows, evaluate, weight_shares, zero_masks
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.fedvs.theory import (
+from flwr_privacy.simulations.research.fedvs.paper.sharing import (
+    pad_rows,
+    pad_rows_paper,
+    weight_shares_paper,
+)
+from flwr_privacy.simulations.research.fedvs.paper.theory import (
     embedding_error_bound,
     embedding_error_rms,
 )

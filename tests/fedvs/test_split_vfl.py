@@ -15,7 +15,7 @@ from grid_tap import tapped
 
 from flwr_privacy.clients import split_vfl_client_app
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
-from flwr_privacy.fedvs import expand, initial_weights
+from flwr_privacy.fedvs.network import expand, initial_weights
 from flwr_privacy.fedvs.rows import batch_of, order
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import SecureSum

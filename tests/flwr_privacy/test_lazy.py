@@ -14,7 +14,7 @@ import pytest
 
 PACKAGES = [
     "flwr_privacy.clients",
-    *(f"flwr_privacy.{name}" for name in ("accounting", "acfl", "fedvs", "m2fdp", "mspdq")),
+    *(f"flwr_privacy.{name}" for name in ("accounting", "acfl", "m2fdp", "mspdq")),
     *(f"flwr_privacy.{name}" for name in ("secure_sum", "udp")),
 ]
 

@@ -19,7 +19,7 @@ from flwr_privacy.errors import (
     ProtocolError,
 )
 from flwr_privacy.m2fdp import SCHEME, TierSums
-from flwr_privacy.m2fdp.zone import GAP
+from flwr_privacy.m2fdp.zone_average import GAP
 from flwr_privacy.wire.message import METRICS
 
 # -- What it sends -------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ BAD: dict[str, tuple[Fields, str]] = {
     "delta 0": ({"delta": 0.0}, "^delta = 0.0: expected a number between 0 and 1"),
     "delta 1": ({"delta": 1.0}, "^delta = 1.0: expected a number between 0 and 1"),
     "grid": ({"grid": 501}, "^grid = 501"),
-    "a grid too fine": ({"grid": -40}, "^grid = -40: expected one with codes up to 0.5"),
+    "a grid too fine": ({"grid": -40}, "^grid = -40: expected a coarser grid: 0.5 has no code"),
     "law": ({"law": "kind"}, "^law = 'kind': expected one of"),
     "growth": ({"growth": 0.5}, "^growth = 0.5"),
     "no clipping": ({"clipping_norm": 0.0}, "^clipping_norm = 0: expected a number above 0 where"),
@@ -49,16 +49,16 @@ BAD: dict[str, tuple[Fields, str]] = {
     "event": ({"event": 0, "period": 1}, "^event = 0"),
     "tier": ({"tier": 2}, "^tier = 2"),
     "depth": ({"depth": 0}, "^depth = 0"),
-    "sampling of a device": ({"sampling": 0.5}, "^sampling = 0.5: expected 1 where devices are"),
+    "sampling of a device": ({"sampling": 0.5}, "^sampling = 0.5: expected 1, as sampling_rate"),
     "sampling 0": ({"unit": "record", "sampling": 0.0}, "^sampling = 0.0: expected above 0"),
     "sampling too small": (
         {"unit": "record", "sampling": 0.2, "sampling_rate": 0.2},
-        "^sampling = 0.2: expected that of all its steps",
+        "^sampling = 0.2: expected at least the probability that a record",
     ),
     "rate": ({"unit": "record", "sampling_rate": 1.5}, "^sampling_rate = 1.5: expected above 0"),
     "a period of batches": (
         {"unit": "record", "event": 1, "sampling": 0.5, "sampling_rate": 0.2},
-        "^period = 0: expected the exchange itself, where batches are counted",
+        "^period = 0: expected 1, the exchange itself",
     ),
 }
 
@@ -77,17 +77,23 @@ def test_malformed_terms_are_refused(what: str, tmp_path: Path) -> None:
 
 BAD_DUTIES: dict[str, tuple[Fields, str]] = {
     "way": ({"way": "sideways"}, "^way = 'sideways': expected one of"),
-    "down before the end": ({"way": "down"}, "^way = 'down': expected 'down' where the event ends"),
+    "down before the end": (
+        {"way": "down"},
+        "^way = 'down': expected 'down' exactly where tier = own_tier",
+    ),
     "up at the end": (
         {"way": "up", "tier": 1},
-        "^way = 'up': expected 'down' where the event ends",
+        "^way = 'up': expected 'down' exactly where tier = own_tier",
     ),
     "tier": ({"tier": 2}, "^tier = 2"),
     "own tier": ({"own_tier": 0}, "^own_tier = 0"),
     "own tier of a device": ({"own_tier": 2}, "^own_tier = 2"),
     "min_children": ({"min_children": 0}, "^min_children = 0"),
-    "a sender twice": ({"senders": ["a", "a"]}, "^senders = .*: expected one name for each answer"),
-    "too many": ({"sealed": [b"1"]}, "^senders = .*: expected one name for each answer"),
+    "a sender twice": (
+        {"senders": ["a", "a"]},
+        "^senders = .*: expected a different name for each answer",
+    ),
+    "too many": ({"sealed": [b"1"]}, "^senders = .*: expected a different name for each answer"),
     "a stranger": ({"senders": ["a", "c"]}, r"^senders = .*: expected some of \['a', 'b'\]"),
     "children twice": ({"children": ["a", "b", "b"]}, "^senders = .*: expected some of"),
     "event": ({"event": 0, "period": 1}, "^event = 0"),

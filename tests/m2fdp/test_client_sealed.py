@@ -12,9 +12,10 @@ from tier_device import GRID, OPEN, START, Fields, Node, simulated, terms, vecto
 from flwr_privacy.accounting import Charge
 from flwr_privacy.clients import M2FDPClient
 from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, ProtocolError
-from flwr_privacy.m2fdp import M2FDPTerms, Reach, SealedUpdate, Upload, averaged
+from flwr_privacy.m2fdp import M2FDPTerms, SealedUpdate, Upload, averaged
 from flwr_privacy.m2fdp.messages import packed, unpacked
-from flwr_privacy.m2fdp.zone import GAP
+from flwr_privacy.m2fdp.sensitivity import Reach
+from flwr_privacy.m2fdp.zone_average import GAP
 from flwr_privacy.pipeline.mechanism import Facts
 from flwr_privacy.pipeline.sealed import SEALED
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
@@ -78,7 +79,7 @@ def test_a_sealed_answer_has_the_same_codes_as_one_in_the_open(tmp_path: Path) -
     channel = channel_to(store, "m2fdp", "e", "a", told["own_key"], told["own_signature"])
     place = {"experiment-id": "e", "round": 1}
     parts = going_up(place, sealing(), sender="a", tier=2, receiver="ward", children=["a", "b"])
-    upload = unpacked(channel.open(own["sealed"], *parts), sealing())
+    upload = unpacked(channel.open(own["sealed"], *parts), sealing(), sender="a")
     (tmp_path / "open").mkdir()
     arrays, _ = simulated(tmp_path / "open").ask(terms(**OPEN))
     np.testing.assert_allclose(GRID.step * upload.codes, vector(arrays))
@@ -177,7 +178,7 @@ def test_how_long_a_sealed_message_is_says_nothing_of_the_data(clean: bool) -> N
         model = {name: array.copy() for name, array in mechanism.model(START).items()}
         model["w"].reshape(-1)[0] += towards
         _, own = mechanism.noise(mechanism.measure(START, model), plan, SecureRandom())
-        upload = unpacked(own[SEALED], asked)
+        upload = unpacked(own[SEALED], asked, sender="a")
         assert int(upload.codes[0] > CODE_LIMIT) == (clean and towards > 0)
         mean = averaged([upload], asked.drift, tier=1, grid=CodeGrid(asked.grid))
         lengths.add((len(own[SEALED]), len(packed(mean, asked))))

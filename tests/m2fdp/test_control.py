@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.control.bounds import stationarity_gap
 from flwr_privacy.m2fdp.control.controller import AdaptiveController, Decision
 from flwr_privacy.m2fdp.control.gap import GapCoefficients
 from flwr_privacy.m2fdp.control.resources import DELAY_MODES, ResourceModel
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.tree.counts import TierCounts
 from flwr_privacy.m2fdp.tree.tree import TierTree
+from flwr_privacy.simulations.research.m2fdp.theory import stationarity_gap
 
 MODEL = 7840
 FANOUTS = (2, 4, 4, 8)
@@ -508,10 +508,3 @@ def test_what_is_no_controller_is_refused(values: dict[str, Any], text: str) -> 
 def test_what_is_no_budget_is_refused(steps_left: Any) -> None:
     with pytest.raises(InvalidParameterError, match=r"steps_left = .*: expected an integer"):
         controller().decide(steps_left)
-
-
-@pytest.mark.parametrize("name", ["steps", "secure", "insecure", "energy", "delay", "nu"])
-def test_what_is_no_decision_is_refused(name: str) -> None:
-    values: dict[str, Any] = dataclasses.asdict(controller().decide(4000))
-    with pytest.raises(InvalidParameterError, match=f"{name} = -1: expected"):
-        Decision(**(values | {name: -1}))

@@ -9,16 +9,15 @@ import pytest
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.noise import (
-    noise_multiplier,
+from flwr_privacy.m2fdp.paper_noise import noise_multiplier, sigma
+from flwr_privacy.m2fdp.schedule import EventSchedule
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+from flwr_privacy.simulations.research.m2fdp.noise_theory import (
     one_shot_sigma,
-    sigma,
+    sensitivity,
     tree_noise_var,
     variance_by_tier,
 )
-from flwr_privacy.m2fdp.schedule import EventSchedule
-from flwr_privacy.m2fdp.sensitivity import sensitivity
-from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
 
 Array = NDArray[np.float64]
 

@@ -10,22 +10,15 @@ import pytest
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp import (
-    Drift,
-    EventSchedule,
-    RoundPlan,
-    TierPrivacy,
-    TierTree,
-    any_batch,
-    boundary_tier,
-    exchanges,
-    sensitivity_worst_case,
-    sigma,
-    true_epsilon,
-)
-from flwr_privacy.m2fdp.zone import GAP, NOISE_REACH
+from flwr_privacy.m2fdp import Drift, EventSchedule, RoundPlan, TierPrivacy, TierTree
+from flwr_privacy.m2fdp.paper_noise import sigma
+from flwr_privacy.m2fdp.plan import boundary_tier, exchanges
+from flwr_privacy.m2fdp.sensitivity import sensitivity_worst_case
+from flwr_privacy.m2fdp.terms import any_batch
+from flwr_privacy.m2fdp.zone_average import GAP, NOISE_REACH
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.noise import discretisation_gap
+from flwr_privacy.simulations.research.m2fdp.paper_epsilons import true_epsilon
 from flwr_privacy.simulations.settings.flat_options import keywords_of
 from flwr_privacy.strategies import M2FDP
 

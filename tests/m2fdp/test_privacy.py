@@ -11,19 +11,22 @@ from hypothesis import strategies as st
 
 from flwr_privacy.accounting import Charge, new_accountant, spent
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.noise import noise_multiplier, variance_by_tier
-from flwr_privacy.m2fdp.privacy import (
-    CALIBRATIONS,
-    PaperFigures,
+from flwr_privacy.m2fdp.calibration import multiplier, record_multiplier
+from flwr_privacy.m2fdp.paper_noise import noise_multiplier
+from flwr_privacy.m2fdp.schedule import EventSchedule
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+from flwr_privacy.simulations.research.m2fdp.noise_theory import (
+    sensitivity,
+    smooth_factor,
+    variance_by_tier,
+)
+from flwr_privacy.simulations.research.m2fdp.paper_epsilons import (
+    PaperEpsilons,
     boundary_classes,
-    multiplier,
-    paper_figures,
-    record_multiplier,
+    paper_epsilons,
     true_epsilon,
 )
-from flwr_privacy.m2fdp.schedule import EventSchedule
-from flwr_privacy.m2fdp.sensitivity import sensitivity, smooth_factor
-from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+from flwr_privacy.simulations.research.m2fdp.rounds import CALIBRATIONS
 
 DELTA = 1e-5
 ROUNDS = 200
@@ -35,9 +38,9 @@ def any_batch(q: float, steps: int) -> float:
     return 1 - (1 - q) ** steps
 
 
-def figures(q: float = 0.05, **changes: Any) -> PaperFigures:
+def figures(q: float = 0.05, **changes: Any) -> PaperEpsilons:
     settings: dict[str, Any] = {"tree": MIXED, "schedule": EVERY_5, "rounds": ROUNDS, "q": q}
-    return paper_figures(**{**settings, "epsilon": 1.0, "delta": DELTA, **changes})
+    return paper_epsilons(**{**settings, "epsilon": 1.0, "delta": DELTA, **changes})
 
 
 # Classes

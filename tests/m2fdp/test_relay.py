@@ -16,13 +16,13 @@ from zones import zone_nodes
 
 from flwr_privacy.accounting import spent
 from flwr_privacy.clients import M2FDPClient, as_mod
-from flwr_privacy.clients.training.poisson import (
+from flwr_privacy.clients.certificates.poisson_steps import (
     PoissonSteps,
     certify_steps,
     current_steps,
-    digests,
     poisson_batches,
 )
+from flwr_privacy.clients.certificates.request import digests
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.privacy.ledger import Ledger

@@ -68,6 +68,21 @@ def test_bytes_that_nobody_sealed_are_refused(forged: bytes, tmp_path: Path) -> 
     attack(ZONE, tmp_path, work, **PLAIN)
 
 
+def test_garbage_of_a_pinned_child_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(server: Server) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr("flwr_privacy.m2fdp.release.packed", lambda *_: b"garbage")
+            sealed = server.sealed("0")
+        sealed += server.sealed("12")
+        text = "'0' sealed something else than an upload"
+        refuses(text, lambda: server.average("t1-0", sealed))
+        assert server.entries("t1-0") == []
+
+    attack(ZONE, tmp_path, work, **PLAIN)
+
+
 def test_an_answer_that_the_server_sealed_itself_is_refused(tmp_path: Path) -> None:
     """With its own key under a child's name: believed is the key that the child has signed."""
 
@@ -175,11 +190,11 @@ def test_an_answer_counts_once(tmp_path: Path) -> None:
             "signatures": [*duty["signatures"][:2], duty["signatures"][0]],
         }
         refuses(
-            "senders = .*: expected one name for each answer",
+            "senders = .*: expected a different name for each answer",
             lambda: server.average("t1-0", [first, second, first], **twice),
         )
         refuses(
-            "senders = .*: expected one name for each answer",
+            "senders = .*: expected a different name for each answer",
             lambda: server.average("t1-0", [first, second]),
         )
 

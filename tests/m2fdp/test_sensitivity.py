@@ -13,18 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.sensitivity import (
-    DRIFTS,
-    Drift,
-    Reach,
+from flwr_privacy.m2fdp.sensitivity import DRIFTS, Drift, Reach, sensitivity_worst_case
+from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+from flwr_privacy.privacy.updates import clip
+from flwr_privacy.simulations.research.m2fdp.noise_theory import (
     sensitivity,
     sensitivity_node,
     sensitivity_smooth,
-    sensitivity_worst_case,
     smooth_factor,
 )
-from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
-from flwr_privacy.privacy.updates import clip
 
 Array = NDArray[np.float64]
 State = TypeVar("State")
@@ -546,11 +543,11 @@ def test_totals() -> None:
         ),
         (
             lambda: sensitivity_node([], eta=0.1, K=1, G=1.0),
-            "path_weights = []: expected at least one weight",
+            "path_weights = []: expected at least one, all of them above 0",
         ),
         (
             lambda: sensitivity_node([1.5], eta=0.1, K=1, G=1.0),
-            "weight = 1.5: expected a number above 0 and at most 1",
+            "path_weights = 1.5: expected a finite number of at most 1",
         ),
         (
             lambda: sensitivity_worst_case([(1, 2), (1, 0)], weights={1: 1.0, 3: 0.5}, eta=1, G=1),

@@ -25,7 +25,9 @@ from tier_training import (
 )
 
 from flwr_privacy.accounting.gaussian import mu_of
-from flwr_privacy.m2fdp import TierTree, sigma, variance_by_tier
+from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.m2fdp.paper_noise import sigma
+from flwr_privacy.simulations.research.m2fdp.noise_theory import variance_by_tier
 
 pytestmark = pytest.mark.usefixtures("no_settling", "one_accountant")
 

@@ -31,7 +31,10 @@ from tier_training import (
 from flwr_privacy.accounting import spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.clients.torch import get_arrays, set_arrays, train_poisson
-from flwr_privacy.m2fdp import EventSchedule, TierTree, any_batch, sigma, true_epsilon
+from flwr_privacy.m2fdp import EventSchedule, TierTree
+from flwr_privacy.m2fdp.paper_noise import sigma
+from flwr_privacy.m2fdp.terms import any_batch
+from flwr_privacy.simulations.research.m2fdp.paper_epsilons import true_epsilon
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import M2FDP
 from flwr_privacy.wire.message import RECORD

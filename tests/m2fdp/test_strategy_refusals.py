@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from apps import make, record, run_strategy
 from tier_training import HALF, MIXED, app_of, charges_of, nodes_of, run, stay, to, w_of
+from zones import tree_file
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.m2fdp import TierTree
@@ -111,7 +112,7 @@ def test_a_file_that_is_no_tree_is_refused_by_its_name_and_the_nodes(
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "tree.toml").write_text(MIXED.to_toml())
+    (tmp_path / "tree.toml").write_text(tree_file(MIXED))
     assert make(M2FDP, tree=tmp_path / "tree.toml").tree == MIXED
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zones import tree_file
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
@@ -293,7 +294,7 @@ def test_one_share_is_for_all_tiers() -> None:
 @settings(max_examples=60, deadline=None)
 def test_a_written_tree_is_read_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     path = tmp_path_factory.mktemp("tree") / "tree.toml"
-    path.write_text(tree.to_toml(), encoding="utf-8")
+    path.write_text(tree_file(tree), encoding="utf-8")
     read = TierTree.read(path)
     assert read == tree
     assert (read.tiers, read.injectors()) == (tree.tiers, tree.injectors())
@@ -489,7 +490,7 @@ def test_edges_that_are_no_tree_are_refused(edges: Any, message: str) -> None:
         ({"fanouts": (2, 2), "p": (-0.1,)}, "p = -0.1: expected a finite number from 0 to 1"),
         ({"fanouts": (2, 2), "p": "0.5"}, "p = '0.5': expected a finite number from 0 to 1"),
         ({"fanouts": (2, 2), "p": (0.5, 0.5)}, "p = [0.5, 0.5]: expected 1 numbers, one for eve"),
-        ({"fanouts": (2,), "p": 0.5}, "p = 0.5: expected 0 or nothing: a star has nobody to tr"),
+        ({"fanouts": (2,), "p": 0.5}, "p = 0.5: expected 0 or None: a tree of depth 1"),
         ({"fanouts": (2, 2), "p": 0.5, "seed": 1.5}, "seed = 1.5: expected an integer"),
         (
             {"fanouts": (2, 2), "devices": ["a", "b", "c"]},

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp import Drift, Reach, TierTree, Upload, averaged, noised, trained
-from flwr_privacy.m2fdp.zone import GAP
+from flwr_privacy.m2fdp import Drift, TierTree, Upload, averaged, noised
+from flwr_privacy.m2fdp.sensitivity import Reach
+from flwr_privacy.m2fdp.zone_average import GAP, trained
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -156,7 +157,7 @@ def test_a_grid_too_coarse_for_what_is_charged_is_refused(size: int) -> None:
     )
     assert fine.size == size
     with pytest.raises(
-        InvalidParameterError, match=r"^grid = -24: expected a finer one: the noise"
+        InvalidParameterError, match=r"^grid = -24: expected a finer grid: the noise"
     ):
         noised(
             np.zeros(size, np.int64),

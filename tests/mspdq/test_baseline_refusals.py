@@ -133,7 +133,10 @@ def test_a_malformed_answer_is_refused_counted_and_left_out(
             lambda: make(NbAFL, **NBAFL, epsilon=0),
             "epsilon = 0: expected a finite number of at least",
         ),
-        (lambda: make(NbAFL, **NBAFL, delta=1.0), "delta = 1.0: expected a number between 0 and 1"),
+        (
+            lambda: make(NbAFL, **NBAFL, delta=1.0),
+            "delta = 1.0: expected a number strictly between 0 and 1",
+        ),
         (
             lambda: make(NbAFL, **NBAFL, exposures=0),
             "exposures = 0: expected an integer of at least 1",

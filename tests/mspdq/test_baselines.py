@@ -6,14 +6,9 @@ from scipy import stats
 
 from flwr_privacy.coding.packing import pack, packed_bytes
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.mspdq.baselines import (
-    JoPEQ,
-    Noising,
-    nbafl_downlink_sigma,
-    nbafl_uplink_sigma,
-    sample_draws,
-)
+from flwr_privacy.mspdq.baselines import JoPEQ, Noising, nbafl_downlink_sigma, nbafl_uplink_sigma
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.mspdq.theory import sample_draws
 from flwr_privacy.wire.layout import Layout
 
 NBAFL = {"clipping_norm": 2.0, "epsilon": 10.0, "delta": 0.01, "exposures": 5, "smallest_data": 600}

@@ -15,13 +15,13 @@ from flwr_privacy.mspdq import (
     centred,
     decode_start,
     encode_start,
-    sum_bits,
     uncentred,
 )
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import Bounds, MaskedSum
 from flwr_privacy.secure_sum.masked import MASKED, residues
 from flwr_privacy.simulations.research.mspdq.numpy_simulation import simulate_mspdq
+from flwr_privacy.simulations.research.mspdq.theory import sum_bits
 
 
 class Uniforms:

@@ -156,7 +156,7 @@ def test_a_message_for_another_round_is_refused(node: Node, other: Any, text: st
 
 
 def test_the_common_start_comes_once_and_before_the_steps(node: Node) -> None:
-    text = "the question does not follow the client's last message"
+    text = "the request does not follow the client's last message"
     for terms in (OWN, WIDTHS, GLOBAL):  # no common start, or one that it had with the question
         node.train(terms, **({"width": 2.0} if terms is GLOBAL else {}))
         with pytest.raises(ProtocolError, match=text):
@@ -201,9 +201,9 @@ def test_an_average_that_is_not_finite_is_refused(plain: Node, bad: float) -> No
 @pytest.mark.parametrize(
     ("width", "error", "text"),
     [
-        (None, ProtocolError, "the question has no width of the intervals"),
-        (2, ProtocolError, "the question has no width of the intervals"),
-        ("1.0", ProtocolError, "the question has no width of the intervals"),
+        (None, ProtocolError, "the request has no width of the intervals"),
+        (2, ProtocolError, "the request has no width of the intervals"),
+        ("1.0", ProtocolError, "the request has no width of the intervals"),
         (-1.0, InvalidParameterError, r"width = -1.0: expected 0, or a number from 2\*\*-100"),
         (1e-40, InvalidParameterError, "width = 1e-40: expected 0, or a number from"),
         (1e40, InvalidParameterError, "width = 1e.40: expected 0, or a number from"),

@@ -8,8 +8,8 @@ from apps import make
 from mixing_training import MODEL, run
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.mspdq import k_rounds
 from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.simulations.research.mspdq.theory import k_rounds
 from flwr_privacy.strategies import MSP, MSPDQ
 
 

@@ -9,20 +9,13 @@ from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import (
-    k_rounds,
-    lambda2_P,
     lambda_min_U,
     laplace_scale,
     largest_stable,
     max_coupling,
-    min_bits,
     pi_paper,
-    quantizer_delta,
     residual,
     rounds_needed,
-    stable,
-    sum_bits,
-    uplink_bits,
 )
 from flwr_privacy.simulations.research.mspdq.bounds import (
     D1,
@@ -34,6 +27,15 @@ from flwr_privacy.simulations.research.mspdq.bounds import (
     comm_count,
     nu2,
     round_complexity,
+)
+from flwr_privacy.simulations.research.mspdq.theory import (
+    k_rounds,
+    lambda2_P,
+    min_bits,
+    quantizer_delta,
+    stable,
+    sum_bits,
+    uplink_bits,
 )
 
 CONVEX = {"mu": 1.0, "L": 4.0, "E": 5}

@@ -23,7 +23,7 @@ from sum_session import CLIENTS, DEALT, JOINED, REVEALED, SENT, START, SURVIVORS
 
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.secure_sum import Participant
-from flwr_privacy.secure_sum.participant import halves
+from flwr_privacy.secure_sum.secrets import halves
 from flwr_privacy.wire.channel import Channel, KeyPair
 
 

@@ -12,7 +12,7 @@ from flwr_privacy.coding.packing import pack
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.secure_sum import Bounds, MaskedSum, add_masks
 from flwr_privacy.secure_sum.masked import MASKED, values_of
-from flwr_privacy.secure_sum.participant import pair_seed, self_seed
+from flwr_privacy.secure_sum.secrets import Derivation
 from flwr_privacy.wire.channel import KeyPair
 
 MODULI = [2, 5, 8, 13, 16, 17, 31, 33, 47, 64]
@@ -134,7 +134,7 @@ def test_pairwise_masks_cancel_and_nothing_else_does():
     own = [party.state["sessions"]["first"]["seed"] for party in parties.values()]
     zeros = np.zeros(1000, np.uint64)
     sent = [party.mask("first", zeros, 20) for party in parties.values()]
-    unmask = [(self_seed(EXPERIMENT, "first", seed), -1) for seed in own]
+    unmask = [(Derivation(EXPERIMENT, "first").self_seed(seed), -1) for seed in own]
     assert not add_masks(sum(sent, zeros), 20, unmask).any()
     # Without one of the vectors, or of the masks of their own, all is noise.
     for left in range(4):
@@ -151,14 +151,17 @@ def test_both_ends_of_a_pair_have_one_mask_and_every_pair_and_session_its_own():
     for experiment in ("one", "two"):
         for session in ("first", "second"):
             for i, j in ((0, 1), (0, 2), (1, 2)):
-                here = pair_seed(keys[i], keys[j].public, experiment, session, (f"c{i}", f"c{j}"))
-                there = pair_seed(keys[j], keys[i].public, experiment, session, (f"c{j}", f"c{i}"))
+                derived = Derivation(experiment, session)
+                here = derived.pair_seed(keys[i], keys[j].public, (f"c{i}", f"c{j}"))
+                there = derived.pair_seed(keys[j], keys[i].public, (f"c{j}", f"c{i}"))
                 assert here == there
                 made[experiment, session, i, j] = here
     assert len(set(made.values())) == len(made) == 12
     # One key under two names: they have two masks.
-    assert pair_seed(keys[0], keys[1].public, "one", "first", ("c0", "c9")) not in made.values()
-    own = {self_seed(e, s, bytes(32)) for e in ("one", "two") for s in ("first", "second")}
+    first = Derivation("one", "first")
+    assert first.pair_seed(keys[0], keys[1].public, ("c0", "c9")) not in made.values()
+    names = [(e, s) for e in ("one", "two") for s in ("first", "second")]
+    own = {Derivation(*name).self_seed(bytes(32)) for name in names}
     assert len(own) == 4
 
 
@@ -202,7 +205,7 @@ def test_a_vector_that_is_twice_there_or_of_another_kind_is_refused_and_leaves_n
     total = summed({"c00": vector})
     fit = {MASKED: pack(vector, 13)}
     for client, arrays, reason in (
-        ("c00", fit, "duplicate: client c00 is already in the sum"),
+        ("c00", fit, "duplicate: client c00 is already in the mean"),
         ("c01", {MASKED: pack(vector[:4], 13)}, "shape"),
         ("c01", {MASKED: fit[MASKED].astype(np.int64)}, "dtype"),
         ("c01", {MASKED: fit[MASKED] | np.uint8(0x80)}, "malformed: bits after the last value"),
@@ -210,7 +213,7 @@ def test_a_vector_that_is_twice_there_or_of_another_kind_is_refused_and_leaves_n
     ):
         with pytest.raises(ReplyRefusedError, match=reason):
             total.accumulate(client, arrays, weight=1)
-    with pytest.raises(ReplyRefusedError, match=r"duplicate: clients \['c00'\] are in both sums"):
+    with pytest.raises(ReplyRefusedError, match=r"duplicate: clients \['c00'\] are in both means"):
         total.merge(summed({"c00": vector}))
     for other in (MaskedSum(5, 14), MaskedSum(4, 13)):
         with pytest.raises(ReplyRefusedError, match="vectors of another kind"):

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined
-from flwr_privacy.secure_sum.messages import Opening, Revealed
-from flwr_privacy.secure_sum.participant import Dealt
+from flwr_privacy.secure_sum.messages import Dealt, Opening, Revealed
 from flwr_privacy.wire.fields import read, write
 
 texts = st.text(min_size=1, max_size=20)

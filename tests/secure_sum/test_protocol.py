@@ -10,7 +10,8 @@ from sum_session import CLIENTS, DEALT, JOINED, REVEALED, SENT, START, SURVIVORS
 
 from flwr_privacy.coding.shamir import recover
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.secure_sum.participant import KEY, SEED, Dealt, halves, share_digest
+from flwr_privacy.secure_sum.messages import Dealt
+from flwr_privacy.secure_sum.secrets import KEY, SEED, Derivation, halves
 from flwr_privacy.wire.documents import dumps
 
 
@@ -66,7 +67,10 @@ class Grabber:
             digests = message.digests[holder]
             for kind, digest in ((KEY, digests[:16]), (SEED, digests[16:])):
                 for share in shares:
-                    if share_digest(EXPERIMENT, name, dealer, holder, kind, share) == digest:
+                    if (
+                        Derivation(EXPERIMENT, name).share_digest(dealer, holder, kind, share)
+                        == digest
+                    ):
                         self.holders.setdefault((number, kind), set()).add(holder)
 
     def opened(self) -> list[set[str]]:

@@ -21,7 +21,7 @@ from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.secure_sum import Bounds, NotOpenedError
 from flwr_privacy.secure_sum import participant as participant_module
-from flwr_privacy.secure_sum.participant import commitment, halves
+from flwr_privacy.secure_sum.secrets import Derivation, halves
 from flwr_privacy.wire.channel import KeyPair
 
 
@@ -41,7 +41,7 @@ def test_colluders_below_the_threshold_do_not_open_a_secret_and_as_many_as_it_do
         keys = {holder: halves(share)[0] for holder, share in shares.items()}
         seed = recover(seeds, threshold=len(seeds))
         key = recover(keys, threshold=len(keys))
-        found = commitment(EXPERIMENT, "first", victim, seed) == dealt.commitment
+        found = Derivation(EXPERIMENT, "first").commitment(victim, seed) == dealt.commitment
         assert found == (len(colluders) == 3)
         assert (KeyPair.of(key).public == dealt.mask_key) == (len(colluders) == 3)
 

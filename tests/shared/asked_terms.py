@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flwr_privacy.central_dp.mechanism import CentralDPTerms
+from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.udp import LossTerms, UDPTerms
 
 

@@ -2,7 +2,8 @@
 
 import time
 
-from flwr_privacy.simulations.deployment.processes import HOST, Deployment, DeploymentError
+from flwr_privacy.simulations.deployment.processes import Deployment, DeploymentError
+from flwr_privacy.simulations.engines.flower_processes import HOST
 
 __all__ = ["HOST", "PATIENCE", "Deployment", "DeploymentError", "wait_until_online"]
 

@@ -10,7 +10,7 @@ from scheme_node import MODEL, SUMMED, Case, Fields, Inner, Node
 from users_code import batches, columns, evaluation, fit, losses, nothing, steps, tables
 
 from flwr_privacy import m2fdp, mspdq, udp
-from flwr_privacy.central_dp import mechanism as central_dp
+from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.clients import (
     ACFLClient,
     CentralDPClient,
@@ -33,13 +33,13 @@ from flwr_privacy.clients.mspdq.baselines import (
 )
 from flwr_privacy.clients.node.context_store import ContextStore
 from flwr_privacy.clients.node.data_cache import DataCache
-from flwr_privacy.clients.vertical import client as client_columns
-from flwr_privacy.fedvs.rivals import Step
+from flwr_privacy.clients.vertical import columns as client_columns
+from flwr_privacy.fedvs.split_vfl import Step
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
 from flwr_privacy.m2fdp.messages import going_down, packed
 from flwr_privacy.pipeline.experiment_keys import channel_to
 from flwr_privacy.privacy.grid import CodeGrid
-from flwr_privacy.secure_sum import federated
+from flwr_privacy.secure_sum import fedavg_terms
 from flwr_privacy.wire.channel import KeyPair
 from flwr_privacy.wire.fields import write
 
@@ -62,7 +62,7 @@ UPDATE = udp.UDPTerms(
 )
 STEPS = with_(UPDATE, unit="record", learning_rate=0.5, grid=-24, count_failed=False)
 LOSS = udp.LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, **BUDGET, gap=1e-2)
-SHARES = central_dp.CentralDPTerms(
+SHARES = CentralDPTerms(
     noise="distributed",
     sampling="fixed",
     noise_multiplier=5.0,
@@ -108,7 +108,7 @@ EMBED = Step(
     epsilon=0.0,
     clip=0.0,
 )
-SUM_TERMS = federated.FedAvgSumTerms(
+SUM_TERMS = fedavg_terms.FedAvgSumTerms(
     grid=CodeGrid(-16), value_range=64.0, weighted_by="num-examples"
 ).write()
 CODING = CodeTerms(
@@ -394,7 +394,7 @@ CASES: dict[str, Case] = {
     ),
     "central-dp": Case(
         half=CentralDPClient,
-        fields=SHARES.write(),
+        fields=write(SHARES),
         summed=SUMMED,
         **USER_LEVEL,
         once=True,
@@ -403,7 +403,7 @@ CASES: dict[str, Case] = {
     ),
     "central-dp, server": Case(
         half=CentralDPClient,
-        fields=with_(SHARES, noise="server", parties=1).write(),
+        fields=write(with_(SHARES, noise="server", parties=1)),
         unprotected=True,
     ),
     "msp": Case(half=MSPClient, fields=write(mspdq.MSPTerms(rounds=3))),

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.simulations.research.experiments.claims import Claim, judge
+from flwr_privacy.simulations.research.experiments.claims import Claim
 from flwr_privacy.simulations.research.experiments.curves import TrainedRun
+from flwr_privacy.simulations.research.experiments.verdicts import check_claim
 from flwr_privacy.simulations.runner.jobs import Engine
 
 INLINE = Engine(name="inline")
@@ -65,7 +66,7 @@ def trained(label: str, accuracies: Sequence[float], **more: Any) -> list[Traine
 
 
 def verdict(runs: Sequence[TrainedRun], **table: Any) -> str:
-    return judge(Claim.of({"id": "X", "text": "x", **table}), runs).verdict
+    return check_claim(Claim.of({"id": "X", "text": "x", **table}), runs).verdict
 
 
 A, B = [0.80, 0.81, 0.79], [0.70, 0.72, 0.70]

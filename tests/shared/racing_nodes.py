@@ -16,7 +16,7 @@ from flwr_privacy.clients.node.rehearsal import rehearsing
 
 FORK = multiprocessing.get_context("fork")
 STEPS = (
-    *("answer", "plan", "charge_for", "write_sealed", "close", "run"),
+    *("answer", "plan", "charge_for", "write_checksummed", "close", "run"),
     *("measure", "noise", "keep", "superseded", "settle"),
     *("answer_step", "opened", "embed", "deal", "embed_plainly", "seal", "keep_dealt"),
 )

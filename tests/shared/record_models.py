@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan
 from flwr_privacy.clients.torch import cnn, get_arrays, initialise, mlp, train_per_record
-from flwr_privacy.clients.training.per_record import PerRecordPlan
 
 PLAN = PerRecordPlan(clipping_norm=1.0, learning_rate=0.5)
 

@@ -55,7 +55,7 @@ class Page(HTMLParser):
         return self.tags.count("figure")
 
 
-def promise(run, *, spent=None, **more):
+def leave_card(run, *, spent=None, **more):
     """Leave the privacy card of a run in its folder."""
     values = {"scheme": run.settings.scheme, "protects": "nothing", "adversary": "nobody"}
     if spent is not None:

@@ -122,9 +122,9 @@ class Spy:
         self.noise: list[Array] = []
         self.sigmas: list[float] = []
         self.steps: list[float] = []
-        from flwr_privacy.m2fdp import zone
+        from flwr_privacy.m2fdp import zone_average
 
-        own = zone.noised
+        own = zone_average.noised
 
         def noised(codes: Any, *, sigma: float, grid: CodeGrid, random: Any) -> Any:
             before = codes.copy()

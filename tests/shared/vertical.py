@@ -19,7 +19,7 @@ from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import decode_npy
 from flwr_privacy.wire.documents import loads
-from flwr_privacy.wire.files import read_sealed
+from flwr_privacy.wire.files import read_checksummed
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import RECORD
 
@@ -277,7 +277,7 @@ def states(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(Path(folder).glob("*.fedvs/*/state")):
         client = path.parent.parent.name.removesuffix(".fedvs")
-        found[client] = loads(read_sealed(path, b"flwr-privacy vertical state\n"))
+        found[client] = loads(read_checksummed(path, b"flwr-privacy vertical state\n"))
     return found
 
 

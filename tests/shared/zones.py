@@ -9,7 +9,19 @@ import tomli_w
 from flwr_privacy.m2fdp import CLOUD, TierTree
 from flwr_privacy.wire.pins import Identity
 
-__all__ = ["zone_nodes"]
+__all__ = ["tree_file", "zone_nodes"]
+
+
+def tree_file(tree: TierTree) -> str:
+    """Return the text of a file that `TierTree.read` reads as this tree."""
+    nodes: dict[str, Any] = {}
+    for node in (node for tier in tree.tiers[:-1] for node in tier):
+        own = (
+            {} if node == CLOUD else {"parent": tree.parent(node), "trusted": node in tree.trusted}
+        )
+        devices = [child for child in tree.children(node) if child in tree.devices]
+        nodes[node] = own | ({"devices": devices} if devices else {})
+    return tomli_w.dumps({"nodes": nodes})
 
 
 def zone_nodes(

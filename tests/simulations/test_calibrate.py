@@ -257,7 +257,7 @@ def test_the_command_knows_of_secret_samples(command: Command) -> None:
     ("arguments", "text"),
     [
         (("--epsilon", "0"), "epsilon = 0.0: expected a number above 0"),
-        (("--epsilon", "8", "--delta", "1"), "delta = 1.0: expected a number between 0 and 1"),
+        (("--epsilon", "8", "--delta", "1"), "delta = 1.0: expected a number strictly"),
         (("--epsilon", "8", "--unit", "clients"), "unit = 'clients': expected one of"),
         (("--epsilon", "8", "--rounds", "0"), "rounds = 0"),
         (("--epsilon", "8", "--records", "0"), "records = 0"),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from flwr_privacy.clients.certificates.poisson_steps import PoissonPlan, asked_steps
 from flwr_privacy.clients.torch import get_arrays, set_arrays, train, train_poisson
-from flwr_privacy.clients.training.poisson import PoissonPlan, asked_steps
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.app.server_app import app as server_app
@@ -92,7 +92,7 @@ def test_poisson_steps_are_done_where_a_scheme_asks_for_them():
             DIGITS, SETTINGS, ARRAYS, 0, 10, seed=5, scale=0.5
         )
     assert (examples, metrics) == (144, {})  # no loss: it would tell of the records
-    request.steps.check(ARRAYS.values(), found.values())
+    request.certificate.check(ARRAYS.values(), found.values())
     model = fresh()
     with asked_steps(POISSON, SecureRandom.insecure(0, "test")):
         train_poisson(model, *tasks.client_data(DIGITS, SETTINGS, 0, 10), learning_rate=0.15)
@@ -106,7 +106,7 @@ def test_every_kind_of_task_does_poisson_steps(name):
     settings = Settings(task=name, training=task.training)
     with asked_steps(POISSON) as request:
         found, _, _ = tasks.train_client(task, settings, arrays, 0, 10, seed=5, perturbation=0.1)
-    request.steps.check(arrays.values(), found.values())
+    request.certificate.check(arrays.values(), found.values())
     assert not same(found, arrays)
 
 

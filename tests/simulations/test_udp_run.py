@@ -12,7 +12,7 @@ BUDGET = ("--set", "epsilon=2", "--set", "delta=1e-3")
 
 
 @pytest.mark.parametrize(
-    "options", [("schedule=discounting",), ("schedule=discounting", "judge=clients")]
+    "options", [("schedule=discounting",), ("schedule=discounting", "validation=clients")]
 )
 def test_discounting_prints_its_history_and_keeps_to_the_cap(
     tmp_path: Path, options: tuple[str, ...]

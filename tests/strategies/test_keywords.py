@@ -193,6 +193,6 @@ def test_a_keyword_is_explained_where_a_subclass_has_types_that_are_not_there() 
         Own(fraction_trian=0.5)
 
 
-def test_a_class_is_no_judge() -> None:
-    with pytest.raises(InvalidParameterError, match=r"^judge = .*expected a function"):
-        Discounting(judge=ClientLosses)
+def test_a_class_is_no_validation() -> None:
+    with pytest.raises(InvalidParameterError, match=r"^validation = .*expected a function"):
+        Discounting(validation=ClientLosses)

@@ -176,7 +176,7 @@ def test_who_joins_later_without_a_budget_is_not_asked(tmp_path: Path) -> None:
         loop=LoopOptions(
             seed=1, on_round=lambda line: late.append(line["round"]) if line["round"] == 1 else None
         ),
-        schedule=Discounting(judge=ClientLosses(), patience=9),
+        schedule=Discounting(validation=ClientLosses(), patience=9),
     )
     result = run_strategy(strategy, app(), nodes=nodes(), before=hide, state=tmp_path)
     assert [line["asked"] for line in result.history[1:]] == [3, 3, 3]

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.accounting import Charge, spent
+from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
 from flwr_privacy.clients.torch import (
     evaluate_per_record,
@@ -31,7 +32,7 @@ from flwr_privacy.simulations.engines.inline import Fault, InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP
 from flwr_privacy.strategies.requests.instruction import noting
-from flwr_privacy.udp import LossTerms, mu_star
+from flwr_privacy.udp import LossTerms
 from flwr_privacy.wire.fields import write
 from flwr_privacy.wire.message import RECORD, Header
 
@@ -54,7 +55,7 @@ class Node:
         context = Context(1, 1, self.config, RecordDict(), {})
         question = {"experiment-id": "e", "round": 1, "request": 0, **changes}
         client = UDPClient(None, context)
-        return dict(client.judge(arrays, {**write(terms), **question}, self.evaluate))
+        return dict(client.handle_evaluation(arrays, {**write(terms), **question}, self.evaluate))
 
     def policy(self, text: str) -> None:
         path = self.folder / "policy.toml"
@@ -292,7 +293,12 @@ class Watching(UDP):
         assert not reply.content.array_records or not any(reply.content.array_records.values())
 
 
-OPTIONS: dict[str, Any] = {"schedule": "discounting", "judge": "clients", "patience": 99, "seed": 1}
+OPTIONS: dict[str, Any] = {
+    "schedule": "discounting",
+    "validation": "clients",
+    "patience": 99,
+    "seed": 1,
+}
 
 
 def test_both_phases_are_on_the_ledgers_and_on_the_card(tmp_path: Path) -> None:
@@ -364,7 +370,7 @@ def test_who_has_spent_its_trainings_leaves_the_budget_of_the_losses_alone(tmp_p
         entries = Ledger(tmp_path / f"{i}.ledger", data_set=str(i)).entries()
         trainings = [e.charge for e in entries if e.question.phase == "train"]
         square = sum(charge.noise_multiplier**-2 for charge in trainings)
-        assert square <= 0.2 * mu_star(4.0, 1e-5) ** 2
+        assert square <= 0.2 * mu_of(4.0, 1e-5) ** 2
         assert len(entries) - len(trainings) == 12  # every loss is reported
     assert sum(line["refused"].get("declined", 0) for line in result.history[1:]) > 0
     assert result.guarantee.spent <= 4.0 * (1 + 1e-9)

@@ -21,6 +21,7 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import Fault
+from flwr_privacy.simulations.research.udp.noise_formulas import sigma_crd
 from flwr_privacy.strategies import (
     UDP,
     ClientLosses,
@@ -30,7 +31,7 @@ from flwr_privacy.strategies import (
     PlateauNoise,
     UserLevel,
 )
-from flwr_privacy.udp import discount_T, sigma_crd
+from flwr_privacy.udp import discount_T
 
 BETTER, SAME = 1.0, 0.0  # how much the loss falls in a round
 
@@ -61,7 +62,7 @@ def run(strategy: Any, rounds: int, **options: Any) -> Any:
 
 
 def crd(**options: Any) -> UDP:
-    defaults: dict[str, Any] = {"schedule": "discounting", "judge": Script(), "seed": 1}
+    defaults: dict[str, Any] = {"schedule": "discounting", "validation": Script(), "seed": 1}
     given = {key: value for key, value in {**defaults, **options}.items() if value is not None}
     return make(UDP, **given)
 
@@ -88,7 +89,7 @@ def test_F7_a_discount_after_every_round_ends_the_training_early(
 ) -> None:
     """T0 = 40 and beta = 0.5: 40, 20, 10 + ... by floor(beta (T - t)) + t."""
     script = Script()
-    strategy = crd(judge=script, beta=0.5, noise=noise, run_dir=tmp_path)
+    strategy = crd(validation=script, beta=0.5, noise=noise, run_dir=tmp_path)
     result = run(strategy, 40)
     expected, t = [40], 0
     while t < expected[-1]:
@@ -116,7 +117,7 @@ def test_F7_a_discount_after_every_round_ends_the_training_early(
 
 def test_F6_discounts_after_some_rounds_spend_the_budget_exactly() -> None:
     script = Script(only_after(1, 3))
-    strategy = crd(judge=script, beta=0.7, rounds=12)
+    strategy = crd(validation=script, beta=0.7, rounds=12)
     result = run(strategy, 12)
     T1 = discount_T(12, 1, 0.7)
     T2 = discount_T(T1, 3, 0.7)
@@ -134,7 +135,7 @@ def test_F6_discounts_after_some_rounds_spend_the_budget_exactly() -> None:
 def test_F8_without_a_trigger_it_is_the_training_without_discounting_bit_for_bit() -> None:
     same_run: dict[str, Any] = {"seed": 1, "experiment_id": "e"}
     plain = run(make(UDP, **same_run), 4, insecure_seed=3)
-    strategy = crd(**same_run, judge=Script(only_after()))
+    strategy = crd(**same_run, validation=Script(only_after()))
     discounting = run(strategy, 4, insecure_seed=3)
     assert same(plain.arrays, discounting.arrays)
     assert strategy.T_history == [4] * 5
@@ -144,7 +145,7 @@ def test_F8_without_a_trigger_it_is_the_training_without_discounting_bit_for_bit
 
 def test_the_validation_sees_the_first_model_and_each_new_one() -> None:
     script, models = Script(only_after(0)), []
-    strategy = crd(judge=script, beta=0.6)
+    strategy = crd(validation=script, beta=0.6)
     result = run(strategy, 5, evaluate_fn=lambda _, arrays: models.append(arrays))
     assert [server_round for server_round, _ in script.asked] == list(range(len(models)))
     for (_, seen), model in zip(script.asked, models, strict=True):
@@ -156,7 +157,9 @@ def test_the_validation_sees_the_first_model_and_each_new_one() -> None:
 
 def test_a_loss_that_is_no_number_is_no_improvement(tmp_path: Path) -> None:
     losses = {0: 3.0, 1: 2.0, 2: math.nan, 3: 1.0}
-    strategy = crd(judge=lambda r, _: np.float32(losses.get(r, 0.5)), beta=0.7, run_dir=tmp_path)
+    strategy = crd(
+        validation=lambda r, _: np.float32(losses.get(r, 0.5)), beta=0.7, run_dir=tmp_path
+    )
     result = run(strategy, 10)
     # Round index 1 has a NaN; index 2 is compared with the loss before it.
     after = discount_T(10, 1, 0.7)
@@ -168,30 +171,32 @@ def test_a_loss_that_is_no_number_is_no_improvement(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", [None, "0.3", {"loss": 0.3}, True, np.ones(1), 1j])
 def test_a_validation_that_returns_something_else_is_said_so(loss: Any) -> None:
-    with pytest.raises(InvalidParameterError, match=r"judge = .*a function to a number"):
-        run(crd(judge=lambda *_: loss), 2)
+    with pytest.raises(
+        InvalidParameterError, match=r"validation = .*a function that returns a number"
+    ):
+        run(crd(validation=lambda *_: loss), 2)
 
 
 @pytest.mark.parametrize("loss", [1, np.float64(1.0), np.int64(1)])
 def test_any_kind_of_number_is_a_loss(loss: Any) -> None:
-    assert len(run(crd(judge=lambda *_: loss), 2).history) == 2
+    assert len(run(crd(validation=lambda *_: loss), 2).history) == 2
 
 
 def test_patience_and_zeta_reach_the_rule() -> None:
-    strategy = crd(judge=Script(lambda _: 0.05), zeta=0.1, patience=3, beta=0.5)
+    strategy = crd(validation=Script(lambda _: 0.05), zeta=0.1, patience=3, beta=0.5)
     run(strategy, 9)
     after = discount_T(9, 2, 0.5)
     assert strategy.T_history[:4] == [9, 9, 9, after]
-    strategy = crd(judge=Script(lambda _: 0.05), zeta=0.04, patience=3, beta=0.5)
+    strategy = crd(validation=Script(lambda _: 0.05), zeta=0.04, patience=3, beta=0.5)
     run(strategy, 4)
     assert strategy.T_history == [4] * 5
 
 
-@pytest.mark.parametrize("options", [{}, {"judge": "clients"}])
+@pytest.mark.parametrize("options", [{}, {"validation": "clients"}])
 def test_a_round_without_an_answer_discounts_nothing_and_is_done(options: dict[str, Any]) -> None:
-    judged = {} if options else {"judge": Script()}
+    validated = {} if options else {"validation": Script()}
     strategy = make(
-        UDP, schedule="discounting", beta=0.7, seed=1, deadline=1.0, **judged, **options
+        UDP, schedule="discounting", beta=0.7, seed=1, deadline=1.0, **validated, **options
     )
     faults = [Fault(kind="drop", server_round=r) for r in (1, 2)]
     result = run(strategy, 6, faults=faults)
@@ -222,7 +227,7 @@ def test_the_cap_holds_whatever_the_losses_are(draw: int) -> None:
     draws = random.Random(draw)
     noise = draws.choice(["gdp_fixed", "gdp", "gdp_worst", "zcdp"])
     strategy = crd(
-        judge=lambda *_: draws.choice([draws.random(), math.inf, -math.inf, math.nan, 0.5]),
+        validation=lambda *_: draws.choice([draws.random(), math.inf, -math.inf, math.nan, 0.5]),
         beta=draws.choice([0.5, 0.7, 0.9]),
         patience=draws.choice([1, 2]),
         noise=noise,
@@ -247,7 +252,7 @@ def test_the_cap_holds_whatever_the_losses_are(draw: int) -> None:
 
 def resumable(folder: Path | None, **options: Any) -> UDP:
     own: dict[str, Any] = {"seed": 1, "experiment_id": "e", "run_dir": folder, "beta": 0.8}
-    return crd(**{**own, "judge": Script(only_after(1, 3, 4)), **options})
+    return crd(**{**own, "validation": Script(only_after(1, 3, 4)), **options})
 
 
 @pytest.mark.parametrize(
@@ -282,13 +287,13 @@ def test_a_resumed_training_is_the_unbroken_one_bit_for_bit(
     assert again.T_history == whole.T_history
 
 
-def test_a_server_that_dies_as_it_judges_a_model_judges_the_same_one_again(tmp_path: Path) -> None:
+def test_a_server_that_dies_in_a_validation_validates_the_same_model_again(tmp_path: Path) -> None:
     """`validation_fn` sees a model before its checkpoint; the clients send it once."""
     for name in ("run", "state"):
         (tmp_path / name).mkdir()
     seen: list[ArrayRecord] = []
 
-    def judge(server_round: int, arrays: ArrayRecord) -> float:
+    def loss_of(server_round: int, arrays: ArrayRecord) -> float:
         if server_round == 2:
             seen.append(arrays)
             if len(seen) <= 3:
@@ -296,7 +301,7 @@ def test_a_server_that_dies_as_it_judges_a_model_judges_the_same_one_again(tmp_p
         return 1.0
 
     for attempt in range(4):
-        strategy = resumable(tmp_path / "run", judge=judge, resume=attempt > 0)
+        strategy = resumable(tmp_path / "run", validation=loss_of, resume=attempt > 0)
         try:
             run(strategy, 3, state=tmp_path / "state")
         except Killed:
@@ -320,10 +325,10 @@ def test_a_checkpoint_of_another_rule_is_refused(tmp_path: Path) -> None:
         ({"beta": 0.7}, 10, r"calibrated for beta = 0\.8, not 0\.7"),
         ({"zeta": 0.5}, 10, "calibrated for zeta"),
         ({"patience": 2}, 10, "calibrated for patience"),
-        ({"schedule": None, "judge": None, "beta": None}, 10, "judged by 'server', not ''"),
+        ({"schedule": None, "validation": None, "beta": None}, 10, "calibrated for schedule"),
         ({"schedule": "plateau", "beta": None}, 10, "calibrated for schedule"),
         ({"noise": "gdp"}, 10, "calibrated for noise"),
-        ({"judge": "clients"}, 10, "judged by 'server'"),
+        ({"validation": "clients"}, 10, "calibrated for validation = None, not {'share'"),
         ({}, 11, "calibrated for rounds = 10, not 11"),
     ):
         with pytest.raises(CheckpointError, match=text):
@@ -335,13 +340,13 @@ def test_under_a_users_own_start_it_stops_asking_when_the_rounds_are_done(source
     class Own(UDP):
         start = Strategy.start
 
-    judged: dict[str, Any] = {"judge": Script() if source == "server" else "clients"}
+    validated: dict[str, Any] = {"validation": Script() if source == "server" else "clients"}
     options: dict[str, Any] = {
         "seed": 1,
         "schedule": "discounting",
         "beta": 0.4,
         "zeta": 1e9,
-        **judged,
+        **validated,
     }
     own = make(Own, **options, rounds=9)
     models: list[ArrayRecord] = []
@@ -357,7 +362,7 @@ def test_under_a_users_own_start_it_stops_asking_when_the_rounds_are_done(source
     assert trained == list(range(1, done + 1))
     assert done < 9
     if source == "server":
-        twin = crd(**{**options, "judge": Script()})
+        twin = crd(**{**options, "validation": Script()})
         run(twin, 9)
         assert own.T_history == twin.T_history
         assert [r.charge for r in own.releases] == [r.charge for r in twin.releases]
@@ -409,7 +414,7 @@ def test_leis_plateau_lowers_the_noise_where_the_loss_does_not_fall(source: str)
     if source == "server":
         strategy = UDP(
             privacy=UserLevel(),
-            schedule=PlateauNoise(judge=Script(only_after(1, 2, 5))),
+            schedule=PlateauNoise(validation=Script(only_after(1, 2, 5))),
             loop=LoopOptions(seed=1),
         )
         result = run(strategy, 10)
@@ -421,7 +426,7 @@ def test_leis_plateau_lowers_the_noise_where_the_loss_does_not_fall(source: str)
     else:
         strategy = UDP(
             privacy=UserLevel(),
-            schedule=PlateauNoise(judge=ClientLosses()),
+            schedule=PlateauNoise(validation=ClientLosses()),
             loop=LoopOptions(seed=1),
         )
         run(strategy, 4)
@@ -431,10 +436,10 @@ def test_leis_plateau_lowers_the_noise_where_the_loss_does_not_fall(source: str)
 
 def test_it_goes_with_a_servers_optimiser() -> None:
     script = Script(only_after(1))
-    strategy = crd(judge=script, beta=0.5, inner=FedAdam(eta=0.1))
+    strategy = crd(validation=script, beta=0.5, inner=FedAdam(eta=0.1))
     result = run(strategy, 6)
     assert strategy.T_history == [6, 6, 3, 3]
-    assert same(script.asked[-1][1], result.arrays)  # what the optimiser made is judged
+    assert same(script.asked[-1][1], result.arrays)  # what the optimiser made is validated
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -442,7 +447,7 @@ def test_it_goes_with_a_secure_sum_and_with_cohorts(shared: bool) -> None:
     results, strategies = [], []
     for nodes in (4, 2):
         strategy = crd(
-            judge=Script(only_after(0, 2)),
+            validation=Script(only_after(0, 2)),
             beta=0.7,
             experiment_id="e",
             secure_sum=SecureSum(),
@@ -463,24 +468,24 @@ def test_it_goes_with_a_secure_sum_and_with_cohorts(shared: bool) -> None:
 
 def test_a_round_without_a_secure_sum_is_done_as_well() -> None:
     """Nobody deals in round 1: it is skipped like any other, and discounts nothing."""
-    strategy = crd(judge=Script(only_after()), secure_sum=SecureSum(), deadline=1.0, beta=0.5)
+    strategy = crd(validation=Script(only_after()), secure_sum=SecureSum(), deadline=1.0, beta=0.5)
     faults = [Fault(kind="drop", phase="keys", server_round=1)]
     result = run(strategy, 3, faults=faults)
     assert [line.get("skipped") for line in result.history] == [None, True, False, False]
     assert strategy.T_history == [3] * 4
 
 
-JUDGED = {"schedule": "discounting", "judge": "clients"}
+JUDGED = {"schedule": "discounting", "validation": "clients"}
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"schedule": "discounting"}, "judge = None: expected 'clients', or a function"),
-        ({"schedule": Discounting}, "expected Discounting(...), LinearNoise(...)"),
-        ({"schedule": "plateau"}, "judge = None"),
-        ({"schedule": "plateau", "judge": 3}, "judge = 3: expected a function to the loss"),
-        ({"schedule": "linear", "judge": Script()}, "only with schedule=discounting"),
+        ({"schedule": "discounting"}, "validation = None: expected 'clients', or a function"),
+        ({"schedule": Discounting}, "expected Discounting(...) or LinearNoise(...)"),
+        ({"schedule": "plateau"}, "validation = None"),
+        ({"schedule": "plateau", "validation": 3}, "validation = 3: expected a function"),
+        ({"schedule": "linear", "validation": Script()}, "only with schedule=discounting"),
         ({"schedule": "linear", "noise": "gdp"}, "noise = 'gdp': expected 'gdp_fixed' or 'paper'"),
         ({"schedule": "nothing"}, "schedule = 'nothing'"),
         ({"schedule": "linear", "end": -0.1}, "= -0.1"),
@@ -488,13 +493,13 @@ JUDGED = {"schedule": "discounting", "judge": "clients"}
         ({**JUDGED, "zeta": -1.0}, "zeta = -1.0"),
         ({**JUDGED, "patience": 0}, "patience = 0"),
         ({"beta": 0.5}, "UDP has no 'beta': only with schedule=discounting"),
-        ({**JUDGED, "judge": "both"}, "judge = 'both'"),
+        ({**JUDGED, "validation": "both"}, "validation = 'both'"),
         ({**JUDGED, "loss_cap": 0.0}, "loss_cap = 0.0"),
         ({**JUDGED, "loss_cap": math.nan}, "loss_cap = nan"),
         ({**JUDGED, "share": 1.0}, "share = 1.0"),
         (
-            {"schedule": "discounting", "judge": "clients", "secure_sum": SecureSum()},
-            "judge = 'clients': expected a function on the server with a secure sum",
+            {"schedule": "discounting", "validation": "clients", "secure_sum": SecureSum()},
+            "validation = 'clients': expected a function on the server with a secure sum",
         ),
     ],
 )

@@ -11,19 +11,21 @@ from scipy.stats import binom, norm
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import delta_of, epsilon_of, mu_of
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.simulations.research.udp.noise_formulas import (
+    eps_paper,
+    eps_spent,
+    eps_zcdp,
+    rounds_paper,
+    sigma_gdp,
+    sigma_zcdp,
+)
 from flwr_privacy.udp import (
     GRID_SHARE,
     NoisePlan,
     UDPTerms,
-    eps_paper,
-    eps_spent,
-    eps_zcdp,
     participations,
-    rounds_paper,
     sensitivity,
-    sigma_gdp,
     sigma_paper,
-    sigma_zcdp,
 )
 from flwr_privacy.wire.fields import read, write
 
@@ -156,7 +158,7 @@ def test_F13_one_round() -> None:
         ({"epsilon": 0.0}, "epsilon = 0.0: expected a number above 0"),
         ({"epsilon": -1.0}, "epsilon = -1.0"),
         ({"epsilon": math.inf}, "epsilon = inf"),
-        ({"delta": 0.0}, "delta = 0.0: expected a number between 0 and 1"),
+        ({"delta": 0.0}, "delta = 0.0: expected a number strictly between 0 and 1"),
         ({"delta": 1.0}, "delta = 1.0"),
         ({"q": 0.0}, "q = 0.0"),
         ({"q": 1.5}, "q = 1.5"),

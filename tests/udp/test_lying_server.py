@@ -62,7 +62,7 @@ class Node:
             return {"loss": loss}
 
         fields = {**write(terms), **QUESTION}
-        return UDPClient(None, self.context).judge(MODEL, fields, evaluate)
+        return UDPClient(None, self.context).handle_evaluation(MODEL, fields, evaluate)
 
     def schemes(self) -> list[str]:
         ledger = Ledger(self.folder / "a.ledger", data_set="a")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.simulations.research.udp.noise_formulas import m_t, sigma_crd
 from flwr_privacy.udp import (
     Discounted,
     LinearDecay,
@@ -17,8 +18,6 @@ from flwr_privacy.udp import (
     Uniform,
     budget,
     discount_T,
-    m_t,
-    sigma_crd,
     sigma_paper,
 )
 

@@ -152,7 +152,7 @@ def test_where_participants_are_secret_the_card_charges_everybody_a_sample(
         assert all(charge.sampling == 1 for charge in charges)
         assert spent(charges, delta=1e-5) <= stated * 1.001
     for word in (text, caplog.text, repr(strategy), repr(result)):
-        assert strategy._taking_part.seed.hex() not in word
+        assert strategy.state_dict()["secret"].hex() not in word
     card.verify()
     assert 0.99 < promise.spent <= 1 + 1e-6
 
@@ -207,8 +207,8 @@ def test_a_resumed_training_draws_the_same_clients_in_secret(tmp_path: Path) -> 
             "participants = 'secret': expected 'visible' with noise 'gdp_fixed'",
         ),
         ({"participants": "secret", "noise": "gdp"}, "participants = 'secret'"),
-        ({**SECRET, "schedule": "discounting", "judge": lambda *_: 0.0}, "with a schedule"),
-        ({**SECRET, "schedule": "discounting", "judge": "clients"}, "pld_secret"),
+        ({**SECRET, "schedule": "discounting", "validation": lambda *_: 0.0}, "with a schedule"),
+        ({**SECRET, "schedule": "discounting", "validation": "clients"}, "pld_secret"),
         ({**SECRET, "schedule": "linear"}, "with a schedule"),
         ({**SECRET, "secure_sum": SecureSum()}, "or a secure sum"),
         ({**SECRET, "epsilon": {"a": 1.0}}, "budgets of each client"),

@@ -11,17 +11,10 @@ from hypothesis import strategies as st
 
 from flwr_privacy.accounting import Charge, new_accountant, spent
 from flwr_privacy.accounting.accountants import GdpAccountant
+from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.udp import (
-    NOISES,
-    NoisePlan,
-    budget,
-    mu_star,
-    participations,
-    sigma_gdp,
-    sigma_paper,
-    sigma_zcdp,
-)
+from flwr_privacy.simulations.research.udp.noise_formulas import sigma_gdp, sigma_zcdp
+from flwr_privacy.udp import NOISES, NoisePlan, budget, participations, sigma_paper
 
 DELTA = 1e-3
 SPENDING = ("gdp", "gdp_worst", "zcdp")
@@ -56,7 +49,7 @@ def test_F23_no_way_to_choose_T_is_refused_or_crosses_the_cap(
             assert not accountant.would_exceed(charge, epsilon=plan.cap, delta=delta)
             accountant.compose(charge)
             square += z**-2
-    assert square <= mu_star(epsilon, delta) ** 2
+    assert square <= mu_of(epsilon, delta) ** 2
     assert accountant.epsilon(delta) <= epsilon
 
 
@@ -87,7 +80,7 @@ def test_F23_with_everybody_and_no_trigger_the_budget_is_spent_to_the_last(
         noises.append(z)
         square += z**-2
     aside = min(1e-3 * epsilon, 0.1)
-    exact = mu_star(epsilon - aside, DELTA * math.exp(-aside)) ** 2
+    exact = mu_of(epsilon - aside, DELTA * math.exp(-aside)) ** 2
     assert square == pytest.approx(exact, rel=1e-6)
     assert noises == pytest.approx([noises[0]] * 200, rel=1e-5)
     assert plan.noise_multiplier == noises[0]

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flwr_privacy.clients import FedAvgClient, M2FDPClient, SecureSumClient, UDPClient, as_mod
-from flwr_privacy.clients.training.per_record import current_plan
+from flwr_privacy.clients.certificates.per_record_steps import current_plan
 from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire.message import RECORD
 

@@ -6,8 +6,9 @@ takes less than a millisecond. Energies, rates, the shape of the tree, the budge
 privacy parameters are public, and nothing else is looked at, so that a decision tells nothing about
 anybody's data.
 
-The noise term is nu of the paper's Theorem 1 (`bounds.stationarity_gap`), which is a cost and no
-bound. The step size that the paper's controller would set is `bounds.step_size`; it does not train.
+The noise term is nu of the paper's Theorem 1 (`gap`), which is a cost and no bound. The paper's
+controller also sets a step size (`flwr_privacy.simulations.research.m2fdp.theory.step_size`), which
+is too small to train with.
 """
 
 import math
@@ -59,11 +60,6 @@ class Decision:
         Seconds of this round.
     nu : float
         The noise term of the objective, without a weight.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
     """
 
     steps: int
@@ -72,13 +68,6 @@ class Decision:
     energy: float
     delay: float
     nu: float
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "secure", "insecure"):
-            check_integer(name, getattr(self, name), minimum=1)
-        check_number("energy", self.energy, minimum=0)
-        check_number("delay", self.delay, minimum=0)
-        check_number("nu", self.nu, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A tree as a TOML file: one table for every aggregator."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_flag
 
 from .shape import CLOUD, check_name, check_names
 
-__all__ = ["read_nodes", "read_tables", "write_nodes"]
+__all__ = ["read_nodes", "read_tables"]
 
 _KEYS = ("parent", "trusted", "devices")
 
@@ -70,23 +70,3 @@ def read_nodes(tables: Mapping[str, Any]) -> dict[str, Any]:
                     raise InvalidParameterError(f"{where}: devices", device, allowed)
                 below[device] = node
     return {"parents": parents | below, "devices": tuple(below), "trusted": frozenset(trusted)}
-
-
-def write_nodes(
-    tiers: Sequence[Sequence[str]], parents: Mapping[str, str], trusted: frozenset[str]
-) -> str:
-    """Return the text of a file with this tree."""
-    devices: dict[str, list[str]] = {node: [] for node in tiers[-2]}
-    for device in tiers[-1]:
-        devices[parents[device]].append(f'"{device}"')
-    blocks: list[str] = []
-    for node in (node for tier in tiers[:-1] for node in tier):
-        lines = [f'[nodes."{node}"]' if "." in node else f"[nodes.{node}]"]
-        if node != CLOUD:
-            lines.append(f'parent = "{parents[node]}"')
-            lines.append(f"trusted = {str(node in trusted).lower()}")
-        if node in devices:
-            lines.append(f"devices = [{', '.join(devices[node])}]")
-        if len(lines) > 1:
-            blocks.append("\n".join(lines) + "\n")
-    return "\n".join(blocks)

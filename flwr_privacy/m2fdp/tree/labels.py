@@ -21,7 +21,9 @@ def check_ratios(p: float | Sequence[float], *, tiers: int) -> list[float]:
         return [check_number("p", share, minimum=0, maximum=1) for share in p]
     share = check_number("p", p, minimum=0, maximum=1)
     if share and not tiers:
-        raise InvalidParameterError("p", p, "0 or nothing: a star has nobody to trust")
+        raise InvalidParameterError(
+            "p", p, "0 or None: a tree of depth 1 has no aggregators to trust"
+        )
     return [share] * tiers
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_integer
@@ -16,6 +16,7 @@ __all__ = [
     "check_names",
     "check_parents",
     "check_shape",
+    "check_trusted",
     "children_of",
     "cycle",
     "read_fanouts",
@@ -43,7 +44,7 @@ def check_names(parameter: str, names: Iterable[Any]) -> tuple[str, ...]:
         raise InvalidParameterError(parameter, list(checked), "at least one name")
     if len(set(checked)) < len(checked):
         twice = Counter(checked).most_common(1)[0][0]
-        raise InvalidParameterError(parameter, twice, "different names, and it is there twice")
+        raise InvalidParameterError(parameter, twice, "different names: this one is there twice")
     return checked
 
 
@@ -134,6 +135,16 @@ def check_shape(
         )
         allowed = f"all devices on one tier, and it is on tier {tier}, {tiers[-1][0]!r} on tier "
         raise InvalidParameterError("devices", device, allowed + str(len(tiers) - 1))
+
+
+def check_trusted(trusted: Any, aggregators: Container[str]) -> None:
+    """Refuse labels of trust for anything but aggregators below the cloud."""
+    if isinstance(trusted, str) or not isinstance(trusted, Iterable):
+        raise InvalidParameterError("trusted", trusted, "a list of aggregators")
+    for name in sorted(trusted, key=str):
+        if name not in aggregators or name == CLOUD:
+            allowed = "an aggregator below the cloud, which is never trusted"
+            raise InvalidParameterError("trusted", name, allowed)
 
 
 def cycle(parents: Mapping[str, str], node: str) -> InvalidParameterError:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
-from .file import read_nodes, read_tables, write_nodes
+from .file import read_nodes, read_tables
 from .labels import check_ratios, label
 from .shape import (
     CLOUD,
@@ -24,6 +24,7 @@ from .shape import (
     check_names,
     check_parents,
     check_shape,
+    check_trusted,
     children_of,
     cycle,
     read_fanouts,
@@ -88,12 +89,7 @@ class TierTree:
         children = children_of(parents, devices)
         tiers = breadth_first(children)
         check_shape(parents, devices, tiers)
-        if isinstance(self.trusted, str) or not isinstance(self.trusted, Iterable):
-            raise InvalidParameterError("trusted", self.trusted, "a list of aggregators")
-        for name in sorted(self.trusted, key=str):
-            if name not in children or name == CLOUD:
-                allowed = "an aggregator below the cloud, which is never trusted"
-                raise InvalidParameterError("trusted", name, allowed)
+        check_trusted(self.trusted, children)
         # Copies, and devices in the order of the tree: nothing changes them later.
         object.__setattr__(self, "parents", parents)
         object.__setattr__(self, "devices", tiers[-1])
@@ -175,10 +171,8 @@ class TierTree:
         for edge in edges:
             if not isinstance(edge, Sequence) or isinstance(edge, str) or len(edge) != 2:
                 raise InvalidParameterError("edges", edge, "pairs of a parent and its child")
-            parent, child = (
-                check_name("edges", edge[0], or_cloud=True),
-                check_name("edges", edge[1]),
-            )
+            parent = check_name("edges", edge[0], or_cloud=True)
+            child = check_name("edges", edge[1])
             if child in parents:
                 allowed = f"a node with one parent, not {parents[child]!r} and {parent!r}"
                 if parents[child] == parent:
@@ -211,10 +205,6 @@ class TierTree:
         except InvalidParameterError as error:
             parameter = f"tree {path}: {error.parameter}"
             raise InvalidParameterError(parameter, error.value, error.allowed) from None
-
-    def to_toml(self) -> str:
-        """Return the tree as the text of a file that `read` takes."""
-        return write_nodes(self.tiers, self.parents, self.trusted)
 
     def with_devices(self, devices: Sequence[str]) -> "TierTree":
         """Return the same tree with other names for its devices, in the order of the tree.

@@ -55,9 +55,9 @@ class Fault:
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
 
-    def hits(self, question: Message, node_config: Mapping[str, object]) -> bool:
-        """Tell whether the reply to a question is hit."""
-        entry = question.content.get(RECORD)
+    def hits(self, request: Message, node_config: Mapping[str, object]) -> bool:
+        """Tell whether the reply to a request is hit."""
+        entry = request.content.get(RECORD)
         record: Mapping[str, object] = entry if isinstance(entry, ConfigRecord) else {}
         return (
             self.phase == record.get("phase")
@@ -94,7 +94,7 @@ class Fault:
 
 
 def fault_of(
-    faults: Iterable[Fault], question: Message, node_config: Mapping[str, object]
+    faults: Iterable[Fault], request: Message, node_config: Mapping[str, object]
 ) -> Fault | None:
     """Return the first fault that hits the reply to a request."""
-    return next((fault for fault in faults if fault.hits(question, node_config)), None)
+    return next((fault for fault in faults if fault.hits(request, node_config)), None)

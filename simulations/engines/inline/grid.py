@@ -39,7 +39,7 @@ class InlineGrid(Grid):
     client_app : ClientApp or str
         The app; with workers a reference "module:attribute", because an app cannot be sent.
     nodes : int or sequence of mappings
-        Number of simulated nodes with partitions 0, 1, ..., which may play any client; or the
+        Number of simulated nodes with partitions 0, 1, ..., which may run any client; or the
         configuration of each, which is a deployed node unless it says otherwise.
     run_config : mapping, optional
         The run's configuration, as `flwr run --run-config` gives it.
@@ -55,7 +55,7 @@ class InlineGrid(Grid):
     insecure_seed : int, optional
         Seed of the clients' noise, for tests: nothing is protected then.
     stack : {"no", "yes", "auto"}, optional
-        Whether a node trains the clients that it plays together. By default the environment's
+        Whether a node trains the clients that it runs together. By default the environment's
         FLWR_PRIVACY_STACK says it, or else it does not.
     """
 
@@ -82,7 +82,7 @@ class InlineGrid(Grid):
         self._faults = tuple(faults)
         self._serialise = serialise
         self._pool = WorkerPool(client_app, workers)
-        self._questions: dict[str, Message] = {}
+        self._requests: dict[str, Message] = {}
         self._ready_at: dict[str, float] = {}
         self._last: set[str] = set()
         self._previous: dict[int, Message] = {}
@@ -144,26 +144,26 @@ class InlineGrid(Grid):
             own.content = _own_records(own.content)
             context = self._contexts[message.metadata.dst_node_id]
             self._pool.submit(message_id, own, context)
-            self._questions[message_id] = message
+            self._requests[message_id] = message
             ids.append(message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Run the first message that is ready; return its reply, if there is one."""
         now = time.monotonic()
-        waiting = [i for i in message_ids if i in self._questions]
+        waiting = [i for i in message_ids if i in self._requests]
         ready = [i for i in waiting if self._ready_at.get(i, 0.0) <= now]
         if not ready:
             return []
         others_first = [i for i in ready if i not in self._last]
-        if not others_first and any(i not in self._last for i in self._questions):
+        if not others_first and any(i not in self._last for i in self._requests):
             return []
         return self._answer((others_first or ready)[0])
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push questions and pull replies until all are there or the time is over."""
+        """Push requests and pull replies until all are there or the time is over."""
         pending = list(self.push_messages(messages))
         end = time.monotonic() + (timeout if timeout is not None else float("inf"))
         replies: list[Message] = []
@@ -180,14 +180,14 @@ class InlineGrid(Grid):
         return replies
 
     def _answer(self, message_id: str) -> list[Message]:
-        question = self._questions.pop(message_id)
-        node_id = question.metadata.dst_node_id
+        request = self._requests.pop(message_id)
+        node_id = request.metadata.dst_node_id
         context = self._contexts[node_id]
         outcome = self._pool.result(message_id)
         if isinstance(outcome, str):
-            return [Message(Error(_APP_FAILED, outcome), reply_to=question)]
+            return [Message(Error(_APP_FAILED, outcome), reply_to=request)]
         reply, state = outcome
-        fault = self._fault(question)
+        fault = self._fault(request)
         kind = fault.kind if fault is not None else ""
         if kind == "crash":
             return []
@@ -207,9 +207,9 @@ class InlineGrid(Grid):
             reply.metadata.__dict__["_src_node_id"] = secrets.randbits(62)
         return [reply, reply] if kind == "duplicate" else [reply]
 
-    def _fault(self, question: Message) -> Fault | None:
-        context = self._contexts[question.metadata.dst_node_id]
-        return fault_of(self._faults, question, context.node_config)
+    def _fault(self, request: Message) -> Fault | None:
+        context = self._contexts[request.metadata.dst_node_id]
+        return fault_of(self._faults, request, context.node_config)
 
 
 def _own_records(content: RecordDict) -> RecordDict:

@@ -51,7 +51,7 @@ def run_inline(
     insecure_seed : int, optional
         Seed of the clients' noise, for tests: nothing is protected then.
     stack : {"no", "yes", "auto"}, optional
-        Whether a node trains the clients that it plays together. By default the environment's
+        Whether a node trains the clients that it runs together. By default the environment's
         FLWR_PRIVACY_STACK says it, or else it does not.
 
     Raises

@@ -33,11 +33,11 @@ _worker_folder = ""
 
 
 @dataclass
-class _Question:
-    """A question that is not answered yet, with its files and the process that it is given to."""
+class _Request:
+    """A request that is not answered yet, with its files and the process that it is given to."""
 
     message: Message
-    context: Context  # as it was when the question came
+    context: Context  # as it was when the request came
     files: list[str]
     of_state: set[str] = field(default_factory=set)  # files of the state that goes with it
     worker: "_Worker | None" = None
@@ -50,16 +50,16 @@ class _Worker:
 
     def __init__(self, *start: Any) -> None:
         self._start = start
-        self.waiting = 0  # questions that it was given and whose answer nobody has asked for
+        self.waiting = 0  # requests that it was given and whose answer nobody has asked for
         self._begin()
 
-    def submit(self, question: _Question) -> None:
-        question.worker, question.executor = self, self._executor
-        question.future = self._executor.submit(_work, question.message, question.context)
+    def submit(self, request: _Request) -> None:
+        request.worker, request.executor = self, self._executor
+        request.future = self._executor.submit(_work, request.message, request.context)
 
-    def recover(self, question: _Question) -> None:
+    def recover(self, request: _Request) -> None:
         """Start a new process, unless one was started since the process of this message died."""
-        if question.executor is self._executor:
+        if request.executor is self._executor:
             self._executor.shutdown(wait=False)
             self._begin()
 
@@ -101,7 +101,7 @@ class WorkerPool:
         self._open = ExitStack()
         self._homes: dict[int, _Worker] = {}  # by node
         self._app: ClientApp | None = None
-        self._waiting: dict[str, _Question] = {}
+        self._waiting: dict[str, _Request] = {}
         self._of_states: dict[int, set[str]] = {}  # by node: files, until they are removed
         if workers == 0:
             self._app = _load(client_app) if isinstance(client_app, str) else client_app
@@ -116,14 +116,14 @@ class WorkerPool:
             )
 
     def submit(self, message_id: str, message: Message, context: Context) -> None:
-        """Take a question; a worker process begins with it as soon as it is free."""
+        """Take a request; a worker process begins with it as soon as it is free."""
         if not self._workers:
-            self._waiting[message_id] = _Question(message, context, [])
+            self._waiting[message_id] = _Request(message, context, [])
             return
         files = self._arrays.place(message.content)
         now = _copied(context)  # it is pickled later
-        question = _Question(message, now, files, of_state=files_of_state(now.state))
-        self._waiting[message_id] = question
+        request = _Request(message, now, files, of_state=files_of_state(now.state))
+        self._waiting[message_id] = request
         # Where the node was before, as the app may have its data there, unless another is free.
         least = min(self._workers, key=lambda other: other.waiting)
         home = self._homes.get(context.node_id, least)
@@ -131,31 +131,31 @@ class WorkerPool:
         self._homes[context.node_id] = worker
         worker.waiting += 1
         try:
-            worker.submit(question)
-        except BrokenProcessPool:  # it died of a question whose answer nobody asked for
-            worker.recover(question)
-            worker.submit(question)
+            worker.submit(request)
+        except BrokenProcessPool:  # it died of a request whose answer nobody asked for
+            worker.recover(request)
+            worker.submit(request)
 
     def result(self, message_id: str) -> Outcome:
         """Wait for the outcome of a message and return it.
 
-        A question whose process dies is put to a new one, by itself.
+        A request whose process dies is put to a new one, by itself.
         """
-        question = self._waiting.pop(message_id)
-        if question.worker is None:
+        request = self._waiting.pop(message_id)
+        if request.worker is None:
             if self._app is None:
                 raise RuntimeError("the pool is closed")
-            return _run(self._app, question.message, question.context)
-        question.worker.waiting -= 1
+            return _run(self._app, request.message, request.context)
+        request.worker.waiting -= 1
         try:
-            outcome = _received(question)
+            outcome = _received(request)
         except BrokenProcessPool:
-            logger.warning("a worker process died: its clients are played again")
-            outcome = _once_more(question.worker, question)
+            logger.warning("a worker process died: its clients run again")
+            outcome = _once_more(request.worker, request)
         finally:
-            self._arrays.release(question.files)
+            self._arrays.release(request.files)
         if not isinstance(outcome, str):
-            files = self._of_states.setdefault(question.context.node_id, set())
+            files = self._of_states.setdefault(request.context.node_id, set())
             files |= files_of_state(outcome[1])
         return outcome
 
@@ -179,20 +179,20 @@ class WorkerPool:
         self._open.close()
 
 
-def _once_more(worker: _Worker, question: _Question) -> Outcome:
-    worker.recover(question)
+def _once_more(worker: _Worker, request: _Request) -> Outcome:
+    worker.recover(request)
     try:
-        worker.submit(question)
-        return _received(question)
+        worker.submit(request)
+        return _received(request)
     except BrokenProcessPool:
-        worker.recover(question)
+        worker.recover(request)
         return _DIED
 
 
-def _received(question: _Question) -> Outcome:
-    if question.future is None:
-        raise RuntimeError("the question was not sent")
-    outcome, files = question.future.result()
+def _received(request: _Request) -> Outcome:
+    if request.future is None:
+        raise RuntimeError("the request was not sent")
+    outcome, files = request.future.result()
     for path in files:  # they are mapped by now
         os.unlink(path)
     return outcome

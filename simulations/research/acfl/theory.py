@@ -12,14 +12,22 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.acfl.weights import coded_energy
+from flwr_privacy.accounting.gaussian import epsilon_of
+from flwr_privacy.acfl.encoding import Moments, mirrored, moments
+from flwr_privacy.acfl.weights import Weights, coded_energy, device_weights, stable_weights
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 
 __all__ = [
+    "alpha_bounds",
+    "alpha_estimated",
+    "alpha_horizon",
     "coded_fixed_point",
     "convergence_bound",
+    "encode",
     "gradient_mse",
     "optimal_second_moment_bound",
+    "record_epsilon",
+    "record_mu",
     "second_moment_bound",
     "uplink_bits",
 ]
@@ -205,6 +213,170 @@ def coded_fixed_point(A: Array, B: Array, N1: Array, N2: Array, alpha: float) ->
     """
     check_number("alpha", alpha, minimum=0, maximum=1)
     return np.asarray(np.linalg.solve(A + alpha * N1, B + alpha * N2), dtype=np.float64)
+
+
+def encode(
+    X: Array,
+    Y: Array,
+    s1: float,
+    s2: float,
+    rng: np.random.Generator,
+    *,
+    symmetric: bool = False,
+) -> Moments:
+    """Return a local coded data set, ACFL, (2) and (3): the moments with Gaussian noise.
+
+    The noise is of floating point and from an ordinary generator: for simulation and for checking
+    formulas. What a client sends has discrete noise from a secure source.
+
+    Parameters
+    ----------
+    X, Y : ndarray
+        Features (m, d) and labels (m, o).
+    s1, s2 : float
+        Variances of the noise on the entries of ``X^T X`` and of ``X^T Y``, at least 0.
+    rng : numpy.random.Generator
+        Source of the noise.
+    symmetric : bool, default False
+        Draw the upper triangle of the first noise only and mirror it (not in the paper). The paper
+        draws all entries, and the encoding of a symmetric matrix is then not symmetric.
+    """
+    first = math.sqrt(check_number("s1", s1, minimum=0))
+    second = math.sqrt(check_number("s2", s2, minimum=0))
+    exact = moments(X, Y)
+    d = X.shape[1]
+    if symmetric:
+        noise = mirrored(rng.normal(0.0, first, d * (d + 1) // 2), d)
+    else:
+        noise = rng.normal(0.0, first, (d, d))
+    return Moments(
+        exact.features + noise, exact.labels + rng.normal(0.0, second, exact.labels.shape)
+    )
+
+
+def alpha_estimated(
+    p: float, beta2: float, C2: float, s1: float, s2: float, d: int, o: int
+) -> Weights:
+    """Return the weights of the running algorithm, ACFL, (43).
+
+    The number of devices cancels. Of the paper's formulas only this one changes over the rounds.
+
+    Parameters
+    ----------
+    p, beta2
+        As in `flwr_privacy.acfl.weights.stable_weights`.
+    C2, s1, s2, d, o
+        As in `flwr_privacy.acfl.weights.coded_energy`.
+
+    Examples
+    --------
+    >>> a, w = alpha_estimated(0.2, 20, 0.04, 1, 1, 10, 10)
+    >>> round(a, 8), round(w, 8)
+    (0.04743833, 1.19070209)
+    """
+    return stable_weights(p, beta2, coded_energy(C2, s1, s2, d, o))
+
+
+def alpha_bounds(
+    p: float, N: int, beta2: float, C2: float, s1: float, s2: float, d: int, o: int
+) -> float:
+    """Return the weight of Theorem 3, ACFL, (36), from known bounds instead of estimates.
+
+    The paper calls it adaptive; it is the same in all rounds.
+
+    Parameters
+    ----------
+    p : float
+        At least 0 and below 1.
+    N : int
+        Number of devices; it cancels.
+    beta2, C2 : float
+        Bounds of the squared norm of every device's gradient, and of the model.
+    s1, s2, d, o
+        As in `flwr_privacy.acfl.weights.coded_energy`.
+
+    Examples
+    --------
+    >>> round(alpha_bounds(0.2, 3, 2, 1.5, 0.5, 0.25, 2, 1), 6)
+    0.2
+    """
+    _check(p, N, beta2)
+    missing = p * N * beta2 / (1 - p)
+    noise = N * coded_energy(C2, s1, s2, d, o)
+    return device_weights(missing, noise).coded
+
+
+def alpha_horizon(
+    p: float, beta2: float, C2: float, s1: float, s2: float, d: int, o: int, t: int
+) -> Weights:
+    """Return weights that look at the whole training: as `alpha_estimated`, with t D for D.
+
+    Not in the paper, which takes the noise of the encoding for fresh in every round. It is drawn
+    once. With steps that fall as 1/t the error of the stragglers averages out over the rounds and
+    that of the encoding does not, and these weights minimise the sum of both. Not for stragglers
+    that are the same in all rounds: their error does not average out either.
+
+    Parameters
+    ----------
+    p, beta2, C2, s1, s2, d, o
+        As in `alpha_estimated`.
+    t : int
+        The round, at least 1.
+    """
+    check_integer("t", t, minimum=1)
+    return stable_weights(p, beta2, t * coded_energy(C2, s1, s2, d, o))
+
+
+def record_mu(s1: float, s2: float, *, feature_norm: float, label_norm: float) -> float:
+    """Return what an upload is for one record added or removed, in Gaussian DP (not in the paper).
+
+    A record adds ``x x^T`` and ``x y^T``, of norms at most R_x^2 and R_x R_y, so it is mu-GDP with
+    ``mu^2 = R_x^4 / s1 + (R_x R_y)^2 / s2``. With symmetric noise it is the same: a record that
+    lies along an axis shows in one entry either way.
+
+    Parameters
+    ----------
+    s1, s2 : float
+        Variances of the noise, at least 0; without noise the result is infinite.
+    feature_norm, label_norm : float
+        Bounds R_x and R_y of the L2 norms of a record's features and labels, above 0. Entries of
+        at most B have norm ``B sqrt(d)``.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is out of range.
+    """
+    for name, value in (("s1", s1), ("s2", s2)):
+        check_number(name, value, minimum=0)
+    for name, norm in (("feature_norm", feature_norm), ("label_norm", label_norm)):
+        check_number(name, norm, minimum=_SMALLEST)
+    if s1 == 0 or s2 == 0:
+        return math.inf
+    return math.sqrt(feature_norm**4 / s1 + (feature_norm * label_norm) ** 2 / s2)
+
+
+def record_epsilon(
+    s1: float, s2: float, *, feature_norm: float, label_norm: float, delta: float
+) -> float:
+    """Return the epsilon of an upload for one record added or removed: the usual currency.
+
+    Parameters
+    ----------
+    s1, s2, feature_norm, label_norm
+        As in `record_mu`.
+    delta : float
+        Strictly between 0 and 1.
+
+    Examples
+    --------
+    >>> from flwr_privacy.acfl.privacy import sigma2_for_eps
+    >>> s = sigma2_for_eps(1, 10, 10)
+    >>> norm = math.sqrt(10)
+    >>> round(record_epsilon(s, s, feature_norm=norm, label_norm=norm, delta=1e-5), 1)
+    22.6
+    """
+    return epsilon_of(record_mu(s1, s2, feature_norm=feature_norm, label_norm=label_norm), delta)
 
 
 def _check(p: float, N: int, beta2: float) -> None:

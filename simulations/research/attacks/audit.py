@@ -31,7 +31,8 @@ from scipy.stats import binom
 
 from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.wire.arrays import is_finite
+
+from .scores import labelled, vector
 
 __all__ = [
     "GaussianAudit",
@@ -111,7 +112,7 @@ def guess_coins(scores: ArrayLike, guesses: int) -> NDArray[np.int8]:
     >>> guess_coins([0.3, -2.0, 1.5, 0.1], 2)
     array([ 0, -1,  1,  0], dtype=int8)
     """
-    values = _scores(scores)
+    values = vector("scores", scores)
     check_integer("guesses", guesses, minimum=1, maximum=values.size)
     order = np.argsort(values, kind="stable")
     guessed = np.zeros(values.size, np.int8)
@@ -223,7 +224,7 @@ def one_run_audit(
     >>> round(one_run_audit(coins, coins, guesses=1000, delta=0.0).epsilon, 2)
     5.81
     """
-    values, heads = _run(scores, coins)
+    values, heads = labelled(scores, "coins", coins)
     _check_confidence(confidence)
     guessed = guess_coins(values, guesses)
     correct = int(np.count_nonzero(guessed == np.where(heads, 1, -1)))
@@ -315,7 +316,7 @@ def gaussian_audit(
     >>> round(audit.mu, 2), round(audit.epsilon, 1)
     (5.5, 37.8)
     """
-    values, heads = _run(scores, coins)
+    values, heads = labelled(scores, "coins", coins)
     correct = int(np.count_nonzero((values > check_number("threshold", threshold)) == heads))
     mu = _mu(at_least(correct, values.size, confidence))
     return GaussianAudit(
@@ -367,22 +368,6 @@ def largest_mu(canaries: int, *, confidence: float = _CONFIDENCE) -> float:
 
 def _mu(right: float) -> float:
     return max(0.0, 2 * float(ndtri(right)))
-
-
-def _run(scores: ArrayLike, coins: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    values, heads = _scores(scores), np.asarray(coins)
-    if heads.dtype != np.bool_ or heads.shape != values.shape:
-        raise InvalidParameterError(
-            "coins", f"{heads.dtype} {heads.shape}", f"{values.size} truth values, as of scores"
-        )
-    return values, heads
-
-
-def _scores(scores: ArrayLike) -> NDArray[np.float64]:
-    values = np.asarray(scores, np.float64)
-    if values.ndim != 1 or values.size == 0 or not is_finite(values):
-        raise InvalidParameterError("scores", values.shape, "a vector of finite numbers")
-    return values
 
 
 def _check_counts(count: int, trials: int, confidence: float) -> None:

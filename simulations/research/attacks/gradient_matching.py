@@ -106,10 +106,10 @@ class Reconstruction:
     records : ndarray of float64
         The candidates, in the shape of the starts.
     loss : float
-        Their loss. Whoever knows the true records can judge a failure by it: if it is no larger
-        than the loss of the true ones, these are not what the gradient as it was seen points to,
-        and no better search for the same minimum would return them. If it is larger, the search
-        has stopped short, and nothing is shown.
+        Their loss. For somebody who knows the true records it says why an attack failed: if it is
+        no larger than the loss of the true ones, these are not what the gradient as it was seen
+        points to, and no better search for the same minimum would return them. If it is larger,
+        the search has stopped short, and nothing is shown.
     """
 
     records: Vectors

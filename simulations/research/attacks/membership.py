@@ -27,11 +27,12 @@ from flwr_privacy.errors import InvalidParameterError, check_number
 from flwr_privacy.wire.arrays import is_finite
 
 from .audit import at_least, at_most
+from .scores import labelled, vector
 
 __all__ = [
     "Membership",
     "Rate",
-    "judge",
+    "evaluate",
     "likelihood_ratio",
     "logit_confidence",
     "loss_threshold",
@@ -57,7 +58,7 @@ def loss_threshold(losses: ArrayLike) -> Vector:
     >>> loss_threshold([0.1, 2.0])
     array([-0.1, -2. ])
     """
-    return -_vector("losses", losses)
+    return -vector("losses", losses)
 
 
 def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Vector:
@@ -136,7 +137,7 @@ def likelihood_ratio(
     >>> likelihood_ratio([2.5, 0.5], shadows, inside)
     array([ 4., -4.])
     """
-    seen = _vector("confidences", confidences)
+    seen = vector("confidences", confidences)
     known, members = np.asarray(shadows, np.float64), np.asarray(inside)
     if known.ndim != 2 or known.shape[1] != seen.size or not is_finite(known):
         raise InvalidParameterError(
@@ -204,7 +205,7 @@ class Membership:
     confidence: float
 
 
-def judge(
+def evaluate(
     scores: ArrayLike,
     members: ArrayLike,
     *,
@@ -242,11 +243,11 @@ def judge(
     Examples
     --------
     >>> members = np.arange(400) // 2 % 2 == 0
-    >>> found = judge(members, members, delta=0.0)
+    >>> found = evaluate(members, members, delta=0.0)
     >>> found.auc, found.advantage, round(found.epsilon, 2)
     (1.0, 1.0, 3.28)
     """
-    values, inside = _labelled(scores, members)
+    values, inside = labelled(scores, "members", members)
     if not 0 <= check_number("delta", delta) < 1:
         raise InvalidParameterError("delta", delta, "a number of at least 0 and below 1")
     choosing, testing = [(values[half::2], inside[half::2]) for half in (0, 1)]
@@ -275,14 +276,14 @@ def judge(
 def roc(scores: ArrayLike, members: ArrayLike) -> tuple[Vector, Vector]:
     """Return the false and the true positive rates of all thresholds, from none to all.
 
-    Parameters are those of `judge`.
+    Parameters are those of `evaluate`.
 
     Examples
     --------
     >>> roc([3.0, 2.0, 1.0], [True, False, True])
     (array([0., 0., 1., 1.]), array([0. , 0.5, 0.5, 1. ]))
     """
-    values, inside = _labelled(scores, members)
+    values, inside = labelled(scores, "members", members)
     order = np.argsort(-values, kind="stable")
     last = np.append(np.diff(values[order]) != 0, True)  # of equal scores
     found = np.cumsum(inside[order])[last]
@@ -375,19 +376,3 @@ def _rate(scores: Vector, members: NDArray[np.bool_], limit: float, confidence: 
         low=at_least(found, inside, each),
         high=at_most(found, inside, each),
     )
-
-
-def _labelled(scores: ArrayLike, members: ArrayLike) -> tuple[Vector, NDArray[np.bool_]]:
-    values, inside = _vector("scores", scores), np.asarray(members)
-    if inside.dtype != np.bool_ or inside.shape != values.shape:
-        raise InvalidParameterError(
-            "members", f"{inside.dtype} {inside.shape}", f"{values.size} truth values"
-        )
-    return values, inside
-
-
-def _vector(name: str, values: ArrayLike) -> Vector:
-    array = np.asarray(values, np.float64)
-    if array.ndim != 1 or array.size == 0 or not is_finite(array):
-        raise InvalidParameterError(name, array.shape, "a vector of finite numbers")
-    return array

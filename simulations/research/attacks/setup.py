@@ -182,9 +182,9 @@ class HeardExchange:
     phase : str
         Phase of the round.
     asked, told : dict
-        The scheme's fields in the question and in the reply.
+        The scheme's fields in the request and in the reply.
     sent, arrays : dict of str to ndarray
-        The arrays in the question and in the reply.
+        The arrays in the request and in the reply.
     """
 
     phase: str
@@ -258,22 +258,22 @@ class _ListeningGrid(InlineGrid):
         self._asked: dict[str, Message] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        questions = list(messages)
-        names = list(super().push_messages(questions))
-        self._asked.update(zip(names, questions, strict=True))
+        requests = list(messages)
+        names = list(super().push_messages(requests))
+        self._asked.update(zip(names, requests, strict=True))
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         messages = list(super().pull_messages(message_ids))
         for message in messages:
             if not message.has_error():  # the strategy says what becomes of errors
-                question = self._asked.pop(message.metadata.reply_to_message_id)
+                request = self._asked.pop(message.metadata.reply_to_message_id)
                 header, told = _own(message)
                 exchange = HeardExchange(
                     phase=header.phase,
-                    asked=_own(question)[1],
+                    asked=_own(request)[1],
                     told=told,
-                    sent=_all_arrays(question),
+                    sent=_all_arrays(request),
                     arrays=_all_arrays(message),
                 )
                 self.exchanges.setdefault(header.client_id, []).append(exchange)

@@ -7,7 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.simulations.settings.run_folder import RunFolder, score
+from flwr_privacy.simulations.settings.metrics_file import score
+from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 __all__ = [
     "COSTS",

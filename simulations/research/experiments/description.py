@@ -138,8 +138,8 @@ class Curve:
     full : Mapping
         What the paper's size puts over them.
     search : Range, optional
-        Another setting, of whose values it shows the best: that with the least last loss. Each seed
-        shows the value that is best for the others, so that no run is judged by what chose it.
+        Another setting, of whose values the curve shows the best: that with the least last loss.
+        Each seed shows the value that is best for the others: a run has no part in its own choice.
     """
 
     label: str

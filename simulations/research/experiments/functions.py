@@ -1,7 +1,7 @@
 """Functions for figures that show no training of the app, e.g. bounds and simulations.
 
 Some are formulas. Others are rehearsals: trainings by the mathematics alone, whose data, noise and
-stragglers depend on a seed, and which are judged over seeds as trainings are.
+stragglers depend on a seed, and which are compared over seeds as trainings are.
 """
 
 from collections.abc import Callable, Mapping, Sequence

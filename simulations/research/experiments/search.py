@@ -26,8 +26,8 @@ def chosen(runs: Sequence[TrainedRun], *, delta: float) -> list[TrainedRun]:
     candidates = list(dict.fromkeys(run.candidate for run in runs))
     found = []
     for seed in seeds:
-        judges = [other for other in seeds if other != seed] or [seed]
-        best = min(candidates, key=lambda value: sum(last[judge, value] for judge in judges))
+        others = [other for other in seeds if other != seed] or [seed]
+        best = min(candidates, key=lambda value: sum(last[other, value] for other in others))
         own = [run for run in runs if run.seed == seed]
         (run,) = [run for run in own if run.candidate == best]
         assert best is not None  # what is searched has values

@@ -1,8 +1,8 @@
 """The attack on FedVS: what clients with shares, the server with sums, and both together find.
 
 Columns of digits are dealt out to clients, shares are dealt and decoded as in a training, and the
-split model is trained. What the promise of FedVS has under protected must not open, and what it has
-under not protected does: each line says which it is.
+split model is trained. What the guarantee of FedVS protects must not open. What it names as not
+protected does open. Each line says which of the two it is about.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,7 +85,7 @@ def report(options: AttackOptions) -> Report:
     check_choice("task", task, TASKS)
     owners = Owners.of(clients=clients, rows=records, seed=options.seed)
     found = _attack(owners)
-    lines = list(_promises(found))
+    lines = list(_guarantees(found))
     return Report(
         tables=[
             _coalition_table(found),
@@ -161,7 +161,7 @@ def _opens(one: Coalition) -> bool:
 
 def _word(*, opens: bool, protected: bool) -> str:
     if protected:
-        return "AGAINST THE PROMISE" if opens else "does not open"
+        return "AGAINST THE GUARANTEE" if opens else "does not open"
     return "opens" if opens else "nothing found"
 
 
@@ -290,8 +290,8 @@ def _draw_similar(found: _Found, path: Path) -> Path:
     return save(figure, path)
 
 
-def _promises(found: _Found) -> Iterator[str]:
-    """Say for each line of the promise what was found, in plain words."""
+def _guarantees(found: _Found) -> Iterator[str]:
+    """Return for each part of the guarantee what was found, in plain words."""
     code = found.code
     few = next(one for one in found.coalitions if one.holders == code.T)
     more = next(one for one in found.coalitions if one.holders == code.T + 1)
@@ -309,7 +309,7 @@ def _promises(found: _Found) -> Iterator[str]:
         f"variation {max(one.distance for one in hidden):g}; without, or for more than T, up to "
         f"{max(one.distance for one in unhidden):.2f}"
     )
-    yield f"the promise {'is BROKEN' if broken else 'holds'}. What it does not have:"
+    yield f"the guarantee {'is BROKEN' if broken else 'holds'}. What it does not cover:"
     yield (
         f"T + 1 = {more.holders} clients: {'all' if more.weights else 'no'} weights; "
         f"{enough.holders} clients: {enough.found:.0%} of the pixels, as they are small numbers; "

@@ -139,7 +139,7 @@ class Distance:
     distance : float
         Total variation distance of the views.
     protected : bool
-        Whether the view is one of those against which something is promised.
+        Whether the guarantee covers the view.
     """
 
     view: str

@@ -6,10 +6,10 @@ and every client has a link of its own.
 
 from typing import NamedTuple
 
-from flwr_privacy.fedvs.costs import cost_model
-from flwr_privacy.fedvs.delays import transfer_seconds
 from flwr_privacy.fedvs.sharing import maskers
 
+from .paper.conventions import transfer_seconds
+from .paper.costs import cost_model
 from .synthetic_data import FedVSSettings, SyntheticData
 
 __all__ = ["Clock", "clock_of"]

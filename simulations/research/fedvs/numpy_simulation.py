@@ -25,8 +25,9 @@ from flwr_privacy.fedvs.delays import SHARE, UPLOAD
 from flwr_privacy.fedvs.quantisation import dequantise, quantise, quantise_stochastic
 from flwr_privacy.fedvs.rows import Segments, batch_of, order
 from flwr_privacy.fedvs.server_model import ServerModel
-from flwr_privacy.fedvs.sharing import data_shares, decode_rows, evaluate, pad_rows, weight_shares
+from flwr_privacy.fedvs.sharing import data_shares, decode_rows, evaluate, weight_shares
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.paper.sharing import pad_rows
 from flwr_privacy.wire.identity import derive_seed
 
 from .clock import clock_of

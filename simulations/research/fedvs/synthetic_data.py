@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.coding.field import MERSENNE_31, PrimeField
-from flwr_privacy.coding.lagrange import recovery_threshold, usual_partitions
+from flwr_privacy.coding.thresholds import recovery_threshold, usual_partitions
 from flwr_privacy.errors import (
     DataError,
     InvalidParameterError,
@@ -44,7 +44,7 @@ class SyntheticData:
     labels : (M,) ndarray
         Their labels, which the server has.
     test_blocks : sequence of (m, d_n) ndarray
-        Rows on which the model is judged.
+        Rows on which the model is evaluated.
     test_labels : (m,) ndarray
         Their labels.
 

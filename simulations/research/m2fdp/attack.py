@@ -183,7 +183,7 @@ similarity: cosine of a record of another member and the candidate nearest to it
   record taken off both. recovered: {Recovery.level} or more, and more than by guessing
 between: the server only passes messages on. found: stretches of updates, codes and models of the
   devices of a hospital, looked for in every byte that crosses, in several encodings. Where the
-  server plays the aggregators itself, for a simulation, it has all codes. their answers: what the
+  server simulates the aggregators itself, it has all codes. their answers: what the
   hospital's nodes sealed, or sent in the open; entropy: bits in a byte of it, 8 for random bytes,
   and the chance of frequencies that uneven in random bytes. refused: the node did not answer, or
   what it answered was charged for
@@ -286,7 +286,7 @@ def _server_verdict(tapped: Sequence[Tapped], forged: Sequence[Forged]) -> list[
     still = [one.name for one in tried if not one.refused]
     lines = [
         f"a server that passes sealed messages on finds {relayed.found} of {relayed.places} "
-        f"stretches of what the devices made; one that plays the aggregators, "
+        f"stretches of what the devices made; one that simulates the aggregators, "
         f"{simulated.found}",
         f"of {len(tried)} forgeries {len(tried) - len(still)} were refused",
     ]

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.m2fdp.control.controller import AdaptiveController
 from flwr_privacy.m2fdp.control.resources import ResourceModel
-from flwr_privacy.m2fdp.privacy import paper_figures
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.tree.tree import TierTree
+from flwr_privacy.simulations.research.m2fdp.paper_epsilons import paper_epsilons
 from flwr_privacy.simulations.research.points import Point, Values
 from flwr_privacy.simulations.tasks.data import load
 
@@ -180,7 +180,7 @@ def _privacy(text: str) -> str:
         return f"epsilon {epsilon} of a {setting.calibration}"
     if setting.path is not None:
         return f"stated epsilon {epsilon}"
-    found = paper_figures(
+    found = paper_epsilons(
         tree=setting.tree,
         schedule=setting.schedule,
         q=setting.rate,

@@ -1,6 +1,6 @@
 """What a malicious M2FDP server gets: it forges messages, replays them, and asks twice.
 
-The server has the questions and answers of a real training with aggregators that are nodes of their
+The server has the requests and answers of a real training with aggregators that are nodes of their
 own (`relay` beside this file). In further rounds it asks the same nodes by itself, with fields of
 its own. It names budgets, so that no refusal here is one for lack of budget. What matters is what
 leaves a trusted zone: every noised release of a device's data must be one that the device has
@@ -24,7 +24,6 @@ HONEST = "what it should ask"
 """Name of the round that the server asks by itself and does not forge."""
 
 _BUDGET = 1e4
-_TWO_WARDS = 'trusted_parents = ["east", "west"]\n'
 _CLEAN, _LAST = 0, 1  # events of a round
 
 Fields = dict[str, Any]
@@ -62,7 +61,7 @@ class Server:
         self.pair, self.identity = KeyPair(), Identity.generate()
         self.codes = b""  # of the last answer
         self._asked: dict[tuple[str, str, int], Passage] = {}
-        for passage in grid.questions:
+        for passage in grid.requests:
             fields = passage.fields
             if "event" in fields:
                 self._asked[fields["phase"], passage.client, fields["event"]] = passage
@@ -72,7 +71,7 @@ class Server:
         self._latest += 1
         self.round = self._latest
 
-    def question(self, phase: str, client: str, event: int = _LAST) -> Fields:
+    def request(self, phase: str, client: str, event: int = _LAST) -> Fields:
         """Return what it should ask a client at an event, as if no clean event had been."""
         fields = self._asked[phase, client, event].fields
         fields |= {"round": self.round, "epsilon": _BUDGET}
@@ -100,7 +99,7 @@ class Server:
     def sealed(self, devices: str = "012", event: int = _LAST, **changes: Any) -> list[bytes]:
         """Ask devices of the ward east for what they seal."""
         return [
-            self.ask(device, {**self.question(TRAIN, device, event), **_dashed(changes)}).get(
+            self.ask(device, {**self.request(TRAIN, device, event), **_dashed(changes)}).get(
                 "sealed", b""
             )
             for device in devices
@@ -108,7 +107,7 @@ class Server:
 
     def duty(self, client: str, sealed: list[bytes], event: int = _LAST, **changes: Any) -> Fields:
         """Return what it should ask an aggregator that has these answers of its children."""
-        fields = self.question(AGGREGATE, client, event)
+        fields = self.request(AGGREGATE, client, event)
         return {**fields, "sealed": sealed, **_dashed(changes)}
 
     def hospital(self) -> tuple[list[bytes], float]:
@@ -151,7 +150,7 @@ def _own_key_for_a_child(server: Server) -> str:
 
 def _made_up_answer(server: Server) -> str:
     fields = server.duty("east", server.sealed())
-    of_east = server.question(TRAIN, "0")["parent-key"]
+    of_east = server.request(TRAIN, "0")["parent-key"]
     context = ("m2fdp", 1, fields["experiment-id"])
     channel = Channel(server.pair, of_east, me="2", peer="east", context=context)
     fields["sealed"] = [*fields["sealed"][:2], channel.seal(b"codes")]
@@ -228,14 +227,14 @@ def _no_noise_of_a_device(server: Server) -> str:
 
 
 def _parent_of_its_own(server: Server) -> str:
-    signature = server.signed("server", server.question(TRAIN, "0")["experiment-id"])
+    signature = server.signed("server", server.request(TRAIN, "0")["experiment-id"])
     own = server.pair.public
     server.sealed("0", parent="server", parent_key=own, parent_signature=signature)
     return ""
 
 
 def _own_key_for_the_parent(server: Server) -> str:
-    signature = server.signed("east", server.question(TRAIN, "0")["experiment-id"])
+    signature = server.signed("east", server.request(TRAIN, "0")["experiment-id"])
     server.sealed("0", parent_key=server.pair.public, parent_signature=signature)
     return ""
 
@@ -278,7 +277,7 @@ def _noised_on_the_way(server: Server) -> str:
 
 def _noised_and_sealed(server: Server) -> str:
     charged = server.grid.ledger("0")
-    server.ask("0", {**server.question(TRAIN, "0"), "noised": True, "sealed": False})
+    server.ask("0", {**server.request(TRAIN, "0"), "noised": True, "sealed": False})
     server.hospital()
     return _charged(server, "0", charged + 2)
 
@@ -286,9 +285,9 @@ def _noised_and_sealed(server: Server) -> str:
 def _two_parents(server: Server) -> str:
     charged = server.grid.ledger("0")
     server.sealed("0")
-    west = server.question(TRAIN, "3")
+    west = server.request(TRAIN, "3")
     names = ("parent", "parent-key", "parent-signature")
-    fields = {**server.question(TRAIN, "0"), **{name: west[name] for name in names}}
+    fields = {**server.request(TRAIN, "0"), **{name: west[name] for name in names}}
     server.ask("0", {**fields, "siblings": ["0", "3", "4"]})
     return _charged(server, "0", charged + 2)
 
@@ -373,7 +372,7 @@ def forge(*, seed: int = 0) -> list[Forged]:
     InvalidParameterError
         If the seed is out of range.
     """
-    training = Training(seed=seed, policies={"0": _TWO_WARDS})
+    training = Training(seed=seed, trusted={"0": ("east", "west")})
     found = []
     with training.run() as grid:
         server = Server(grid)

@@ -2,12 +2,12 @@
 
 A training with aggregators that are nodes of their own runs inline, with clean events, and every
 byte that crosses the server is noted, as Flower sends it. What the devices computed is known here,
-and is looked for in these bytes; beside it stands a simulation, in which the server plays the
+and is looked for in these bytes; beside it stands a simulation, in which the server simulates the
 aggregators. What a server gets that forges messages is in `forgery` beside this file.
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +20,17 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from flwr_privacy.clients import M2FDPClient, as_mod
-from flwr_privacy.clients.node.context_store import SIMULATED
 from flwr_privacy.errors import check_integer
 from flwr_privacy.m2fdp import CLOUD, EventSchedule, TierTree
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.engines.inline.pinned_nodes import tree_nodes
 from flwr_privacy.simulations.research.attacks.setup import quiet
 from flwr_privacy.strategies import M2FDP, DeviceNoise, WorstDrift
 from flwr_privacy.wire.identity import client_id_from, stream
 from flwr_privacy.wire.message import RECORD
-from flwr_privacy.wire.pins import Identity
 
 __all__ = [
     "DIMENSION",
@@ -94,7 +93,7 @@ class Passage:
     client : str
         Who is asked.
     message : Message
-        The question.
+        The request.
     """
 
     client: str
@@ -141,36 +140,32 @@ class Training:
     Parameters
     ----------
     relay : bool, default True
-        Whether trusted aggregators are nodes of their own; else the server plays them.
-    tree : TierTree, default `TREE`
-        The tree.
+        Whether trusted aggregators are nodes of their own; else the server simulates them.
     seed : int, default 0
         Root of what the devices compute.
-    policies : mapping, optional
-        For some nodes, lines of their policies in place of `trusted_parents`.
+    trusted : mapping, optional
+        For some nodes, the aggregators that their policies trust in place of their parents.
     """
 
     def __init__(
         self,
         *,
         relay: bool = True,
-        tree: TierTree = TREE,
         seed: int = 0,
-        policies: Mapping[str, str] | None = None,
+        trusted: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         check_integer("seed", seed, minimum=0)
-        self.tree = tree
         self.computed: list[Computed] = []
         self._seed = seed
         self._relay = relay
-        self._policies = policies or {}
-        nodes = len(tree.devices) + len(tree.trusted) * relay
+        self._trusted = trusted
+        nodes = len(TREE.devices) + len(TREE.trusted) * relay
         self.strategy = M2FDP(
-            tree=tree,
+            tree=TREE,
             privacy=DeviceNoise(clean_events=WorstDrift()),
             schedule=_SCHEDULE,
             relay=relay,
-            min_train_nodes=len(tree.devices),
+            min_train_nodes=len(TREE.devices),
             min_available_nodes=nodes,
         )
 
@@ -178,7 +173,9 @@ class Training:
     def run(self, rounds: int = ROUNDS) -> Iterator["TappedGrid"]:
         """Train; return the grid, over which more may be asked until it is closed."""
         with tempfile.TemporaryDirectory(prefix="flwr-privacy-") as folder:
-            nodes = self._nodes(Path(folder)) if self._relay else len(self.tree.devices)
+            nodes: int | list[dict[str, Any]] = len(TREE.devices)
+            if self._relay:
+                nodes = tree_nodes(Path(folder), TREE, trusted=self._trusted)
             grid = TappedGrid(self._app(), nodes)
             try:
                 with quiet(), acting_as_server(grid.run_id):
@@ -209,35 +206,6 @@ class Training:
         move = stream(self._seed, "move", device, count).normal(size=DIMENSION)
         return move / np.linalg.norm(move)
 
-    def _nodes(self, folder: Path) -> list[dict[str, Any]]:
-        """Return the configurations of all nodes; their keys and policies lie in a folder."""
-        inner = [node for tier in self.tree.tiers[1:-1] for node in tier if self.tree.secure(node)]
-        names = [*self.tree.devices, *inner]
-        identities = {name: Identity.generate() for name in names}
-        pins = "".join(f'"{name}" = "{one.public}"\n' for name, one in identities.items())
-        (folder / "pins").write_text(f"[clients]\n{pins}")
-        state = folder / "state"
-        state.mkdir()
-        nodes = []
-        for name in names:
-            parent = self.tree.parent(name)
-            trusted = [parent] if parent in inner else []
-            policy = self._policies.get(name, f"trusted_parents = {trusted}\n")
-            (folder / f"{name}.policy").write_text(policy)
-            identities[name].write(folder / f"{name}.pem")
-            nodes.append(
-                {
-                    "client-id": name,
-                    SIMULATED: False,  # they stand for deployed ones
-                    "m2fdp-role": "aggregator" if name in inner else "device",
-                    "privacy-state": str(state),
-                    "privacy-identity": str(folder / f"{name}.pem"),
-                    "privacy-pins": str(folder / "pins"),
-                    "privacy-policy": str(folder / f"{name}.policy"),
-                }
-            )
-        return nodes
-
 
 class TappedGrid(InlineGrid):
     """Notes all bytes that cross, and can be asked to ask something else.
@@ -251,17 +219,17 @@ class TappedGrid(InlineGrid):
     def __init__(self, client_app: ClientApp, nodes: int | list[dict[str, Any]]) -> None:
         super().__init__(client_app, nodes)
         self.crossed: list[bytes] = []
-        self.questions: list[Passage] = []
+        self.requests: list[Passage] = []
         self.answers: list[Passage] = []
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Note questions and pass them on, after those that somebody asks in between."""
-        questions = list(messages)
-        for question in questions:
-            client = self._client(question.metadata.dst_node_id)
-            self.questions.append(Passage(client=client, message=question))
-            self.crossed += wire_bytes(question.content)
-        return super().push_messages(questions)
+        """Note requests and pass them on, after those that somebody asks in between."""
+        requests = list(messages)
+        for request in requests:
+            client = self._client(request.metadata.dst_node_id)
+            self.requests.append(Passage(client=client, message=request))
+            self.crossed += wire_bytes(request.content)
+        return super().push_messages(requests)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Note answers and pass them on."""
@@ -274,15 +242,15 @@ class TappedGrid(InlineGrid):
         return answers
 
     def ask(self, passage: Passage, fields: Mapping[str, Any]) -> Message:
-        """Ask the node of a question with other fields; return its answer."""
+        """Ask the node of a request with other fields; return its answer."""
         content = RecordDict(dict(passage.message.content))
         content[RECORD] = ConfigRecord(dict(fields))
-        question = Message(
+        request = Message(
             content,
             dst_node_id=passage.message.metadata.dst_node_id,
             message_type=passage.message.metadata.message_type,
         )
-        (name,) = super().push_messages([question])
+        (name,) = super().push_messages([request])
         (answer,) = super().pull_messages([name])
         return answer
 
@@ -324,7 +292,7 @@ def tap(*, seed: int = 0) -> list[Tapped]:
     Returns
     -------
     list of Tapped
-        With an aggregator that is a node, and where the server plays it.
+        With an aggregator that is a node, and where the server simulates it.
 
     Raises
     ------
@@ -337,10 +305,10 @@ def tap(*, seed: int = 0) -> list[Tapped]:
 def _tapped(training: Training) -> Tapped:
     with training.run() as grid:
         crossed = b"\n".join(grid.crossed)
-        sealed, plain = _answers_of_the_zone(grid, training.tree)
+        sealed, plain = _answers_of_the_zone(grid)
         (exponent,) = {
             int(str(record["grid"]))
-            for passage in grid.questions
+            for passage in grid.requests
             for record in passage.message.content.config_records.values()
             if "grid" in record
         }
@@ -358,17 +326,17 @@ def _tapped(training: Training) -> Tapped:
     )
 
 
-def _answers_of_the_zone(grid: TappedGrid, tree: TierTree) -> tuple[list[bytes], list[bytes]]:
+def _answers_of_the_zone(grid: TappedGrid) -> tuple[list[bytes], list[bytes]]:
     """Return what was sealed, and the arrays that devices of trusted zones sent in the open."""
     sealed: list[bytes] = []
-    for passage in (*grid.questions, *grid.answers):
+    for passage in (*grid.requests, *grid.answers):
         for name, value in passage.fields.items():
             if name.endswith("sealed") and not isinstance(value, bool):
                 sealed += value if isinstance(value, list) else [value]
     plain = [
         array.data
         for passage in grid.answers
-        if passage.client in tree.devices and tree.secure(tree.parent(passage.client))
+        if passage.client in TREE.devices and TREE.secure(TREE.parent(passage.client))
         for record in passage.message.content.array_records.values()
         for array in record.values()
     ]
@@ -377,9 +345,8 @@ def _answers_of_the_zone(grid: TappedGrid, tree: TierTree) -> tuple[list[bytes],
 
 def _places(training: Training, grid: CodeGrid) -> Iterator[list[bytes]]:
     """Return stretches of all that was computed in trusted zones, each in several encodings."""
-    tree = training.tree
     for one in training.computed:
-        if not tree.secure(tree.parent(one.device)):
+        if not TREE.secure(TREE.parent(one.device)):
             continue
         update = one.trained - one.start
         codes = grid.encode(update)

@@ -20,13 +20,17 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.m2fdp.noise import noise_multiplier
-from flwr_privacy.m2fdp.privacy import CALIBRATIONS, RELEASE_STEPS, multiplier, record_multiplier
+from flwr_privacy.m2fdp.calibration import multiplier, record_multiplier
+from flwr_privacy.m2fdp.options import RELEASE_STEPS
+from flwr_privacy.m2fdp.paper_noise import noise_multiplier
 from flwr_privacy.m2fdp.schedule import EventSchedule, Segment
 from flwr_privacy.m2fdp.sensitivity import Drift, Reach
 from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
 
-__all__ = ["STEP_RULES", "Event", "M2FDPSettings", "RoundResult", "Rounds"]
+__all__ = ["CALIBRATIONS", "STEP_RULES", "Event", "M2FDPSettings", "RoundResult", "Rounds"]
+
+CALIBRATIONS = ("device", "record", "paper", "none")
+"""The names of the ways to choose the noise."""
 
 STEP_RULES = ("constant", "inv_sqrt")
 """How the step size goes on from round to round."""
@@ -59,7 +63,7 @@ class M2FDPSettings:
     rate : float, default 0.05
         q: every record is in a batch with this probability.
     calibration : {"device", "record", "paper", "none"}, default "device"
-        What the noise is for: see `flwr_privacy.m2fdp.privacy`. ``device`` and ``record`` hold
+        What the noise is for: see `flwr_privacy.m2fdp.calibration`. ``device`` and ``record`` hold
         (`epsilon`, `delta`) exactly on every path; ``paper`` is the rule of its Proposition 1 with
         the sensitivity of Lemma 1.
     epsilon, delta : float, default 1.0, 1e-5

@@ -26,11 +26,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.errors import InvalidParameterError, check_integer
-from flwr_privacy.m2fdp.privacy import multiplier
+from flwr_privacy.m2fdp.calibration import multiplier
 from flwr_privacy.m2fdp.schedule import EventSchedule, Segment
 from flwr_privacy.m2fdp.sensitivity import Drift, Reach
 from flwr_privacy.m2fdp.tree.tree import TierTree
-from flwr_privacy.m2fdp.zone import GAP, Upload, averaged, noised
+from flwr_privacy.m2fdp.zone_average import GAP, Upload, averaged, noised
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import clip

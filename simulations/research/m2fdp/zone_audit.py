@@ -139,7 +139,7 @@ def audit_edges(
         schedule=EventSchedule(steps=STEPS, events={1: 1}),
         loop=LoopOptions(clients=clients),
         min_train_nodes=clients,
-        min_available_nodes=1,  # it plays all of them
+        min_available_nodes=1,  # it runs all of them
         insecure_seed=insecure_seed,
     )
 

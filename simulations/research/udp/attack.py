@@ -32,7 +32,7 @@ _CLIENTS = 2
 _MEMBERSHIP_EPSILON = 4.0
 
 _LEGEND = f"""\
-ledger: epsilon of the client by its own charges; the mechanism promises no more than that
+ledger: epsilon of the client by its own charges; the mechanism guarantees no more than that
 one run, Gaussian*: epsilon that the guesses prove, with a confidence of {CONFIDENCE:.0%}. Above
   the ledger, the mechanism is flagged: a correct one is with a chance of at most 1 % by each bound
 one run: holds for every mechanism (Steinke et al. 2023); {GUESSES} guesses, a number fixed
@@ -185,12 +185,12 @@ def _draw_roc(axes: Axes, inferred: Sequence[Inferred]) -> None:
 
 def _verdict(audits: Sequence[Audited], inferred: Sequence[Inferred]) -> str:
     """Return in plain words what the audits and the attack found."""
-    promised = [one for one in audits if not math.isinf(one.ledger)]
+    guaranteed = [one for one in audits if not math.isinf(one.ledger)]
     lines = [
         f"{one.mechanism}: the ledger says at most {one.ledger:.2f}, the audits prove at least "
         f"{one.one_run.epsilon:.2f}, and {one.gaussian.epsilon:.2f} if the channels are Gaussian: "
         f"{one.verdict}"
-        for one in promised
+        for one in guaranteed
     ]
     for run in inferred:
         name, best = max(run.found.items(), key=lambda item: item[1].auc)

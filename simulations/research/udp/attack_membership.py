@@ -21,7 +21,7 @@ from flwr_privacy.errors import check_choice, check_integer
 from flwr_privacy.simulations.research.attacks.audit import OneRunAudit, one_run_audit
 from flwr_privacy.simulations.research.attacks.membership import (
     Membership,
-    judge,
+    evaluate,
     likelihood_ratio,
     logit_confidence,
     loss_threshold,
@@ -171,7 +171,7 @@ def infer(
         members=members,
         scores=scores,
         found={
-            name: judge(one, members, delta=DELTA, limits=ALARMS, confidence=_CONFIDENCE)
+            name: evaluate(one, members, delta=DELTA, limits=ALARMS, confidence=_CONFIDENCE)
             for name, one in scores.items()
         },
         one_run={

@@ -130,7 +130,7 @@ class Audited:
     def verdict(self) -> str:
         """The same in words, with a star if only the Gaussian audit refutes it."""
         if math.isinf(self.ledger):
-            return "no promise"
+            return "no guarantee"
         if not self.flagged:
             return "passes"
         return "FLAGGED" if self.one_run.epsilon > self.ledger else "FLAGGED*"

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 from experiment_files import INLINE, OPEN, YES
 
-from flwr_privacy.acfl.privacy import record_epsilon, sigma2_for_eps
+from flwr_privacy.acfl.privacy import sigma2_for_eps
 from flwr_privacy.acfl.scfl import sigma2_for_eps_projected
 from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.acfl.numpy_simulation import ACFLSettings, simulate
 from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
+from flwr_privacy.simulations.research.acfl.theory import record_epsilon
 from flwr_privacy.simulations.research.experiments import description as experiments
-from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.replication import replication
+from flwr_privacy.simulations.research.experiments.results import Results, save
 from flwr_privacy.simulations.research.experiments.runs import train
 
 

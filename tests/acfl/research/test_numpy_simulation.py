@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy.acfl.encoding import gradient, moments_gradient
 from flwr_privacy.acfl.privacy import sigma2_for_eps
-from flwr_privacy.acfl.scfl import projected_mse, sigma2_for_eps_projected
+from flwr_privacy.acfl.scfl import sigma2_for_eps_projected
 from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.acfl.weights import coded_energy
 from flwr_privacy.errors import InvalidParameterError
@@ -21,6 +21,7 @@ from flwr_privacy.simulations.research.acfl.numpy_simulation import (
     simulate,
     stragglers,
 )
+from flwr_privacy.simulations.research.acfl.scfl import projected_mse
 from flwr_privacy.simulations.research.acfl.synthetic_data import (
     SyntheticData,
     heterogeneous_data,

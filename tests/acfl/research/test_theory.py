@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flwr_privacy.acfl.encoding import Moments, encode, gradient, moments, moments_gradient
+from flwr_privacy.acfl.encoding import Moments, gradient, moments, moments_gradient
 from flwr_privacy.acfl.privacy import eps_feature, sigma2_for_eps
-from flwr_privacy.acfl.weights import AlphaPolicy, alpha_bounds, alpha_estimated, coded_energy
+from flwr_privacy.acfl.weights import AlphaPolicy, coded_energy
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.acfl.theory import (
+    alpha_bounds,
+    alpha_estimated,
     coded_fixed_point,
     convergence_bound,
+    encode,
     gradient_mse,
     optimal_second_moment_bound,
     second_moment_bound,

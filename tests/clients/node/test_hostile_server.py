@@ -12,7 +12,8 @@ from flwr_privacy.clients import FedAvgClient, as_mod, numpy_client_app
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import FedAvg
-from flwr_privacy.wire.message import COHORT, RECORD, Cohort, Header
+from flwr_privacy.wire.cohort import Cohort
+from flwr_privacy.wire.message import COHORT, RECORD, Header
 
 
 class StrictClient(FedAvgClient):
@@ -110,7 +111,7 @@ def test_the_environment_of_a_node_may_say_so(monkeypatch: pytest.MonkeyPatch) -
 def test_a_hello_is_no_question_to_a_cohort() -> None:
     app = message_app([as_mod(FedAvgClient)])
     reply = ask(app, cohort_question(["1"], phase="hello"), "train", cohorts=True)
-    assert "a hello is no question to a cohort" in reply.error.reason
+    assert "a hello is no request to a cohort" in reply.error.reason
 
 
 def test_a_nodes_configuration_stays_there() -> None:
@@ -124,7 +125,7 @@ def test_a_nodes_configuration_stays_there() -> None:
 
 def test_an_evaluation_under_a_scheme_releases_what_the_scheme_lets_out() -> None:
     class Silent(FedAvgClient):
-        def judge(self, arrays: Any, fields: Any, evaluate: Any) -> dict[str, Any]:
+        def handle_evaluation(self, arrays: Any, fields: Any, evaluate: Any) -> dict[str, Any]:
             evaluate()
             return {"num-examples": 1}
 

@@ -37,7 +37,7 @@ from flwr_privacy.clients import (
 )
 from flwr_privacy.clients.node.context_store import ALLOW_VARIABLE
 from flwr_privacy.errors import DeclinedError, FlwrPrivacyError, InvalidParameterError, LedgerError
-from flwr_privacy.pipeline.release import warn_once
+from flwr_privacy.pipeline.operator_checks import warn_once
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
@@ -118,7 +118,7 @@ class Node:
             return {"loss": 1.0}
 
         fields = {**write(BARE_LOSS), **QUESTION, **more}
-        return UDPClient(None, self.context).judge(MODEL, fields, evaluate)
+        return UDPClient(None, self.context).handle_evaluation(MODEL, fields, evaluate)
 
 
 def test_the_client_halves_say_what_they_promise() -> None:

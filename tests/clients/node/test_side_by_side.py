@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
+from flwr_privacy.clients.certificates.poisson_steps import PoissonPlan, asked_steps
 from flwr_privacy.clients.node import side_by_side as module
 from flwr_privacy.clients.node.side_by_side import side_by_side
 from flwr_privacy.clients.torch import (
@@ -22,8 +24,6 @@ from flwr_privacy.clients.torch import (
     train_per_record,
     train_poisson,
 )
-from flwr_privacy.clients.training.per_record import PerRecordPlan, asked
-from flwr_privacy.clients.training.poisson import PoissonPlan, asked_steps
 from flwr_privacy.privacy.randomness import SecureRandom
 
 SIZES = (8, 6, 3)
@@ -67,10 +67,10 @@ def assert_same(alone, together):
 def stacked(monkeypatch):
     """Count the clients whose descents were done together."""
     from flwr_privacy.clients.torch.descent import Descent
-    from flwr_privacy.clients.torch.gradients import GradientsJob
+    from flwr_privacy.clients.torch.gradients_task import GradientsTask
 
     counts = []
-    for kind in (Descent, GradientsJob):
+    for kind in (Descent, GradientsTask):
         genuine = kind.together
 
         def counted(job, jobs, genuine=genuine):
@@ -103,7 +103,7 @@ def test_poisson_batches_that_may_be_empty_are_trained_together(stacked):
         plan = PoissonPlan(sampling_rate=0.1, steps=6)
         with asked_steps(plan, SecureRandom.insecure(client, "batches")) as request:
             train_poisson(net, *records(client), learning_rate=0.1)
-        assert request.steps.records == 11
+        assert request.certificate.records == 11
         return client, get_arrays(net), 0.0
 
     assert_same(*both(work))
@@ -123,8 +123,8 @@ def test_gradients_clipped_per_record_are_those_of_each_alone(stacked, plan):
         net = model()
         with asked(plan) as request:
             train_per_record(net, *records(client, 9 + client))
-        request.step.check(get_arrays(model()).values(), get_arrays(net).values())
-        return client, get_arrays(net), request.step.sensitivity()
+        request.certificate.check(get_arrays(model()).values(), get_arrays(net).values())
+        return client, get_arrays(net), request.certificate.sensitivity()
 
     assert_same(*both(work))
     assert max(stacked) == 5
@@ -141,7 +141,7 @@ def test_the_convex_bound_is_trained_together_in_float64(stacked):
         features, labels = records(client)
         with asked(plan) as request:
             train_per_record(net, features, labels % 2, loss=loss, smoothness=20.0)
-        return client, get_arrays(net), request.step.sensitivity()
+        return client, get_arrays(net), request.certificate.sensitivity()
 
     assert_same(*both(work))
     assert set(stacked) == {5}

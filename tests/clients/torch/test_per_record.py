@@ -16,9 +16,13 @@ from record_models import (
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.per_record_steps import (
+    ROUNDING,
+    PerRecordPlan,
+    PerRecordStep,
+)
 from flwr_privacy.clients.torch import get_arrays, initialise, linear, train_per_record
-from flwr_privacy.clients.torch.gradients import RecordGradients
-from flwr_privacy.clients.training.per_record import ROUNDING, PerRecordPlan, PerRecordStep
+from flwr_privacy.clients.torch.record_gradients import RecordGradients
 from flwr_privacy.errors import InvalidParameterError
 
 

@@ -8,15 +8,15 @@ import torch
 from record_models import PLAN, records
 from torch import nn
 
-from flwr_privacy.clients.torch import get_arrays, initialise, linear, mlp, train, train_per_record
-from flwr_privacy.clients.training.per_record import (
+from flwr_privacy.clients.certificates.per_record_steps import (
     PerRecordPlan,
     PerRecordStep,
     asked,
     certify,
     current_plan,
-    digests,
 )
+from flwr_privacy.clients.certificates.request import digests
+from flwr_privacy.clients.torch import get_arrays, initialise, linear, mlp, train, train_per_record
 from flwr_privacy.errors import DataError, ProtocolError
 
 
@@ -25,14 +25,14 @@ def test_a_step_by_another_plan_is_not_certified():
     with asked(PLAN) as request, pytest.raises(ProtocolError, match=r"clipping_norm=2\.0"):
         certify(PerRecordStep(plan=other, records=1, before=(), after=()))
     with pytest.raises(ProtocolError, match="the scheme asks for"):
-        _ = request.step
+        _ = request.certificate
 
 
 def test_training_without_the_trainer_is_noticed():
     with asked(PLAN) as request:
         train(linear(6, 3), *records(), seed=0)
     with pytest.raises(ProtocolError, match=r"train_per_record, once"):
-        _ = request.step
+        _ = request.certificate
 
 
 def certified():
@@ -40,7 +40,7 @@ def certified():
     start = get_arrays(model)
     with asked(PLAN) as request:
         train_per_record(model, *records())
-    return model, start, request.step
+    return model, start, request.certificate
 
 
 def test_training_on_is_noticed():
@@ -109,7 +109,7 @@ def test_scopes_nest_and_end():
             with pytest.raises(DataError):
                 train_per_record(linear(6, 3), *records(n=0))
             train_per_record(linear(6, 3), *records())
-        assert request.step.plan == inner
+        assert request.certificate.plan == inner
         assert current_plan() == PLAN
     assert current_plan() is None
 

@@ -10,6 +10,19 @@ from record_models import records
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.per_record_loss import (
+    PerRecordLoss,
+    asked_loss,
+    certify_loss,
+    current_cap,
+)
+from flwr_privacy.clients.certificates.per_record_steps import (
+    ROUNDING,
+    PerRecordPlan,
+    asked,
+    current_plan,
+)
+from flwr_privacy.clients.certificates.request import digests
 from flwr_privacy.clients.torch import (
     evaluate,
     evaluate_per_record,
@@ -17,17 +30,6 @@ from flwr_privacy.clients.torch import (
     initialise,
     mlp,
     train_per_record,
-)
-from flwr_privacy.clients.training.per_record import (
-    ROUNDING,
-    PerRecordLoss,
-    PerRecordPlan,
-    asked,
-    asked_loss,
-    certify_loss,
-    current_cap,
-    current_plan,
-    digests,
 )
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 
@@ -152,13 +154,13 @@ def test_the_scheme_gives_the_cap_and_gets_the_loss():
             InvalidParameterError, match=r"loss_cap = 0.6: expected 0.5, as the sch"
         ):
             evaluate_per_record(net, *records(), loss_cap=0.6)
-    assert request.loss == found
+    assert request.certificate == found
     assert found.cap == 0.5
-    request.loss.check(get_arrays(net).values())
+    request.certificate.check(get_arrays(net).values())
     assert current_cap() is None
     with asked_loss(0.5) as request:
         evaluate_per_record(net, *records(), loss_cap=0.5)
-    assert request.loss == found
+    assert request.certificate == found
 
 
 def test_evaluating_another_model_is_noticed():
@@ -174,7 +176,7 @@ def test_an_evaluation_without_the_evaluator_is_noticed():
     with asked_loss(1.0) as request:
         evaluate(model(), *records())
     with pytest.raises(ProtocolError, match="evaluate_per_record, once"):
-        _ = request.loss
+        _ = request.certificate
 
 
 @pytest.mark.parametrize("times", [2, 3])
@@ -185,7 +187,7 @@ def test_only_one_loss_is_certified(times):
             with pytest.raises(ProtocolError, match="per-record losses: the noise"):
                 evaluate_per_record(model(), *records())
     with pytest.raises(ProtocolError, match=f"measured {times} per-record losses"):
-        _ = request.loss
+        _ = request.certificate
 
 
 def test_a_loss_with_another_cap_is_not_certified():
@@ -193,7 +195,7 @@ def test_a_loss_with_another_cap_is_not_certified():
     with asked_loss(1.0) as request, pytest.raises(ProtocolError, match=r"clipped to 1\.0.*3\.0"):
         certify_loss(other)
     with pytest.raises(ProtocolError, match="the scheme asks"):
-        _ = request.loss
+        _ = request.certificate
 
 
 def test_scopes_of_trainings_evaluations_and_threads_are_apart():
@@ -207,8 +209,8 @@ def test_scopes_of_trainings_evaluations_and_threads_are_apart():
         thread = threading.Thread(target=lambda: seen.append(current_cap()))
         thread.start()
         thread.join()
-    evaluation.loss.check(get_arrays(net).values())
-    assert training.step.after == evaluation.loss.model
+    evaluation.certificate.check(get_arrays(net).values())
+    assert training.certificate.after == evaluation.certificate.model
     assert seen == [None]
 
 

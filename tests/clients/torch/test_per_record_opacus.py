@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from flwr_privacy.clients.torch import cnn, initialise, mlp
-from flwr_privacy.clients.torch.gradients import RecordGradients
+from flwr_privacy.clients.torch.record_gradients import RecordGradients
 
 TOLERANCE = 1e-5
 

@@ -10,6 +10,7 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked, in_step
 from flwr_privacy.clients.torch import (
     get_arrays,
     initialise,
@@ -18,8 +19,7 @@ from flwr_privacy.clients.torch import (
     set_arrays,
     train_per_record,
 )
-from flwr_privacy.clients.torch.gradients import RecordGradients
-from flwr_privacy.clients.training.per_record import PerRecordPlan, asked, in_step
+from flwr_privacy.clients.torch.record_gradients import RecordGradients
 from flwr_privacy.privacy.randomness import SecureRandom
 
 

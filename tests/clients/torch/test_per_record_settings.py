@@ -9,9 +9,9 @@ from record_models import PLAN, records, trained
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.per_record_steps import asked
 from flwr_privacy.clients.torch import get_arrays, initialise, linear, mlp, train_per_record
-from flwr_privacy.clients.torch.gradients import RecordGradients
-from flwr_privacy.clients.training.per_record import asked
+from flwr_privacy.clients.torch.record_gradients import RecordGradients
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 
 
@@ -59,9 +59,9 @@ def test_arguments_come_from_the_scheme():
     )
     end = get_arrays(model)
     assert all(np.array_equal(end[name], expected[name]) for name in end)
-    assert request.step.plan == PLAN
-    assert request.step.records == 20
-    request.step.check(start.values(), end.values())
+    assert request.certificate.plan == PLAN
+    assert request.certificate.records == 20
+    request.certificate.check(start.values(), end.values())
 
 
 def test_arguments_equal_to_the_scheme_pass_and_others_do_not():
@@ -74,7 +74,7 @@ def test_arguments_equal_to_the_scheme_pass_and_others_do_not():
         with pytest.raises(InvalidParameterError, match=r"sampling_rate = 0.5: expected 1.0, as"):
             train_per_record(model, *records(), sampling_rate=0.5)
         train_per_record(model, *records(), learning_rate=0.5, clipping_norm=1, sampling_rate=1)
-    assert request.step.plan == PLAN
+    assert request.certificate.plan == PLAN
 
 
 @pytest.mark.parametrize("missing", ["clipping_norm", "learning_rate"])
@@ -143,7 +143,7 @@ def test_a_model_that_changes_a_buffer_is_refused(in_place, dtype):
         train_per_record(model, *records())
     assert model.calls == 0
     with pytest.raises(ProtocolError):
-        _ = request.step
+        _ = request.certificate
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -159,4 +159,4 @@ def test_only_one_step_is_certified(rounds):
         after = get_arrays(model)
     assert all(np.array_equal(middle[name], after[name]) for name in middle)
     with pytest.raises(ProtocolError, match=f"a per-record trainer {rounds + 1} times"):
-        _ = request.step
+        _ = request.certificate

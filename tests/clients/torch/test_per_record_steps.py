@@ -9,9 +9,14 @@ from record_models import difference, logistic, records, trained
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.per_record_steps import (
+    ROUNDING,
+    PerRecordPlan,
+    PerRecordStep,
+    asked,
+)
 from flwr_privacy.clients.torch import get_arrays, initialise, linear, mlp, train_per_record
-from flwr_privacy.clients.torch.gradients import RecordGradients
-from flwr_privacy.clients.training.per_record import ROUNDING, PerRecordPlan, PerRecordStep, asked
+from flwr_privacy.clients.torch.record_gradients import RecordGradients
 from flwr_privacy.errors import InvalidParameterError
 
 N = 10
@@ -208,7 +213,7 @@ def test_one_call_does_all_steps_of_the_scheme():
     with asked(plan) as request:
         train_per_record(model, *records(N))
     end = get_arrays(model)
-    request.step.check(start.values(), end.values())
+    request.certificate.check(start.values(), end.values())
     settings = {"clipping_norm": 1.0, "learning_rate": 0.5, "epochs": 2, "batch_size": 4}
     expected, _ = trained(factory, *records(N), **settings)
     assert difference(end, expected) == 0

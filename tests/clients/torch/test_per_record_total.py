@@ -12,6 +12,8 @@ from record_models import CASES, difference, logistic, records, trained
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.per_record_loss import asked_loss
+from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
 from flwr_privacy.clients.node.side_by_side import side_by_side
 from flwr_privacy.clients.torch import (
     evaluate_per_record,
@@ -20,8 +22,7 @@ from flwr_privacy.clients.torch import (
     mlp,
     train_per_record,
 )
-from flwr_privacy.clients.torch.gradients import RecordGradients
-from flwr_privacy.clients.training.per_record import PerRecordPlan, asked, asked_loss
+from flwr_privacy.clients.torch.record_gradients import RecordGradients
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.randomness import SecureRandom
 
@@ -164,7 +165,7 @@ def test_one_record_that_misbehaves_moves_the_training_by_at_most_the_sensitivit
         model.to(torch.float64 if dtype is np.float64 else torch.float32)
         with asked(plan) as request:
             train_per_record(model, *data, chunk_size=chunk_size)
-        return get_arrays(model), request.step
+        return get_arrays(model), request.certificate
 
     worlds = (features, labels), spoiled(features, labels, index, kind)
     if together:
@@ -201,9 +202,9 @@ def test_weights_that_overflow_for_some_record_tell_no_more_than_a_clipped_gradi
         start = get_arrays(model)
         with asked(PerRecordPlan(**STEP)) as request:
             train_per_record(model, features, labels)
-        request.step.check(start.values(), get_arrays(model).values())
+        request.certificate.check(start.values(), get_arrays(model).values())
         moved.append(get_arrays(model))
-    assert difference(*moved) <= request.step.sensitivity()
+    assert difference(*moved) <= request.certificate.sensitivity()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -333,7 +334,7 @@ def test_stacked_a_client_s_bad_record_counts_as_zero_and_hurts_nobody(kind):
         model = initialise(lambda: mlp([6, 8, 3]), 0)
         with asked(plan) as request:
             train_per_record(model, *(spoiled(*data, 3, kind) if client == 1 else data))
-        return client, get_arrays(model), request.step.sensitivity()
+        return client, get_arrays(model), request.certificate.sensitivity()
 
     alone = [work(client) for client in range(4)]
     calls = [lambda c=c: work(c) for c in range(4)]
@@ -379,7 +380,7 @@ def declared(data, plan, **more):
     model = initialise(lambda: mlp([6, 8, 3]), 0)
     with asked(plan, SecureRandom.insecure(0, "declared")) as request:
         train_per_record(model, *data, **more)
-    return get_arrays(model), request.step
+    return get_arrays(model), request.certificate
 
 
 @pytest.mark.parametrize("batch_size", [None, 4])
@@ -421,7 +422,7 @@ def test_coins_are_drawn_for_the_declared_number():
     for n in (3, 15, 40):
         with asked(plan, Counted()) as request:
             train_per_record(initialise(lambda: mlp([6, 8, 3]), 0), *records(n))
-        assert request.step.records == 15
+        assert request.certificate.records == 15
     assert drawn == [15, 15, 15]
 
 
@@ -449,12 +450,8 @@ def test_bad_declarations():
 
 
 def test_a_certificate_for_another_number_than_declared_is_refused():
-    from flwr_privacy.clients.training.per_record import (
-        PerRecordLoss,
-        PerRecordStep,
-        certify,
-        certify_loss,
-    )
+    from flwr_privacy.clients.certificates.per_record_loss import PerRecordLoss, certify_loss
+    from flwr_privacy.clients.certificates.per_record_steps import PerRecordStep, certify
 
     plan = PerRecordPlan(**STEP, records=11)
     with asked(plan), pytest.raises(ProtocolError, match=r"11 records are declared.* is for 12"):
@@ -491,7 +488,7 @@ def test_losses_are_over_the_declared_number():
         expected = [losses_of((features[i : i + 1], labels[i : i + 1]), loss_cap=2.0).mean
                     for i in range(min(there, 11))]  # fmt: skip
         assert found.mean == pytest.approx(math.fsum(expected) / 11, rel=1e-6)
-        assert request.loss.records == 11
+        assert request.certificate.records == 11
         if there >= 11:
             assert found.mean == pytest.approx(whole, rel=1e-6)
     with asked_loss(2.0), pytest.raises(DataError, match="no records"):

@@ -11,6 +11,15 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.poisson_steps import (
+    PoissonPlan,
+    PoissonSteps,
+    asked_steps,
+    certify_steps,
+    current_steps,
+    poisson_batches,
+)
+from flwr_privacy.clients.certificates.request import digests
 from flwr_privacy.clients.node.side_by_side import side_by_side
 from flwr_privacy.clients.torch import (
     get_arrays,
@@ -20,15 +29,6 @@ from flwr_privacy.clients.torch import (
     set_arrays,
     train,
     train_poisson,
-)
-from flwr_privacy.clients.training.poisson import (
-    PoissonPlan,
-    PoissonSteps,
-    asked_steps,
-    certify_steps,
-    current_steps,
-    digests,
-    poisson_batches,
 )
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -65,7 +65,7 @@ def included(rate, steps, n):
             learning_rate=0.0,
             loss=loss,
         )
-    assert request.steps.records == n
+    assert request.certificate.records == n
     found = np.zeros((len(batches), n), bool)
     for step, batch in enumerate(batches):
         assert len(set(batch)) == len(batch)
@@ -102,7 +102,7 @@ def test_an_empty_batch_is_a_step_that_moves_nothing():
     with asked_steps(plan, seeded()) as request:
         train_poisson(model, features, labels, learning_rate=1.0)
     assert same(get_arrays(model), before)
-    request.steps.check(before.values(), get_arrays(model).values())
+    request.certificate.check(before.values(), get_arrays(model).values())
 
 
 def test_empty_batches_come_as_often_as_they_should():
@@ -154,7 +154,7 @@ def test_number_of_steps(steps):
     with asked_steps(PoissonPlan(sampling_rate=1.0, steps=steps)) as request:
         train_poisson(linear(6, 3), *records(40), learning_rate=0.1, loss=loss)
     assert seen == [40] * steps
-    assert request.steps.plan.steps == steps
+    assert request.certificate.plan.steps == steps
 
 
 def trained(random, **more):
@@ -194,7 +194,7 @@ def certified(random=None):
     start = get_arrays(model)
     with asked_steps(PLAN, random or seeded()) as request:
         train_poisson(model, *records(40), learning_rate=0.3)
-    return start, get_arrays(model), request.steps
+    return start, get_arrays(model), request.certificate
 
 
 def changed(arrays):
@@ -235,7 +235,7 @@ def test_a_training_by_another_trainer_is_not_certified():
     with asked_steps(PLAN) as request:
         train(linear(6, 3), *records(40), steps=7, seed=0)
     with pytest.raises(ProtocolError, match=r"did no steps on Poisson batches.*train_poisson"):
-        _ = request.steps
+        _ = request.certificate
 
 
 def test_a_second_training_spoils_the_request():
@@ -244,7 +244,7 @@ def test_a_second_training_spoils_the_request():
         with pytest.raises(ProtocolError, match="called a trainer for Poisson batches 2 times"):
             train_poisson(linear(6, 3), *records(40), learning_rate=0.1)
     with pytest.raises(ProtocolError, match="2 times: the number of steps is a setting"):
-        _ = request.steps
+        _ = request.certificate
 
 
 def test_who_does_not_like_the_batches_cannot_draw_again():
@@ -259,7 +259,7 @@ def test_who_does_not_like_the_batches_cannot_draw_again():
         with pytest.raises(ProtocolError, match=r"drew .* batches, the scheme asks for 7: a train"):
             train_poisson(linear(6, 3), *records(40), learning_rate=0.1)
     with pytest.raises(ProtocolError, match="cannot be begun again"):
-        _ = request.steps
+        _ = request.certificate
 
 
 def test_another_plan_is_refused():
@@ -267,7 +267,7 @@ def test_another_plan_is_refused():
     with asked_steps(PLAN) as request, pytest.raises(ProtocolError, match=r"asks for .*steps=7.*"):
         certify_steps(PoissonSteps(plan=other, records=40, before=(), after=()))
     with pytest.raises(ProtocolError, match=r"done was PoissonPlan\(sampling_rate=0.2, steps=8\)"):
-        _ = request.steps
+        _ = request.certificate
 
 
 def test_a_certificate_without_its_batches_is_refused():
@@ -282,7 +282,7 @@ def test_scopes_nest_and_end_and_belong_to_a_thread():
         with asked_steps(inner) as request:
             assert current_steps() == inner
             train_poisson(linear(6, 3), *records(40), learning_rate=0.1)
-        assert request.steps.plan == inner
+        assert request.certificate.plan == inner
         assert current_steps() == PLAN
         thread = threading.Thread(target=lambda: seen.append(current_steps()))
         thread.start()
@@ -290,7 +290,7 @@ def test_scopes_nest_and_end_and_belong_to_a_thread():
     assert seen == [None]
     assert current_steps() is None
     with pytest.raises(ProtocolError, match="did no steps"):
-        _ = outer.steps
+        _ = outer.certificate
 
 
 def test_settings_of_the_scheme_may_be_repeated_but_not_changed():
@@ -300,7 +300,7 @@ def test_settings_of_the_scheme_may_be_repeated_but_not_changed():
         with pytest.raises(InvalidParameterError, match=r"sampling_rate = 0.5: expected 0.2, as"):
             train_poisson(linear(6, 3), *records(40), learning_rate=0.1, sampling_rate=0.5)
         train_poisson(linear(6, 3), *records(40), learning_rate=0.1, steps=7, sampling_rate=0.2)
-    assert request.steps.plan == PLAN
+    assert request.certificate.plan == PLAN
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_a_step_that_fails_is_left_out_and_the_others_are_as_without_it(kind, pe
     with asked_steps(PLAN, seeded()) as request:
         train_poisson(model, *data, learning_rate=0.3, perturbation=perturbation)
     end = get_arrays(model)
-    request.steps.check(start.values(), end.values())
+    request.certificate.check(start.values(), end.values())
     assert all(np.isfinite(array).all() for array in end.values())
     with asked_steps(PLAN, seeded()):
         batches = list(poisson_batches(PLAN, 40))

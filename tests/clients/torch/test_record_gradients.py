@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_privacy.clients.torch.gradients import Gradients
-from flwr_privacy.clients.training.per_record import ROUNDING
+from flwr_privacy.clients.certificates.per_record_steps import ROUNDING
+from flwr_privacy.clients.torch.record_gradients import Gradients
 
 B, OUTPUTS, INPUTS = 200, 3, 5
 

@@ -189,12 +189,12 @@ def test_the_command_prints_and_draws_it(
     protected, hidden, holds, more, *_ = found.verdict.splitlines()
     assert protected == "protected: shares of T = 1: does not open"
     assert "7 kinds of views counted: largest total variation 0;" in hidden
-    assert holds.startswith("the promise holds")
+    assert holds.startswith("the guarantee holds")
     assert more.startswith("T + 1 = 2 clients: all weights; ")
 
 
 def test_what_opens_against_the_promise_is_called_that() -> None:
-    assert fedvs._word(opens=True, protected=True) == "AGAINST THE PROMISE"
+    assert fedvs._word(opens=True, protected=True) == "AGAINST THE GUARANTEE"
     assert fedvs._word(opens=False, protected=True) == "does not open"
     assert fedvs._word(opens=True, protected=False) == "opens"
     assert fedvs._word(opens=False, protected=False) == "nothing found"

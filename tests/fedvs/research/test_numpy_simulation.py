@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from vertical_simulation import Arrays, Perceptron, accuracy, curve, setting, small
 
-from flwr_privacy.coding.lagrange import recovery_threshold
+from flwr_privacy.coding.thresholds import recovery_threshold
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.simulations.research.fedvs.numpy_simulation import TrainingCurve

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.fedvs import round_stochastic
+from flwr_privacy.fedvs.quantisation import round_stochastic
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.fedvs.theory import (
+from flwr_privacy.simulations.research.fedvs.paper.theory import (
     batch_gradient_variance,
     convergence_bound_corrected,
     convergence_bound_paper,

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_privacy.coding import field as module
-from flwr_privacy.coding.field import MERSENNE_31, PrimeField, is_prime, largest_prime_below
+from flwr_privacy.coding.field import MERSENNE_31, PrimeField
+from flwr_privacy.coding.primes import is_prime, largest_prime_below
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.randomness import SecureRandom
 

@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_privacy.coding.field import MERSENNE_31, PrimeField
-from flwr_privacy.coding.lagrange import (
-    LagrangeCode,
-    lagrange_basis,
-    max_partitions,
-    max_stragglers,
-    recovery_threshold,
-)
+from flwr_privacy.coding.lagrange import LagrangeCode, lagrange_basis
+from flwr_privacy.coding.thresholds import max_partitions, max_stragglers, recovery_threshold
 from flwr_privacy.errors import InvalidParameterError, NotEnoughSharesError, ProtocolError
 from flwr_privacy.privacy.randomness import SecureRandom
 from tests.shared.ranks import rank_mod_p

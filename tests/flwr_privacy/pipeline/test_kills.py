@@ -10,7 +10,7 @@ from summing_node import QUESTION, Sum, ask, fail, same, store_in
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DeclinedError
-from flwr_privacy.pipeline import answer as pipeline
+from flwr_privacy.pipeline import charging
 from flwr_privacy.pipeline.mechanism import Answer
 from flwr_privacy.pipeline.reply_cache import ReplyCache
 from flwr_privacy.privacy.ledger import Ledger, Question
@@ -69,7 +69,7 @@ def test_a_kill_after_the_reply_was_kept_sends_that_reply(
         with pytest.raises(KeyboardInterrupt):
             ask(store)
     answer = ask(store, fail(AssertionError("it trained again")))
-    assert same(answer, pipeline._read(kept[0]))
+    assert same(answer, charging._read(kept[0]))
     assert len(store.ledger.entries()) == 1
 
 

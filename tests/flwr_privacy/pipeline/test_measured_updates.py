@@ -16,7 +16,7 @@ from flwr_privacy.acfl.encoding import check_data
 from flwr_privacy.acfl.release import CodedData, CodedGradient
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.central_dp.mean import ClippedUpdate
-from flwr_privacy.clients.node.data_cache import PreparedData
+from flwr_privacy.clients.acfl_data import PreparedData
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
 from flwr_privacy.m2fdp.release import DeviceUpdate
 from flwr_privacy.pipeline.mechanism import Facts

@@ -13,7 +13,7 @@ from flwr_privacy.accounting import LAPLACE, Charge
 from flwr_privacy.errors import InvalidParameterError, LedgerError
 from flwr_privacy.privacy.ledger import Entry, Ledger, Question
 from flwr_privacy.wire import files
-from flwr_privacy.wire.files import write_sealed
+from flwr_privacy.wire.files import write_checksummed
 
 CRASH = Path(__file__).with_name("ledger_crash.py")
 MAGIC = b"flwr-privacy ledger\n"
@@ -68,15 +68,19 @@ def test_what_was_never_answered_is_told_for_ever(ledger):
         assert locked.answered == {2}
         assert locked.charge(entry(4)) == 4
         locked.answer(4)
-    ledger.answer(0)
+        locked.answer(0)
     content = ledger.path.read_bytes()
-    ledger.answer(0)
+    with ledger.locked() as locked:
+        locked.answer(0)
     assert ledger.path.read_bytes() == content
     assert [one.question.server_round for one in ledger.unanswered()] == [1, 3]
     assert len(ledger.entries()) == 5
     for number in (5, -1):
-        with pytest.raises(ValueError, match=f"there is no charge {number}"):
-            ledger.answer(number)
+        with (
+            ledger.locked() as locked,
+            pytest.raises(ValueError, match=f"there is no charge {number}"),
+        ):
+            locked.answer(number)
 
 
 def test_the_time_of_an_entry_is_now_in_utc_to_the_second():
@@ -247,7 +251,7 @@ def values(**changes) -> dict:
     ],
 )
 def test_a_ledger_that_is_malformed_or_anothers_is_refused(ledger, payload, why):
-    write_sealed(ledger.path, MAGIC, payload, durable=False)
+    write_checksummed(ledger.path, MAGIC, payload, durable=False)
     before = ledger.path.read_bytes()
     for attempt in (ledger.entries, lambda: charge(ledger, entry())):
         with pytest.raises(LedgerError, match=re.escape(why)) as refusal:
@@ -257,7 +261,7 @@ def test_a_ledger_that_is_malformed_or_anothers_is_refused(ledger, payload, why)
 
 
 def test_the_rows_above_start_from_a_good_ledger(ledger):
-    write_sealed(ledger.path, MAGIC, sealed(FIRST, values()), durable=False)
+    write_checksummed(ledger.path, MAGIC, sealed(FIRST, values()), durable=False)
     assert ledger.entries() == (Entry.from_dict(values()),)
 
 
@@ -322,7 +326,7 @@ def test_what_a_ledger_holds_is_in_no_repr_and_no_error(ledger):
     charge(ledger, entry())
     assert repr(ledger) == f"Ledger({str(ledger.path)!r})"
     malformed = values(scheme="unspeakable\n")
-    write_sealed(ledger.path, MAGIC, sealed(FIRST, malformed), durable=False)
+    write_checksummed(ledger.path, MAGIC, sealed(FIRST, malformed), durable=False)
     with pytest.raises(LedgerError) as refusal:
         ledger.entries()
     assert "unspeakable" not in str(refusal.value)

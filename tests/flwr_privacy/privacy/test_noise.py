@@ -6,8 +6,7 @@ import pytest
 from scipy import stats
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.privacy import noise
-from flwr_privacy.privacy import rejection_sampler as columns
+from flwr_privacy.privacy import noise, rejection_sampler
 from flwr_privacy.privacy.noise import discrete_gaussian, discrete_laplace, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 
@@ -16,11 +15,11 @@ LEAST_P = 1e-4
 
 
 @pytest.fixture
-def fresh_columns():
+def fresh_samplers():
     """Forget the tables before and after a test that changes how they are made."""
-    noise._columns.cache_clear()
+    noise._sampler.cache_clear()
     yield
-    noise._columns.cache_clear()
+    noise._sampler.cache_clear()
 
 
 def probabilities(sample, scale: float, reach: int) -> np.ndarray:
@@ -114,13 +113,13 @@ def test_moments_where_a_cell_holds_many_integers(sigma):
 def test_neighbours_and_halves_are_independent():
     values = discrete_gaussian(2_000_000, 3.0, SecureRandom.insecure(5))
     classes = np.digitize(values, [-2, 0, 3])
-    for lag in (1, 2, 7, 1000, columns._BLOCK, 1_000_000):
+    for lag in (1, 2, 7, 1000, rejection_sampler._BLOCK, 1_000_000):
         table = np.bincount(classes[lag:] * 4 + classes[:-lag], minlength=16).reshape(4, 4)
         assert stats.chi2_contingency(table).pvalue > LEAST_P
 
 
 def test_every_place_in_a_block_follows_the_law(monkeypatch):
-    monkeypatch.setattr(columns, "_BLOCK", 7)
+    monkeypatch.setattr(rejection_sampler, "_BLOCK", 7)
     random = SecureRandom.insecure(6)
     values = np.stack([discrete_gaussian(23, 1.0, random) for _ in range(3000)])
     for place in (0, 5, 6, 7, 13, 14, 20, 21, 22):
@@ -132,7 +131,7 @@ def test_every_place_in_a_block_follows_the_law(monkeypatch):
 
 @pytest.mark.parametrize("change", [-1, 0, 1])
 def test_the_last_block_may_have_any_size(change):
-    size = columns._BLOCK + change
+    size = rejection_sampler._BLOCK + change
     values = discrete_gaussian(size, 1e5, SecureRandom.insecure(7))
     assert values.size == size
     assert np.abs(values).max() < 8e5
@@ -144,7 +143,7 @@ def test_the_last_block_may_have_any_size(change):
     [(discrete_gaussian, 0.3, 20), (discrete_gaussian, 7.3, 150), (discrete_laplace, 3.3, 200)],
 )
 def test_samples_that_are_all_decided_by_integers_have_the_law_too(
-    sample, scale, reach, monkeypatch, fresh_columns
+    sample, scale, reach, monkeypatch, fresh_samplers
 ):
     decided = []
 
@@ -152,19 +151,19 @@ def test_samples_that_are_all_decided_by_integers_have_the_law_too(
         decided.append(exact(*arguments, **known))
         return decided[-1]
 
-    exact = columns._is_below
-    monkeypatch.setattr(columns, "_is_below", counting)
-    monkeypatch.setattr(columns, "_MARGIN", 2.0)
+    exact = rejection_sampler._is_below
+    monkeypatch.setattr(rejection_sampler, "_is_below", counting)
+    monkeypatch.setattr(rejection_sampler, "_MARGIN", 2.0)
     values = sample(12_000, scale, SecureRandom.insecure(8, sample.__name__))
     assert sum(decided) == 12_000
     assert p_value(values, sample, scale, reach) > LEAST_P
 
 
 def test_samples_that_are_all_decided_by_floats_are_those_decided_by_tables(
-    monkeypatch, fresh_columns
+    monkeypatch, fresh_samplers
 ):
     tables = discrete_gaussian(100_000, 7.3, SecureRandom.insecure(9))
-    floats = noise._columns(noise._Gaussian(7.3))
+    floats = noise._sampler(noise._Gaussian(7.3))
     bounds = floats.bounds >> 53 << 53
     monkeypatch.setattr(floats, "bounds", bounds)
     values = discrete_gaussian(100_000, 7.3, SecureRandom.insecure(9))

@@ -11,7 +11,7 @@ from scipy import stats
 from flwr_privacy.privacy import rejection_sampler as columns
 from flwr_privacy.privacy.noise import _Gaussian, _Laplace
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.privacy.rejection_sampler import Columns
+from flwr_privacy.privacy.rejection_sampler import RejectionSampler
 
 SCALES = [2.0**-20, 0.1, 0.3, 1.0, 7.3, 100.0, 1e5, 2.0**23, 2.0**30, 2.0**40]
 LAWS = [kind(scale) for kind in (_Gaussian, _Laplace) for scale in SCALES]
@@ -38,11 +38,11 @@ def density(law, k: int) -> Decimal:
     return (-Decimal(energy.numerator) / Decimal(energy.denominator)).exp()
 
 
-def cells(table: Columns, n: int) -> int:
+def cells(table: RejectionSampler, n: int) -> int:
     return n << table.split if table.split >= 0 else n >> -table.split
 
 
-def integer(table: Columns, z: int, *, last: bool = False) -> int:
+def integer(table: RejectionSampler, z: int, *, last: bool = False) -> int:
     if table.split >= 0:
         return z >> table.split
     return ((z + last) << -table.split) - last
@@ -50,10 +50,10 @@ def integer(table: Columns, z: int, *, last: bool = False) -> int:
 
 @pytest.fixture(params=LAWS, ids=str, scope="module")
 def table(request):
-    return Columns(request.param)
+    return RejectionSampler(request.param)
 
 
-def columns_of(table: Columns) -> list[tuple[int, int, int]]:
+def columns_of(table: RejectionSampler) -> list[tuple[int, int, int]]:
     """Return first cell, width and threshold of each column."""
     accept = [int(bound) // V % (1 << 21) for bound in table.bounds]
     entries = zip(table.bases.tolist(), table.widths.tolist(), accept, strict=True)
@@ -170,7 +170,7 @@ def first_above(x: int, width: int) -> int:
 
 
 def test_columns_that_are_left_over_accept_nothing():
-    table = Columns(_Gaussian(1.0))
+    table = RejectionSampler(_Gaussian(1.0))
     spare = list(range(table.count, columns._TAILS))
     assert spare  # else choose another law
     words = [j * COLUMN + v * V for j in spare for v in (0, 2**21 - 1)]
@@ -188,7 +188,7 @@ def test_a_tail_proposes_halving_blocks_and_is_given_the_exact_probability(negat
         return True
 
     monkeypatch.setattr(columns, "_is_below", record)
-    table, random, size = Columns(_Gaussian(7.3)), SecureRandom.insecure(6, negative), 4000
+    table, random, size = RejectionSampler(_Gaussian(7.3)), SecureRandom.insecure(6, negative), 4000
     width = 2**table.tail_bits
     proposals = [table._tail(random, negative=negative) for _ in range(size)]
     blocks = np.zeros(40, int)
@@ -209,7 +209,11 @@ def test_a_tail_proposes_halving_blocks_and_is_given_the_exact_probability(negat
 
 @pytest.mark.parametrize("negative", [False, True])
 def test_what_a_tail_accepts_has_the_law_and_the_weight_of_the_tail(negative):
-    table, random, tries = Columns(_Laplace(7.3)), SecureRandom.insecure(7, negative), 10_000
+    table, random, tries = (
+        RejectionSampler(_Laplace(7.3)),
+        SecureRandom.insecure(7, negative),
+        10_000,
+    )
     values = [table._tail(random, negative=negative) for _ in range(tries)]
     n = np.array([-1 - k if negative else k for k in values if k is not None])
     support = np.arange(table.tail_start, table.tail_start + 300)
@@ -224,7 +228,7 @@ def test_what_a_tail_accepts_has_the_law_and_the_weight_of_the_tail(negative):
 
 
 def test_a_tail_is_reached_where_v_is_zero_and_only_there(monkeypatch):
-    table = Columns(_Gaussian(7.3))
+    table = RejectionSampler(_Gaussian(7.3))
     monkeypatch.setattr(table, "_tail", lambda random, negative: -999 if negative else 999)
     words = [(columns._TAILS + side) * COLUMN + v * V for side in (0, 1) for v in (0, 1, 2**20)]
     out, scratch = np.empty(6, np.int64), np.empty((3, 6), np.uint64)

@@ -4,7 +4,12 @@ import threading
 import pytest
 
 from flwr_privacy.wire import files
-from flwr_privacy.wire.files import DamagedFileError, exclusive_lock, read_sealed, write_sealed
+from flwr_privacy.wire.files import (
+    DamagedFileError,
+    exclusive_lock,
+    read_checksummed,
+    write_checksummed,
+)
 
 MAGIC = b"example 1\n"
 
@@ -18,18 +23,18 @@ def path(tmp_path):
 @pytest.mark.parametrize("durable", [True, False])
 def test_what_was_written_is_read(path, payload, durable):
     for content in (b"older and longer" * 10_000, payload):
-        write_sealed(path, MAGIC, content, durable=durable)
-    assert read_sealed(path, MAGIC) == payload
+        write_checksummed(path, MAGIC, content, durable=durable)
+    assert read_checksummed(path, MAGIC) == payload
     assert [file.name for file in path.parent.iterdir()] == ["sealed"]
 
 
 def test_only_the_owner_may_read_a_file(path):
-    write_sealed(path, MAGIC, b"content", durable=True)
+    write_checksummed(path, MAGIC, b"content", durable=True)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_every_change_of_a_byte_is_noticed(path):
-    write_sealed(path, MAGIC, b"content", durable=False)
+    write_checksummed(path, MAGIC, b"content", durable=False)
     whole = path.read_bytes()
     for place in range(len(whole)):
         for bit in range(8):
@@ -37,26 +42,26 @@ def test_every_change_of_a_byte_is_noticed(path):
             changed[place] ^= 1 << bit
             path.write_bytes(changed)
             with pytest.raises(DamagedFileError):
-                read_sealed(path, MAGIC)
+                read_checksummed(path, MAGIC)
 
 
 def test_every_truncation_and_an_extension_are_noticed(path):
-    write_sealed(path, MAGIC, b"content", durable=False)
+    write_checksummed(path, MAGIC, b"content", durable=False)
     whole = path.read_bytes()
     for content in [whole[:length] for length in range(len(whole))] + [whole + b"\n"]:
         path.write_bytes(content)
         with pytest.raises(DamagedFileError):
-            read_sealed(path, MAGIC)
+            read_checksummed(path, MAGIC)
 
 
 def test_a_file_of_another_kind_is_refused(path):
-    write_sealed(path, b"another 1\n", b"content", durable=False)
+    write_checksummed(path, b"another 1\n", b"content", durable=False)
     with pytest.raises(DamagedFileError, match="does not begin with 'example 1'"):
-        read_sealed(path, MAGIC)
+        read_checksummed(path, MAGIC)
 
 
 def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch):
-    write_sealed(path, MAGIC, b"old", durable=True)
+    write_checksummed(path, MAGIC, b"old", durable=True)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -64,18 +69,18 @@ def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
-            write_sealed(path, MAGIC, b"new", durable=True)
-    assert read_sealed(path, MAGIC) == b"old"
-    write_sealed(path, MAGIC, b"new", durable=True)
-    assert read_sealed(path, MAGIC) == b"new"
+            write_checksummed(path, MAGIC, b"new", durable=True)
+    assert read_checksummed(path, MAGIC) == b"old"
+    write_checksummed(path, MAGIC, b"new", durable=True)
+    assert read_checksummed(path, MAGIC) == b"new"
 
 
 def test_only_a_durable_write_waits_for_the_disk(path, monkeypatch):
     flushed = []
     monkeypatch.setattr(os, "fsync", flushed.append)
-    write_sealed(path, MAGIC, b"content", durable=False)
+    write_checksummed(path, MAGIC, b"content", durable=False)
     assert not flushed
-    write_sealed(path, MAGIC, b"content", durable=True)
+    write_checksummed(path, MAGIC, b"content", durable=True)
     assert len(flushed) == 2  # the file and its folder
 
 

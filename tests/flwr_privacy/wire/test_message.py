@@ -6,7 +6,8 @@ from apps import record
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from flwr_privacy.errors import ProtocolError
-from flwr_privacy.wire.message import Header, payload_bytes, question_digest
+from flwr_privacy.wire.digests import request_digest
+from flwr_privacy.wire.message import Header, payload_bytes
 
 HEADER = Header(scheme="fedavg", experiment_id="e1", phase="train", server_round=2)
 
@@ -58,7 +59,7 @@ def question(**changes):
         "join": ConfigRecord({"session": "s", "sealed": [b"1"]}),
         **changes,
     }
-    return question_digest(RecordDict(content), without={"join": ("sealed",)})
+    return request_digest(RecordDict(content), without={"join": ("sealed",)})
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,16 @@ from experiment_files import INLINE, NO, OPEN, YES
 
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.m2fdp.control.controller import AdaptiveController
-from flwr_privacy.m2fdp.privacy import paper_figures
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments.picture import draw
-from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.replication import replication
+from flwr_privacy.simulations.research.experiments.results import Results, save
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import M2FDPSettings as MultiTier
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import simulate as rehearse_tiers
+from flwr_privacy.simulations.research.m2fdp.paper_epsilons import paper_epsilons
 from flwr_privacy.simulations.research.m2fdp.synthetic_data import generated_data
 
 
@@ -103,10 +104,10 @@ def test_a_rehearsal_of_tiers_is_read_off_by_round(tmp_path: Path) -> None:
     results = Results(experiment=chosen_figure, full=False, runs=runs)
     (comparison,) = results.findings()[0].comparisons
     assert (comparison.first, comparison.values[0][1]) == ("Trusted @ end", own[-1])
-    assert results.size == "rehearsed, scaled down"
+    assert results.size == "NumPy simulation, scaled down"
     save(results, tmp_path)
     page = replication(tmp_path)
-    assert "| `papers/tiers` | rehearsed, scaled down |" in page
+    assert "| `papers/tiers` | NumPy simulation, scaled down |" in page
     assert "papers/tiers --full" not in page
     assert replication(tmp_path, page) == page
     beside = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE, jobs=2)
@@ -122,7 +123,7 @@ def test_the_papers_size_of_a_rehearsal_is_called_by_its_flag(tmp_path: Path) ->
     save(Results(experiment=chosen_figure, full=True, runs=runs), tmp_path)
     page = replication(tmp_path)
     assert "`flwr-privacy experiment papers/tiers --full`" in page
-    assert "| `papers/tiers` | rehearsed |" in page
+    assert "| `papers/tiers` | NumPy simulation |" in page
 
 
 def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> Non
     runs = train(chosen_figure, tmp_path, seeds=[0], engine=INLINE)
     notes = {run.curve: run.note for run in runs}
     tree, schedule = TierTree.of_fanouts("4,3", p=0.5), EventSchedule(steps=4, events={1: 2})
-    costs = paper_figures(
+    costs = paper_epsilons(
         tree=tree,
         schedule=schedule,
         q=0.05,

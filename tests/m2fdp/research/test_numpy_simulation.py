@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from flwr_privacy.accounting.gaussian import epsilon_of, mu_of
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.m2fdp.noise import noise_multiplier, variance_by_tier
+from flwr_privacy.m2fdp.paper_noise import noise_multiplier
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.sensitivity import Drift
 from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
+from flwr_privacy.simulations.research.m2fdp.noise_theory import variance_by_tier
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import (
     M2FDPSettings,
     TrainingCurve,

@@ -11,7 +11,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.sensitivity import Drift
 from flwr_privacy.m2fdp.tree.tree import TierTree
-from flwr_privacy.m2fdp.zone import noised
+from flwr_privacy.m2fdp.zone_average import noised
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.research.attacks.audit import largest_mu

@@ -7,7 +7,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,15 @@ from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.engines import process_supervisor as supervisor_module
+from flwr_privacy.simulations.engines.flower_processes import free_port, is_free
+from flwr_privacy.simulations.engines.logs import exceptions_in
 from flwr_privacy.simulations.engines.process_supervisor import (
     ProcessSupervisor,
     descendants,
     ray_command,
 )
-from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession, exceptions_in
-from flwr_privacy.simulations.engines.superlink import SuperLink, free_port, is_free
+from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
+from flwr_privacy.simulations.engines.superlink import SuperLink
 
 SETTINGS = (
     'text = """line\n\'\'\'quoted\'\'\'"""\nname = "ümlaut = \\"x\\""\n\n[t]\nwidths = [4, 8]\n'
@@ -170,8 +171,6 @@ def test_wrong_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
     with pytest.raises(InvalidParameterError, match=r"run_config\.settings"):
         session.run(app, nodes=1, run_config={"settings": [1]})  # type: ignore[dict-item]
-    with pytest.raises(InvalidParameterError, match="totals and ray_address of the session"):
-        session.run(app, nodes=1, run_config={}, resources=RayResources(total_cpus=1))
 
 
 def test_exceptions_in_a_log() -> None:
@@ -278,9 +277,6 @@ def test_supervisor_ends_when_a_command_ends(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert not supervisor.alive
     supervisor.stop()
-
-
-RESOURCES = RayResources(total_cpus=1)  # those of the session that all tests share
 
 
 @pytest.fixture(scope="module")
@@ -394,13 +390,9 @@ def test_existing_cluster_of_two_nodes(app: Path, tmp_path: Path) -> None:
 
 @pytest.mark.smoke
 @pytest.mark.ray
-def test_share_larger_than_the_cluster(session: RaySession, app: Path) -> None:
-    # Also: a session goes on after its processes had to be stopped.
-    with pytest.raises(EngineError, match="ActorPool is empty"):
-        session.run(
-            app,
-            nodes=4,
-            run_config={},
-            resources=replace(RESOURCES, gpus_per_client=1),
-            timeout=120,
-        )
+def test_share_larger_than_the_cluster(app: Path) -> None:
+    with (
+        RaySession(resources=RayResources(total_cpus=1, gpus_per_client=1)) as session,
+        pytest.raises(EngineError, match="ActorPool is empty"),
+    ):
+        session.run(app, nodes=4, run_config={}, timeout=120)

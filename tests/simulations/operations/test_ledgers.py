@@ -29,10 +29,10 @@ def charge(
     question = Question(experiment_id=experiment, phase="train", server_round=server_round)
     values = {"scheme": "udp", "unit": "user", "time": TIME, "noise_multiplier": 2.0, **own}
     noise = Charge(noise_multiplier=values.pop("noise_multiplier"))
-    with ledger.locked() as book:
-        number = book.charge(Entry(question=question, charge=noise, **values))
+    with ledger.locked() as locked:
+        number = locked.charge(Entry(question=question, charge=noise, **values))
         if answered:
-            book.answer(number)
+            locked.answer(number)
 
 
 @pytest.fixture

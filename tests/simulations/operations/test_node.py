@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.clients.node import context_store
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.pipeline.release import PINS_VARIABLE
+from flwr_privacy.pipeline.operator_checks import PINS_VARIABLE
 from flwr_privacy.privacy.ledger import Entry, Ledger, Question
 from flwr_privacy.simulations.cli import app
 from flwr_privacy.simulations.deployment import keys

@@ -33,7 +33,7 @@ from flwr_privacy.simulations.reliability.federations import FEDERATIONS
 from flwr_privacy.simulations.reliability.grid import FAULTS
 from flwr_privacy.simulations.reliability.page import long_rows, page, sections, write_long_runs
 from flwr_privacy.strategies import SchemeStrategy
-from flwr_privacy.strategies.udp.participants import Participants
+from flwr_privacy.strategies.participants import Participants
 
 # -- What is found in order ----------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ def test_a_training_that_ends_early_is_reported() -> None:
     assert "InvalidParameterError" in endure("udp", rounds=20, rate=0, federation=stopped).wrong[0]
 
 
-# -- The books -----------------------------------------------------------------------------------
+# -- Ledgers -------------------------------------------------------------------------------------
 
 COST = Charge(noise_multiplier=5.0)
 
@@ -212,7 +212,7 @@ def audited(released: int, entries: int, charged: int, **more: Any) -> Account:
     )
 
 
-def test_books_that_agree_are_in_order() -> None:
+def test_ledgers_that_agree_are_in_order() -> None:
     mine = audited(3, 3, 3)
     assert mine.wrong == []
     assert (mine.released, mine.entries) == (3, 3)
@@ -229,7 +229,7 @@ def test_books_that_agree_are_in_order() -> None:
         ((3, 3, 2), "round 3: 1 answers, 0 charges in the card"),
     ],
 )
-def test_books_that_disagree_are_reported(numbers: tuple[int, int, int], told: str) -> None:
+def test_ledgers_that_disagree_are_reported(numbers: tuple[int, int, int], told: str) -> None:
     assert any(told in line for line in audited(*numbers).wrong)
 
 
@@ -313,7 +313,7 @@ def test_the_size_of_a_thing_has_all_that_it_holds_once() -> None:
 
 def mark(server_round: int, rest: int) -> Mark:
     return Mark(
-        server_round=server_round, traced=rest + 7, books=7, resident=1, files=1, seconds=0.01
+        server_round=server_round, traced=rest + 7, history=7, resident=1, files=1, seconds=0.01
     )
 
 
@@ -356,8 +356,8 @@ def test_a_row_says_what_became_of_a_run() -> None:
     rows = long_rows(endured("udp"))
     title = FEDERATIONS["udp"].title
     assert rows["Rounds"] == [title, "500", "1", "6", "491", "5", "4", "2", "1", "as it was"]
-    assert rows["Books"][:3] == [title, "3", "3"]
-    assert rows["Books"][3] == rows["Books"][4] == rows["Books"][5]
+    assert rows["Ledgers"][:3] == [title, "3", "3"]
+    assert rows["Ledgers"][3] == rows["Ledgers"][4] == rows["Ledgers"][5]
     assert rows["Faults that happened"] == [title, "drop 3, server killed 1, moved 2"]
     assert long_rows(endured("udp", wrong=("it broke",)))["Rounds"][-1] == "DEFECT"
     assert "-" in long_rows(endured("udp", marks=()))["Memory and what a process holds"]

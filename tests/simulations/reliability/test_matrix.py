@@ -17,14 +17,14 @@ from flwr_privacy.simulations.reliability.grid import FAULTS, Strike
 from flwr_privacy.simulations.reliability.matrix import (
     VERDICTS,
     Cell,
-    carry_out,
-    judge,
+    cell_of,
     matrix,
-    rehearse,
+    verdict_of,
 )
 from flwr_privacy.simulations.reliability.page import page, sections, table
+from flwr_privacy.simulations.reliability.training import train
 from flwr_privacy.strategies import UDP
-from flwr_privacy.strategies.udp.participants import Participants
+from flwr_privacy.strategies.participants import Participants
 
 PAGE = Path(__file__, "../../../../docs/reliability.md").resolve()
 ELSEWHERE = {"mspdq": {"sync"}, "fedvs": {"oracle"}}  # not under a sum; simulations only
@@ -38,9 +38,9 @@ def clean() -> dict[str, Any]:
 def cell(clean: dict[str, Any], scheme: str, column: str, fault: str) -> Cell:
     federation = FEDERATIONS[scheme]
     if scheme not in clean:
-        clean[scheme] = rehearse(federation)
+        clean[scheme] = train(federation)
     (spot,) = (s for s in federation.spots if column in (s.phase, s.name))
-    return carry_out(federation, clean[scheme], spot, fault)
+    return cell_of(federation, clean[scheme], spot, fault)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def cell(clean: dict[str, Any], scheme: str, column: str, fault: str) -> Cell:
         ("udp", "train", "disk full", "left out"),
         ("udp", "hello", "disk full", "-"),
         ("udp", "train", "clock behind", "exact"),
-        ("central-dp", "train", "lost question", "left out"),
+        ("central-dp", "train", "lost request", "left out"),
         ("mspdq", "mix", "clock ahead", "exact"),
         ("acfl", "setup", "server killed", "exact"),
         ("acfl", "setup", "disk full", "left out"),
@@ -116,12 +116,10 @@ def test_the_faults_of_the_engine_are_all_in_the_matrix() -> None:
 
 def test_a_fault_happens_once_and_where_it_was_meant() -> None:
     federation = FEDERATIONS["fedavg"]
-    outcome = rehearse(
-        federation, spot=Spot(phase="train", server_round=3, client="1"), fault="drop"
-    )
+    outcome = train(federation, spot=Spot(phase="train", server_round=3, client="1"), fault="drop")
     assert [line["accumulated"] for line in outcome.history[1:]] == [4, 4, 3]
-    never = rehearse(federation, spot=Spot(phase="train", server_round=9), fault="drop")
-    verdict = judge(rehearse(federation), never, spot=Spot(phase="train"), fault="drop")
+    never = train(federation, spot=Spot(phase="train", server_round=9), fault="drop")
+    verdict = verdict_of(train(federation), never, spot=Spot(phase="train"), fault="drop")
     assert verdict == ("DEFECT", "the fault did not happen")
 
 
@@ -180,14 +178,14 @@ def test_another_model_of_which_nothing_is_said_is_a_defect(clean: dict[str, Any
     was = clean["udp"]
     moved = {name: array + 1 for name, array in was.model.items()}
     silent = replace(was, model=moved, struck=True)
-    assert judge(was, silent, spot=TRAIN, fault="drop")[0] == "DEFECT"
+    assert verdict_of(was, silent, spot=TRAIN, fault="drop")[0] == "DEFECT"
     told = [dict(line) for line in was.history]
     told[2]["accumulated"] -= 1
-    assert judge(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "left out"
+    assert verdict_of(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "left out"
     told[2]["skipped"] = True
-    assert judge(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "skipped"
+    assert verdict_of(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "skipped"
     nothing = {name: array * float("nan") for name, array in was.model.items()}
-    assert judge(was, replace(silent, model=nothing), spot=TRAIN, fault="drop") == (
+    assert verdict_of(was, replace(silent, model=nothing), spot=TRAIN, fault="drop") == (
         "DEFECT",
         "the model is not finite",
     )
@@ -198,17 +196,22 @@ def test_who_is_left_out_leaves_the_model_of_a_training_without_the_answer(
 ) -> None:
     cell(clean, "udp", "train", "delay")
     spot = FEDERATIONS["udp"].spots[-1]
-    silent = rehearse(FEDERATIONS["udp"], spot=spot, fault="lost question")
-    dropped = rehearse(FEDERATIONS["udp"], spot=spot, fault="drop")
-    assert judge(clean["udp"], dropped, spot=spot, fault="drop", silent=silent)[0] == "left out"
+    silent = train(FEDERATIONS["udp"], spot=spot, fault="lost request")
+    dropped = train(FEDERATIONS["udp"], spot=spot, fault="drop")
+    assert (
+        verdict_of(clean["udp"], dropped, spot=spot, fault="drop", silent=silent)[0] == "left out"
+    )
     moved = {name: array + 1e-9 for name, array in dropped.model.items()}
     accumulated = replace(dropped, model=moved)
-    assert judge(clean["udp"], accumulated, spot=spot, fault="drop", silent=silent) == (
+    assert verdict_of(clean["udp"], accumulated, spot=spot, fault="drop", silent=silent) == (
         "DEFECT",
-        "the model is not that of a training in which the question is lost",
+        "the model is not that of a training in which the request is lost",
     )
     # A reply that comes late may be accumulated later: its model is another one.
-    assert judge(clean["udp"], accumulated, spot=spot, fault="late", silent=silent)[0] == "left out"
+    assert (
+        verdict_of(clean["udp"], accumulated, spot=spot, fault="late", silent=silent)[0]
+        == "left out"
+    )
 
 
 def test_a_charge_may_be_without_an_answer_but_not_the_other_way_round(
@@ -217,8 +220,10 @@ def test_a_charge_may_be_without_an_answer_but_not_the_other_way_round(
     cell(clean, "udp", "train", "delay")
     was = replace(clean["udp"], struck=True)
     more = was.charges + Counter({("2", "train", 2): 1})
-    assert judge(was, replace(was, charges=more), spot=TRAIN, fault="crash")[0] == "exact"
-    assert judge(was, replace(was, charges=Counter()), spot=TRAIN, fault="crash")[0] == "DEFECT"
+    assert verdict_of(was, replace(was, charges=more), spot=TRAIN, fault="crash")[0] == "exact"
+    assert (
+        verdict_of(was, replace(was, charges=Counter()), spot=TRAIN, fault="crash")[0] == "DEFECT"
+    )
 
 
 # -- The page and the command --------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The page of runs: epsilon, promises, and guarantees that are void."""
+"""The page of runs: epsilon, guarantees, and those that are void."""
 
 import pytest
-from report_page import descriptions, promise, written
+from report_page import descriptions, leave_card, written
 
 from flwr_privacy.errors import DataError
 from flwr_privacy.simulations.reports import report
@@ -26,9 +26,9 @@ class TestPrivacy:
         return make(name, **{**settings, **more})
 
     def test_accuracy_over_epsilon_says_what_epsilon_means(self, make, tmp_path):
-        loose = promise(self.udp(make), spent=6.5)
-        tight = promise(self.udp(make, "b", budget=2.0, rounds=2), spent=2.0, epsilon=2.0)
-        plain = promise(make("plain", rounds=4))
+        loose = leave_card(self.udp(make), spent=6.5)
+        tight = leave_card(self.udp(make, "b", budget=2.0, rounds=2), spent=2.0, epsilon=2.0)
+        plain = leave_card(make("plain", rounds=4))
         page, _ = written([plain, loose, tight], tmp_path / "out")
         (drawn,) = [text for text in descriptions(page) if "Epsilon" in text]
         assert drawn == (
@@ -38,18 +38,18 @@ class TestPrivacy:
         )
         assert "The dotted line is the final accuracy of fedavg." in page.text
 
-    def test_the_table_has_promise_spending_and_accuracy(self, make, tmp_path):
-        loose = promise(self.udp(make), spent=6.5)
-        page, _ = written([loose, promise(make("plain"))], tmp_path / "out")
+    def test_the_table_has_guarantee_spending_and_accuracy(self, make, tmp_path):
+        loose = leave_card(self.udp(make), spent=6.5)
+        page, _ = written([loose, leave_card(make("plain"))], tmp_path / "out")
         row = "udp, epsilon 8.0 one record of a client the server yes 8 1e-05 6.5 2 1 0.5 0.9844"
         assert row in page.text
         dash = "\N{EN DASH}"
         assert f"fedavg nothing nobody {' '.join([dash] * 7)} 0.9844" in page.text
 
-    def test_the_promise_is_there_in_full_and_can_be_checked(self, make, tmp_path):
-        loose = promise(self.udp(make), spent=6.5)
-        tight = promise(self.udp(make, "b", budget=2.0), spent=2.0, epsilon=2.0)
-        page, table = written([loose, tight, promise(make("plain"))], tmp_path / "out")
+    def test_the_guarantee_is_there_in_full_and_can_be_checked(self, make, tmp_path):
+        loose = leave_card(self.udp(make), spent=6.5)
+        tight = leave_card(self.udp(make, "b", budget=2.0), spent=2.0, epsilon=2.0)
+        page, table = written([loose, tight, leave_card(make("plain"))], tmp_path / "out")
         for epsilon, spent in (("8", "6.5"), ("2", "2")):
             assert (
                 "udp protects one record of a client against the server: "
@@ -64,10 +64,10 @@ class TestPrivacy:
 
     def test_units_and_tasks_are_never_in_one_figure(self, make, tmp_path):
         runs = [
-            promise(self.udp(make), spent=6.5),
-            promise(self.udp(make, "user"), spent=6.5, protects="all data of a client"),
-            promise(self.udp(make, "weaker"), spent=6.5, adversary="the other clients"),
-            promise(self.udp(make, "mnist", task="mnist-mlp"), spent=6.5),
+            leave_card(self.udp(make), spent=6.5),
+            leave_card(self.udp(make, "user"), spent=6.5, protects="all data of a client"),
+            leave_card(self.udp(make, "weaker"), spent=6.5, adversary="the other clients"),
+            leave_card(self.udp(make, "mnist", task="mnist-mlp"), spent=6.5),
         ]
         page, _ = written(runs, tmp_path / "out")
         drawn = [text for text in descriptions(page) if "Epsilon" in text]
@@ -76,7 +76,7 @@ class TestPrivacy:
 
     def test_the_best_run_without_privacy_is_a_whole_one_on_the_same_task(self, make, tmp_path):
         runs = [
-            promise(self.udp(make), spent=6.5),
+            leave_card(self.udp(make), spent=6.5),
             make("broken", rounds=1, status="interrupted"),
             make("other", rounds=3, task="mnist-mlp"),
             make("good", rounds=2, seed=1),
@@ -90,21 +90,21 @@ class TestPrivacy:
         assert "best without privacy" not in page.source
 
     def test_a_void_guarantee_is_called_void_wherever_the_run_is_named(self, make, tmp_path):
-        run = promise(self.udp(make), spent=6.5, void="the noise came from a seed")
-        page, _ = written([run, promise(make("plain"))], tmp_path / "out")
+        run = leave_card(self.udp(make), spent=6.5, void="the noise came from a seed")
+        page, _ = written([run, leave_card(make("plain"))], tmp_path / "out")
         name = "udp, epsilon 8.0"
         assert f"VOID The guarantee of {name} does not hold: the noise came from a" in page.text
         assert f"{name} VOID completed" in page.text
-        assert "Protects Against Guarantee valid Epsilon promised" in page.text
+        assert "Protects Against Guarantee valid Epsilon guaranteed" in page.text
         assert f"{name} VOID one record of a client the server VOID 8 1e-05" in page.text
         assert "VOID: the noise came from a seed. Without that: udp protects" in page.text
         (drawn,) = [text for text in descriptions(page) if "Epsilon" in text]
         assert drawn.endswith(f". VOID: no protection by {name}")
-        whole, _ = written([promise(self.udp(make, "b"), spent=6.5)], tmp_path / "whole")
+        whole, _ = written([leave_card(self.udp(make, "b"), spent=6.5)], tmp_path / "whole")
         assert "VOID" not in whole.text
 
     def test_a_run_that_goes_on_shows_what_it_spent_so_far(self, make, tmp_path):
-        run = promise(self.udp(make, rounds=2, status="created"), spent=2.0)
+        run = leave_card(self.udp(make, rounds=2, status="created"), spent=2.0)
         page, _ = written([run], tmp_path / "out")
         assert "Spent so far: epsilon 2 (gdp)." in page.text
         run.card_path.unlink()  # before the first round has ended
@@ -113,18 +113,18 @@ class TestPrivacy:
 
     @pytest.mark.parametrize("lines", [[], spend(0.0), spend(*[None] * 7), spend(0.0, None)])
     def test_without_an_epsilon_above_zero_there_is_no_figure(self, make, tmp_path, lines):
-        run = promise(self.udp(make, more=lines), spent=0.0)
+        run = leave_card(self.udp(make, more=lines), spent=0.0)
         page, _ = written([run], tmp_path / "out")
         assert page.figures == 0
         assert "Privacy" in page.texts
 
     def test_a_round_whose_epsilon_is_not_finite_is_left_out(self, make, tmp_path):
-        run = promise(self.udp(make, more=spend(0.0, 1.0, None, 3.0)), spent=3.0)
+        run = leave_card(self.udp(make, more=spend(0.0, 1.0, None, 3.0)), spent=3.0)
         page, _ = written([run], tmp_path / "out")
         assert page.figures == 1
 
     def test_a_damaged_card_is_named(self, make, tmp_path):
-        run = promise(self.udp(make), spent=6.5)
+        run = leave_card(self.udp(make), spent=6.5)
         run.card_path.write_text(run.card_path.read_text()[:-9])
         with pytest.raises(DataError, match=r"private.privacy-card\.json: no privacy card"):
             write_report([run], tmp_path / "out")

@@ -4,12 +4,12 @@ import math
 import re
 
 import pytest
-from report_page import Page, descriptions, promise, written
+from markupsafe import Markup
+from report_page import Page, descriptions, leave_card, written
 
 from flwr_privacy.errors import DataError, FlwrPrivacyError, InvalidParameterError
 from flwr_privacy.simulations.reports import figures, report
 from flwr_privacy.simulations.reports import sections as report_sections
-from flwr_privacy.simulations.reports.page import Html
 from flwr_privacy.simulations.reports.report import write_report
 from flwr_privacy.simulations.settings.run_settings import Settings
 
@@ -66,7 +66,7 @@ def test_same_runs_same_bytes(make, tmp_path):
 def test_text_from_outside_is_escaped(make, tmp_path):
     evil = "<script>alert('x')</script>"
     run = make("a<b>", status="failed", error=evil, **{"strategy.note": evil})
-    promise(run, protects=evil, void=evil, not_protected=(evil,))
+    leave_card(run, protects=evil, void=evil, not_protected=(evil,))
     other = make("b", late=1, scheme="<i>udp</i>")
     page, table = written([run, other], tmp_path / "out", title=evil, about=evil)
     assert not {"script", "i", "b"} & set(page.tags)
@@ -194,7 +194,7 @@ def test_no_runs(tmp_path):
 
 
 def test_a_section_can_be_added(make, tmp_path, monkeypatch):
-    extra = (*report.SECTIONS, lambda runs: Html(f"<p>Attacked {len(runs)} runs</p>"))
+    extra = (*report.SECTIONS, lambda runs: Markup(f"<p>Attacked {len(runs)} runs</p>"))
     monkeypatch.setattr(report, "SECTIONS", extra)
     page, _ = written([make("a", rounds=1)], tmp_path / "out")
     assert "Attacked 1 runs" in page.text

@@ -1,59 +1,18 @@
 import json
-import math
 import os
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
+from metrics_lines import line
 
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.simulations.settings import run_folder as runs
-from flwr_privacy.simulations.settings.run_folder import (
-    RunFolder,
-    differing_settings,
-    follow,
-    labels,
-    score,
-)
+from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
-from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies.state.history import History
 
-
-def line(number, *, rounds=5, **more):
-    return {
-        "round": number,
-        "rounds": rounds,
-        "asked": 4,
-        "answered": 4,
-        "accumulated": 4,
-        "late": 0,
-        "refused": {},
-        "bytes_down": 400,
-        "bytes_up": 100,
-        "virtual_seconds": 2.0 * number,
-        "seconds": 0.5 * number,
-        "server": {"accuracy": 0.1 * number, "loss": 2.0 / (1 + number)},
-        **more,
-    }
-
-
 FIRST = {"round": 0, "rounds": 5, "server": {"accuracy": 0.1}, "seconds": 0.1}
-
-
-@pytest.fixture
-def create(tmp_path):
-    def create(name="run", settings=None):
-        return RunFolder.create(tmp_path / name, settings or Settings(), engine="inline", nodes=4)
-
-    return create
-
-
-@pytest.fixture
-def run(create):
-    return create()
 
 
 class TestCreate:
@@ -278,106 +237,3 @@ class TestRounds:
         run.append(line(3))
         assert [one["round"] for one in run.rounds()] == ([1, 2, 3] if tail[-1:] == "}" else [1, 3])
         assert run.summary["error"] is run.summary["finished"] is None
-
-
-class TestFollow:
-    def test_yields_lines_as_they_come(self, run):
-        done = threading.Event()
-        text = "".join(json.dumps(line(number)) + "\n" for number in range(1, 6))
-
-        def write():
-            with run.metrics_path.open("a") as file:
-                for start in range(0, len(text), 97):  # in pieces that are no lines
-                    file.write(text[start : start + 97])
-                    file.flush()
-                    time.sleep(0.01)
-            done.set()
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        seen = [one["round"] for one in follow(run.metrics_path, done.is_set)]
-        writer.join()
-        assert seen == [1, 2, 3, 4, 5]
-
-    def test_yields_what_is_there_before_the_run_is_over(self, run):
-        run.append(line(1))
-        lines = follow(run.metrics_path, lambda: False)
-        assert next(lines)["round"] == 1
-        run.append(line(2))
-        assert next(lines)["round"] == 2
-
-    def test_bears_no_file_and_a_cut_end(self, tmp_path, run):
-        assert list(follow(tmp_path / "nothing", lambda: True)) == []
-        run.append(line(1))
-        with run.metrics_path.open("a") as file:
-            file.write('{"round": 2')
-        assert [one["round"] for one in follow(run.metrics_path, lambda: True)] == [1]
-
-    def test_starts_again_when_a_resumed_run_replaces_the_file(self, run):
-        for number in (1, 2, 3):
-            run.append(line(number))
-        lines = follow(run.metrics_path, lambda: False)
-        assert [next(lines)["round"] for _ in range(3)] == [1, 2, 3]
-        beside = run.path / "metrics.new"
-        beside.write_text(json.dumps(line(1)) + "\n")
-        beside.replace(run.metrics_path)
-        run.append(line(2, note="again"))
-        assert [next(lines).get("note") for _ in range(2)] == [None, "again"]
-
-    def test_names_damage(self, run):
-        run.metrics_path.write_text("no\n")
-        with pytest.raises(DataError, match="line 1"):
-            list(follow(run.metrics_path, lambda: True))
-
-
-class TestLabels:
-    def test_name_what_differs(self, create):
-        folders = [
-            create(str(rate), Settings(scheme=scheme).with_values({"training.learning_rate": rate}))
-            for scheme, rate in (("fedavg", 0.1), ("fedavg", 0.2), ("udp", 0.3))
-        ]
-        assert differing_settings(folders) == [
-            {"scheme": "fedavg", "training.learning_rate": 0.1},
-            {"scheme": "fedavg", "training.learning_rate": 0.2},
-            {"scheme": "udp", "training.learning_rate": 0.3},
-        ]
-        assert labels(folders) == [
-            *("fedavg, learning_rate 0.1", "fedavg, learning_rate 0.2", "udp, learning_rate 0.3")
-        ]
-
-    def test_leave_out_what_is_usual(self, create):
-        folders = [
-            create("a", Settings()),
-            create("b", Settings(scheme="mspdq", strategy={"bits": 4})),
-            create("c", Settings(stragglers=StragglerModel(slow_fraction=0.2))),
-        ]
-        assert labels(folders) == ["fedavg", "mspdq, bits 4", "fedavg, slow_fraction 0.2"]
-        assert differing_settings(folders)[0]["stragglers.kind"] is None
-
-    def test_say_the_weight_that_tells_acfl_from_its_rivals(self, create):
-        rivals = ({}, {"alpha": 0.0}, {"alpha": 0.0, "straggler_rate": 0.0}, {"alpha": 0.0})
-        folders = [
-            create(str(place), Settings(scheme="acfl", strategy=strategy))
-            for place, strategy in enumerate(rivals)
-        ]
-        assert labels(folders) == [
-            *("acfl", "acfl, alpha 0.0 (1)", "acfl, alpha 0.0, straggler_rate 0.0"),
-            "acfl, alpha 0.0 (3)",
-        ]
-
-    def test_tell_equal_runs_apart(self, create):
-        folders = [create("a"), create("b"), create("c/a")]
-        assert differing_settings(folders) == [{}, {}, {}]
-        assert labels(folders) == ["fedavg (a) #1", "fedavg (b)", "fedavg (a) #2"]
-        assert differing_settings([]) == labels([]) == []
-
-    def test_of_one_run(self, create):
-        settings = Settings(rounds=3).with_values({"partition.kind": "shards"})
-        assert create("a", settings).label == "fedavg, digits-mlp, rounds 3, partition.kind shards"
-
-
-def test_score_bears_what_is_missing():
-    assert score({"round": 1}, "accuracy") is None
-    assert score({"round": 1, "server": None, "evaluate": {}}, "accuracy") is None
-    assert math.isnan(score({"round": 1, "server": {"loss": None}}, "loss"))
-    assert score({"round": 1, "server": {"accuracy": 1}}, "accuracy") == 1.0

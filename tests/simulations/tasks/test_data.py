@@ -14,7 +14,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.simulations.tasks import data, vertical_data
+from flwr_privacy.simulations.tasks import data, unsplit_data
 
 PUBLISHED = {name: dict(source.md5) for name, source in data._SOURCES.items()}
 RNG = np.random.default_rng(0)
@@ -102,7 +102,7 @@ PARKINSONS_FILES = {
 def mfeat():
     cells = np.empty((1, 6), dtype=object)
     first = 0
-    for view, width in enumerate(vertical_data.MFEAT_VIEWS):
+    for view, width in enumerate(unsplit_data.MFEAT_VIEWS):
         cells[0, view] = 1000.0 * np.arange(20)[:, None] + first + np.arange(width)
         first += width
     stream = io.BytesIO()
@@ -293,7 +293,7 @@ def test_views_of_other_sizes_are_refused():
     cells[0, 0], cells[0, 1] = np.zeros((3, 2)), np.zeros((3, 5))
     savemat(stream, {"X": cells, "Y": np.zeros((3, 1))})
     with pytest.raises(DataError, match=r"views of \(2, 5\) columns"):
-        vertical_data.parse_mfeat({"handwritten.mat": stream.getvalue()})
+        unsplit_data.parse_mfeat({"handwritten.mat": stream.getvalue()})
 
 
 def test_breast_cancer_comes_with_scikit_learn():

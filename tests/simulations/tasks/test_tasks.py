@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_privacy.clients.training.per_record import PerRecordPlan, asked
+from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
 from flwr_privacy.simulations.tasks import tasks
@@ -266,7 +266,7 @@ def test_every_task_trains_by_batches_and_by_records(name, any_data):
     with asked(PerRecordPlan(clipping_norm=0.5, learning_rate=0.1)) as request:
         stepped, examples, metrics = tasks.train_client(task, settings, arrays, 0, 3, seed=0)
     assert (examples, metrics) == (20, {})
-    request.step.check(arrays.values(), stepped.values())
+    request.certificate.check(arrays.values(), stepped.values())
     moved = np.sqrt(sum(np.square(stepped[key] - arrays[key]).sum() for key in arrays))
     assert 0 < moved <= 0.05 * 1.001
     assert set(tasks.evaluate_server(task, settings, trained)) == {"loss", "accuracy"}

@@ -148,3 +148,38 @@ def faulty_clients(faulty: set[int]) -> ClientApp:
         return call_next(message, context)
 
     return message_app([as_mod(FedAvgClient), mod])
+
+
+def test_a_node_that_sends_garbage_is_named_and_asked_nothing_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy = FedAvg(loop=LoopOptions(seed=1), fraction_evaluate=0, min_available_nodes=4)
+    result = run_strategy(strategy, tampered(remove("arrays")), nodes=4, num_rounds=5)
+    rounds = result.history[1:]
+    assert [line["refused"] for line in rounds] == [{"malformed": 1}] * 3 + [{}] * 2
+    assert [line["asked"] for line in rounds] == [4, 4, 4, 3, 3]
+    (said,) = [r.getMessage() for r in caplog.records if "left out of this run" in r.getMessage()]
+    assert said.startswith("client 0 is left out of this run: 3 replies")
+
+
+def test_values_that_may_come_of_training_leave_nobody_out() -> None:
+    strategy = FedAvg(loop=LoopOptions(seed=1), fraction_evaluate=0, min_available_nodes=4)
+    result = run_strategy(strategy, tampered(COHORTS["not finite"]), nodes=4, num_rounds=5)
+    assert result.history[1]["refused"] == {"not finite": 1}
+    assert [line["asked"] for line in result.history[1:]] == [4] * 5
+
+
+def test_who_runs_simulated_clients_is_never_left_out() -> None:
+    strategy = FedAvg(loop=LoopOptions(clients=4, seed=1), fraction_evaluate=0)
+    result = run_strategy(strategy, tampered(remove(COHORT)), nodes=2, num_rounds=5)
+    assert [line["asked"] for line in result.history[1:]] == [4] * 5
+
+
+def test_a_reply_is_no_larger_than_its_request_allows() -> None:
+    def grow(content: RecordDict) -> None:
+        content["note"] = ConfigRecord({"text": b"x" * (2**26 + 10**6)})
+
+    strategy = FedAvg(loop=LoopOptions(seed=1), fraction_evaluate=0)
+    result = run_strategy(strategy, tampered(grow), nodes=4, num_rounds=1)
+    line = result.history[1]
+    assert (line["refused"], line["accumulated"]) == ({"malformed": 1}, 3)

@@ -74,7 +74,7 @@ def test_a_silent_node_does_not_stop_the_rounds() -> None:
     options = {"timeout": 1.0, "num_rounds": 3}
     result = run_strategy(FedAvg(fraction_evaluate=0), faults=[silent], **options)
     assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 3]
-    assert time.monotonic() - began < 4.5  # the first hello, and at most two more tries
+    assert time.monotonic() - began < 6.5  # the first hello, asked twice, and at most two tries
 
 
 @pytest.mark.usefixtures("real_time")

@@ -102,7 +102,7 @@ def test_without_noise_every_coin_is_read() -> None:
     assert found.one_run.correct == found.one_run.guesses
     assert math.isinf(found.ledger)
     assert not found.flagged
-    assert found.verdict == "no promise"
+    assert found.verdict == "no guarantee"
 
 
 def test_members_are_found_without_noise(bare: Inferred) -> None:

@@ -6,7 +6,8 @@ import pytest
 from experiment_files import INLINE, NO, YES
 
 from flwr_privacy.simulations.research.experiments import description as experiments
-from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.replication import replication
+from flwr_privacy.simulations.research.experiments.results import Results, save
 from flwr_privacy.simulations.research.experiments.runs import train
 
 # -- The files in papers/ -----------------------------------------------------------------------

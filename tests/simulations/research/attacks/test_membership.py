@@ -9,7 +9,7 @@ from scipy.stats import binom, norm
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.attacks.membership import (
-    judge,
+    evaluate,
     likelihood_ratio,
     logit_confidence,
     loss_threshold,
@@ -26,7 +26,7 @@ def drawn(size: int, gap: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_auc_roc_and_rates_are_those_of_counting() -> None:
     scores, members = drawn(150, 1.0, 0)
-    found = judge(scores, members, delta=0.0, limits=(0.0, 0.05, 1.0))
+    found = evaluate(scores, members, delta=0.0, limits=(0.0, 0.05, 1.0))
     inside, outside = scores[members], scores[~members]
     above = (inside[:, None] > outside).mean() + (inside[:, None] == outside).mean() / 2
     assert found.auc == pytest.approx(above)
@@ -48,7 +48,7 @@ def test_the_interval_of_a_rate_holds_as_often_as_it_says() -> None:
         draws = np.random.default_rng(seed)
         members = np.arange(400) % 4 < 2
         scores = draws.normal(size=400) + members
-        (rate,) = judge(scores, members, delta=0.0, limits=(0.1,)).rates
+        (rate,) = evaluate(scores, members, delta=0.0, limits=(0.1,)).rates
         barrier = np.sort(scores[~members])[-21]  # 20 of 200 are above
         kept += rate.low <= norm.sf(barrier - 1) <= rate.high
     assert kept / runs > 0.95 - 3 * math.sqrt(0.95 * 0.05 / runs)
@@ -56,7 +56,7 @@ def test_the_interval_of_a_rate_holds_as_often_as_it_says() -> None:
 
 def test_scores_of_chance_show_nothing() -> None:
     """The advantage has no bias, and the bound is wrong no more often than it says."""
-    found = [judge(*drawn(400, 0.0, seed), delta=1e-5) for seed in range(200)]
+    found = [evaluate(*drawn(400, 0.0, seed), delta=1e-5) for seed in range(200)]
     advantages = np.array([one.advantage for one in found])
     assert abs(advantages.mean()) < 4 * advantages.std() / math.sqrt(len(found))
     wrong = sum(one.epsilon > 0 for one in found)
@@ -69,10 +69,10 @@ def test_the_bound_of_randomised_response_comes_near_its_epsilon_and_hardly_abov
         draws = np.random.default_rng(seed)
         members = draws.random(4000) < 0.5
         answers = members ^ (draws.random(4000) > 1 / (1 + math.exp(-epsilon)))
-        bounds.append(judge(answers, members, delta=0.0).epsilon)
+        bounds.append(evaluate(answers, members, delta=0.0).epsilon)
     assert sum(bound > epsilon for bound in bounds) <= binom.ppf(0.9999, 60, 0.05)
     assert np.mean(bounds) > 1.6
-    assert judge(answers, members, delta=0.05).epsilon < bounds[-1]
+    assert evaluate(answers, members, delta=0.05).epsilon < bounds[-1]
 
 
 def test_both_kinds_of_error_count_in_the_bound() -> None:
@@ -80,8 +80,8 @@ def test_both_kinds_of_error_count_in_the_bound() -> None:
     draws = np.random.default_rng(0)
     members = draws.random(2000) < 0.5
     some = draws.random(2000) < 0.3
-    few_named = judge(members & some, members, delta=0.0).epsilon
-    few_missed = judge(members | some, members, delta=0.0).epsilon
+    few_named = evaluate(members & some, members, delta=0.0).epsilon
+    few_missed = evaluate(members | some, members, delta=0.0).epsilon
     assert min(few_named, few_missed) > 3
 
 
@@ -132,9 +132,9 @@ def test_the_ratio_finds_members_among_records_of_which_some_are_hard() -> None:
     draws = np.random.default_rng(2)
     members = draws.random(2000) < 0.5
     seen = hardness + members + draws.normal(size=2000)
-    plain = judge(loss_threshold(np.logaddexp(0, -seen)), members, delta=0.0)
+    plain = evaluate(loss_threshold(np.logaddexp(0, -seen)), members, delta=0.0)
     for online in (True, False):
-        ratio = judge(likelihood_ratio(seen, known, inside, online=online), members, delta=0.0)
+        ratio = evaluate(likelihood_ratio(seen, known, inside, online=online), members, delta=0.0)
         assert ratio.auc > plain.auc + 0.08  # standard errors of about 0.012
         assert ratio.rates[1].low > plain.rates[1].high
     assert plain.rates[1].tpr < 0.2
@@ -152,11 +152,14 @@ KNOWN, INSIDE, _ = shadows(4, 3, 0)
         (lambda: likelihood_ratio(np.zeros(2), KNOWN, INSIDE), "shadows"),
         (lambda: likelihood_ratio(np.zeros(3), KNOWN, INSIDE.T), "inside"),
         (lambda: likelihood_ratio(np.zeros(3), KNOWN, INSIDE[:1] | INSIDE), "two shadow models"),
-        (lambda: judge([1.0, 2.0, 3.0, 4.0], [True, False, True, False], delta=0), "both halves"),
-        (lambda: judge([1.0, 2.0], [True], delta=0), "members"),
-        (lambda: judge(*drawn(20, 1.0, 0), delta=1), "delta = 1"),
-        (lambda: judge(*drawn(20, 1.0, 0), delta=0, limits=(2,)), "limits = 2"),
-        (lambda: judge(*drawn(20, 1.0, 0), delta=0, confidence=2), "confidence"),
+        (
+            lambda: evaluate([1.0, 2.0, 3.0, 4.0], [True, False, True, False], delta=0),
+            "both halves",
+        ),
+        (lambda: evaluate([1.0, 2.0], [True], delta=0), "members"),
+        (lambda: evaluate(*drawn(20, 1.0, 0), delta=1), "delta = 1"),
+        (lambda: evaluate(*drawn(20, 1.0, 0), delta=0, limits=(2,)), "limits = 2"),
+        (lambda: evaluate(*drawn(20, 1.0, 0), delta=0, confidence=2), "confidence"),
     ],
 )
 def test_what_is_not_allowed_is_named(call, text: str) -> None:
@@ -166,7 +169,7 @@ def test_what_is_not_allowed_is_named(call, text: str) -> None:
 
 def test_the_order_of_equal_scores_says_nothing() -> None:
     members = np.arange(40) < 20
-    found = judge(np.zeros(40), members, delta=0.0)
+    found = evaluate(np.zeros(40), members, delta=0.0)
     assert found.auc == 0.5
     assert found.advantage == 0
     assert all(astuple(rate)[1:3] == (0, 0) for rate in found.rates)

@@ -9,7 +9,8 @@ import pytest
 from experiment_files import NO, OPEN, YES, A, B, trained, verdict
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.experiments.claims import Claim, Target, judge
+from flwr_privacy.simulations.research.experiments.claims import Claim, Target
+from flwr_privacy.simulations.research.experiments.verdicts import check_claim
 
 NAN = math.nan
 
@@ -86,7 +87,9 @@ def test_a_claim_on_several_curves_takes_all_of_them() -> None:
     assert verdict(runs, ordered=["a", "b", "b2", "c"]) == OPEN
     assert verdict(runs, better=[["a", "b"], "c"]) == YES
     assert verdict(runs, better=[["b", "c"], ["a"]]) == NO
-    finding = judge(Claim.of({"id": "X", "text": "x", "better": [["a", "b"], ["b2", "c"]]}), runs)
+    finding = check_claim(
+        Claim.of({"id": "X", "text": "x", "better": [["a", "b"], ["b2", "c"]]}), runs
+    )
     pairs = [(comparison.first, comparison.second) for comparison in finding.comparisons]
     assert pairs == [("a", "b2"), ("a", "c"), ("b", "b2"), ("b", "c")]
     assert finding.comparisons[0].mean == pytest.approx(0.28 / 3)
@@ -96,7 +99,7 @@ def test_a_claim_on_several_curves_takes_all_of_them() -> None:
 def test_the_best_value_and_that_of_a_round() -> None:
     (run,) = trained("a", [0.3])
     value = {
-        at: judge(Claim.of({"id": "X", "text": "x", "better": ["a", "a"], "at": at}), [run])
+        at: check_claim(Claim.of({"id": "X", "text": "x", "better": ["a", "a"], "at": at}), [run])
         .comparisons[0]
         .values[0]
         for at in ("last", "best", "mean_last_5", 1)
@@ -131,6 +134,6 @@ def test_the_distance_of_models_is_relative(tmp_path: Path) -> None:
             "reference": "a",
         }
     )
-    (comparison,) = judge(claim, runs).comparisons
+    (comparison,) = check_claim(claim, runs).comparisons
     assert comparison.values == ([0.0] * 3, [pytest.approx(0.1)] * 3)
     assert comparison.mean == pytest.approx(0.1)

@@ -11,7 +11,7 @@ from experiment_files import STEPS
 from flwr_privacy.errors import DataError
 from flwr_privacy.simulations.cli import main
 from flwr_privacy.simulations.research.experiments import description as experiments
-from flwr_privacy.simulations.research.experiments.report import replication
+from flwr_privacy.simulations.research.experiments.replication import replication
 
 
 @pytest.fixture

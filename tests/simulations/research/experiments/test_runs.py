@@ -15,7 +15,8 @@ from flwr_privacy.simulations.research.experiments import description as experim
 from flwr_privacy.simulations.research.experiments import runs as experiment_runs
 from flwr_privacy.simulations.research.experiments.curves import TrainedRun, diverged
 from flwr_privacy.simulations.research.experiments.picture import draw
-from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.replication import replication
+from flwr_privacy.simulations.research.experiments.results import Results, save
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.runner.jobs import Engine
 from flwr_privacy.simulations.settings.run_folder import RunFolder

@@ -13,12 +13,14 @@ from experiment_files import INLINE, NO, OPEN, SWEEP, YES, A, trained, verdict
 from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.experiments import description as experiments
-from flwr_privacy.simulations.research.experiments.claims import Claim, judge
+from flwr_privacy.simulations.research.experiments.claims import Claim
 from flwr_privacy.simulations.research.experiments.curves import Searched, TrainedRun
 from flwr_privacy.simulations.research.experiments.picture import draw
-from flwr_privacy.simulations.research.experiments.report import Results, replication, save
+from flwr_privacy.simulations.research.experiments.replication import replication
+from flwr_privacy.simulations.research.experiments.results import Results, save
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.experiments.search import chosen
+from flwr_privacy.simulations.research.experiments.verdicts import check_claim
 
 
 def test_a_sweep_trains_each_setting_once(sweep: experiments.Experiment, tmp_path: Path) -> None:
@@ -136,11 +138,11 @@ def test_claims_over_a_sweep(
 
 def test_a_dip_names_the_points_that_it_compares() -> None:
     claim = Claim.of({"id": "X", "text": "x", "dips": ["a"], "metric": "loss"})
-    found = judge(claim, swept("a", VALLEY)).comparisons
+    found = check_claim(claim, swept("a", VALLEY)).comparisons
     assert [(one.first, one.second) for one in found] == [("a @ 3", "a @ 1"), ("a @ 3", "a @ 4")]
     assert found[0].mean == pytest.approx(0.62 / 3)
     with pytest.raises(InvalidParameterError, match="claim X: dips = 'a': expected 3 points"):
-        judge(claim, swept("a", {1.0: A, 2.0: A}))
+        check_claim(claim, swept("a", {1.0: A, 2.0: A}))
 
 
 def test_a_cost_without_a_target_is_that_of_the_whole_run() -> None:

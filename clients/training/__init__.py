@@ -1,1 +1,0 @@
-"""Plans and certificates of a training: clipping per record, Poisson batches."""

@@ -1,0 +1,210 @@
+"""The round config of central DP: its fields on the wire, and the noise, grid and codes it means.
+
+In a round each client of a cohort sends its update, clipped to an L2 norm C and truncated to the
+grid; the sum gets Gaussian noise. With adaptive clipping (`flwr_privacy.privacy.adaptive_clipping`)
+the number of updates that were not clipped is summed and noised too.
+
+Source: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language
+Models", ICLR 2018 (clients weigh the same here); for noise in shares
+`flwr_privacy.privacy.distributed_noise`.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code, split
+from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, share_sigma, summed_gap
+from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
+from flwr_privacy.privacy.grid import CodeGrid
+from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.udp.formulas import check_budget
+from flwr_privacy.udp.grid_checks import check_codes, check_gap
+from flwr_privacy.wire.arrays import Arrays
+
+from .sensitivity import DISTRIBUTED, SERVER, amplified, sensitivity
+
+__all__ = ["SHARE_REACH", "CentralDPTerms"]
+
+SHARE_REACH = 12
+"""Standard deviations of a share of noise that codes have room for; beyond it a client fails."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralDPTerms:
+    """The round config of central DP: what the server sends with each request.
+
+    Parameters
+    ----------
+    noise : {"distributed", "server"}
+        Who adds the noise.
+    sampling : {"fixed", "poisson"}
+        How the cohort is drawn.
+    sampling_rate : float, default 1.0
+        Rate of the sample that amplifies; below 1 for secret Poisson samples only.
+    noise_multiplier : float
+        Noise multiplier of the update and the count as one release.
+    count_share : float, default 0.0
+        Share of the count in it (`split`); above 0 a client adds its `count_code`.
+    epsilon, delta : float
+        Budget of a client in this experiment.
+    gap : float
+        Epsilon set aside per charge for the grid.
+    clipping_norm : float
+        Bound of the update, from 1e-100 to 1e100.
+    grid : int
+        Exponent of the step of the update's grid.
+    parties : int, default 1
+        Smallest number of honest shares in a sum that is opened; 1 if the server adds the noise.
+    keep_back : list of str
+        Arrays of which nothing is released, beyond those that a client keeps back anyway.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Notes
+    -----
+    The server says them. Whether noise by the server is good enough follows from the client's
+    policy, and whether the cohort has `parties` honest clients from the secure sum's roster.
+    """
+
+    noise: str
+    sampling: str
+    sampling_rate: float = 1.0
+    noise_multiplier: float
+    count_share: float = 0.0
+    epsilon: float
+    delta: float
+    gap: float
+    clipping_norm: float
+    grid: int
+    parties: int = 1
+    keep_back: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not 0 < check_number("sampling_rate", self.sampling_rate) <= 1:
+            allowed = "a number above 0 and of at most 1"
+            raise InvalidParameterError("sampling_rate", self.sampling_rate, allowed)
+        if not amplified(self.noise, self.sampling) and self.sampling_rate != 1:
+            raise InvalidParameterError(
+                "sampling_rate", self.sampling_rate, "1: only a secret Poisson sample amplifies"
+            )
+        split(self.noise_multiplier, self.count_share)
+        check_budget(epsilon=self.epsilon, delta=self.delta)
+        check_number("gap", self.gap, minimum=0)
+        sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)
+        CodeGrid(self.grid)
+        check_integer("parties", self.parties, minimum=1, maximum=MOST_PARTIES)
+        if self.noise == SERVER and self.parties != 1:
+            raise InvalidParameterError("parties", self.parties, "1: the server adds the noise")
+
+    def charge(self) -> Charge:
+        """Return what the round costs a client.
+
+        With a sampling rate below 1 each client owes it for every round, asked or not: the server
+        accounts for it, as a client's ledger would have too few entries.
+        """
+        return Charge(
+            noise_multiplier=self.noise_multiplier, sampling=self.sampling_rate, gap=self.gap
+        )
+
+    def share_sigmas(self) -> tuple[float, float | None]:
+        """Return the standard deviations of one party's noise: of a client's share or the server's.
+
+        Returns
+        -------
+        update : float
+            In units of the weights; over the grid's step it is the parameter to sample with.
+        count : float or None
+            In half units, over `COUNT_GRID`'s step likewise; None where there is no count.
+        """
+        _, count = split(self.noise_multiplier, self.count_share)
+        if count is not None:
+            count *= sensitivity(1.0, sampling=self.sampling, noise=self.noise)
+            count = share_sigma(count, self.parties)
+        return share_sigma(self.sigma(), self.parties), count
+
+    def sigma(self) -> float:
+        """Return the charged standard deviation of the summed updates, in units of the weights."""
+        update, _ = split(self.noise_multiplier, self.count_share)
+        return update * sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)
+
+    @property
+    def failed_code(self) -> int:
+        """Code of a training that failed; 0 where a failure is no secret: noise by the server."""
+        if self.noise == SERVER:
+            return 0
+        return failed_code(self.clipping_norm, CodeGrid(self.grid).step)
+
+    def failed_sigma(self, clients: Collection[str]) -> float:
+        """Return the standard deviation of the count of failed trainings in a sum, in clients."""
+        return self.share_sigmas()[0] * math.sqrt(len(clients)) / self.clipping_norm
+
+    def grid_gap(self, dimension: int) -> float:
+        """Return the epsilon that a round loses to the grids.
+
+        A round where it is more than `gap` must be refused. Two noises are drawn, so their gaps add
+        up (and the tail of 1e-30 doubles, which is left out of charges anyway).
+
+        Parameters
+        ----------
+        dimension : int
+            Number of released weights.
+
+        Raises
+        ------
+        InvalidParameterError
+            If noise has too few steps for a proof, or the norm has none: a finer grid is needed, or
+            more noise.
+        """
+        update, count = self.share_sigmas()
+        entries = dimension + bool(self.failed_code)
+        gap = summed_gap(entries, update / CodeGrid(self.grid).step, self.parties)
+        if count is not None:
+            gap += summed_gap(1, count / COUNT_GRID.step, self.parties)
+        return gap
+
+    def code_limit(self) -> int:
+        """Return the largest code that a client sends.
+
+        With noise in shares, room for `SHARE_REACH` standard deviations of one is left: a share
+        that was cut off would hide less.
+        """
+        update, count = self.share_sigmas() if self.noise == DISTRIBUTED else (0.0, 0.0)
+        largest = (self.clipping_norm + SHARE_REACH * update) / CodeGrid(self.grid).step
+        if self.count_share:
+            room = SHARE_REACH * (count or 0.0) / COUNT_GRID.step
+            largest = max(largest, count_code(within=True) + room)
+        return math.ceil(largest)
+
+    def check_grid(self, dimension: int) -> None:
+        """Refuse a grid on which the noise costs more than is charged, or codes leave 32 bits.
+
+        Parameters
+        ----------
+        dimension : int
+            Number of released weights.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is too coarse or too fine.
+        """
+        check_gap(self.grid, self.grid_gap(dimension), charged=self.gap)
+        check_codes(self.grid, self.code_limit())
+
+    def names(self, model: Arrays) -> list[str]:
+        """Return the names of the arrays whose updates are released.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there are none, or one has the name of a count.
+        """
+        if taken := {COUNT_NAME, FAILED_NAME}.intersection(model):
+            raise InvalidParameterError("arrays", min(taken), "other names than this one")
+        return released_names(model, self.keep_back)

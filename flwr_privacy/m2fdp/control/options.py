@@ -1,0 +1,57 @@
+"""The constructor option of M2FDP for the control of rounds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flwr_privacy.errors import check_choice, check_integer
+from flwr_privacy.keywords import checked_keywords
+
+__all__ = ["AdaptiveControl"]
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveControl:
+    """Chooses K and the participation before every round; the training ends when steps run out.
+
+    See `flwr_privacy.m2fdp.AdaptiveController`, which gets tree, model, schedule and budget of the
+    training.
+
+    Parameters
+    ----------
+    total_steps : int
+        Local steps of the whole training.
+    max_steps : int
+        Most local steps of a round.
+    weights : (float, float, float), default (1, 1, 1)
+        Of energy, delay and noise.
+    normalise : bool, default True
+        Whether each of the three is divided by its value in the largest round.
+    nu : {"dedup", "printed"}, default "dedup"
+        How the noise term counts.
+    active_tiers : "scheduled", "all" or sequence of int, default "scheduled"
+        Which tiers it sums over.
+    initial_steps : int, optional
+        Steps of the first round, in which everybody takes part.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    total_steps: int
+    max_steps: int
+    weights: Sequence[float] = (1.0, 1.0, 1.0)
+    normalise: bool = True
+    nu: Literal["dedup", "printed"] = "dedup"
+    active_tiers: Literal["scheduled", "all"] | Sequence[int] = "scheduled"
+    initial_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("total_steps", self.total_steps, minimum=1)
+        check_integer("max_steps", self.max_steps, minimum=1)
+        check_choice("nu", self.nu, ("dedup", "printed"))
+        if isinstance(self.active_tiers, str):
+            check_choice("active_tiers", self.active_tiers, ("all", "scheduled"))

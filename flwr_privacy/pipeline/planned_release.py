@@ -1,0 +1,134 @@
+"""Checks the cost of a release against the budget and the ledger, and makes its ledger entry."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
+from flwr_privacy.errors import DeclinedError, ProtocolError
+from flwr_privacy.privacy.ledger import Entry
+
+from .mechanism import Plan
+from .node_store import NodeStore
+from .request import Request
+
+__all__ = ["UNPROVEN", "PlannedRelease"]
+
+logger = logging.getLogger("flwr.privacy")
+
+UNPROVEN = "-unproven"
+"""Ends the scheme of a ledger entry whose cost is claimed, or is not all."""
+
+_ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
+
+
+@dataclass(frozen=True)
+class PlannedRelease:
+    """A release that a server requested and that has not happened yet.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    request : Request
+        What the server asks for.
+    plan : Plan
+        What it costs, and the budget of the experiment.
+
+    Raises
+    ------
+    ValueError
+        If the plan has no charge.
+    """
+
+    store: NodeStore
+    request: Request
+    plan: Plan
+
+    def __post_init__(self) -> None:
+        if self.plan.charge is None:
+            raise ValueError("there is nothing to charge")
+
+    @property
+    def charge(self) -> Charge:
+        """What the release costs."""
+        return cast(Charge, self.plan.charge)
+
+    def entry(self) -> Entry:
+        """Return the ledger entry of the release."""
+        request, plan = self.request, self.plan
+        return Entry(
+            question=request.question,
+            scheme=request.scheme if plan.proven else request.scheme + UNPROVEN,
+            unit=plan.unit,
+            charge=self.charge,
+            # Where a parent adds the noise, the charge is for several requests.
+            digest="" if plan.noise_follows else request.digest,
+        )
+
+    def check_affordable(self, entries: Sequence[Entry]) -> None:
+        """Decline the release if the experiment's budget or the node's policy does not allow it.
+
+        Parameters
+        ----------
+        entries : sequence of Entry
+            The ledger so far.
+
+        Raises
+        ------
+        DeclinedError
+            If it would pass the one or the other.
+        ProtocolError
+            If the experiment has protected another unit before.
+        """
+        plan, experiment_id = self.plan, self.request.question.experiment_id
+        mine = [entry for entry in entries if entry.question.experiment_id == experiment_id]
+        if any(entry.unit != plan.unit for entry in mine):
+            raise ProtocolError(f"unit '{plan.unit}': this experiment had another one before")
+        # A cap is one accountant's; with another on the way it would not be proven.
+        if any((entry.charge.sampling < 1) != (self.charge.sampling < 1) for entry in mine):
+            raise ProtocolError(
+                f"sampling {self.charge.sampling:g}: this experiment had "
+                f"{'none' if self.charge.sampling < 1 else 'some'} before"
+            )
+        own = [entry.charge for entry in mine]
+        cap = plan.epsilon * (1 + _ROUNDING)
+        if (after := self._passing(own, epsilon=cap, delta=plan.delta)) is not None:
+            before = spent(own, delta=plan.delta, accountant=fitting(own))
+            raise DeclinedError(
+                f"the budget is spent: epsilon {before:.6g} of {plan.epsilon:.6g} after "
+                f"{len(own)} releases, and {after:.6g} with another one, at delta {plan.delta:g}"
+            )
+        policy = self.store.policy
+        if policy.max_epsilon is None:
+            return
+        if not plan.proven or any(entry.scheme.endswith(UNPROVEN) for entry in entries):
+            raise DeclinedError(
+                "the node's policy has max_epsilon, and its ledger has releases whose cost is not "
+                "proven, or would have one"
+            )
+        everything = [entry.charge for entry in entries]
+        after = self._passing(everything, epsilon=policy.max_epsilon, delta=policy.delta)
+        if after is not None:
+            logger.warning(
+                "client %s declines: the node's policy has max_epsilon = %.6g at delta %g: with "
+                "this release epsilon would be %.6g",
+                *(self.store.client_id, policy.max_epsilon, policy.delta, after),
+            )
+            # What the ledger holds of other experiments is nothing that this server should learn.
+            raise DeclinedError(
+                f"the node's policy has max_epsilon = {policy.max_epsilon:g} for all that it ever "
+                "releases: this release would pass it"
+            )
+
+    def _passing(self, charges: Sequence[Charge], *, epsilon: float, delta: float) -> float | None:
+        """Return the epsilon of the given charges and this one if it exceeds a cap, else None."""
+        # The accountant's own check: a server may choose a charge after it saw the earlier
+        # releases, and a total alone proves nothing then.
+        name = fitting([*charges, self.charge])
+        if epsilon > 0 and not new_accountant(name, charges).would_exceed(
+            self.charge, epsilon=epsilon, delta=delta
+        ):
+            return None
+        return spent([*charges, self.charge], delta=delta, accountant=name)

@@ -1,0 +1,204 @@
+"""Trains a small federation, with one fault or without, and returns what came of it."""
+
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from flwr_privacy.errors import FlwrPrivacyError
+from flwr_privacy.privacy.ledger import Entry, Ledger
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.strategies import SchemeStrategy
+from flwr_privacy.strategies.state.experiment import CHECKPOINT, SchemeResult
+
+from .federations import ROUNDS, SEED, SmallFederation, Spot
+from .grid import FaultyGrid, Killed, Strike
+from .witness import AnswerKey, Witness
+
+__all__ = ["Outcome", "ledger_entries", "start", "train", "warnings_to"]
+
+_DEADLINE = 1.0  # seconds, where an answer does not come
+_WAITED_FOR = ("late", "stale")  # the others are answered, or told of as lost
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """The outcome of a training.
+
+    Parameters
+    ----------
+    model : dict of str to ndarray
+        The model; empty if it ended with an error.
+    history : list of dict
+        Its rounds.
+    error : str
+        The text of the error.
+    broken : bool
+        Whether the error is none of the library's.
+    warnings : list of str
+        What was logged.
+    answers : Counter
+        Different answers by request, those that came before a ledger was lost excepted.
+    charges : Counter
+        Entries of the ledgers by client, phase and round.
+    requests : set
+        What was answered: client, phase, round and request.
+    carded : set
+        The same of the server's privacy card.
+    struck, empty : bool
+        As those of `FaultyGrid`.
+    asked : list
+        Phase and round of each request.
+    """
+
+    model: dict[str, NDArray[Any]] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+    broken: bool = False
+    warnings: list[str] = field(default_factory=list)
+    answers: Counter[AnswerKey] = field(default_factory=Counter)
+    charges: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    requests: set[AnswerKey] = field(default_factory=set)
+    carded: set[AnswerKey] = field(default_factory=set)
+    struck: bool = False
+    empty: bool = False
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+
+def train(federation: SmallFederation, *, spot: Spot | None = None, fault: str = "") -> Outcome:
+    """Train a federation, with a fault in a phase or without; resume if the server is killed."""
+    outcome, witness = Outcome(), Witness(within=federation.within)
+    strike = None
+    if spot is not None:
+        strike = Strike(
+            fault=fault,
+            phase=spot.phase,
+            server_round=spot.server_round,
+            client=spot.client,
+            nth=spot.nth,
+            seconds=_DEADLINE if fault == "late" else Strike.seconds,
+        )
+    with (
+        tempfile.TemporaryDirectory(prefix="flwr-privacy-") as folder,
+        warnings_to(outcome.warnings.append),
+    ):
+        training = _Training(federation, Path(folder), witness, waits=fault in _WAITED_FOR)
+        try:
+            try:
+                training.run(strike, outcome)
+            except Killed:
+                outcome.carded = set()  # the resumed run has a card of its own
+                training.run(None, outcome)
+        except FlwrPrivacyError as error:
+            outcome.error = f"{type(error).__name__}: {error}"
+        # Whatever else is raised is a defect, which the matrix must show and not end with.
+        except Exception as error:  # noqa: BLE001
+            outcome.error, outcome.broken = f"{type(error).__name__}: {error}", True
+        entries = ledger_entries(federation, training.state)
+        outcome.charges = Counter((client, phase, r) for client, phase, r, _ in entries)
+    for key, answers in witness.answers.items():
+        outcome.answers[_charged_as(federation, key)] += len(answers)
+    outcome.requests = {_charged_as(federation, key) for key in witness.requests}
+    return outcome
+
+
+class _Training:
+    """A training in a folder of its own, with a deadline where an answer is waited for."""
+
+    def __init__(
+        self, federation: SmallFederation, folder: Path, witness: Witness, *, waits: bool
+    ) -> None:
+        kept, self.state, self._run_dir = (folder / name for name in ("nodes", "state", "run"))
+        for path in (kept, self.state, self._run_dir):
+            path.mkdir()
+        self._federation, self._witness, self._waits = federation, witness, waits
+        self._nodes = federation.nodes(kept)
+
+    def run(self, strike: Strike | None, outcome: Outcome) -> None:
+        """Train, from the checkpoint if there is one, and add to the outcome what came of it."""
+        federation, witness = self._federation, self._witness
+        strategy = federation.build(
+            run_dir=self._run_dir,
+            resume=(self._run_dir / CHECKPOINT).exists(),
+            **({"deadline": _DEADLINE} if self._waits else {}),
+        )
+        grid = FaultyGrid(
+            federation.app(witness.watch(federation.client)),
+            self._nodes,
+            state=self.state,
+            insecure_seed=SEED,
+            strike=strike,
+            forgotten=witness.forget,
+        )
+        try:
+            timeout = _DEADLINE if self._waits else 60.0
+            result = start(federation, strategy, grid, rounds=ROUNDS, timeout=timeout)
+            outcome.model = {name: array.numpy() for name, array in result.arrays.items()}
+            outcome.history = result.history
+        finally:
+            outcome.struck |= grid.struck
+            outcome.empty |= grid.empty
+            outcome.asked += grid.asked
+            outcome.carded |= {
+                _charged_as(federation, (client, one.phase, one.server_round, one.request))
+                for one in strategy.releases
+                for client in one.clients
+            }
+
+
+def start(
+    federation: SmallFederation,
+    strategy: SchemeStrategy,
+    grid: FaultyGrid,
+    *,
+    rounds: int,
+    timeout: float,
+) -> SchemeResult:
+    """Train over a grid and close it."""
+    try:
+        with acting_as_server(grid.run_id):
+            return strategy.start(grid, federation.arrays(), num_rounds=rounds, timeout=timeout)
+    finally:
+        grid.close()
+
+
+def ledger_entries(
+    federation: SmallFederation, state: Path
+) -> Iterator[tuple[str, str, int, Entry]]:
+    """Yield all entries of the clients' ledgers: client, phase on the wire, round, entry."""
+    for path in state.glob("*.ledger"):
+        for entry in Ledger(path, data_set=path.stem).entries():
+            named = entry.question.phase.partition(" ")[0]
+            phase = federation.charged.get(named, entry.question.phase)
+            server_round = 0 if phase in federation.once else entry.question.server_round
+            yield path.stem, phase, server_round, entry
+
+
+def _charged_as(federation: SmallFederation, key: AnswerKey) -> AnswerKey:
+    """Return the key under which an answer is charged."""
+    client, phase, *_ = key
+    return (client, phase, 0, 0) if phase in federation.once else key
+
+
+@contextmanager
+def warnings_to(keep: Callable[[str], object]) -> Iterator[None]:
+    """Send the warnings of the library to a function, and none to the screen."""
+
+    class Keeping(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            keep(record.getMessage())
+
+    logger, handler = logging.getLogger("flwr.privacy"), Keeping(logging.WARNING)
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated

@@ -1,0 +1,206 @@
+"""The results of an experiment: its runs and findings, as JSON and as a picture."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flwr_privacy import __version__
+from flwr_privacy.simulations.reports.style import drawing
+from flwr_privacy.simulations.research.udp.theory import search_cost
+from flwr_privacy.simulations.settings.run_labels import flat_settings
+from flwr_privacy.wire.files import write_text
+
+from .claims import Target
+from .curves import Searched, TrainedRun
+from .description import Curve, Experiment
+from .functions import FUNCTIONS
+from .picture import draw
+from .verdicts import CheckedClaim, check_claim
+
+__all__ = ["FULL", "RESULTS", "Results", "save"]
+
+RESULTS = "experiment.json"
+FULL = "paper's size"
+SCALED = "scaled down"
+SIMULATED = "NumPy simulation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """An experiment with its runs and findings.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        What was trained.
+    full : bool
+        Whether at the paper's size.
+    runs : Sequence of TrainedRun
+        For each curve one run per seed.
+    """
+
+    experiment: Experiment
+    full: bool
+    runs: Sequence[TrainedRun]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the runs."""
+        return sorted({run.seed for run in self.runs})
+
+    @property
+    def size(self) -> str:
+        """The size in words."""
+        function = self.experiment.function
+        if function and not FUNCTIONS[function].seeded:
+            return "computed"
+        if function:
+            return f"{SIMULATED}, {SCALED}" if self._smaller else SIMULATED
+        return FULL if self.full else SCALED
+
+    @property
+    def _smaller(self) -> bool:
+        return self.experiment.smaller and not self.full
+
+    def findings(self) -> list[CheckedClaim]:
+        """Check all claims."""
+        return [check_claim(claim, self.runs) for claim in self.experiment.claims]
+
+    def of(self, label: str) -> list[TrainedRun]:
+        """Return the runs of a curve."""
+        return [run for run in self.runs if run.curve == label]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON knows it; what is not finite is the text ``inf`` or ``nan``."""
+        chosen = self.experiment
+        table = {
+            "experiment": chosen.name,
+            "title": chosen.title,
+            "source": f'"{chosen.paper}", {chosen.figure}',
+            "about": chosen.about.strip(),
+            "size": self.size,
+            "full": self.full and chosen.smaller,
+            "failed": chosen.failed,
+            "version": __version__,
+            "seeds": self.seeds,
+            "metrics": chosen.metrics,
+            "curves": [self._curve(curve) for curve in chosen.curves],
+            "sweep": asdict(chosen.sweep) if chosen.sweep else None,
+            "targets": [self._target(target) for target in chosen.targets],
+            "claims": [_claim(finding) for finding in self.findings()],
+        }
+        return _plain(table)  # type: ignore[no-any-return]
+
+    def _curve(self, curve: Curve) -> dict[str, Any]:
+        swept, own = self.experiment.sweep is not None, self.of(curve.label)
+        return {
+            "label": curve.label,
+            "settings": self._settings(curve),
+            "diverged": sum(run.diverged for run in own),
+            "last": {} if swept else _last(own),
+            "points": self._points(curve.label) if swept else [],
+            "runs": [
+                {"seed": run.seed, "diverged": run.diverged, "by_round": run.values}
+                | ({} if run.x is None else {"x": run.x})
+                for run in own
+            ],
+        }
+
+    def _target(self, target: Target) -> dict[str, Any]:
+        return {
+            "target": str(target),
+            "curves": {
+                curve.label: {
+                    cost: [target.cost(run, cost) for run in self.of(curve.label)]
+                    for cost in ("uploads", "bits", "seconds")
+                }
+                for curve in self.experiment.curves
+            },
+        }
+
+    def _settings(self, curve: Curve) -> Mapping[str, Any]:
+        chosen = self.experiment
+        if chosen.function:
+            return curve.settings
+        return flat_settings(chosen.settings(curve, seed=self.seeds[0], full=self.full))
+
+    def _points(self, label: str) -> list[dict[str, Any]]:
+        points = []
+        for x in dict.fromkeys(run.x for run in self.of(label)):
+            runs = [run for run in self.of(label) if run.x == x]
+            searched = [run.searched for run in runs if run.searched is not None]
+            points.append(
+                {
+                    "x": x,
+                    "diverged": sum(run.diverged for run in runs),
+                    "last": _last(runs),
+                    "note": runs[0].note,
+                    "search": _search(searched) if searched else None,
+                }
+            )
+        return points
+
+
+def _claim(finding: CheckedClaim) -> dict[str, Any]:
+    return {
+        "id": finding.claim.id,
+        "text": finding.claim.text,
+        "kind": finding.claim.kind,
+        "share": finding.claim.share,
+        "relative": finding.claim.relative,
+        "measure": finding.claim.measure,
+        "verdict": finding.verdict,
+        "comparisons": [asdict(comparison) for comparison in finding.comparisons],
+    }
+
+
+def save(results: Results, out: Path) -> tuple[Path, Path]:
+    """Write the picture and the numbers into a folder; return their paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    picture, numbers = out / "figure.png", out / RESULTS
+    with drawing():
+        draw(results.experiment, results.runs, size=results.size).savefig(picture)
+    write_text(numbers, json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n")
+    return picture, numbers
+
+
+def _last(runs: Sequence[TrainedRun]) -> dict[str, tuple[float, float]]:
+    """Return the mean of the last values and its standard error; of runs that did not diverge."""
+    whole = [run.values for run in runs if not run.diverged]
+    last = {}
+    for name in runs[0].values:
+        values = np.array([value[name][-1] for value in whole])
+        mean = float(values.mean()) if len(values) else math.nan
+        spread = float(values.std(ddof=1)) if len(values) > 1 else math.nan
+        last[name] = (mean, spread / math.sqrt(max(1, len(values))))
+    return last
+
+
+def _search(searched: Sequence[Searched]) -> dict[str, Any]:
+    """Return what a search chose for each seed, and what it cost."""
+    spent = max(one.epsilon for one in searched)
+    rounds = searched[0].rounds
+    epsilon = 0.0
+    if spent > 0:
+        epsilon = search_cost(rounds, epsilon=spent, delta=searched[0].delta).epsilon
+    return {
+        "values": [one.value for one in searched],
+        "runs": len(rounds),
+        "rounds": sum(rounds),
+        "epsilon": epsilon,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

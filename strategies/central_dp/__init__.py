@@ -1,0 +1,1 @@
+"""Central DP on the server: the strategy, and what it charges."""

@@ -1,0 +1,64 @@
+"""Counts which clients of a training under central DP have used up their budget."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from flwr_privacy.central_dp.plan import CentralDPPlan
+from flwr_privacy.privacy.card import CardRelease
+
+__all__ = ["releases_of", "spent_clients", "why_too_few"]
+
+
+def spent_clients(
+    plan: CentralDPPlan, releases: Iterable[CardRelease], names: Mapping[str, str]
+) -> set[str]:
+    """Return the clients that were charged as often as their budget allows.
+
+    Parameters
+    ----------
+    plan : CentralDPPlan
+        The budget.
+    releases : iterable of CardRelease
+        Every charge so far.
+    names : Mapping of str to str
+        The clients of nodes that were asked before they said who they are, by address.
+    """
+    counts = Counter(client for release in releases for client in release.clients)
+    spent = {client for client, count in counts.items() if not plan.affordable(count)}
+    # A node that has said who it is goes by its address all the same under a user's own start.
+    return spent | {node for node, client in names.items() if client in spent}
+
+
+def why_too_few(
+    plan: CentralDPPlan,
+    releases: Iterable[CardRelease],
+    clients: Collection[str],
+    spent: Collection[str],
+    *,
+    needed: int,
+) -> str:
+    """Return why a training ends: too few clients have budget left; "" if enough have.
+
+    Parameters
+    ----------
+    plan, releases
+        As in `spent_clients`.
+    clients : collection of str
+        The connected clients.
+    spent : collection of str
+        Those whose budget is used up.
+    needed : int
+        Least number of clients in a round.
+    """
+    # Whoever was ever asked may come back.
+    asked = {client for release in releases for client in release.clients}
+    left = len(asked.union(clients).difference(spent))
+    if not spent or left >= needed:
+        return ""
+    text = releases_of(plan)
+    return f"{len(spent)} clients have made {text}, and {left} are left of {needed} needed"
+
+
+def releases_of(plan: CentralDPPlan) -> str:
+    """Return the releases of a budget as text."""
+    return f"the {plan.releases} releases that the budget is for"

@@ -1,0 +1,395 @@
+"""Central differential privacy on the server: DP-FedAvg with noise in shares, or by the server.
+
+The noise follows from a budget for the whole training. The server records how often
+each client was asked, in the releases of the privacy card. So the record survives a resume and
+counts every client that was asked, whether its answer came or not.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from flwr_privacy.central_dp.guarantee import guarantee_of
+from flwr_privacy.central_dp.mean import CentralMean
+from flwr_privacy.central_dp.plan import CentralDPPlan
+from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, POISSON, SERVER, amplified, sensitivity
+from flwr_privacy.central_dp.terms import CentralDPTerms
+from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError, check_integer
+from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.privacy.adaptive_clipping import next_clipping_norm
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.grid import CODE_LIMIT
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.privacy.updates import kept_back
+from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
+from flwr_privacy.strategies.budget import budget_metrics, rounds_of
+from flwr_privacy.strategies.loop.base import SchemeStrategy
+from flwr_privacy.strategies.participants import Participants
+from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.requests.messenger import Assigned
+from flwr_privacy.strategies.requests.request_log import RequestLog
+from flwr_privacy.wire import fields as records
+
+from .option_checks import check_clipping, check_seed, check_sum
+from .spent_budgets import releases_of, spent_clients, why_too_few
+
+__all__ = ["CentralDP"]
+
+_WIDEST = math.nextafter(2.0, 0.0)
+"""Norm that has most steps on a grid which is chosen for it."""
+
+
+@checked_keywords
+@dataclass(eq=False, repr=False, kw_only=True)
+class CentralDP(SchemeStrategy):
+    """Federated averaging of clipped updates with noise on the sum (DP-FedAvg).
+
+    Parameters
+    ----------
+    fraction_train, ..., loop, inner, secure_sum
+        FedAvg's and those of `SchemeStrategy`.
+    epsilon, delta : float, default 8.0 and 1e-5
+        Budget of a client over the whole training.
+    clipping_norm : float, default 1.0
+        L2 bound of an update; of the first round, where clipping is adaptive.
+    noise : {"distributed", "server"}, default "distributed"
+        Who adds the noise: the clients, each a share under a secure sum, so that nobody is trusted;
+        or a server that the operators of the nodes trust: deployed nodes send it answers without
+        noise only if they list ``central-dp`` in ``allow_unprotected``.
+    sampling : {"fixed", "poisson"}, default "fixed"
+        Whether a cohort has a fixed number of clients, or as many as are drawn when each is drawn
+        by itself, with that number in expectation. Only a trusted server can draw in secret, and
+        only that makes the noise less.
+    rounds : int, optional
+        Rounds over which the budget is spread; by default those of `start`. Needed where a
+        `start` of your own runs the rounds.
+    quantile : float, optional
+        Fraction of the updates that the clipping norm aims to leave as they are, which makes
+        clipping adaptive; by default the norm is fixed.
+    clipping_learning_rate : float, default 0.2
+        Step of adaptive clipping.
+    count_share : float, default 0.1
+        Share of a round's budget that goes to the count of updates within the norm, where clipping
+        is adaptive; up to 0.99.
+    grid_bits : int, optional
+        The grid has at least ``2**grid_bits`` steps up to the clipping norm; by default 18, or as
+        many as leave room in 31 bits for twelve standard deviations of a share.
+    keep_back : sequence of str, optional
+        Arrays of which nothing is released, beside integers and what torch calls running statistics
+        of normalisation layers, which never are. The model keeps the server's values of them.
+        Where it is left out and arrays that came as a list look like statistics, the first round is
+        refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
+    insecure_seed : int, optional
+        Seed of the server's noise and samples, for tests: nothing is protected then.
+    secure_sum : SecureSum, optional
+        With noise in shares always there, by default with the usual parameters.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed, or two do not go together.
+
+    Notes
+    -----
+    Every client weighs the same. Clients send no losses and no metrics of the training, and are not
+    asked to evaluate: `fraction_evaluate` has no effect. A client whose releases are used up is not
+    asked any more; the training ends when nobody is left to ask.
+
+    With noise in shares an answer does not say whether its training failed: that is counted with
+    noise (`flwr_privacy.privacy.failures`). The history has ``trained`` and ``trained_sigma`` for
+    each round, and `start` raises `TooFewTrainedError` where it is certain that fewer than
+    `LoopOptions.quorum` train (by default half of the answers).
+
+    With a trusted server that draws in secret noise is released in every round, also if nobody was
+    drawn or nobody answered: a round that is skipped then would say who was not there. The result
+    is divided by the expected number of clients.
+
+    With noise in shares a client answers a request once. A round that broke off after clients had
+    answered is skipped on a resume, unless enough others are drawn: their answers were charged, and
+    a second sum over the same round could give them away. A trusted server does such a round again,
+    with other noise, as nobody has seen the model that was lost: a round has its checkpoint, with
+    its charges, before `evaluate_fn` and `on_round`, and a resumed run shows the same model again.
+    What an `aggregate_train` of your own hands out has left before that checkpoint. A `start` of
+    your own has none at all: each time that it has a round aggregated is a release, on the card of
+    the strategy that did it, and a strategy that is made anew knows nothing of those before.
+
+    Guarantee
+    ---------
+    See `flwr_privacy.central_dp.plan.CentralDPPlan` for adversary, neighbours and what is
+    covered in each of the four modes; `guarantee` has it as text.
+
+    Examples
+    --------
+    >>> from flwr_privacy.strategies import CentralDP
+    >>> strategy = CentralDP(fraction_train=0.2, epsilon=8.0, delta=1e-5, clipping_norm=0.5)
+    >>> trusted = CentralDP(fraction_train=0.2, noise="server", sampling="poisson", quantile=0.5)
+    """
+
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    clipping_norm: float = 1.0
+    noise: Literal["distributed", "server"] = "distributed"
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    rounds: int | None = None
+    quantile: float | None = None
+    clipping_learning_rate: float = 0.2
+    count_share: float = 0.1
+    grid_bits: int | None = None
+    keep_back: Sequence[str] | None = None
+    insecure_seed: int | None = None
+
+    scheme: ClassVar[str] = "central-dp"
+    summable: ClassVar[bool] = True
+    keeps_statistics: ClassVar[bool] = True
+    weight_key = "num-examples"  # the clients' own: 1
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None:
+            check_integer("rounds", self.rounds, minimum=1)
+        if self.grid_bits is not None:
+            check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)
+        check_clipping(self.quantile, self.clipping_learning_rate, self.count_share)
+        self._amplified = amplified(self.noise, self.sampling)
+        sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)  # or refuses it
+        self._plan_of(rounds=1, q=1.0)  # or refuses the budget
+        self._clipping: dict[str, Any] = {
+            "clipping_norm": self.clipping_norm,
+            "quantile": self.quantile,
+            "clipping_learning_rate": self.clipping_learning_rate,
+            "grid_bits": self.grid_bits,
+            "keep_back": list(self.keep_back or ()),
+        }
+        check_seed(self.insecure_seed, noise=self.noise)
+        if self.noise == DISTRIBUTED and self.secure_sum is None:
+            self.secure_sum = SecureSum()
+        check_sum(self.secure_sum, noise=self.noise, sampling=self.sampling)
+        super().__post_init__()
+        self._keep_back_given = self.keep_back
+        self.fraction_evaluate = 0.0  # what clients say of their data is a release of its own
+
+    def _build(self) -> None:
+        super()._build()
+        self.plan: CentralDPPlan | None = None
+        self.terms: CentralDPTerms | None = None
+        self.clipping_norm: float = self._clipping["clipping_norm"]
+        self._population = self._cohort = 0
+        self._insecure = self.insecure_seed is not None
+        self._participants = Participants(
+            self.federation,
+            alone=self.sampling == POISSON,
+            secret=self._amplified,  # under a secure sum the clients of a cohort know each other
+            seed=f"insecure {self.insecure_seed}".encode() if self._insecure else None,
+        )
+        self._of_round: dict[str, float] = {}
+        self._releases = False  # whether noise is released whoever answers
+
+    # -- A round -----------------------------------------------------------------------------
+
+    def instruct(self, server_round: int) -> Instruction:
+        """Return the round config; the server's noise is added before the mean is computed."""
+        self._cohort = self.transport.cohort
+        terms = self.terms = self._terms_of(self._cohort, self.clipping_norm)
+        names = terms.names(self._template)
+        terms.check_grid(sum(np.size(self._template[name]) for name in names))
+        self._of_round = {}
+        charge = terms.charge()
+        return Instruction(
+            fields=records.write(terms),
+            accumulator=partial(CentralMean, self._template, terms),
+            cost=lambda client: charge,
+            charged=self._charged,
+            hidden=self._amplified,
+            released=partial(self._noised, server_round, terms),
+            failed_sigma=terms.failed_sigma if terms.failed_code else None,
+        )
+
+    def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
+        """Return the bounds of the codes, noise included; every client weighs 1."""
+        cohort = len(clients)
+        if self.sampling == POISSON:
+            # What does not fit the usual cohort ends the run; the others are skipped.
+            self._bounds(max(2, round(self._planned().q * self._population)))
+            try:
+                return self._bounds(cohort)
+            except InvalidParameterError as error:
+                raise NotOpenedError(f"a cohort of {cohort} clients was drawn: {error}") from error
+        return self._bounds(cohort)
+
+    def _bounds(self, cohort: int) -> Bounds:
+        if self.secure_sum is None:
+            raise ProtocolError("there is no secure sum")
+        # The clipping norm of the next round is not known when its secrets are dealt, but a grid
+        # has the most steps up to this one.
+        limit = self._terms_of(cohort, _WIDEST).code_limit()
+        return self.secure_sum.bounds(cohort, code_limit=min(limit, CODE_LIMIT), largest_weight=1)
+
+    def _noised(
+        self, server_round: int, terms: CentralDPTerms, mean: WeightedMean | None
+    ) -> CentralMean | None:
+        """Add the server's noise to the sum, if it adds any; choose the next clipping norm."""
+        if mean is None and self._releases:
+            mean = CentralMean(self._template, terms)
+        if not isinstance(mean, CentralMean):
+            return None
+        # What is divided by a secret number would tell it.
+        number = self._planned().q * self._population if self._amplified else len(mean.clients)
+        if terms.noise == SERVER:
+            mean.add_noise(self._random(server_round))
+        below = mean.settle(float(number))
+        shares = len(mean.clients) if terms.noise == DISTRIBUTED else 1
+        self._of_round = {"sigma": terms.share_sigmas()[0] * math.sqrt(shares)}
+        if below is not None and self.quantile is not None:
+            self._of_round["fraction_below"] = below
+            self.clipping_norm = next_clipping_norm(
+                self.clipping_norm,
+                below,
+                quantile=self.quantile,
+                learning_rate=self.clipping_learning_rate,
+            )
+        return mean
+
+    def _random(self, server_round: int) -> SecureRandom:
+        if self.insecure_seed is None:
+            return SecureRandom()
+        return SecureRandom.insecure(self.insecure_seed, "noise", server_round)
+
+    def drawn(self, grid: Grid, server_round: int) -> Assigned:
+        """Draw the clients of a round's training, except those whose budget is used up."""
+        if self._amplified and not self._goes_on():
+            return {}
+        return self._participants.drawn(
+            self.messenger,
+            grid,
+            server_round,
+            fraction=self.fraction_train,
+            minimum=self.min_train_nodes,
+            without=self._spent(),
+            public_seed=self.experiment.seed,
+            q=lambda: self._planned().q,
+        )
+
+    # -- The budget ----------------------------------------------------------------------------
+
+    def _charged(self, request_log: RequestLog) -> set[str]:
+        """Return the charged clients: those asked, or all clients where samples are secret."""
+        if self._amplified:
+            self._releases = self._goes_on()  # before this round is charged
+            if not self._releases:
+                return set()
+        return self._participants.charged(request_log)
+
+    def _goes_on(self) -> bool:
+        """Tell whether all clients can be charged once more, where all are charged every round."""
+        return self.plan is None or self.plan.affordable(len(self.releases))
+
+    def _spent(self) -> set[str]:
+        """Return the clients that were charged as often as their budget allows."""
+        if self.plan is None or self._amplified:
+            return set()
+        return spent_clients(self.plan, self.releases, self.charge_log.names)
+
+    def stop(self) -> str:
+        """Return why the training ends: the budget is used up."""
+        if self.plan is None:
+            return ""
+        if self._amplified:
+            return "" if self._goes_on() else f"{releases_of(self.plan)} are made"
+        needed = 1 if self.secure_sum is None else self.secure_sum.threshold or 2
+        clients = self.federation.clients()
+        return why_too_few(self.plan, self.releases, clients, self._spent(), needed=needed)
+
+    def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
+        """Return the epsilon spent, and the round's clipping norm, noise and unclipped fraction."""
+        numbers = {**budget_metrics(card), **self._of_round}
+        if self.terms is not None:
+            numbers["clipping_norm"] = self.terms.clipping_norm
+        return numbers
+
+    # -- The guarantee, and the state of a resume --------------------------------------------
+
+    def guarantee(self) -> Guarantee:
+        """Return the guarantee; before the first round it states the requested budget."""
+        quorum, secure_sum = None, self.secure_sum
+        if secure_sum is not None and self.terms is not None and self.terms.noise == DISTRIBUTED:
+            quorum = secure_sum.quorum_of(self._cohort)
+        return guarantee_of(
+            self.plan or self._plan_of(rounds=1, q=1.0),
+            summed=secure_sum is not None,
+            quorum=quorum,
+            kept_back=kept_back(self._template, self.keep_back),
+            insecure=self._insecure,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plan, the clipping norm, and the secret seed of the samples."""
+        return {
+            "plan": None if self.plan is None else asdict(self.plan),
+            "clipping": dict(self._clipping),
+            "clipping_norm": self.clipping_norm,
+            "population": self._population,
+            "secret": self._participants.state(),
+            "insecure": self._insecure,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the plan, the clipping norm, and the secret seed of the samples.
+
+        Raises
+        ------
+        CheckpointError
+            If they were made for another budget, another number of rounds or other clipping.
+        """
+        rounds = rounds_of(self.rounds, self.planned_rounds)
+        mine = {**asdict(self._plan_of(rounds=rounds, q=1.0)), **self._clipping}
+        theirs = {**(state["plan"] or {}), **state["clipping"]}
+        for key, value in mine.items():
+            if key != "q" and theirs.get(key, value) != value:
+                raise CheckpointError(
+                    f"the checkpoint was calibrated for {key} = {theirs[key]!r}, not {value!r}: "
+                    "the noise of the rounds that are done cannot be changed"
+                )
+        self._insecure |= state["insecure"]
+        self.clipping_norm = state["clipping_norm"]
+        self._participants.load(state["secret"], self.releases)
+        if state["plan"] is not None:
+            self.plan = CentralDPPlan(**state["plan"])
+            self._population = state["population"]
+
+    # -- Parts -------------------------------------------------------------------------------
+
+    def _planned(self) -> CentralDPPlan:
+        """Return the plan; it is made once the number of clients is known."""
+        if self.plan is None:
+            rounds = rounds_of(self.rounds, self.planned_rounds)
+            asked, self._population = self.federation.sample_size(
+                fraction=self.fraction_train, minimum=self.min_train_nodes
+            )
+            self.plan = self._plan_of(rounds=rounds, q=min(1.0, asked / self._population))
+        return self.plan
+
+    def _plan_of(self, *, rounds: int, q: float) -> CentralDPPlan:
+        return CentralDPPlan(
+            noise=self.noise,
+            sampling=self.sampling,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            rounds=rounds,
+            q=q,
+            count_share=0.0 if self.quantile is None else self.count_share,
+        )
+
+    def _terms_of(self, asked: int, norm: float) -> CentralDPTerms:
+        """Return the round config for a cohort size and a clipping norm."""
+        parties = 1
+        if self.noise == DISTRIBUTED and self.secure_sum is not None:
+            parties = self.secure_sum.parties_of(asked)
+        return self._planned().terms(
+            norm, parties=parties, grid_bits=self.grid_bits, keep_back=self.keep_back or ()
+        )

@@ -1,0 +1,112 @@
+"""Refuses options of UDP that do not go together."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.udp import (
+    PLD_SECRET,
+    ClientLosses,
+    LinearNoise,
+    NoiseSchedule,
+    PlateauNoise,
+    RecordLevel,
+    UserLevel,
+)
+
+__all__ = ["check_combinations"]
+
+
+def check_combinations(
+    privacy: UserLevel | RecordLevel,
+    schedule: NoiseSchedule | None,
+    *,
+    alone: bool,
+    secret: bool,
+    summed: bool,
+    evaluate_metrics_fn: Callable[..., Any] | None,
+) -> None:
+    """Refuse options that do not go together.
+
+    Parameters
+    ----------
+    privacy, schedule
+        As of `UDP`.
+    alone, secret : bool
+        Whether clients are drawn each by itself, and whether it is a secret who is.
+    summed : bool
+        Whether there is a secure sum.
+    evaluate_metrics_fn : callable, optional
+        The user's function for the metrics of evaluations.
+
+    Raises
+    ------
+    InvalidParameterError
+        If two do not.
+    """
+    noise = privacy.noise
+    by_clients = schedule is not None and isinstance(schedule.validation, ClientLosses)
+    together = (
+        (
+            by_clients and summed,
+            (
+                "validation",
+                "clients",
+                "a function on the server with a secure sum: it sums no losses",
+            ),
+        ),
+        (
+            by_clients and evaluate_metrics_fn is not None,
+            (
+                "evaluate_metrics_aggr_fn",
+                evaluate_metrics_fn,
+                "None with ClientLosses: clients send nothing but their losses",
+            ),
+        ),
+        (
+            privacy.own_terms and summed,
+            (
+                "noise",
+                noise,
+                "'gdp_fixed' or 'paper' and one budget for all with a secure sum: its clients "
+                "get the same request",
+            ),
+        ),
+        (
+            privacy.shared_noise and not summed,
+            ("shared_noise", True, "noise, and a secure sum"),
+        ),
+        (
+            noise == PLD_SECRET and not (secret and alone),
+            (
+                "noise",
+                noise,
+                "another one: it takes participants='secret' and client_sampling='poisson', as "
+                "it is not sound against who learns the participants, the server included",
+            ),
+        ),
+        (
+            secret and noise != PLD_SECRET,
+            ("participants", "secret", f"'visible' with noise '{noise}', which gains nothing"),
+        ),
+        (
+            noise == PLD_SECRET and schedule is not None,
+            ("noise", noise, "another one with a schedule: it is for noise planned in advance"),
+        ),
+        (
+            noise == PLD_SECRET and (privacy.own_budgets or summed),
+            ("noise", noise, "another one with budgets of each client or a secure sum"),
+        ),
+        (
+            alone and summed,
+            ("client_sampling", "poisson", "'fixed' with a secure sum"),
+        ),
+        (
+            isinstance(schedule, LinearNoise | PlateauNoise)
+            and noise not in ("gdp_fixed", "paper"),
+            ("noise", noise, "'gdp_fixed' or 'paper' with noise that falls"),
+        ),
+    )
+    for clash, error in together:
+        if clash:
+            raise InvalidParameterError(*error)

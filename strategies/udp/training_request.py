@@ -1,0 +1,90 @@
+"""Builds the request for a round's training under UDP: noise and budgets, and what answers cost."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.privacy.card import CardRelease
+from flwr_privacy.strategies.participants import Participants
+from flwr_privacy.strategies.requests.instruction import Instruction, to_each
+from flwr_privacy.udp import UDPPlan, UDPTerms
+from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import TRAIN
+
+__all__ = ["SpentBudgets", "training_request"]
+
+_OWN = ("noise-multiplier", "epsilon", "delta", "gap")  # fields that can differ between clients
+
+
+class SpentBudgets:
+    """The budget that each client's trainings have spent; see `NoisePlan.multiplier`."""
+
+    def __init__(self) -> None:
+        self._squares: Counter[str] = Counter()
+        self._counted = 0  # releases that are in it
+
+    def after(self, releases: Sequence[CardRelease]) -> Counter[str]:
+        """Return what each client has spent after some releases; the list only grows."""
+        for release in releases[self._counted :]:
+            if release.phase == TRAIN:
+                cost = release.charge.count / release.charge.noise_multiplier**2
+                self._squares.update(dict.fromkeys(release.clients, cost))
+        self._counted = len(releases)
+        return self._squares
+
+
+def training_request(
+    plan: UDPPlan,
+    template: Arrays,
+    participants: Participants,
+    *,
+    clients: Collection[str],
+    spent: Callable[[], Counter[str]],
+    honest: int,
+) -> tuple[UDPTerms, Instruction]:
+    """Return the round config of all clients, and the instruction with that of single ones.
+
+    Parameters
+    ----------
+    plan : UDPPlan
+        The plan of the training.
+    template : Mapping of str to ndarray
+        The model.
+    participants : Participants
+        Say who is charged.
+    clients : collection of str
+        The clients, where each has its own noise or budget.
+    spent : callable
+        Returns what each client has spent so far.
+    honest : int
+        How many honest clients are at least in a secure sum, where there is one.
+    """
+    terms, own_terms = plan.terms(clients, spent(), honest=honest)
+    written = {client: records.write(term) for client, term in own_terms.items()}
+
+    def cost(client: str) -> Charge | None:
+        theirs = own_terms.get(client, terms)
+        if plan.privacy.own_terms and client not in own_terms:
+            # It was asked before the run broke off, and has left.
+            theirs = plan.own_terms(terms, client, spent()[client])
+        charge = theirs.charge()
+        if charge is None or not participants.secret:
+            return charge
+        return replace(charge, sampling=plan.q)
+
+    def failed_sigma(clients: Collection[str]) -> float:
+        return math.hypot(*(own_terms.get(c, terms).failed_sigma() for c in clients))
+
+    return terms, Instruction(
+        fields=records.write(terms),
+        own=to_each({c: {name: f[name] for name in _OWN} for c, f in written.items()}),
+        accumulator=partial(terms.accumulator, template),
+        cost=cost,
+        charged=participants.charged,
+        failed_sigma=failed_sigma if terms.count_failed else None,
+        hidden=participants.secret,
+    )
