@@ -377,6 +377,10 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path: Path, *, databas
         if database:
             assert deployment.alive(0)
             assert deployment.alive(1)
+            files = sorted(deployment.folder.glob("superlink.db*"))
+            assert files
+            for file in files:  # it has the clients' replies
+                assert file.stat().st_mode & 0o077 == 0
         else:
             for index in range(2):
                 wait_until_ended(deployment, index)

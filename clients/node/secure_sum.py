@@ -21,6 +21,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.pipeline.experiment_keys import check_signature, signature_of
 from flwr_privacy.pipeline.experiment_state import hashed, locked_state
+from flwr_privacy.pipeline.users_code import check_going_on
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
@@ -92,12 +93,14 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
     Raises
     ------
     DeclinedError
-        If too few clients are in it for the node's policy.
+        If too few clients are in it for the node's policy, or the node has stopped answering the
+        experiment.
     ProtocolError
         If the client cannot join: a share is damaged, it was asked in this session before, or the
         server contradicts itself.
     """
     store = ContextStore.of(context)
+    check_going_on(store, header.experiment_id)
     record = _record(content, JOIN)
     joined, bounds = read(Joined, record), read(Bounds, record)
     if len(joined.dealers) > bounds.cohort:

@@ -13,11 +13,12 @@ from .mechanism import Plan
 from .node_store import NodeStore
 from .request import Request
 
-__all__ = ["PlannedRelease"]
+__all__ = ["UNPROVEN", "PlannedRelease"]
 
 logger = logging.getLogger("flwr.privacy")
 
-_UNPROVEN = "-unproven"  # ends the scheme of an entry whose cost is claimed, or is not all
+UNPROVEN = "-unproven"
+"""Ends the scheme of a ledger entry whose cost is claimed, or is not all."""
 
 _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
@@ -59,7 +60,7 @@ class PlannedRelease:
         request, plan = self.request, self.plan
         return Entry(
             question=request.question,
-            scheme=request.scheme if plan.proven else request.scheme + _UNPROVEN,
+            scheme=request.scheme if plan.proven else request.scheme + UNPROVEN,
             unit=plan.unit,
             charge=self.charge,
             # Where a parent adds the noise, the charge is for several requests.
@@ -102,7 +103,7 @@ class PlannedRelease:
         policy = self.store.policy
         if policy.max_epsilon is None:
             return
-        if not plan.proven or any(entry.scheme.endswith(_UNPROVEN) for entry in entries):
+        if not plan.proven or any(entry.scheme.endswith(UNPROVEN) for entry in entries):
             raise DeclinedError(
                 "the node's policy has max_epsilon, and its ledger has releases whose cost is not "
                 "proven, or would have one"

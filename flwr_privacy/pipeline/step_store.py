@@ -6,18 +6,21 @@ eyes only. A state is written when a message was answered, never when it was ref
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.channel import KeyPair
+from flwr_privacy.wire.documents import loads
+from flwr_privacy.wire.files import read_checksummed
 
 from .experiment_keys import check_signature, forget_pair, own_pair, signature_of
 from .experiment_state import hashed, locked_state
 from .node_limits import check_disk
 from .node_store import NodeStore
 
-__all__ = ["StepStore", "opened"]
+__all__ = ["StepStore", "opened", "read_state"]
 
 _MAGIC = b"flwr-privacy vertical state\n"
 
@@ -94,6 +97,18 @@ class StepStore:
         """
         if self._store.pins is not None:
             check_signature(self._store, self._scheme, name, peer, public, signature)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return what a client remembers of an experiment in its folder.
+
+    Raises
+    ------
+    OSError, DamagedFileError
+        If the file cannot be read, or is damaged.
+    """
+    state: dict[str, Any] = loads(read_checksummed(folder / "state", _MAGIC))
+    return state
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from flwr_privacy.errors import ChargedFailureError, DataError, DeclinedError, F
 
 from .node_store import NodeStore
 
-__all__ = ["check_going_on", "refused_alike", "run", "stopped"]
+__all__ = ["check_going_on", "refused_alike", "run", "stop_answering", "stopped"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -32,6 +32,17 @@ def check_going_on(store: NodeStore, experiment_id: str) -> None:
         raise DeclinedError(
             "this node answers nothing more of this experiment until its operator acts"
         )
+
+
+def stop_answering(store: NodeStore, experiment_id: str) -> None:
+    """Note that the node answers nothing more of an experiment, until its operator acts.
+
+    Raises
+    ------
+    LedgerError
+        If the note cannot be written.
+    """
+    store.note(experiment_id, _STOPPED, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
 
 def run(
@@ -77,7 +88,7 @@ def run(
 
 def stopped(store: NodeStore, experiment_id: str, error: Exception) -> ChargedFailureError:
     """Stop answering an experiment, and log why; return the error that the server is sent."""
-    store.note(experiment_id, _STOPPED, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    stop_answering(store, experiment_id)
     logger.error(
         "client %s answers nothing more of experiment %s: a training failed after it was charged "
         "(%s). What a server could learn from further failures is not covered. Mend it, then "

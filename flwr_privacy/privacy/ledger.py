@@ -208,6 +208,16 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r})"
 
+    def read(self) -> tuple[tuple[Entry, ...], frozenset[int]]:
+        """Return every release so far, and the numbers of those that were answered.
+
+        Raises
+        ------
+        LedgerError
+            As `entries`.
+        """
+        return self._parse(self._read())
+
     def entries(self) -> tuple[Entry, ...]:
         """Return every release so far; empty if the file does not exist yet.
 
@@ -217,7 +227,7 @@ class Ledger:
             If the folder is missing, or the file cannot be read, is damaged, is no ledger, has
             another version or is about another data set.
         """
-        return self._parse(self._read())[0]
+        return self.read()[0]
 
     def unanswered(self) -> tuple[Entry, ...]:
         """Return the charges without an answer, after a crash, a kill or a charged failure.
@@ -229,7 +239,7 @@ class Ledger:
         LedgerError
             As `entries`.
         """
-        entries, answered = self._parse(self._read())
+        entries, answered = self.read()
         return tuple(entry for n, entry in enumerate(entries) if n not in answered)
 
     @contextmanager

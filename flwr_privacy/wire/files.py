@@ -22,6 +22,7 @@ except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
+    "PRIVATE",
     "DamagedFileError",
     "exclusive_lock",
     "node_file",
@@ -35,8 +36,10 @@ __all__ = [
 
 Built = TypeVar("Built")
 
+PRIVATE = 0o600
+"""Rights of a file for its owner alone."""
+
 _DIGEST_SIZE = hashlib.sha256().digest_size
-_PRIVATE = 0o600  # for the owner's eyes only
 _POLL = 0.005  # seconds between two looks at a lock that is taken
 
 
@@ -174,10 +177,19 @@ def read_toml(what: str, path: str | Path, build: Callable[[dict[str, Any]], Bui
         raise InvalidParameterError(parameter, error.value, error.allowed) from None
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
     """Write a text file atomically: a reader sees the old text or the new one, never a part.
 
     Several processes may do so at once; the last one counts.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    text : str
+        Its new content.
+    mode : int, optional
+        Its rights, such as `PRIVATE`; by default what the process's umask says.
 
     Raises
     ------
@@ -187,6 +199,8 @@ def write_text(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8") as file:
+            if mode is not None:  # before the text is in it
+                beside.chmod(mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -216,7 +230,7 @@ def exclusive_lock(path: Path, *, timeout: float) -> Iterator[None]:
     """
     if fcntl is None:
         raise OSError(errno.ENOTSUP, "this platform has no fcntl to lock files with")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _PRIVATE)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
         _acquire(descriptor, timeout)
         try:
@@ -242,7 +256,7 @@ def _acquire(descriptor: int, timeout: float) -> None:
 
 def open_private(path: str, flags: int) -> int:
     """Open a file, as an opener of `open`, that only its owner may read and write."""
-    return os.open(path, flags, _PRIVATE)
+    return os.open(path, flags, PRIVATE)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The server half of the app: trains as the settings say and writes the run folder."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,17 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.from_toml(str(context.run_config["settings"]))
     run_dir = str(context.run_config["run-dir"])
     run = RunFolder.open(run_dir) if run_dir else None
-    strategy = build_strategy(settings, run, resume=bool(context.run_config["resume"]))
-    result = strategy.start(
-        grid,
-        initial_arrays(settings),
-        num_rounds=settings.rounds,
-        train_config=ConfigRecord({"seed": settings.seed}),
-        evaluate_fn=_evaluate_fn(settings),
-    )
-    if run is not None:
-        save_model(run.model_path, result.arrays)
+    with nullcontext() if run is None else run.served():
+        strategy = build_strategy(settings, run, resume=bool(context.run_config["resume"]))
+        result = strategy.start(
+            grid,
+            initial_arrays(settings),
+            num_rounds=settings.rounds,
+            train_config=ConfigRecord({"seed": settings.seed}),
+            evaluate_fn=_evaluate_fn(settings),
+        )
+        if run is not None:
+            save_model(run.model_path, result.arrays)
 
 
 def build_strategy(

@@ -15,10 +15,10 @@ from flwr_privacy.clients.node.context_store import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.simulations.engines.flower_processes import HOST, check_port
-from flwr_privacy.simulations.runner.jobs import APP, kept, shown
+from flwr_privacy.simulations.runner.jobs import APP, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
 from flwr_privacy.simulations.settings.metrics_file import refused
-from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
 from .nodes import DeployedNode, prepare, tree_of
 from .processes import Deployment, DeploymentError

@@ -310,6 +310,7 @@ class Deployment:
             [[executable(command[0]), *command[1:]]],
             environment=environment,
             log=self.folder / f"{name}.log",
+            umask=0o077,  # the SuperLink's database has the clients' replies
         )
         self._stack.callback(supervisor.stop)
         self._kept[name] = supervisor

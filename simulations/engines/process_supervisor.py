@@ -58,6 +58,9 @@ class ProcessSupervisor:
         File to which their output is appended.
     remove : sequence of Path
         Folders to remove at the end.
+    umask : int, default -1
+        Rights that files of the commands do not have, as ``os.umask`` takes them; -1: as this
+        process's.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ProcessSupervisor:
         environment: Mapping[str, str],
         log: Path,
         remove: Sequence[Path] = (),
+        umask: int = -1,
     ) -> None:
         options = {"commands": commands, "remove": [str(folder) for folder in remove]}
         with log.open("ab") as output:
@@ -77,6 +81,7 @@ class ProcessSupervisor:
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,
+                umask=umask,
             )
 
     @property

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr_privacy.clients.node.node_settings import STACK_MODES
-from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, check_choice, check_integer
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.simulations.engines.placement import Machine, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 from flwr_privacy.simulations.settings.metrics_file import follow
-from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .progress import Progress
 
-__all__ = ["Engine", "carry_out", "kept", "model_bytes", "next_folder", "shown"]
+__all__ = ["Engine", "carry_out", "model_bytes", "next_folder", "shown"]
 
 APP = Path(__file__).parent.parent
 CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
@@ -187,29 +187,6 @@ def _logged(run: RunFolder) -> Iterator[None]:
     finally:
         logger.handlers = before
         handler.close()
-
-
-@contextmanager
-def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
-    """Record how the runs ended if they fail or end here."""
-
-    def finish(status: str, error: str | None = None) -> None:
-        for run in runs:
-            run.finish(status, error)
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        finish("interrupted")
-        raise
-    except FlwrPrivacyError as error:
-        finish("failed", str(error))
-        raise
-    except BaseException as error:
-        finish("failed", f"{type(error).__name__}: {error}")
-        raise
-    if ends:
-        finish("completed")
 
 
 @contextmanager

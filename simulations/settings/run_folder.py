@@ -14,18 +14,26 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.errors import DataError, InvalidParameterError, check_choice, check_integer
-from flwr_privacy.wire.files import exclusive_lock, write_text
+from flwr_privacy.errors import (
+    DataError,
+    FlwrPrivacyError,
+    InvalidParameterError,
+    check_choice,
+    check_integer,
+)
+from flwr_privacy.wire.files import PRIVATE, exclusive_lock, write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
 from .metrics_file import MetricsFile
 from .run_settings import Settings
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "kept"]
 
 ENGINES = ("ray", "inline", "deployed")
 ENDINGS = ("completed", "failed", "interrupted")
-STATUSES = ("running", *ENDINGS)
+STATUSES = ("created", "running", *ENDINGS)
+LOCK, SERVER_LOCK = "lock", "server.lock"
+LOCK_TIMEOUT = 10.0
 PACKAGES = ("flwr-privacy", "flwr", "numpy", "torch")
 
 
@@ -53,7 +61,7 @@ class RunFolder:
         experiment_id: str | None = None,
         test_seed: int | None = None,
     ) -> "RunFolder":
-        """Make the folder of a run that starts now.
+        """Make the folder of a run, which may start later.
 
         Parameters
         ----------
@@ -77,7 +85,7 @@ class RunFolder:
             If the folder already holds a run or cannot be written, or a value is not allowed.
         """
         summary = {
-            "status": "running",
+            "status": "created",
             "engine": check_choice("engine", engine, ENGINES),
             "experiment_id": experiment_id or _experiment_id(test_seed),
             "started": _now(),
@@ -95,7 +103,7 @@ class RunFolder:
                 raise FileExistsError
             with run.settings_path.open("x", encoding="utf-8") as file:
                 file.write(settings.to_toml())
-            run.metrics_path.touch()
+            run.metrics_path.touch(mode=PRIVATE)
         except FileExistsError as error:
             allowed = "a folder that holds no run yet (this one does, or is a file)"
             raise InvalidParameterError("run folder", str(run.path), allowed) from error
@@ -172,11 +180,20 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         """The summary of the run so far.
 
+        A run whose processes were killed says ``running`` in its file, and nobody holds a lock of
+        its folder: its status is ``interrupted``. Where locks cannot be read it stays ``running``.
+
         Raises
         ------
         DataError
             If the file is damaged.
         """
+        summary = self._read_summary()
+        if summary["status"] == "running" and not any(map(self._is_held, (LOCK, SERVER_LOCK))):
+            summary["status"] = "interrupted"
+        return summary
+
+    def _read_summary(self) -> dict[str, Any]:
         try:
             summary = json.loads(self.summary_path.read_bytes())
         except ValueError as error:
@@ -219,15 +236,48 @@ class RunFolder:
         InvalidParameterError
             If another process or thread carries it out, or the folder cannot be written.
         """
+        # Whoever reads the status holds it for an instant.
+        with self._locked(LOCK, timeout=1.0):
+            yield
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """Record that the ServerApp trains the run, and how that ends, whoever has started it.
+
+        Raises
+        ------
+        InvalidParameterError
+            If another ServerApp trains it, or the folder cannot be written.
+        DataError
+            If the summary is damaged.
+        """
+        # One that was killed a moment ago may still be ending.
+        with self._locked(SERVER_LOCK, timeout=LOCK_TIMEOUT):
+            self.begin()
+            with kept(self):
+                yield
+
+    @contextmanager
+    def _locked(self, name: str, *, timeout: float) -> Iterator[None]:
         with ExitStack() as stack:
             try:
-                stack.enter_context(exclusive_lock(self.path / "lock", timeout=0))
+                stack.enter_context(exclusive_lock(self.path / name, timeout=timeout))
             except TimeoutError as error:
                 allowed = "a run that nobody is carrying out"
                 raise InvalidParameterError("run folder", str(self.path), allowed) from error
             except OSError as error:
                 raise _not_writable("run folder", self.path, error) from error
             yield
+
+    def _is_held(self, name: str) -> bool:
+        path = self.path / name
+        if not path.exists():
+            return False
+        try:
+            with exclusive_lock(path, timeout=0):
+                return False
+        except OSError:  # somebody holds it, or this user may not try
+            return True
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append the line of one round; others can read it when this returns.
@@ -250,17 +300,17 @@ class RunFolder:
         DataError
             If the summary is damaged.
         """
-        self._write_summary({**self.summary, **changes})
+        self._write_summary({**self._read_summary(), **changes})
 
     def begin(self) -> None:
-        """Record that the run begins; a folder may be made long before.
+        """Record that the run begins; its folder may have been made long before.
 
         Raises
         ------
         InvalidParameterError
             If the folder cannot be written.
         """
-        self.update(started=_now())
+        self.update(status="running", started=_now(), error=None, finished=None)
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Record how the run ended.
@@ -291,7 +341,7 @@ class RunFolder:
         DataError
             If the summary or a line that is not the last one is damaged.
         """
-        self.metrics_path.touch()
+        self.metrics_path.touch(mode=PRIVATE)
         tail = MetricsFile(self.metrics_path)
         for _ in tail.lines():
             pass
@@ -307,6 +357,37 @@ class RunFolder:
             write_text(self.summary_path, json.dumps(summary, indent=2) + "\n")
         except OSError as error:
             raise _not_writable("run folder", self.path, error) from error
+
+
+@contextmanager
+def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
+    """Record how the runs ended if they fail or, by default, end here.
+
+    Parameters
+    ----------
+    *runs : RunFolder
+        The runs.
+    ends : bool, default True
+        Whether they are complete if nothing is raised.
+    """
+
+    def finish(status: str, error: str | None = None) -> None:
+        for run in runs:
+            run.finish(status, error)
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        finish("interrupted")
+        raise
+    except FlwrPrivacyError as error:
+        finish("failed", str(error))
+        raise
+    except BaseException as error:
+        finish("failed", f"{type(error).__name__}: {error}")
+        raise
+    if ends:
+        finish("completed")
 
 
 def _not_writable(parameter: str, path: Path, error: OSError) -> InvalidParameterError:

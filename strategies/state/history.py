@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.wire.files import write_text
+from flwr_privacy.wire.files import PRIVATE, open_private, write_text
 
 __all__ = ["History"]
 
@@ -22,7 +22,8 @@ class History:
     Parameters
     ----------
     path : Path, optional
-        File for the lines, one JSON document each; written as the rounds end.
+        File for the lines, one JSON document each; written as the rounds end. Only its owner can
+        read it: under Poisson sampling the number of clients in a round is secret.
     on_round : callable, optional
         Called with each new line.
     """
@@ -40,7 +41,7 @@ class History:
         self._encoded = text.splitlines(keepends=True)
         self.lines = [json.loads(entry) for entry in self._encoded]
         if self._path is not None:
-            write_text(self._path, text)
+            write_text(self._path, text, mode=PRIVATE)
 
     def text_with(self, *lines: Line) -> str:
         """Return all lines as the file has them, and some more."""
@@ -51,7 +52,7 @@ class History:
         self.lines.append(line)
         if self._path is not None:
             self._encoded.append(_encode(line))
-            with self._path.open("a", encoding="utf-8") as file:
+            with open(self._path, "a", encoding="utf-8", opener=open_private) as file:
                 file.write(self._encoded[-1])
         if self._on_round is not None:
             self._on_round(line)

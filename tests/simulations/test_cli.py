@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from commands import Command
 
-from flwr_privacy.simulations import cli
+from flwr_privacy.simulations.cli import results
 from flwr_privacy.simulations.demo import demo_settings
 from flwr_privacy.simulations.engines.placement import Machine
 from flwr_privacy.simulations.settings.run_folder import RunFolder
@@ -69,6 +69,7 @@ def test_a_run_leaves_its_folder_and_two_can_be_compared(command: Command, tmp_p
             "model.npz",
             "log.txt",
             "lock",
+            "server.lock",
             "privacy-card.json",
             "privacy-card.html",
         }
@@ -312,7 +313,7 @@ def test_the_demo_shows_what_privacy_costs(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = {name: replace(one, rounds=2) for name, one in demo_settings().items()}
-    monkeypatch.setattr(cli, "demo_settings", lambda: short)
+    monkeypatch.setattr(results, "demo_settings", lambda: short)
     (tmp_path / "demo").mkdir()
     done = command("demo", "--engine", "inline", "--out", "demo")
     assert done.returncode == 0, done.stderr

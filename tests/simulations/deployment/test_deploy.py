@@ -61,6 +61,8 @@ def mode(path: Path) -> int:
         (("--nodes", "3", "--timeout", "0"), 2, "--timeout = 0.0: expected"),
         (("--nodes", "3", "--test-seed", "-1"), 2, "--test-seed = -1: expected"),
         (("--nodes", "3", "--policy", "nowhere.toml"), 2, "nowhere.toml"),
+        (("--nodes", "3"), 2, "--policy = None: expected a TOML file with limits such as"),
+        (("--resume", "r", "--no-policy"), 2, "a run keeps its own"),
         (("--nodes", "3", "--set", "clients=4"), 2, "--nodes says how many"),
         (("--nodes", "3", "--set", "per_round=4"), 2, "per_round = 4: expected"),
         (("--nodes", "3", "--set", "secure_sum.threshold=4"), 2, "at most the 3 clients of a"),
@@ -231,6 +233,31 @@ def test_a_nodes_key_is_in_the_format_that_ssh_keygen_has(tmp_path: Path) -> Non
 def test_a_value_that_flowers_command_line_cannot_carry_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match="without quotation marks"):
         Deployment(nodes=[{"client-id": 'a"b'}], folder=tmp_path)
+
+
+def test_a_policy_and_none_are_not_given_together(command: Command) -> None:
+    Path("policy.toml").write_text("max_epsilon = 10\n")
+    done = command("deploy", "--nodes", "3", "--policy", "policy.toml", "--no-policy")
+    assert done.returncode == 2
+    assert "--policy = 'policy.toml': expected a TOML file with limits" in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_what_a_deployment_writes_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        own = Deployment(nodes=[], folder=tmp_path)
+        (tmp_path / "flower-superlink").write_text(f"#!/bin/sh\ntouch {tmp_path}/superlink.db\n")
+        (tmp_path / "flower-superlink").chmod(0o700)
+        own._keep("superlink", [str(tmp_path / "flower-superlink")], dict(os.environ))
+        end = time.monotonic() + 30
+        while not (tmp_path / "superlink.db").exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        own._drop("superlink")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "superlink.db") == 0o600
 
 
 @pytest.mark.parametrize(
@@ -446,7 +473,8 @@ def test_what_can_be_gone_on_with_is_told_after_the_error(
         raise DeploymentError(error)
 
     monkeypatch.setattr("flwr_privacy.simulations.deployment.deploy.deploy", fail)
-    done = command("deploy", "--nodes", "2", "--task", "digits-linear", "--out", "r")
+    arguments = ("--nodes", "2", "--task", "digits-linear", "--no-policy", "--out", "r")
+    done = command("deploy", *arguments)
     assert done.returncode == 4
     told = ["to go on: flwr-privacy deploy --resume r"] if hint else []
     assert done.stderr.splitlines() == [*f"error: {error}".splitlines(), *told]
@@ -473,7 +501,7 @@ def test_a_run_that_somebody_carries_out_is_not_gone_on_with(
 @pytest.mark.deployed
 def test_a_run_goes_on_without_a_node_that_is_killed_and_says_so(tmp_path: Path) -> None:
     arguments = ["--scheme", "udp", "--set", "unit=record", "--task", "digits-linear"]
-    arguments += ["--nodes", "3", "--rounds", "2"]
+    arguments += ["--nodes", "3", "--rounds", "2", "--no-policy"]
     arguments += ["--test-seed", "7", "--timeout", "500", "--out", "r"]
     output, metrics = tmp_path / "output", tmp_path / "r" / "metrics.jsonl"
     with output.open("wb") as stream:

@@ -36,7 +36,7 @@ def make(tmp_path):
                 "scheme": {},
             }
             run.append({**line, **(more[number] if number < len(more) else {})})
-        if status != "running":
+        if status != "created":
             run.finish(status, error)
         return run
 

@@ -104,7 +104,7 @@ class TestPrivacy:
         assert "VOID" not in whole.text
 
     def test_a_run_that_goes_on_shows_what_it_spent_so_far(self, make, tmp_path):
-        run = leave_card(self.udp(make, rounds=2, status="running"), spent=2.0)
+        run = leave_card(self.udp(make, rounds=2, status="created"), spent=2.0)
         page, _ = written([run], tmp_path / "out")
         assert "Spent so far: epsilon 2 (gdp)." in page.text
         run.card_path.unlink()  # before the first round has ended

@@ -100,16 +100,16 @@ def test_tasks_have_figures_of_their_own(make, tmp_path):
 
 
 def test_run_without_rounds(make, tmp_path):
-    run = make("a", rounds=None, status="running")
+    run = make("a", rounds=None, status="created")
     page, table = written([run], tmp_path / "out")
     assert page.figures == 0
     assert "The model was not evaluated yet." in page.text
-    assert "One run of fedavg on digits-mlp: running." in page.text
+    assert "One run of fedavg on digits-mlp: created." in page.text
     assert table["runs"][0]["results"]["accuracy"] is None
 
 
 def test_round_zero_alone(make, tmp_path):
-    page, _ = written([make("a", rounds=0, status="running")], tmp_path / "out")
+    page, _ = written([make("a", rounds=0, status="created")], tmp_path / "out")
     assert page.figures == 2  # over rounds; no bytes and no time yet
 
 

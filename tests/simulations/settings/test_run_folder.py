@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from metrics_lines import line
@@ -7,6 +10,7 @@ from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.simulations.settings import run_folder as runs
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.strategies.state.history import History
 
 FIRST = {"round": 0, "rounds": 5, "server": {"accuracy": 0.1}, "seconds": 0.1}
 
@@ -21,7 +25,7 @@ class TestCreate:
         assert opened.settings == settings
         assert opened.rounds() == []
         summary = opened.summary
-        assert summary["status"] == "running"
+        assert summary["status"] == "created"
         assert (summary["engine"], summary["nodes"], summary["experiment_id"]) == ("ray", 7, "e1")
         assert summary["finished"] is summary["error"] is None
         assert {"flwr-privacy", "flwr", "python", "numpy"} <= set(summary["versions"])
@@ -101,6 +105,78 @@ class TestSummary:
         assert names == {"settings.toml", "summary.json", "metrics.jsonl"}
 
 
+class TestStatus:
+    def test_of_a_run_by_hand_is_written_by_its_server(self, run):
+        with run.served():
+            assert run.summary["status"] == "running"
+        assert run.summary["status"] == "completed"
+
+    def test_names_what_ended_the_server(self, run):
+        with pytest.raises(MemoryError), run.served():
+            raise MemoryError("no room")
+        assert run.summary["status"] == "failed"
+        assert run.summary["error"] == "MemoryError: no room"
+        with run.served():  # a resume
+            assert run.summary["error"] is run.summary["finished"] is None
+
+    def test_is_interrupted_where_the_server_was_killed(self, run):
+        code = (
+            "import sys, time\n"
+            "from flwr_privacy.simulations.settings.run_folder import RunFolder\n"
+            "with RunFolder.open(sys.argv[1]).served():\n"
+            "    print('served', flush=True)\n"
+            "    time.sleep(600)\n"
+        )
+        server = subprocess.Popen(
+            [sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert server.stdout.readline() == "served\n"
+            assert run.summary["status"] == "running"
+        finally:
+            server.kill()
+            server.wait()
+        assert run.summary["status"] == "interrupted"
+        assert json.loads(run.summary_path.read_text())["status"] == "running"
+
+    def test_stays_with_the_one_server_that_trains(self, run, monkeypatch):
+        monkeypatch.setattr(runs, "LOCK_TIMEOUT", 0.1)
+        with run.served():
+            with pytest.raises(InvalidParameterError, match="nobody is carrying out"), run.served():
+                pass
+            assert run.summary["status"] == "running"
+
+    def test_of_a_reader_without_rights_is_as_written(self, run, monkeypatch):
+        with run.served():
+            pass
+        run.update(status="running")
+
+        def denied(path, *, timeout):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(runs, "exclusive_lock", denied)
+        assert run.summary["status"] == "running"
+
+
+def test_the_rounds_can_be_read_by_their_owner_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        run = RunFolder.create(tmp_path / "run", Settings(), engine="inline", nodes=4)
+        created = run.metrics_path.stat().st_mode
+        history = History(run.metrics_path)
+        history.restart("")
+        restarted = run.metrics_path.stat().st_mode
+        run.metrics_path.unlink()
+        history.add(line(1))
+        added = run.metrics_path.stat().st_mode
+        run.metrics_path.unlink()
+        run.reopen()
+        reopened = run.metrics_path.stat().st_mode
+    finally:
+        os.umask(before)
+    assert {oct(mode & 0o777) for mode in (created, restarted, added, reopened)} == {"0o600"}
+
+
 class TestRounds:
     def test_add_up_bytes(self, run):
         for one in (FIRST, line(1), line(2, bytes_up=7)):
@@ -155,8 +231,9 @@ class TestRounds:
         run.finish("interrupted", error="killed")
         with run.metrics_path.open("a") as file:
             file.write(tail)
-        run.reopen()
+        with run.alone():
+            run.reopen()
+            assert run.summary["status"] == "running"
         run.append(line(3))
         assert [one["round"] for one in run.rounds()] == ([1, 2, 3] if tail[-1:] == "}" else [1, 3])
-        assert run.summary["status"] == "running"
         assert run.summary["error"] is run.summary["finished"] is None

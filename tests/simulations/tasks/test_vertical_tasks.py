@@ -13,7 +13,7 @@ from flwr_privacy.fedvs.data import ids_digest
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.app.server_app import app as server_app
 from flwr_privacy.simulations.app.server_app import build_strategy, initial_arrays
-from flwr_privacy.simulations.cli import _settings
+from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings, TrainingSettings
@@ -372,17 +372,17 @@ def test_what_tells_a_baseline_from_the_others_is_not_chosen():
 
 
 def test_the_command_line_takes_the_tasks_clients_and_training(capsys):
-    found = _settings({"scheme": "fedvs", "task": "digits-rows"}, download=False)
+    found = settings_of({"scheme": "fedvs", "task": "digits-rows"})
     assert found.clients == 8
     assert found.training == DIGITS.training
     assert "8 clients, 8 to 8 columns" in capsys.readouterr().out
     values = {"scheme": "fedvs", "task": "digits-rows", "clients": 4, "K": 1}
-    found = _settings({**values, "training.learning_rate": 0.5}, download=False)
+    found = settings_of({**values, "training.learning_rate": 0.5})
     assert found.clients == 4
     assert found.training.learning_rate == 0.5
     assert found.strategy == {"K": 1}
     with pytest.raises(InvalidParameterError, match=r"task = 'digits-mlp'.*digits-rows"):
-        _settings({"scheme": "fedvs"}, download=False)
+        settings_of({"scheme": "fedvs"})
 
 
 # -- Runs ----------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flwr_privacy.simulations import doctor
-from flwr_privacy.simulations.doctor import Check, diagnose, flwr_status
+from flwr_privacy.simulations.operations import doctor
+from flwr_privacy.simulations.operations.checks import Check, flwr_status
+from flwr_privacy.simulations.operations.doctor import diagnose
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -17,7 +18,7 @@ def test_this_environment_is_fine() -> None:
     for name in ("python", "numpy", "flwr", "ray", "torch", "gpu", "temporary folder"):
         assert checks[name].status == "ok", checks[name]
     assert checks["data digits"].status == "ok"
-    assert checks["data mnist"].status == "warning"
+    assert checks["data mnist"].status == "warn"
     assert "missing" in checks["data mnist"].detail
 
 
@@ -26,9 +27,9 @@ def test_this_environment_is_fine() -> None:
     [
         ("1.41.0", "ok"),
         ("1.50.1", "ok"),
-        ("1.40.9", "error"),
-        ("2.0.0", "error"),
-        ("unknown", "warning"),
+        ("1.40.9", "fail"),
+        ("2.0.0", "fail"),
+        ("unknown", "warn"),
     ],
 )
 def test_supported_range_of_flwr(version: str, status: str) -> None:
@@ -42,7 +43,7 @@ def test_left_over_superlink_is_explained(monkeypatch: pytest.MonkeyPatch) -> No
         port = server.getsockname()[1]
         monkeypatch.setattr(doctor, "FLOWER_PORTS", {port: "SuperLink"})
         check = by_name(diagnose())[f"port {port}"]
-    assert check.status == "warning"
+    assert check.status == "warn"
     assert "left behind" in check.detail
 
 
@@ -50,13 +51,13 @@ def test_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     assert by_name(diagnose())["telemetry"].status == "ok"
     monkeypatch.delenv("FLWR_TELEMETRY_ENABLED")
-    assert by_name(diagnose())["telemetry"].status == "warning"
+    assert by_name(diagnose())["telemetry"].status == "warn"
 
 
 def test_missing_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PACKAGES", ("no-such-package-of-ours",))
     check = by_name(diagnose())["no-such-package-of-ours"]
-    assert check.status == "error"
+    assert check.status == "fail"
     assert "flwr-privacy[simulation]" in check.detail
 
 
@@ -64,7 +65,7 @@ def test_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path
     gone = tmp_path / "gone"
     monkeypatch.setattr(doctor.tempfile, "tempdir", str(gone))
     check = by_name(diagnose())["temporary folder"]
-    assert check.status == "error"
+    assert check.status == "fail"
     assert str(gone) in check.detail
 
 
@@ -78,7 +79,7 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     check = by_name(diagnose())["data"]
-    assert check.status == "error"
+    assert check.status == "fail"
     assert "sklearn" in check.detail
 
 
@@ -88,10 +89,21 @@ def test_a_left_over_ray_cluster_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
     (check,) = (check for check in diagnose() if check.name == "Ray cluster")
-    assert check.status == "warning"
+    assert check.status == "warn"
     assert "127.0.0.1:1 that does not answer" in check.detail
 
 
 def status_of(name: str) -> str:
     (check,) = (check for check in diagnose() if check.name == name)
     return check.status
+
+
+def test_a_database_that_others_can_read_is_named(tmp_path: Path) -> None:
+    database = tmp_path / "superlink.db"
+    for name in ("superlink.db", "superlink.db-wal"):
+        (tmp_path / name).touch(mode=0o600)
+    assert by_name(diagnose(database=database))["database"].status == "ok"
+    (tmp_path / "superlink.db-wal").chmod(0o644)
+    check = by_name(diagnose(database=database))["database"]
+    assert check.status == "fail"
+    assert f"chmod 600 {tmp_path / 'superlink.db-wal'}" in check.detail

@@ -1,0 +1,59 @@
+"""The command line: `flwr-privacy` and its commands, by name."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from flwr_privacy import __version__
+from flwr_privacy.errors import FlwrPrivacyError
+
+from .deployed import deploy
+from .ledger import ledger
+from .nodes import doctor, key, node
+from .research import attack, calibrate, experiment, reliability, replication
+from .results import compare, demo, verify
+from .state import state
+from .training import run
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Federated learning schemes for Flower: train, compare and check them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+EXIT_CODES = """Exit codes: 0 done, 2 wrong parameter, 3 data missing or damaged, 4 the engine or
+the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 declined,
+130 interrupted."""
+
+for command in (
+    *(run, deploy, compare, demo, calibrate, attack, experiment, replication, verify),
+    *(key, doctor, reliability),
+):
+    app.command(epilog=EXIT_CODES)(command)
+for name, group in (("ledger", ledger), ("state", state), ("node", node)):
+    app.add_typer(group, name=name)
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user prints one line and sets the exit code."""
+    try:
+        app(prog_name="flwr-privacy")
+    except FlwrPrivacyError as error:
+        typer.echo(f"error: {error}", err=True)
+        for note in getattr(error, "__notes__", ()):
+            typer.echo(note, err=True)
+        sys.exit(error.exit_code)
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Federated learning schemes for Flower: train, compare and check them."""
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit

@@ -1,0 +1,120 @@
+"""The commands `node check`, `node metrics`, `key` and `doctor`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flwr_privacy.simulations.settings.run_settings import Settings
+
+from .operator_options import PolicyFile, StateFolder, print_checks, write_or_print
+from .run_options import DataRoot
+
+__all__ = ["doctor", "key", "node"]
+
+node = typer.Typer(
+    help="Check a node's files, policy, keys and clock; write numbers for a monitor.",
+    no_args_is_help=True,
+)
+
+PinsFile = Annotated[
+    Path | None, typer.Option(envvar="FLWR_PRIVACY_PINS", help="TOML file with the others' keys.")
+]
+IdentityFile = Annotated[
+    Path | None,
+    typer.Option(envvar="FLWR_PRIVACY_IDENTITY", help="The client's long-term key (PEM)."),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="The SuperNode's key (--auth-supernode-private-key).")
+]
+CertificateFile = Annotated[
+    Path | None, typer.Option(help="The CA's certificate (--root-certificates).")
+]
+
+
+@node.command()
+def check(
+    state: StateFolder = None,
+    policy: PolicyFile = None,
+    pins: PinsFile = None,
+    identity: IdentityFile = None,
+    key: KeyFile = None,
+    certificate: CertificateFile = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="SuperLink to ask for certificate, time, version."),
+    ] = None,
+) -> None:
+    """Check a node; exit code 1 if something is wrong."""
+    from flwr_privacy.simulations.operations.node_checks import NodeFiles, check_node
+
+    files = NodeFiles(
+        state=state, policy=policy, pins=pins, identity=identity, key=key, certificate=certificate
+    )
+    print_checks(check_node(files, superlink))
+
+
+@node.command()
+def metrics(
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File (*.prom) in the textfile collector's folder; readable by all."),
+    ] = None,
+    node_name: Annotated[
+        str | None,
+        typer.Option("--node", help="Name in every number, if one machine has several nodes."),
+    ] = None,
+    state: StateFolder = None,
+    policy: PolicyFile = None,
+    pins: PinsFile = None,
+    identity: IdentityFile = None,
+    key: KeyFile = None,
+    certificate: CertificateFile = None,
+) -> None:
+    """Print a node's numbers for Prometheus, or write them to a file at once."""
+    from flwr_privacy.simulations.operations.metrics import metrics_of
+    from flwr_privacy.simulations.operations.node_checks import NodeFiles
+
+    files = NodeFiles(
+        state=state, policy=policy, pins=pins, identity=identity, key=key, certificate=certificate
+    )
+    write_or_print(metrics_of(files, node_name), out, mode=0o644)
+
+
+def key(
+    path: Annotated[Path, typer.Argument(help="File for the private key; it must be new.")],
+    client: Annotated[
+        str | None, typer.Option(help="Identity of the client; by default the file's name.")
+    ] = None,
+) -> None:
+    """Create a long-term key for a node; print the line with which the other nodes pin it."""
+    from flwr_privacy.wire.identity import check_client_id
+    from flwr_privacy.wire.pins import Identity
+
+    name = check_client_id(client or path.stem)
+    identity = Identity.generate()
+    identity.write(path)
+    typer.echo(f'"{name}" = "{identity.public}"')
+
+
+def doctor(
+    data_root: DataRoot = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task for which to suggest a number of workers.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in a round of that task.")] = None,
+    database: Annotated[
+        Path | None, typer.Option(help="Database of this machine's SuperLink.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Certificate of this machine's SuperLink.")
+    ] = None,
+) -> None:
+    """Check this machine: versions, Ray, GPUs, ports in use, data, a server's files."""
+    from flwr_privacy.simulations.operations.doctor import diagnose
+
+    settings = None
+    if task is not None or clients is not None:
+        chosen = {"task": task, "clients": clients}
+        settings = Settings().with_values({k: v for k, v in chosen.items() if v is not None})
+    print_checks(diagnose(data_root, settings, database=database, certificate=certificate))

@@ -1,0 +1,60 @@
+"""The options that an operator's commands share, and how they print what they find."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.operations.checks import FAIL, Check
+from flwr_privacy.wire.files import PRIVATE, write_text
+
+__all__ = ["AsCSV", "AsJSON", "PolicyFile", "StateFolder", "print_checks", "write_or_print"]
+
+# As a node reads them (`flwr_privacy.clients.node.context_store`, which imports SciPy).
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(envvar="FLWR_PRIVACY_POLICY", help="TOML file with the node's policy."),
+]
+StateFolder = Annotated[
+    Path | None, typer.Option(envvar="FLWR_PRIVACY_STATE", help="The node's privacy-state folder.")
+]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsCSV = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
+
+
+def print_checks(checks: Sequence[Check]) -> None:
+    """Print a line for each check; end with exit code 1 if one of them fails."""
+    for check in checks:
+        typer.echo(f"{check.status:4}  {check.name}: {check.detail}")
+    if any(check.status == FAIL for check in checks):
+        raise typer.Exit(1)
+
+
+def write_or_print(text: str, out: Path | None, *, mode: int = PRIVATE) -> None:
+    """Write a text to a file at once, or else to the terminal.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+    out : Path, optional
+        The file; a reader sees the old text or the new one.
+    mode : int, default PRIVATE
+        Its rights, whatever the umask.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the file cannot be written.
+    """
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        write_text(out, text, mode=mode)
+    except OSError as error:
+        allowed = f"a file that can be written ({error.strerror})"
+        raise InvalidParameterError("--out", str(out), allowed) from error
+    typer.echo(f"written: {out}", err=True)

@@ -1,0 +1,229 @@
+"""The commands of research: `calibrate`, `attack`, `experiment`, `replication`, `reliability`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flwr_privacy.errors import check_choice
+from flwr_privacy.simulations.runner.jobs import Engine
+
+from .run_options import DataRoot
+
+__all__ = ["attack", "calibrate", "experiment", "reliability", "replication"]
+
+
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="Budget of a client over all rounds.")],
+    unit: Annotated[str, typer.Option(help="What is protected: record or user.")],
+    scheme: Annotated[str, typer.Argument(help="Scheme: udp (default).")] = "udp",
+    delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
+    rounds: Annotated[int, typer.Option(help="Learning rounds.")] = 60,
+    fraction: Annotated[
+        float, typer.Option(help="Fraction of the clients that are asked in a round.")
+    ] = 1.0,
+    clipping_norm: Annotated[
+        float, typer.Option(help="Bound of a record's gradient, or of the update.")
+    ] = 1.0,
+    learning_rate: Annotated[float, typer.Option(help="Step size, at record level.")] = 1.0,
+    records: Annotated[int, typer.Option(help="Records of a client, at record level.")] = 800,
+    sampling_rate: Annotated[
+        float, typer.Option(help="Share of the records in a round, drawn in secret.")
+    ] = 1.0,
+) -> None:
+    """Show the noise for a budget under each formula, and what that noise truly gives."""
+    check_choice("scheme", scheme, ("udp",))
+    from flwr_privacy.simulations.calibrate import calibrate as formulas
+    from flwr_privacy.simulations.calibrate import legend, table
+    from flwr_privacy.udp import sensitivity
+
+    bound = sensitivity(
+        unit,
+        clipping_norm=clipping_norm,
+        learning_rate=learning_rate,
+        records=records,
+        sampling_rate=sampling_rate,
+    )
+    rows = formulas(
+        epsilon=epsilon,
+        delta=delta,
+        rounds=rounds,
+        q=fraction,
+        sampling_rate=sampling_rate,
+        sensitivity=bound,
+    )
+    typer.echo(
+        f"budget: epsilon {epsilon:g} at delta {delta:g} over {rounds} rounds; unit: {unit}; "
+        f"sensitivity of a release: {bound:.4g}"
+    )
+    typer.echo(table(rows))
+    typer.echo(legend(rounds, fraction, sampling_rate=sampling_rate))
+
+
+def attack(
+    scheme: Annotated[
+        str, typer.Argument(help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp, fedvs.")
+    ],
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Task of secure-sum and m2fdp: digits-linear (default), digits-mlp, mnist-mlp; of "
+            "mspdq: digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), "
+            "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits."
+        ),
+    ] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5, of fedvs 16."
+        ),
+    ] = None,
+    records: Annotated[
+        int | None,
+        typer.Option(
+            help="Records of each client; by default 1, of udp 50, of acfl 20; of fedvs 32 rows "
+            "that all share."
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Root of all random draws except those of the schemes.")
+    ] = 0,
+    data_root: DataRoot = None,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
+) -> None:
+    """Attack a scheme: show which records a server recovers from a round or a training."""
+    from rich.console import Console
+
+    from flwr_privacy.simulations.research.attack import ATTACKS
+    from flwr_privacy.simulations.research.attacks.setup import AttackOptions
+
+    options = AttackOptions(
+        task=task, clients=clients, records=records, seed=seed, data_root=data_root, out=out
+    )
+    report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](options)
+    console = Console()
+    for table in report.tables:
+        console.print(table)
+    typer.echo(report.legend)
+    for picture in report.pictures:
+        typer.echo(f"picture: {picture}")
+    typer.echo(report.verdict)
+
+
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="<scheme>/<figure>; see --list.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's size; by default scaled down.")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="inline (this process, default) or ray.")] = "inline",
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time; by default 2 inline, 1 on Ray.")
+    ] = None,
+    data_root: DataRoot = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for runs and results; by default one in runs/experiments/."),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds; a verdict takes three. Finished runs are kept.")
+    ] = "0,1,2",
+) -> None:
+    """Train the curves of a paper's figure, draw them, and check the paper's claims."""
+    from flwr_privacy.simulations.research.experiments import description as experiments
+
+    if name is None or show:
+        for known in experiments.names():
+            typer.echo(f"{known:24} {experiments.experiment(known).title}")
+        return
+    from rich.console import Console
+
+    from flwr_privacy.simulations.research.experiments.results import Results, save
+    from flwr_privacy.simulations.research.experiments.runs import train
+    from flwr_privacy.simulations.research.experiments.tables import tables
+
+    chosen = experiments.experiment(name)
+    folder = out or Path("runs/experiments", f"{name}-full" if full else name)
+    runs = train(
+        chosen,
+        folder,
+        seeds=experiments.read_seeds(seeds),
+        engine=Engine(name=engine),
+        jobs=jobs or (2 if engine == "inline" else 1),
+        full=full,
+        data_root=data_root,
+    )
+    results = Results(experiment=chosen, full=full, runs=runs)
+    picture, numbers = save(results, folder)
+    for table in tables(results):
+        Console().print(table)
+    typer.echo(f"picture: {picture}\nnumbers: {numbers}")
+
+
+def replication(
+    runs: Annotated[Path, typer.Option(help="Folder with the results of experiments.")] = Path(
+        "runs/experiments"
+    ),
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/replication.md"),
+) -> None:
+    """Write the verdicts of all experiments that were run to one page.
+
+    An existing page keeps its entries for experiments that have no results in the folder.
+    """
+    from flwr_privacy.simulations.research.experiments.replication import replication as page
+    from flwr_privacy.wire.files import write_text
+
+    text = page(runs, out.read_text(encoding="utf-8") if out.is_file() else "")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, text)
+    typer.echo(f"page: {out}")
+
+
+def reliability(
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(help="Scheme, as often as needed; by default all schemes of the matrix."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/reliability.md"),
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Rounds, at least 20, of a training with random faults, in place of the tables."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Root of the random faults.")] = 1,
+) -> None:
+    """Inject every fault in every phase of the schemes, or random faults over many rounds.
+
+    An existing page keeps its entries for schemes that are not asked for.
+    """
+    from flwr_privacy.simulations.reliability import page as pages
+    from flwr_privacy.simulations.reliability.federations import FEDERATIONS
+    from flwr_privacy.simulations.reliability.matrix import DEFECT, matrix
+    from flwr_privacy.wire.files import write_text
+
+    chosen = [check_choice("scheme", name, FEDERATIONS) for name in scheme or FEDERATIONS]
+    if rounds is not None:
+        wrong = pages.write_long_runs(chosen, rounds=rounds, seed=seed, out=out, say=typer.echo)
+        typer.echo(f"page: {out}")
+        for line in wrong:
+            typer.echo(f"defect: {line}", err=True)
+        if wrong:
+            raise typer.Exit(1)
+        return
+    order = [federation.title for federation in FEDERATIONS.values()]
+    matrices = {}
+    for name in chosen:
+        title = FEDERATIONS[name].title
+        matrices[title] = matrix(FEDERATIONS[name])
+        typer.echo(f"{title}\n{pages.table(matrices[title])}\n")
+        # After each: the whole takes minutes, and somebody may have enough.
+        earlier = out.read_text(encoding="utf-8") if out.exists() else ""
+        write_text(out, pages.page(matrices, order=order, earlier=earlier))
+    typer.echo(f"page: {out}")
+    cells = [(title, cell) for title, found in matrices.items() for cell in found]
+    defects = [(title, cell) for title, cell in cells if cell.verdict == DEFECT]
+    for title, cell in defects:
+        typer.echo(f"defect: {title}, {cell.fault}, phase {cell.phase}: {cell.why}", err=True)
+    if defects:
+        raise typer.Exit(1)

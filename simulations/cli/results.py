@@ -1,0 +1,68 @@
+"""The commands that read runs: `compare`, `verify`, and `demo`, which makes its own."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
+from flwr_privacy.simulations.runner.jobs import Engine, carry_out
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+
+__all__ = ["compare", "demo", "verify"]
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of the runs.")],
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("runs/report"),
+) -> None:
+    """Draw runs side by side in one HTML report, with the numbers as JSON beside it."""
+    from flwr_privacy.simulations.reports.report import write_report
+
+    typer.echo(f"report: {write_report([RunFolder.open(run) for run in runs], out)}")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path(
+        "runs/demo"
+    ),
+    engine: Annotated[str, typer.Option(help="ray or inline.")] = "ray",
+) -> None:
+    """Train on real data, with and without privacy, and report what privacy costs."""
+    from flwr_privacy.simulations.reports.report import write_report
+
+    where = Engine(name=engine)
+    parent = out
+    number = 2
+    while parent.exists():
+        parent, number = out.with_name(f"{out.name}-{number}"), number + 1
+    folders = [
+        RunFolder.create(parent / name, settings, engine=engine, nodes=where.nodes(settings))
+        for name, settings in demo_settings().items()
+    ]
+    with ExitStack() as stack:
+        for folder in folders:
+            stack.enter_context(folder.alone())
+        carry_out(folders, where)
+    typer.echo(f"report: {write_report(folders, parent, title=TITLE, about=ABOUT)}")
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or a privacy card.")],
+) -> None:
+    """Recompute the epsilon of a run from its privacy card alone."""
+    from flwr_privacy.privacy.card import PrivacyCard
+
+    path = RunFolder(run).card_path if run.is_dir() else run
+    if not path.is_file():
+        raise InvalidParameterError("run", str(run), "the folder of a run with a privacy-card.json")
+    card = PrivacyCard.from_json(path.read_bytes())
+    numbers = card.verify()
+    typer.echo(card.guarantee.text())
+    for accountant, (stated, computed) in numbers.items():
+        typer.echo(f"epsilon ({accountant}): stated {stated:.6g}, recomputed {computed:.6g}")
+    clients = len(card.charges())
+    typer.echo(f"answers: {card.answers()}")
+    typer.echo(f"verified: {len(card.releases)} releases of {clients} clients")

@@ -1,0 +1,106 @@
+"""The options that `run` and `deploy` share, and the settings that they make."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
+from flwr_privacy.simulations.settings.run_settings import (
+    Settings,
+    parse_assignments,
+    with_scheme_parameters,
+)
+
+__all__ = [
+    "Assignments",
+    "DataRoot",
+    "Out",
+    "Rounds",
+    "Scheme",
+    "Seed",
+    "Task",
+    "given",
+    "settings_of",
+]
+
+Scheme = Annotated[
+    str | None,
+    typer.Option(
+        help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, acfl, m2fdp, fedvs or a "
+        "baseline."
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        help="Task: digits-mlp (default), digits-linear, mnist-mlp, mnist-cnn, fashion-cnn, "
+        "cifar10-cnn, adult-linear, digits-svm, fashion-svm; for acfl digits-rff, mnist-rff or "
+        "fashion-rff; for fedvs digits-rows, fashion-rows, mfeat-views, credit, parkinsons or "
+        "breast-cancer."
+    ),
+]
+Rounds = Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")]
+Seed = Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")]
+DataRoot = Annotated[
+    Path | None, typer.Option(help="Folder with the data sets that have to be downloaded.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any other setting, as often as needed: training.learning_rate=0.05, "
+        "partition.alpha=0.1, stragglers.slow_fraction=0.2; and the scheme's own: unit=record "
+        "or strategy.unit=record.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]
+
+
+def given(
+    assignments: Sequence[str] | None, data_root: Path | None, **options: Any
+) -> dict[str, Any]:
+    """Return the settings that a command line has, with dotted keys."""
+    root = None if data_root is None else str(data_root.resolve())
+    chosen = {**options, "data_root": root}
+    values = {key: value for key, value in chosen.items() if value is not None}
+    return values | parse_assignments(assignments or [])
+
+
+def settings_of(values: dict[str, Any], *, download: bool = False) -> Settings:
+    """Return the settings of a run; refuse at once what the app would refuse later."""
+    # Imported late: torch takes seconds, which `--help` need not wait for.
+    from flwr_privacy.simulations.app.server_app import build_strategy
+    from flwr_privacy.simulations.settings import schemes
+    from flwr_privacy.simulations.tasks.data import load
+    from flwr_privacy.simulations.tasks.tasks import check_data, task_of
+    from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask
+
+    strategy = schemes.scheme(values.get("scheme", Settings.scheme)).strategy
+    values = with_scheme_parameters(values, _own_parameters(strategy))
+    settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
+    chosen = task_of(settings)
+    if isinstance(chosen, VerticalTask):
+        usual = {"clients": chosen.clients, "rounds": chosen.rounds}
+        settings = settings.with_values({k: v for k, v in usual.items() if k not in values})
+    own = schemes.scheme(settings.scheme).usual(settings.strategy)
+    settings = replace(settings, training=chosen.training, strategy=own).with_values(values)
+    if download:  # first: some strategies are made from the data
+        load(chosen.dataset, data_root=settings.data_root, download=True)
+    build_strategy(settings, None)
+    if settings.secure_sum is not None and settings.clients is not None:
+        settings.secure_sum.colluders_of(settings.clients)  # no cohort has more
+    if (found := check_data(settings)) is not None:
+        typer.echo(f"data: {found}")
+    return settings
+
+
+def _own_parameters(strategy: Any) -> set[str]:
+    """Return the parameters that a scheme has beyond those of every strategy."""
+    from flwr_privacy.simulations.settings.flat_options import flat_keys
+    from flwr_privacy.strategies import SchemeStrategy
+
+    return set(flat_keys(strategy)).difference(flat_keys(SchemeStrategy))

@@ -1,0 +1,92 @@
+"""The commands `state show` and `state prune`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flwr_privacy.simulations.operations.tables import json_text, table
+
+from .operator_options import AsJSON
+
+__all__ = ["state"]
+
+state = typer.Typer(
+    help="Look at a node's state folder, and delete what is not needed any more.",
+    no_args_is_help=True,
+)
+
+StatePath = Annotated[Path, typer.Argument(help="The node's privacy-state folder.")]
+
+
+@state.command()
+def show(path: StatePath, as_json: AsJSON = False) -> None:
+    """Print the sizes of a state folder by client and kind, and what may be deleted."""
+    from flwr_privacy.simulations.operations.state_files import (
+        KINDS,
+        known_experiments,
+        names_of,
+        state_files,
+    )
+
+    files = state_files(path)
+    groups = sorted({(f.client, list(KINDS).index(f.kind)) for f in files})
+    kinds = []
+    for client, number in groups:
+        kind = list(KINDS)[number]
+        own = [file for file in files if (file.client, file.kind) == (client, kind)]
+        kinds.append([client, kind, len(own), sum(f.size for f in own), KINDS[kind][0]])
+    experiments: list[list[Any]] = []
+    rest = {file.name for file in files if file.name}
+    for experiment in known_experiments(path, files):
+        names = names_of(experiment, path)
+        experiments.append([experiment, *_totals([f for f in files if f.name in names])])
+        rest -= names
+    if unnamed := [file for file in files if file.name in rest]:
+        experiments.append(["(without a known id)", *_totals(unnamed)])
+    columns = ["client", "kind", "files", "bytes", "may be deleted"]
+    of_experiments = ["experiment", "files", "bytes", "last written"]
+    if as_json:
+        document = {
+            "files": [dict(zip(columns, row, strict=True)) for row in kinds],
+            "experiments": [dict(zip(of_experiments, row, strict=True)) for row in experiments],
+        }
+        typer.echo(json_text(document), nl=False)
+        return
+    typer.echo(table(columns, kinds) + "\n")
+    for kind in [kind for kind in KINDS if any(file.kind == kind for file in files)]:
+        typer.echo(f"{kind}: {KINDS[kind][1]}")
+    if experiments:
+        typer.echo("\n" + table(of_experiments, experiments))
+        typer.echo("\nIf one of them is over: flwr-privacy state prune PATH --over EXPERIMENT")
+
+
+@state.command()
+def prune(
+    path: StatePath,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="EXPERIMENT",
+            help="Id of an experiment that is over, as often as needed: the node answers nothing "
+            "more of it.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; by default only list.")] = False,
+) -> None:
+    """List, or with --yes delete, what a node does not need any more; never a ledger or a note."""
+    from flwr_privacy.simulations.operations.prune import prune as pruned
+    from flwr_privacy.simulations.operations.prune import removable
+
+    files = (pruned if yes else removable)(path, over or [])
+    for file in files:
+        typer.echo(f"{'deleted' if yes else 'would delete'}: {file.path} ({file.size} bytes)")
+    total = f"{len(files)} files, {sum(file.size for file in files)} bytes"
+    typer.echo(f"{total} deleted" if yes else f"{total}; nothing was deleted (--yes deletes)")
+
+
+def _totals(files: Sequence[Any]) -> list[Any]:
+    last = max((file.modified for file in files), default=None)
+    written = None if last is None else last.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return [len(files), sum(file.size for file in files), written]

@@ -1,0 +1,182 @@
+"""The command `run`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.engines.placement import Machine, crowded
+from flwr_privacy.simulations.engines.ray_engine import RayResources
+from flwr_privacy.simulations.reports.tree_nodes import read_tree
+from flwr_privacy.simulations.runner.jobs import SEED_WARNING, Engine, carry_out, next_folder
+from flwr_privacy.simulations.runner.progress import planned_rounds
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+
+from .run_options import (
+    Assignments,
+    DataRoot,
+    Out,
+    Rounds,
+    Scheme,
+    Seed,
+    Task,
+    given,
+    settings_of,
+)
+
+__all__ = ["run"]
+
+
+def run(
+    scheme: Scheme = None,
+    task: Task = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            help="Clients of the federation; by default 20, for fedvs as many as suit the task."
+        ),
+    ] = None,
+    per_round: Annotated[
+        int | None, typer.Option(help="Clients asked in each round; by default all.")
+    ] = None,
+    rounds: Rounds = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="Split of the data: iid (default), dirichlet, shards or labels."),
+    ] = None,
+    seed: Seed = None,
+    data_root: DataRoot = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download the missing data sets into the data root.")
+    ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="ray (Flower's simulation engine, default) or inline (this process)."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Nodes that run the clients between them; by default one per client."),
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            help="Whether a worker trains its clients together: no (default), yes or auto (where "
+            "it is measured to be faster). Equal up to rounding."
+        ),
+    ] = None,
+    cpus_per_client: Annotated[
+        float, typer.Option(help="CPUs that Ray reserves per node: a whole number.")
+    ] = 1,
+    gpus_per_client: Annotated[
+        float, typer.Option(help="GPU share that Ray reserves per node; fractions are fine.")
+    ] = 0.0,
+    ray_address: Annotated[
+        str | None, typer.Option(help="host:port of a running Ray cluster.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the SuperLink for Ray; by default a free one.")
+    ] = None,
+    test_seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of the clients' noise, for tests: NOTHING IS PROTECTED."),
+    ] = None,
+    assignments: Assignments = None,
+    out: Out = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume the run in this folder from its checkpoint.")
+    ] = None,
+) -> None:
+    """Train a scheme on a task and keep everything in a run folder."""
+    where = Engine(
+        name=engine or "ray",
+        workers=workers,
+        resources=RayResources(
+            cpus_per_client=_whole(cpus_per_client),
+            gpus_per_client=gpus_per_client,
+            ray_address=ray_address,
+        ),
+        port=port,
+        test_seed=test_seed,
+        stack=stack,
+    )
+    values = given(
+        assignments,
+        data_root,
+        scheme=scheme,
+        task=task,
+        clients=clients,
+        per_round=per_round,
+        rounds=rounds,
+        seed=seed,
+        **{"partition.kind": partition},
+    )
+    if resume is not None:
+        if values or any(x is not None for x in (out, workers, test_seed)):
+            raise InvalidParameterError(
+                "--resume", str(resume), "no other setting beside it: a run keeps its own"
+            )
+        folder = _unfinished(resume)
+        if folder is None:
+            typer.echo(f"run: {resume} is complete")
+            return
+        where = replace(where, **_engine_of(folder, engine))
+        where.nodes(folder.settings)
+    else:
+        settings = settings_of(values, download=download)
+        folder = RunFolder.create(
+            out or next_folder(Path("runs"), settings),
+            settings,
+            engine=where.name,
+            nodes=where.nodes(settings),
+            test_seed=test_seed,
+        )
+    if where.test_seed is not None:
+        typer.echo(SEED_WARNING, err=True)
+    if where.workers and (warning := crowded(where.workers, Machine.here(gpus=False))):
+        typer.echo(warning, err=True)
+    try:
+        with folder.alone():
+            if resume is not None:
+                folder.reopen()
+            carry_out([folder], where, resume=resume is not None)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; to go on: flwr-privacy run --resume {folder.path}", err=True)
+        raise
+    if plans := planned_rounds(folder.rounds()):
+        typer.echo(f"rounds planned: {plans}")
+    if (tree := read_tree(folder.path / "tree.json")) is not None:
+        from flwr_privacy.simulations.reports.tree_picture import write_picture
+
+        write_picture(tree, folder.path / "tree.png")
+        typer.echo(f"tree: {folder.path / 'tree.png'}")
+    typer.echo(f"run: {folder.path}")
+
+
+def _unfinished(path: Path) -> RunFolder | None:
+    """Return the simulated run in a folder, or None if it is complete."""
+    folder = RunFolder.open(path)
+    if folder.summary["status"] == "completed":
+        return None
+    if folder.summary["engine"] == "deployed":
+        allowed = "a simulation; for a run that was deployed: flwr-privacy deploy --resume"
+        raise InvalidParameterError("--resume", str(path), allowed)
+    return folder
+
+
+def _engine_of(folder: RunFolder, engine: str | None) -> dict[str, Any]:
+    """Return where a run was carried out, for its resume."""
+    nodes = int(folder.summary["nodes"])
+    clients = folder.settings.clients
+    cohorts = clients is not None and nodes < clients
+    return {
+        "name": engine or folder.summary["engine"],
+        "workers": nodes if cohorts else None,
+        "test_seed": folder.summary.get("test_seed"),
+    }
+
+
+def _whole(value: float) -> Any:
+    # Ray's CPU shares are whole numbers; a fraction goes on as it is, to be refused with its name.
+    return int(value) if value.is_integer() else value

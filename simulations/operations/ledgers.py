@@ -1,0 +1,258 @@
+"""Sums up a node's ledgers: what was released, for which experiment, and what is left of a budget.
+
+An experiment id comes from a server and is shown as the ledger has it: printable ASCII.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from flwr_privacy.accounting import fitting, spent
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.pipeline.planned_release import UNPROVEN
+from flwr_privacy.privacy.ledger import Entry, Ledger
+from flwr_privacy.privacy.policy import UNITS, Policy
+
+__all__ = [
+    "CHARGE_COLUMNS",
+    "Budget",
+    "ExperimentTotals",
+    "LedgerSummary",
+    "charges",
+    "ledger_files",
+    "summary_of",
+]
+
+DAY = timedelta(days=1)
+CHARGE_COLUMNS = (
+    *("data_set", "number", "experiment_id", "phase", "server_round", "request", "scheme", "unit"),
+    *("time", "answered", "noise_multiplier", "mechanism", "sampling", "gap", "count", "digest"),
+)
+"""What `charges` says of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentTotals:
+    """The charges of one experiment to one data set, under one scheme and unit.
+
+    Parameters
+    ----------
+    experiment_id, scheme, unit : str
+        For what they are.
+    charged, answered : int
+        How many there are, and how many have an answer.
+    epsilon : float or None
+        What they cost together; None if no accountant knows it.
+    first, last : str
+        Times of the first and the last one, in UTC.
+    """
+
+    experiment_id: str
+    scheme: str
+    unit: str
+    charged: int
+    answered: int
+    epsilon: float | None
+    first: str
+    last: str
+
+    @property
+    def unanswered(self) -> int:
+        """Charges without an answer, after a crash, a kill or a charged failure."""
+        return self.charged - self.answered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a ledger has spent, and what a policy leaves of it.
+
+    Parameters
+    ----------
+    delta : float
+        At which epsilon is computed: the policy's.
+    epsilon : float or None
+        Of all charges together, which `max_epsilon` limits; None if no accountant knows it.
+    epsilon_by_unit : dict of str to (float or None)
+        The same for each unit of protection that was charged.
+    max_epsilon, epsilon_left : float or None
+        The policy's limit, and what is left of it; None without a limit. No release costs exactly
+        what is left: the node computes the total with each new charge.
+    releases, releases_today : int
+        Charges so far, and within 24 hours.
+    releases_left, releases_left_today : int or None
+        What the policy still allows; None without a limit.
+    proven : bool
+        Whether the cost of every charge is proven. If not, a policy with `max_epsilon` allows
+        nothing more.
+    """
+
+    delta: float
+    epsilon: float | None
+    epsilon_by_unit: dict[str, float | None]
+    max_epsilon: float | None
+    epsilon_left: float | None
+    releases: int
+    releases_today: int
+    releases_left: int | None
+    releases_left_today: int | None
+    proven: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerSummary:
+    """What a ledger holds.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    data_set : str
+        The data set that it is about.
+    experiments : tuple of ExperimentTotals
+        In the order of their first charges.
+    unanswered : tuple of Entry
+        Charges without an answer.
+    budget : Budget
+        What is spent and left.
+    """
+
+    path: Path
+    data_set: str
+    experiments: tuple[ExperimentTotals, ...]
+    unanswered: tuple[Entry, ...]
+    budget: Budget
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as plain values, for JSON."""
+        return {
+            "ledger": str(self.path),
+            "data_set": self.data_set,
+            "experiments": [
+                {**asdict(one), "unanswered": one.unanswered} for one in self.experiments
+            ],
+            "budget": asdict(self.budget),
+        }
+
+
+def ledger_files(path: Path) -> list[Path]:
+    """Return the ledgers of a state folder, or the one ledger that a path names.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is none.
+    """
+    files = sorted(path.glob("*.ledger")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise InvalidParameterError("path", str(path), "a ledger, or a folder with ledgers")
+    return files
+
+
+def summary_of(file: Path, policy: Policy | None = None) -> LedgerSummary:
+    """Return what a ledger holds.
+
+    Parameters
+    ----------
+    file : Path
+        ``<data set>.ledger``.
+    policy : Policy, optional
+        Its node's limits; by default none.
+
+    Raises
+    ------
+    LedgerError
+        If it cannot be read.
+    """
+    ledger, policy = Ledger(file, data_set=file.stem), policy or Policy()
+    entries, answered = ledger.read()
+    unanswered = tuple(entry for n, entry in enumerate(entries) if n not in answered)
+    missing = Counter(map(_experiment, unanswered))
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(_experiment(entry), []).append(entry)
+    totals = tuple(
+        ExperimentTotals(
+            experiment_id=key[0],
+            scheme=key[1],
+            unit=key[2],
+            charged=len(group),
+            answered=len(group) - missing[key],
+            epsilon=_epsilon(group, policy.delta),
+            first=min(entry.time for entry in group),
+            last=max(entry.time for entry in group),
+        )
+        for key, group in groups.items()
+    )
+    return LedgerSummary(
+        path=file,
+        data_set=ledger.data_set,
+        experiments=totals,
+        unanswered=unanswered,
+        budget=_budget(entries, policy),
+    )
+
+
+def charges(file: Path) -> list[dict[str, Any]]:
+    """Return every charge of a ledger as flat values, in order.
+
+    Raises
+    ------
+    LedgerError
+        If it cannot be read.
+    """
+    ledger = Ledger(file, data_set=file.stem)
+    entries, answered = ledger.read()
+    rows = []
+    for number, entry in enumerate(entries):
+        values = entry.to_dict()
+        charge = values.pop("charge")
+        own = {"data_set": ledger.data_set, "number": number, "answered": number in answered}
+        row = {**own, **values, **charge}
+        rows.append({column: row[column] for column in CHARGE_COLUMNS})
+    return rows
+
+
+def _budget(entries: Sequence[Entry], policy: Policy) -> Budget:
+    epsilon = _epsilon(entries, policy.delta)
+    now = datetime.now(UTC)
+    today = sum(now - datetime.fromisoformat(entry.time) < DAY for entry in entries)
+    return Budget(
+        delta=policy.delta,
+        epsilon=epsilon,
+        epsilon_by_unit={
+            unit: _epsilon(of_unit, policy.delta)
+            for unit in UNITS
+            if (of_unit := [entry for entry in entries if entry.unit == unit])
+        },
+        max_epsilon=policy.max_epsilon,
+        epsilon_left=None
+        if policy.max_epsilon is None or epsilon is None
+        else max(0.0, policy.max_epsilon - epsilon),
+        releases=len(entries),
+        releases_today=today,
+        releases_left=_left(policy.max_releases, len(entries)),
+        releases_left_today=_left(policy.max_releases_per_day, today),
+        proven=not any(entry.scheme.endswith(UNPROVEN) for entry in entries),
+    )
+
+
+def _left(limit: int | None, used: int) -> int | None:
+    return None if limit is None else max(0, limit - used)
+
+
+def _epsilon(entries: Sequence[Entry], delta: float) -> float | None:
+    """Return what charges cost together; None if no accountant knows it, or it has no bound."""
+    own = [entry.charge for entry in entries]
+    try:
+        found = spent(own, delta=delta, accountant=fitting(own))
+    except InvalidParameterError:  # sampled Laplace noise
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _experiment(entry: Entry) -> tuple[str, str, str]:
+    return entry.question.experiment_id, entry.scheme, entry.unit

@@ -1,0 +1,205 @@
+"""Lists the files of a node's state folder: of which client, of which kind, of which experiment.
+
+The names of files have digests of experiment ids, because ids come from a server. An id is known
+where a ledger or a reply has it, or where the operator gives it.
+"""
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flwr_privacy.clients.vertical.sealed_shares import key_name
+from flwr_privacy.errors import InvalidParameterError, LedgerError
+from flwr_privacy.m2fdp.terms import SCHEME as M2FDP
+from flwr_privacy.pipeline.reply_cache import digest
+from flwr_privacy.pipeline.step_store import read_state
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.wire.files import DamagedFileError
+
+__all__ = [
+    "ALL_CLIENTS",
+    "KINDS",
+    "LEFTOVER",
+    "NEVER",
+    "NOW",
+    "OVER",
+    "StateFile",
+    "known_experiments",
+    "names_of",
+    "state_files",
+]
+
+NEVER, OVER, NOW = "never", "when its experiment is over", "now"
+LEDGER, NOTES, REPLIES, SETUPS, SUMS, KEYS, STEPS, LOCKS, LEFTOVER, OTHER = (
+    *("ledger", "notes", "replies", "setups", "secure sums", "keys", "steps", "locks"),
+    *("leftover", "other"),
+)
+KINDS = {
+    LEDGER: (NEVER, "it accounts for every release"),
+    NOTES: (NEVER, "without its note the node would answer a stopped experiment again"),
+    REPLIES: (OVER, "asked again without its reply, a node is charged a second time"),
+    SETUPS: (OVER, "an experiment gets them once"),
+    SUMS: (OVER, "they say which rounds were answered and opened"),
+    KEYS: (OVER, "what was sealed with them cannot be opened any more"),
+    STEPS: (OVER, "without them the data are coded again; they have shares of everybody's data"),
+    LOCKS: (NEVER, "a process may hold one"),
+    LEFTOVER: (NOW, "a process was killed while it wrote"),
+    OTHER: (NEVER, "it is nothing of this library"),
+}
+"""When a kind of file may be deleted, and what it is for."""
+
+ALL_CLIENTS = "(all)"
+"""Owner of replies that simulated clients keep together."""
+
+_FOLDERS = {"replies": REPLIES, "setups": SETUPS, "notes": NOTES, "secure-sum": SUMS}
+_DIGEST = re.compile(r"([0-9a-f]{32})(?=[-.]|$)")
+_LABEL_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFile:
+    """A file of a state folder.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    client : str
+        Whose it is; of a ledger the data set.
+    kind : str
+        One of `KINDS`.
+    name : str
+        The digest in its name, which stands for its experiment; "" without one.
+    size : int
+        Its bytes, as ``max_disk`` of a policy counts them.
+    modified : datetime
+        When it was written last.
+    """
+
+    path: Path
+    client: str
+    kind: str
+    name: str
+    size: int
+    modified: datetime
+
+
+def state_files(folder: Path) -> list[StateFile]:
+    """Return all files of a state folder, in the order of their names.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is no such folder.
+    """
+    if not folder.is_dir():
+        raise InvalidParameterError("path", str(folder), "the folder of a node's state")
+    return list(_found(folder))
+
+
+def _found(folder: Path) -> Iterator[StateFile]:
+    for path in sorted(folder.rglob("*")):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # a node that runs has removed it
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            continue
+        parts = path.relative_to(folder).parts
+        client, kind, name = _place(parts)
+        if not stat.S_ISREG(status.st_mode) and kind != LEDGER:
+            kind, name = OTHER, ""
+        yield StateFile(
+            path=path,
+            client=client,
+            kind=kind,
+            name=name,
+            size=status.st_size,
+            modified=datetime.fromtimestamp(status.st_mtime, UTC),
+        )
+
+
+def _place(parts: tuple[str, ...]) -> tuple[str, str, str]:
+    """Return client, kind and experiment of a file below the state folder."""
+    file = parts[-1]
+    if len(parts) == 1:
+        client, _, ending = file.rpartition(".")
+        if ending == "lock":
+            return client.removesuffix(".ledger"), LOCKS, ""
+        if ending == "new" and client.endswith(".ledger"):
+            return client.removesuffix(".ledger"), LEFTOVER, ""
+        return (client, LEDGER, "") if ending == "ledger" else ("-", OTHER, "")
+    client, _, ending = parts[0].rpartition(".")
+    kind = _FOLDERS.get(ending, STEPS if len(parts) == 3 else OTHER)
+    client = client or ALL_CLIENTS
+    match = _DIGEST.match(parts[1])
+    if match is None:
+        return client, LOCKS if file == "lock" and kind != OTHER else OTHER, ""
+    if file.endswith(".new"):
+        return client, LEFTOVER, match[1]
+    if file == "lock" or file.endswith(".lock"):
+        return client, STEPS if kind == STEPS else LOCKS, match[1]  # a step's goes with its folder
+    if kind == SUMS and file.endswith(".key"):
+        kind = KEYS
+    return client, kind, match[1]
+
+
+def known_experiments(folder: Path, files: Iterable[StateFile]) -> list[str]:
+    """Return the ids of the experiments that ledgers and replies name.
+
+    A ledger that cannot be read names none: `ledger check` says so.
+    """
+    found: dict[str, None] = {}
+    for file in files:
+        if file.kind == LEDGER:
+            try:
+                entries = Ledger(file.path, data_set=file.path.stem).entries()
+            except LedgerError:
+                continue
+            found |= dict.fromkeys(entry.question.experiment_id for entry in entries)
+        elif file.kind in (REPLIES, SETUPS) and file.client != ALL_CLIENTS:
+            found |= dict.fromkeys(_named_by(file))
+    return list(found)
+
+
+def _named_by(file: StateFile) -> Iterator[str]:
+    """Yield the experiment that a reply is about: its label stands behind magic and checksum."""
+    try:
+        with file.path.open("rb") as opened:
+            opened.readline()
+            label = opened.read(_LABEL_BYTES)[hashlib.sha256().digest_size :]
+        name = json.loads(label.partition(b"\n")[0])[0]
+    except (OSError, ValueError, LookupError, TypeError):  # gone, or damaged: it names nothing
+        return
+    if isinstance(name, str) and digest(name) == file.name:
+        yield name
+
+
+def names_of(experiment_id: str, folder: Path) -> set[str]:
+    """Return the digests that stand for an experiment in the names of a folder's files.
+
+    Raises
+    ------
+    LedgerError
+        If what a client remembers of it cannot be read.
+    """
+    plain = _short_hash(experiment_id)
+    names = {digest(experiment_id), plain, _short_hash(f"{M2FDP} {experiment_id}")}
+    for steps in folder.glob(f"*.*/{plain}/state"):
+        scheme = steps.parent.parent.name.rpartition(".")[2]
+        try:
+            generation = read_state(steps.parent).get("generation")
+        except (OSError, DamagedFileError) as error:
+            raise LedgerError(f"{steps} cannot be read: {error}") from error
+        if isinstance(generation, str):
+            names.add(_short_hash(f"{scheme} {key_name(experiment_id, generation)}"))
+    return names
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
