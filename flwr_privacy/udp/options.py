@@ -41,20 +41,23 @@ ValidationLoss = Callable[[int, Any], float]
 """From a round and the model that it led to (round 0: the model to start from) to its loss."""
 
 
-class _OwnTraining:
-    """The training at user level: one release of the user's own training, whatever it does."""
+class _Training:
+    """What is known of the training that is protected.
 
-    unit: str = USER_UNIT
-    learning_rate: float = 1.0
-    sampling_rate: float = 1.0
-    local_epochs: int = 1
-    batch_size: int | None = None
-    sensitivity_bound: str = "general"
-    max_records: int = 0
+    Without values: a value here would be the default of a dataclass below.
+    """
+
+    unit: str
+    learning_rate: float
+    sampling_rate: float
+    local_epochs: int
+    batch_size: int | None
+    sensitivity_bound: str
+    max_records: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyLevel(_OwnTraining):
+class PrivacyLevel(_Training):
     """Base of `UserLevel` and `RecordLevel`: what both have."""
 
     epsilon: Budget = 8.0
@@ -167,6 +170,15 @@ class UserLevel(PrivacyLevel):
     >>> UserLevel(epsilon=4.0, clipping_norm=0.5).named()
     []
     """
+
+    # The training is the user's own: one release, whatever it does.
+    unit = USER_UNIT
+    learning_rate = 1.0
+    sampling_rate = 1.0
+    local_epochs = 1
+    batch_size = None
+    sensitivity_bound = "general"
+    max_records = 0
 
 
 @checked_keywords

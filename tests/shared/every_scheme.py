@@ -37,6 +37,7 @@ from flwr_privacy.clients.vertical import columns as client_columns
 from flwr_privacy.fedvs.split_vfl import Step
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
 from flwr_privacy.m2fdp.messages import going_down, packed
+from flwr_privacy.m2fdp.sensitivity import Reach
 from flwr_privacy.pipeline.experiment_keys import channel_to
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.secure_sum import fedavg_terms
@@ -298,7 +299,7 @@ def delivery(node: "Node") -> Fields:
         tier=asked.own_tier,
         children=asked.siblings,
     )
-    model = m2fdp.Upload(np.arange(4), m2fdp.Reach(anchor=1, shared=0.5))
+    model = m2fdp.Upload(np.arange(4), Reach(anchor=1, shared=0.5))
     channel = channel_to(store, "m2fdp", "e", me, key, signature)
     told = [node.keys_of(child, "keys", "signatures") for child in children]
     return {

@@ -12,7 +12,7 @@ from flwr_privacy.simulations.research.acfl.gram_matrix import (
     leverage,
     span_distance,
 )
-from flwr_privacy.simulations.research.attacks.membership import judge
+from flwr_privacy.simulations.research.attacks.membership import evaluate
 
 Matrix = NDArray[np.float64]
 
@@ -88,7 +88,7 @@ def test_own_records_lie_in_the_row_space_and_others_do_not() -> None:
     assert distances[:20].max() < 1e-9
     assert distances[20:].min() > 0.1
     mixed = np.random.default_rng(2).permutation(220)
-    found = judge(-distances[mixed], (np.arange(220) < 20)[mixed], delta=0.0)
+    found = evaluate(-distances[mixed], (np.arange(220) < 20)[mixed], delta=0.0)
     assert found.auc == 1.0
 
 
