@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from flwr_privacy.lazy import lazy
 
 if TYPE_CHECKING:
-    from flwr_privacy.clients.fedavg import SecureSumClient
     from flwr_privacy.clients.m2fdp.client import M2FDPClient
     from flwr_privacy.clients.mspdq.baselines import (
         DrawnFedAvgClient,
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from flwr_privacy.clients.node.adapters import as_mod, numpy_client_app, own_client_app
     from flwr_privacy.clients.node.base import SchemeClient, Train, Trained
     from flwr_privacy.clients.node.generated import RecordLayout, own_data
+    from flwr_privacy.clients.secure_sum import SecureSumClient
     from flwr_privacy.clients.vertical.fedvs import FedVSClient, fedvs_client_app
     from flwr_privacy.clients.vertical.split_vfl import SplitVFLClient, split_vfl_client_app
     from flwr_privacy.fedvs.data import VerticalData

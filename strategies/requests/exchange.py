@@ -10,6 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from .pulling import pull
+from .request_log import RequestLog
 
 __all__ = ["exchange", "persistent_exchange"]
 
@@ -96,7 +97,7 @@ def persistent_exchange(
     *,
     deadline: float,
     again: bool,
-    spoke: Callable[[int], bool],
+    logs: Callable[[int], RequestLog],
     **options: Any,
 ) -> Iterator[Message]:
     """Carry out an exchange; send the same messages once more to nodes that say nothing.
@@ -107,21 +108,24 @@ def persistent_exchange(
         As for `exchange`.
     again : bool
         Whether silent nodes are asked a second time, for at most a minute.
-    spoke : callable
-        Tells of a node whether it has said anything.
+    logs : callable
+        Returns the log of the request to a node, which says whether it has said anything.
     options
         The other parameters of `exchange`.
     """
     messages = list(messages)
     yield from exchange(grid, messages, deadline=deadline, **options)
-    silent = [m for m in messages if not spoke(m.metadata.dst_node_id)]
+    silent = [
+        m for m in messages if m.metadata.dst_node_id not in logs(m.metadata.dst_node_id).spoke
+    ]
     if not again or not silent or options.get("enough", lambda: False)():
         return
     logger.warning("%d nodes are silent: they are asked again", len(silent))
     time.sleep(_BEFORE_AGAIN)
     deadline = min(deadline, _AGAIN)
-    copies = [
-        Message(m.content, m.metadata.dst_node_id, m.metadata.message_type, ttl=deadline)
-        for m in silent
-    ]
+    copies = []
+    for message in silent:
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        logs(node).asked_again.add(node)
+        copies.append(Message(message.content, node, kind, ttl=deadline))
     yield from exchange(grid, copies, deadline=deadline, **options)

@@ -135,7 +135,7 @@ class Federation:
             grid,
             messages,
             again=not self.met,
-            spoke=lambda node: node in logs[node].spoke,
+            logs=logs.__getitem__,
             largest=_LARGEST,
             deadline=deadline,
             idle=_SILENCE,

@@ -289,7 +289,7 @@ class Messenger:
                 grid,
                 messages,
                 again=self._patient,
-                spoke=lambda node: node in request_log.spoke,
+                logs=lambda node: request_log,
                 largest=request_log.largest,
                 deadline=request_log.seconds,
                 enough=lambda: quorum is not None and request_log.accumulated >= quorum,

@@ -210,6 +210,7 @@ class RequestLog:
     )  # replies by node that no app of ours sends
     free: set[str] = field(default_factory=set)  # of a cohort: who left nothing on its node
     spoke: set[int] = field(default_factory=set)  # nodes that were there, whatever they said
+    asked_again: set[int] = field(default_factory=set)  # nodes that said nothing the first time
     _heard: set[int] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)  # those who say that they released nothing
 
@@ -289,7 +290,8 @@ class RequestLog:
         if message.has_error():
             text = message.error.reason or f"code {message.error.code}"
             reason = _REASON_OF_CODE.get(message.error.code, "error")
-            if reason in _NOTHING_RELEASED:
+            # Who is asked again may have answered before, and refuses to do so twice.
+            if reason in _NOTHING_RELEASED and node not in self.asked_again:
                 self._silent.update(self.addressed(node))
             raise ReplyRefusedError(reason, text.strip().partition("\n")[0])
         content = message.content
