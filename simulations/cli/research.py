@@ -1,11 +1,13 @@
 """The commands of research: `calibrate`, `attack`, `experiment`, `replication`, `reliability`."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flwr_privacy.errors import check_choice
+from flwr_privacy.errors import InvalidParameterError, check_choice
 from flwr_privacy.simulations.runner.jobs import Engine
 
 from .run_options import DataRoot
@@ -191,9 +193,19 @@ def reliability(
             help="Rounds, at least 20, of a training with random faults, in place of the tables."
         ),
     ] = None,
+    outage: Annotated[
+        bool,
+        typer.Option(
+            "--outage", help="Lose each exchange with all clients, in place of the tables."
+        ),
+    ] = False,
+    pairs: Annotated[
+        int | None,
+        typer.Option(help="Trainings with two random faults, such as 60, in place of the tables."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Root of the random faults.")] = 1,
 ) -> None:
-    """Inject every fault in every phase of the schemes, or random faults over many rounds.
+    """Inject every fault in every phase of the schemes, whole outages, or random faults.
 
     An existing page keeps its entries for schemes that are not asked for.
     """
@@ -203,8 +215,20 @@ def reliability(
     from flwr_privacy.wire.files import write_text
 
     chosen = [check_choice("scheme", name, FEDERATIONS) for name in scheme or FEDERATIONS]
+    asked = {"--rounds": rounds is not None, "--outage": outage, "--pairs": pairs is not None}
+    given = [name for name, there in asked.items() if there]
+    if len(given) > 1:
+        raise InvalidParameterError("options", given, f"one of {', '.join(asked)}")
+    section = ""
+    found_of: Callable[[str], pages.Found] | None = None
     if rounds is not None:
-        wrong = pages.write_long_runs(chosen, rounds=rounds, seed=seed, out=out, say=typer.echo)
+        section, found_of = pages.LONG, partial(pages.long_run_of, rounds=rounds, seed=seed)
+    elif outage:
+        section, found_of = pages.OUTAGES, pages.outages_of
+    elif pairs is not None:
+        section, found_of = pages.PAIRS, partial(pages.pairs_of, count=pairs, seed=seed)
+    if found_of is not None:
+        wrong = pages.write_rows(section, chosen, found_of, out=out, say=typer.echo)
         typer.echo(f"page: {out}")
         for line in wrong:
             typer.echo(f"defect: {line}", err=True)

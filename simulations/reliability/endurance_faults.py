@@ -139,8 +139,7 @@ class RestlessGrid(FaultyGrid):
 
     def _count(self) -> None:
         if self.struck and not self.empty:
-            self._plan.happened[self._kind] += 1
-        self.struck = False
+            self._plan.happened[self.struck[0].fault] += 1
 
 
 @dataclass(kw_only=True)

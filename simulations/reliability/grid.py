@@ -1,11 +1,11 @@
-"""An inline engine that injects one fault: into a reply, a node, or the server."""
+"""An inline engine that injects chosen faults: into a reply, a node, or the server."""
 
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from flwr_privacy.simulations.engines.inline.faults import KINDS
 from flwr_privacy.simulations.engines.inline.flower_internals import assign_message_id
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import RECORD
+
+from .witness import AnswerKey
 
 __all__ = ["FAULTS", "FaultyGrid", "Killed", "Strike", "header_of"]
 
@@ -72,6 +74,8 @@ class Strike:
         The client; the server is killed when all have answered the request that it is asked.
     nth : int, default 1
         Which of the phase's requests to that client in the round.
+    again : bool, default False
+        Whether it also happens when the server sends the same request again.
     seconds : float, default 0.02
         How long a reply is delayed; one that is late comes half as long again after the deadline.
     """
@@ -81,14 +85,33 @@ class Strike:
     server_round: int
     client: str
     nth: int = 1
+    again: bool = False
     seconds: float = 0.02
 
     def __post_init__(self) -> None:
         check_choice("fault", self.fault, FAULTS)
 
 
+@dataclass(kw_only=True)
+class _Aim:
+    """A fault that is to happen, and what became of it."""
+
+    strike: Strike
+    seen: int = 0  # requests of that phase and round to the client so far
+    number: int = -1  # of the request that was hit
+    hit: str = ""  # the message that was hit
+    deadly: tuple[str, int, int] | None = None  # the request after which the server dies
+    struck: bool = False
+    empty: bool = False
+    injected: Fault | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        kind = self.strike.fault
+        self.injected = Fault(kind=kind, seconds=self.strike.seconds) if kind in KINDS else None
+
+
 class FaultyGrid(InlineGrid):
-    """The inline engine with one fault.
+    """The inline engine with chosen faults.
 
     A lost message is told at once, as a SuperLink tells of a message whose time is over.
 
@@ -96,17 +119,13 @@ class FaultyGrid(InlineGrid):
     ----------
     client_app, nodes, state, insecure_seed
         As those of `InlineGrid`.
-    strike : Strike, optional
-        The fault.
+    strikes : sequence of Strike, optional
+        The faults; no two hit one request.
 
     Attributes
     ----------
-    struck : bool
-        Whether the fault has happened.
-    empty : bool
-        Whether there was nothing to damage, or no file to write.
     asked : list
-        Phase and round of each request, in order.
+        Client, phase, round and number of each request, in order.
     """
 
     def __init__(
@@ -116,47 +135,55 @@ class FaultyGrid(InlineGrid):
         *,
         state: Path,
         insecure_seed: int,
-        strike: Strike | None = None,
+        strikes: Sequence[Strike] = (),
         forgotten: Callable[[str], None] = lambda client: None,
     ) -> None:
         # A previous reply is kept only where one is to come again.
-        again = (Fault(kind="stale"),) if strike is None or strike.fault == "stale" else ()
+        stale = not strikes or any(strike.fault == "stale" for strike in strikes)
+        again = (Fault(kind="stale"),) if stale else ()
         super().__init__(client_app, nodes, faults=again, state=state, insecure_seed=insecure_seed)
-        self.asked: list[tuple[str, int]] = []
+        self.asked: list[AnswerKey] = []
         self._state, self._forgotten = state, forgotten
-        self.aim(strike)
+        self.aim(*strikes)
         self._unreachable: dict[str, Message] = {}
         self._held: dict[str, tuple[float, list[Message]]] = {}
 
-    def aim(self, strike: Strike | None) -> None:
-        """Inject this fault from now on, in place of one that has not happened yet."""
-        kind = strike.fault if strike is not None else ""
-        self.struck, self.empty = False, False
-        self._strike = strike
-        self._injected = (
-            Fault(kind=kind, seconds=strike.seconds) if strike and kind in KINDS else None
-        )
-        self._meant = 0  # requests to the client so far
-        self._striking = False  # whether the message that is pushed is hit
-        self._hit = ""  # the message that was hit
-        self._deadly: tuple[str, int, int] | None = None  # the request after which the server dies
+    def aim(self, *strikes: Strike) -> None:
+        """Inject these faults from now on, in place of those that have not happened yet."""
+        self._aims = [_Aim(strike=strike) for strike in strikes]
+        self._striking: _Aim | None = None  # what hits the message that is pushed
+
+    @property
+    def struck(self) -> list[Strike]:
+        """The faults that have happened, with those that had nothing to damage."""
+        return [aim.strike for aim in self._aims if aim.struck]
+
+    @property
+    def empty(self) -> list[Strike]:
+        """The faults that had nothing to damage."""
+        return [aim.strike for aim in self._aims if aim.empty]
+
+    @property
+    def to_come(self) -> list[Strike]:
+        """The faults that have not happened."""
+        return [aim.strike for aim in self._aims if not aim.struck]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Take requests; those that are lost are told of when their replies are pulled."""
         ids: list[str] = []
         for message in messages:
-            self.asked.append(header_of(message)[:2])
-            strikes = self._strikes(message)
-            if strikes and self._kind == "server killed":
-                self._deadly, strikes = header_of(message), False
-            self.struck |= strikes
+            aim = self._aim_at(message)
+            if aim is not None and aim.strike.fault == "server killed":
+                aim.deadly, aim = header_of(message), None
+            if aim is not None:
+                aim.struck = True
             gone = message.metadata.dst_node_id not in self._contexts
-            if gone or (strikes and self._kind == "lost request"):
+            if gone or (aim is not None and aim.strike.fault == "lost request"):
                 assign_message_id(message, uuid.uuid4().hex)
                 self._unreachable[message.metadata.message_id] = message
                 ids.append(message.metadata.message_id)
             else:
-                self._striking = strikes
+                self._striking = aim
                 ids.extend(super().push_messages([message]))
         return ids
 
@@ -169,63 +196,72 @@ class FaultyGrid(InlineGrid):
             if message_id in self._held and self._held[message_id][0] <= time.monotonic():
                 return self._held.pop(message_id)[1]
         replies = list(super().pull_messages(wanted))
-        if self._deadly is not None and self._deadly in map(header_of, replies):
-            self._kill()
+        headers = set(map(header_of, replies))
+        for aim in self._aims:
+            if aim.deadly in headers:
+                self._kill(aim)
         return replies
 
-    @property
-    def _kind(self) -> str:
-        return "" if self._strike is None else self._strike.fault
-
-    def _strikes(self, request: Message) -> bool:
-        """Tell whether the fault happens to a request to one client."""
-        strike = self._strike
+    def _aim_at(self, request: Message) -> _Aim | None:
+        """Note a request and return the fault that happens to it, if there is one."""
         context = self._contexts.get(request.metadata.dst_node_id)
-        if (
-            strike is None
-            or context is None
-            or header_of(request)[:2] != (strike.phase, strike.server_round)
-            or client_id_from(context.node_config) != strike.client
-        ):
-            return False
-        self._meant += 1
-        return self._meant == strike.nth
+        if context is None:
+            return None
+        phase, server_round, number = header_of(request)
+        client = client_id_from(context.node_config)
+        self.asked.append((client, phase, server_round, number))
+        found = None
+        for aim in self._aims:
+            strike = aim.strike
+            if (strike.client, strike.phase, strike.server_round) == (client, phase, server_round):
+                aim.seen += 1
+                if aim.seen == strike.nth:
+                    aim.number = number
+                if aim.seen == strike.nth or (strike.again and number == aim.number):
+                    found = aim
+        return found
+
+    def _hitting(self, message_id: str) -> _Aim | None:
+        return next((aim for aim in self._aims if aim.hit == message_id), None)
 
     def _fault(self, request: Message) -> Fault | None:
-        if self._striking:
-            self._hit, self._striking = request.metadata.message_id, False
-        return self._injected if request.metadata.message_id == self._hit else None
+        if self._striking is not None:
+            self._striking.hit, self._striking = request.metadata.message_id, None
+        aim = self._hitting(request.metadata.message_id)
+        return aim.injected if aim is not None else None
 
     def _answer(self, message_id: str) -> list[Message]:
-        if message_id != self._hit or self._strike is None:
+        aim = self._hitting(message_id)
+        if aim is None:
             return super()._answer(message_id)
+        kind, client = aim.strike.fault, aim.strike.client
         request = self._requests[message_id]
         node = request.metadata.dst_node_id
         with ExitStack() as around:
-            if self._kind == "disk full":
-                around.enter_context(_full(self._state / f"{self._strike.client}.ledger"))
-            if self._kind in _SKEWS:
-                around.enter_context(_skewed(_SKEWS[self._kind]))
+            if kind == "disk full":
+                around.enter_context(_full(self._state / f"{client}.ledger"))
+            if kind in _SKEWS:
+                around.enter_context(_skewed(_SKEWS[kind]))
             replies = super()._answer(message_id)
-        if self._kind in ("corrupt", "nan", "infinity", "reshape"):
-            self.empty = not (_has_arrays(replies[0]) or _damaged(self._kind, replies[0]))
-        elif self._kind == "late":
-            self._held[message_id] = time.monotonic() + 1.5 * self._strike.seconds, replies
+        if kind in ("corrupt", "nan", "infinity", "reshape"):
+            aim.empty = not (_has_arrays(replies[0]) or _damaged(kind, replies[0]))
+        elif kind == "late":
+            self._held[message_id] = time.monotonic() + 1.5 * aim.strike.seconds, replies
             return []
-        elif self._kind == "restarted":
+        elif kind == "restarted":
             self._contexts[node].state = RecordDict()
-        elif self._kind in ("moved", "node lost"):
-            self._move(node)
+        elif kind in ("moved", "node lost"):
+            self._move(node, lost=client if kind == "node lost" else None)
         return replies or [_unavailable(request)]
 
-    def _move(self, node: int) -> None:
-        """Have a node restarted at another address; what it kept in files may be lost."""
+    def _move(self, node: int, *, lost: str | None) -> None:
+        """Restart a node at another address; the files of a client may be lost."""
         old = self._contexts.pop(node)
         self._previous.pop(node, None)
-        if self._kind == "node lost" and self._strike is not None:
-            for path in sorted(self._state.rglob(f"{self._strike.client}.*"), reverse=True):
+        if lost is not None:
+            for path in sorted(self._state.rglob(f"{lost}.*"), reverse=True):
                 _remove(path)
-            self._forgotten(self._strike.client)
+            self._forgotten(lost)
         self._contexts[node + 1] = Context(
             run_id=old.run_id,
             node_id=node + 1,
@@ -234,11 +270,11 @@ class FaultyGrid(InlineGrid):
             run_config=old.run_config,
         )
 
-    def _kill(self) -> None:
+    def _kill(self, aim: _Aim) -> None:
         """Kill the server when the replies to a request begin to come; everybody answers."""
-        for message_id in [i for i, q in self._requests.items() if header_of(q) == self._deadly]:
-            super()._answer(message_id)
-        self.struck, self._deadly = True, None
+        for message_id in [i for i, q in self._requests.items() if header_of(q) == aim.deadly]:
+            self._answer(message_id)
+        aim.struck = True
         raise Killed
 
 

@@ -1,7 +1,8 @@
 """The fault matrix: trains with each fault in each phase, and gives each training a verdict."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,32 @@ import numpy as np
 from flwr_privacy.wire.message import HELLO
 
 from .federations import SmallFederation, Spot
-from .grid import FAULTS
-from .training import Outcome, train
+from .grid import FAULTS, Strike
+from .training import Outcome, strike_at, train
 
-__all__ = ["DEFECT", "VERDICTS", "Cell", "cell_of", "matrix", "verdict_of"]
+__all__ = [
+    "DEFECT",
+    "LEFT_OUT",
+    "REFUSED",
+    "SKIPPED",
+    "VERDICTS",
+    "Cell",
+    "cell_of",
+    "clean_training",
+    "effective",
+    "matrix",
+    "silencing",
+    "silent_trainings",
+    "verdict_of",
+]
 
 VERDICTS = {
     "exact": "the model and its history are those of a training without the fault, bit for bit",
     "left out": "a round, an evaluation or the training went on without the client, and the "
     "history or the log says so. Where the answer is lost or damaged, the model is bit for bit "
     "that of a training in which the request is lost. A damaged hello is the exception: only the "
-    "client's neighbours can check the keys in it, and they refuse them as long as they are used",
+    "client's neighbours can check the keys in it, and they refuse them as long as they are used. "
+    "After a hello in another node's name the server asks the client again in a later round",
     "skipped": "a round was given up, the model stayed as it was, and the history says so",
     "refused": "the training ended with an error of the library that says why",
     "-": "the fault cannot happen here: the reply has nothing of the kind, or nothing is written "
@@ -59,23 +75,19 @@ class Cell:
 
 
 def verdict_of(
-    clean: Outcome, outcome: Outcome, *, spot: Spot, fault: str, silent: Outcome | None = None
+    clean: Outcome, outcome: Outcome, *, silent: Iterable[Outcome] | None = None
 ) -> tuple[str, str]:
-    """Return the verdict on a training with a fault, and why.
+    """Return the verdict on a training with faults, and why.
 
     Parameters
     ----------
     clean : Outcome
-        The training without it.
+        The training without them.
     outcome : Outcome
-        The training with it.
-    spot : Spot
-        Where it happened.
-    fault : str
-        A key of `FAULTS`.
-    silent : Outcome, optional
-        The training in which the request is lost there. With it, one that left the client out must
-        end at the same model, where nothing of the answer came.
+        The training with them.
+    silent : iterable of Outcome, optional
+        Trainings in which the requests are lost there: `silent_trainings`. With them, one that left
+        the clients out must end at the model of one of them, where nothing of the answers came.
     """
     if missing := _undercounted(clean, outcome):
         return DEFECT, missing
@@ -85,8 +97,8 @@ def verdict_of(
         return REFUSED, outcome.error
     if not outcome.struck:
         return DEFECT, "the fault did not happen"
-    charged = any(place[:2] == (spot.client, spot.phase) for place in clean.charges)
-    if outcome.empty or (fault == "disk full" and not charged):
+    strikes = effective(clean, outcome)
+    if not strikes:
         return NOTHING, ""
     if not all(np.isfinite(array).all() for array in outcome.model.values()):
         return DEFECT, "the model is not finite"
@@ -96,11 +108,46 @@ def verdict_of(
     if any(mine.get("skipped") and not was.get("skipped") for was, mine in lines):
         return SKIPPED, ""
     if any(_fewer(was, mine) for was, mine in lines) or set(outcome.warnings) - set(clean.warnings):
-        silenced = fault in _SILENCING and (fault, spot.phase) != ("corrupt", HELLO)
-        if silent is not None and silenced and not _same_model(silent, outcome):
+        if (
+            silent is not None
+            and silencing(strikes)
+            and not any(_same_model(one, outcome) for one in silent)
+        ):
             return DEFECT, "the model is not that of a training in which the request is lost"
         return LEFT_OUT, ""
     return DEFECT, "the model or its history is another one, and nothing says why"
+
+
+def effective(clean: Outcome, outcome: Outcome) -> list[Strike]:
+    """Return the faults that happened and had something to damage, or a ledger to keep closed."""
+    charged = {place[:2] for place in clean.charges}
+    return [
+        one
+        for one in outcome.struck
+        if one not in outcome.empty
+        and (one.fault != "disk full" or (one.client, one.phase) in charged)
+    ]
+
+
+def silent_trainings(federation: SmallFederation, strikes: Sequence[Strike]) -> Iterator[Outcome]:
+    """Yield the trainings in which requests are lost: each once, or whenever it is sent."""
+    for again in product((False, True), repeat=len(strikes)):
+        yield train(
+            federation,
+            *(
+                replace(one, fault="lost request", again=ever)
+                for one, ever in zip(strikes, again, strict=True)
+            ),
+        )
+
+
+def silencing(strikes: Sequence[Strike]) -> bool:
+    """Tell whether the server has nothing of any of the answers, as if it had not asked."""
+    return all(
+        strike.fault in _SILENCING
+        and not (strike.phase == HELLO and strike.fault in ("corrupt", "stranger"))
+        for strike in strikes
+    )
 
 
 def cell_of(
@@ -109,12 +156,29 @@ def cell_of(
     spot: Spot,
     fault: str,
     *,
-    silent: Outcome | None = None,
+    silent: Iterable[Outcome] | None = None,
 ) -> Cell:
     """Train for one cell and return it; the parameters are those of `verdict_of`."""
-    outcome = train(federation, spot=spot, fault=fault)
-    verdict, why = verdict_of(clean, outcome, spot=spot, fault=fault, silent=silent)
+    outcome = train(federation, strike_at(spot, fault))
+    verdict, why = verdict_of(clean, outcome, silent=silent)
     return Cell(fault=fault, phase=spot.name or spot.phase, verdict=verdict, why=why)
+
+
+def clean_training(federation: SmallFederation) -> Outcome:
+    """Return the training without a fault.
+
+    Raises
+    ------
+    RuntimeError
+        If it fails, or ends at the model that it begins with: who is left out would not be missed.
+    """
+    clean = train(federation)
+    if clean.error:
+        raise RuntimeError(f"{federation.title}: without a fault it ends with {clean.error}")
+    untrained = {name: array.numpy() for name, array in federation.arrays().items()}
+    if _same_model(clean, Outcome(model=untrained)):
+        raise RuntimeError(f"{federation.title}: the training does not move the model")
+    return clean
 
 
 def matrix(
@@ -137,20 +201,16 @@ def matrix(
     Raises
     ------
     RuntimeError
-        If the training without a fault fails, asks nothing in one of the phases, or ends at the
-        model that it begins with: who is left out would not be missed.
+        If the training without a fault is of no use, as in `clean_training`, or asks nothing in
+        one of the phases.
     """
-    clean = train(federation)
-    if clean.error:
-        raise RuntimeError(f"{federation.title}: without a fault it ends with {clean.error}")
-    untrained = {name: array.numpy() for name, array in federation.arrays().items()}
-    if _same_model(clean, Outcome(model=untrained)):
-        raise RuntimeError(f"{federation.title}: the training does not move the model")
+    clean = clean_training(federation)
+    asked = {key[1:3] for key in clean.asked}
     cells = []
     for spot in federation.spots:
-        if (spot.phase, spot.server_round) not in clean.asked:
+        if (spot.phase, spot.server_round) not in asked:
             raise RuntimeError(f"{federation.title}: no request of phase {spot.phase}")
-        silent = train(federation, spot=spot, fault="lost request")
+        silent = list(silent_trainings(federation, [strike_at(spot, "lost request")]))
         for fault in faults:
             cells.append(cell_of(federation, clean, spot, fault, silent=silent))
             told(cells[-1])

@@ -1,4 +1,4 @@
-"""Prints the fault matrix and the long runs as tables, on the screen and as a page."""
+"""Prints what became of trainings with faults as tables, on the screen and as a page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,13 +6,38 @@ from pathlib import Path
 from flwr_privacy.simulations.reports.markdown import markdown_table
 from flwr_privacy.wire.files import write_text
 
-from .endurance import Endured, endure
-from .endurance_faults import RATE
+from .endurance import endure
 from .federations import FEDERATIONS
 from .grid import FAULTS
-from .matrix import VERDICTS, Cell
+from .matrix import DEFECT, VERDICTS, Cell
+from .outages import outages
+from .page_sections import (
+    LONG,
+    OUTAGES,
+    PAIRS,
+    ROWS,
+    Rows,
+    escaped,
+    long_rows,
+    outage_rows,
+    pair_rows,
+)
+from .pairs import pairs
 
-__all__ = ["REAL_FAULTS", "long_rows", "page", "sections", "table", "write_long_runs"]
+__all__ = [
+    "LONG",
+    "OUTAGES",
+    "PAIRS",
+    "REAL_FAULTS",
+    "Found",
+    "long_run_of",
+    "outages_of",
+    "page",
+    "pairs_of",
+    "sections",
+    "table",
+    "write_rows",
+]
 
 _TITLE = "# Reliability"
 
@@ -96,57 +121,6 @@ at once, as a SuperLink reports one whose time is over. Late and stale replies a
 the deadline. No clock refuses answers here, as the clock of a SuperLink does.
 """
 
-_LONG = "Long runs"
-_ABOUT_LONG = f"""
-`flwr-privacy reliability --rounds` writes this section. The same federations train for many
-rounds. In about {RATE:.0%} of the rounds one of the faults above happens to one request; the seed
-decides which. A killed server resumes from its checkpoint, in the same process, as a new run. Two
-faults are left out where a client cannot outlive them: the loss of its files under a secure sum or
-in FedVS, where the others know it by the key that it has lost; and a full disk where there is no
-ledger.
-
-`tracemalloc` counts Python's objects, without the library's bounded caches. The history has a line
-per round and the charges have an entry per request; both are meant to grow, and are measured
-apart. The rest may grow by no more than 256 bytes a round (the median of four parts), beside 32
-KiB that Python keeps for reuse. The table also has the resident size of the process, with all that
-libraries take past Python (torch, OpenBLAS, the allocator); no limit is set for it. Descriptors,
-threads and child processes are counted before and after the training.
-
-For every client the entries of its ledger are compared with the answers that left its client half,
-round by round, and epsilon is computed afresh from these answers, each at the cost that the
-server's card has for it. The ledger never has less. It may have more for a device whose answers
-leave its zone as an average: it is charged before anybody knows whether one leaves. Answers before
-a node lost its ledger are not counted for that ledger. The server's card is read from its file and
-verified; for every client it has at least what the client's answers cost.
-"""
-_LONG_TABLES = {
-    "Rounds": (
-        *("scheme", "rounds", "seed", "faults", "with all clients", "with fewer", "skipped"),
-        *("nodes restarted", "server killed and resumed", "verdict"),
-    ),
-    "Memory and what a process holds": (
-        *(
-            "scheme",
-            "objects after a fifth (MiB)",
-            "at the end",
-            "history and charges",
-            "at the end",
-        ),
-        *(
-            "growth of the rest (bytes a round)",
-            "process (MiB)",
-            "at the end",
-            "CPU of a round (ms)",
-        ),
-        *("at the end", "files", "at the end", "descriptors, threads, processes", "afterwards"),
-    ),
-    "Ledgers": (
-        *("scheme", "answers with a cost", "ledger entries", "largest epsilon of a ledger"),
-        *("of the answers", "of the card"),
-    ),
-    "Faults that happened": ("scheme", "faults"),
-}
-
 
 def table(cells: Sequence[Cell]) -> str:
     """Return the cells of a scheme as a table in Markdown: a line per fault, a column per phase.
@@ -172,65 +146,63 @@ def sections(text: str) -> dict[str, str]:
     return found
 
 
-def long_rows(found: Endured) -> dict[str, list[str]]:
-    """Return what became of a long run, as a row of each table."""
-    first, last = (found.marks[0], found.marks[-1]) if found.marks else (None, None)
-    measures = ["-"] * 11
-    if first is not None and last is not None:
-        measures = [
-            *(f"{mark.traced / 2**20:.2f}" for mark in (first, last)),
-            *(f"{mark.history / 2**20:.2f}" for mark in (first, last)),
-            f"{found.growth:.0f}",
-            *(f"{mark.resident / 2**20:.0f}" for mark in (first, last)),
-            *(f"{mark.seconds * 1000:.0f}" for mark in (first, last)),
-            *(str(mark.files) for mark in (first, last)),
-        ]
-    highest = [
-        max((getattr(mine, name) for mine in found.accounts), default=0.0)
-        for name in ("spent", "recomputed", "stated")
+Found = tuple[list[str], Rows, list[str]]
+"""Lines for the screen, rows for the page, and what must not be."""
+
+
+def long_run_of(name: str, *, rounds: int, seed: int) -> Found:
+    """Carry out a long run of a federation; the parameters are those of `endure`."""
+    found = endure(name, rounds=rounds, seed=seed)
+    rows = long_rows(found)
+    lines = [told for table in rows for told in _told(LONG, table, rows)]
+    return lines, rows, [f"{found.title}: {line}" for line in found.wrong]
+
+
+def outages_of(name: str) -> Found:
+    """Lose each exchange of a federation."""
+    title = FEDERATIONS[name].title
+    cells = outages(FEDERATIONS[name])
+    rows = outage_rows(title, cells)
+    wrong = [
+        f"{title}, {cell.fault}, {cell.phase}: {cell.why}"
+        for cell in cells
+        if cell.verdict == DEFECT
     ]
-    answers = sum(mine.released for mine in found.accounts)
-    entries = sum(mine.entries for mine in found.accounts)
-    rows: dict[str, list[object]] = {
-        "Rounds": [
-            *(found.rounds, found.seed, sum(found.faults.values())),
-            *(found.rounds - found.fewer - found.skipped, found.fewer, found.skipped),
-            *(found.restarts, found.faults["server killed"]),
-            "DEFECT" if found.wrong else "as it was",
-        ],
-        "Memory and what a process holds": [
-            *measures,
-            found.before.counts(),
-            found.after.counts(),
-        ],
-        "Ledgers": [
-            answers,
-            entries,
-            *(f"{epsilon:.6g}" if entries else "-" for epsilon in highest),
-        ],
-        "Faults that happened": [
-            ", ".join(f"{name} {found.faults[name]}" for name in FAULTS if found.faults[name]),
-        ],
-    }
-    return {name: [found.title, *map(str, row)] for name, row in rows.items()}
+    return [told for table in rows for told in _told(OUTAGES, table, rows)], rows, wrong
 
 
-def write_long_runs(
+def pairs_of(name: str, *, seed: int, count: int) -> Found:
+    """Try pairs of faults in a federation; the parameters are those of `pairs`."""
+    title = FEDERATIONS[name].title
+    cells = pairs(FEDERATIONS[name], seed=seed, count=count)
+    rows = pair_rows(title, cells, seed=seed)
+    wrong = [
+        f"{title}, {cell.fault}, {cell.phase}: {cell.why}\nTo repeat it: flwr-privacy reliability "
+        f"--scheme {name} --pairs 1 --seed {mine} --out pair.md"
+        for mine, cell in enumerate(cells, seed)
+        if cell.verdict == DEFECT
+    ]
+    return _told(PAIRS, "Pairs", rows), rows, wrong
+
+
+def write_rows(
+    section: str,
     schemes: Sequence[str],
+    found_of: Callable[[str], Found],
     *,
-    rounds: int,
-    seed: int,
     out: Path,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Carry out long runs and write the page after each; return what must not be.
+    """Train the schemes and write the page after each; return what must not be.
 
     Parameters
     ----------
+    section : str
+        A key of `ROWS`.
     schemes : sequence of str
         Keys of `FEDERATIONS`.
-    rounds, seed : int
-        As those of `endure`.
+    found_of : callable
+        Trains a scheme and returns what it found.
     out : Path
         The page; if it is there, it keeps what it says of other things.
     say : callable
@@ -239,15 +211,22 @@ def write_long_runs(
     order = [federation.title for federation in FEDERATIONS.values()]
     defects = []
     for scheme in schemes:
-        found = endure(scheme, rounds=rounds, seed=seed)
-        for name, row in long_rows(found).items():
-            columns = _LONG_TABLES[name][1:]
-            told = ", ".join(f"{c}: {v}" for c, v in zip(columns, row[1:], strict=True))
-            say(f"{found.title}: {told}")
+        lines, rows, wrong = found_of(scheme)
+        for line in lines:
+            say(line)
         earlier = out.read_text(encoding="utf-8") if out.exists() else ""
-        write_text(out, page({}, order=order, earlier=earlier, long=[found]))
-        defects += [f"{found.title}: {line}" for line in found.wrong]
+        write_text(out, page({}, order=order, earlier=earlier, rows={section: rows}))
+        defects += wrong
     return defects
+
+
+def _told(section: str, table: str, rows: Rows) -> list[str]:
+    """Return the rows of a table as lines for the screen."""
+    columns = ROWS[section].tables[table][1:]
+    return [
+        f"{title}: {', '.join(f'{c}: {v}' for c, v in zip(columns, values, strict=True))}"
+        for title, *values in rows[table]
+    ]
 
 
 def page(
@@ -255,7 +234,7 @@ def page(
     *,
     order: Sequence[str] = (),
     earlier: str = "",
-    long: Sequence[Endured] = (),
+    rows: Mapping[str, Rows] | None = None,
 ) -> str:
     """Return the page.
 
@@ -267,8 +246,8 @@ def page(
         Titles of all schemes.
     earlier : str, optional
         The page as it was; it keeps the tables of schemes that have no cells here.
-    long : sequence of Endured, optional
-        Long runs.
+    rows : Mapping, optional
+        New rows by the section of `ROWS`; each section keeps the rows of schemes that have none.
     """
     known = sections(earlier)
     tables = {
@@ -276,45 +255,24 @@ def page(
         for title in dict.fromkeys((*order, *matrices))
         if title in matrices or title in known
     }
-    words = [f"- **{_escaped(name)}**: {text}." for name, text in VERDICTS.items()]
+    words = [f"- **{escaped(name)}**: {text}." for name, text in VERDICTS.items()]
     kinds = [f"- **{name}**: {text}." for name, text in FAULTS.items()]
-    runs = _long_section(long, order=order, earlier=known.get(_LONG, ""))
+    in_rows = {
+        title: section.text((rows or {}).get(title, {}), order=order, earlier=known.get(title, ""))
+        for title, section in ROWS.items()
+    }
     parts = {
         "Words in the tables": "\n".join(words),
         "Faults": "Each happens once.\n\n" + "\n".join(kinds),
         "On real processes": _real(),
-        **({_LONG: runs} if runs else {}),
+        **{title: body for title, body in in_rows.items() if body},
         **tables,
     }
     text = "\n\n".join(f"## {title}\n\n{body}" for title, body in parts.items())
     return f"{_TITLE}\n\n{_ABOUT.strip()}\n\n{text}\n"
 
 
-def _long_section(long: Sequence[Endured], *, order: Sequence[str], earlier: str) -> str:
-    """Return the section of the long runs, with the earlier rows of other schemes; or nothing."""
-    rows: dict[str, dict[str, list[str]]] = {name: {} for name in _LONG_TABLES}
-    for part in earlier.split("\n### ")[1:]:
-        name, _, body = part.partition("\n")
-        lines = [line.strip("| ").split(" | ") for line in body.strip().splitlines()[2:]]
-        if name in rows:
-            rows[name] |= {line[0]: line for line in lines}
-    for found in long:
-        for name, row in long_rows(found).items():
-            rows[name][found.title] = row
-    if not any(rows.values()):
-        return ""
-    text = [_ABOUT_LONG.strip()]
-    for name, columns in _LONG_TABLES.items():
-        ranked = [rows[name][title] for title in order if title in rows[name]]
-        text.append(f"### {name}\n\n{markdown_table(columns, ranked)}")
-    return "\n\n".join(text)
-
-
 def _real() -> str:
     rows = [(fault, *words) for fault, words in REAL_FAULTS.items()]
     table = markdown_table(("fault", "how", "what becomes of it"), rows)
     return "\n\n".join([_REAL.strip("\n"), table, _REAL_TOO.strip("\n")])
-
-
-def _escaped(name: str) -> str:
-    return f"`{name}`" if name == "-" else name

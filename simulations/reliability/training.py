@@ -1,11 +1,11 @@
-"""Trains a small federation, with one fault or without, and returns what came of it."""
+"""Trains a small federation, with faults or without, and returns what came of it."""
 
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .federations import ROUNDS, SEED, SmallFederation, Spot
 from .grid import FaultyGrid, Killed, Strike
 from .witness import AnswerKey, Witness
 
-__all__ = ["Outcome", "ledger_entries", "start", "train", "warnings_to"]
+__all__ = ["Outcome", "ledger_entries", "start", "strike_at", "train", "warnings_to", "with_fault"]
 
 _DEADLINE = 1.0  # seconds, where an answer does not come
 _WAITED_FOR = ("late", "stale")  # the others are answered, or told of as lost
@@ -51,10 +51,10 @@ class Outcome:
         What was answered: client, phase, round and request.
     carded : set
         The same of the server's privacy card.
-    struck, empty : bool
-        As those of `FaultyGrid`.
+    struck, empty : list of Strike
+        The faults that happened, and those of them that had nothing to damage.
     asked : list
-        Phase and round of each request.
+        Client, phase, round and number of each request, in order.
     """
 
     model: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -66,35 +66,41 @@ class Outcome:
     charges: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     requests: set[AnswerKey] = field(default_factory=set)
     carded: set[AnswerKey] = field(default_factory=set)
-    struck: bool = False
-    empty: bool = False
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    struck: list[Strike] = field(default_factory=list)
+    empty: list[Strike] = field(default_factory=list)
+    asked: list[AnswerKey] = field(default_factory=list)
 
 
-def train(federation: SmallFederation, *, spot: Spot | None = None, fault: str = "") -> Outcome:
-    """Train a federation, with a fault in a phase or without; resume if the server is killed."""
+def strike_at(spot: Spot, fault: str) -> Strike:
+    """Return a fault that happens in a phase."""
+    strike = Strike(
+        fault=fault,
+        phase=spot.phase,
+        server_round=spot.server_round,
+        client=spot.client,
+        nth=spot.nth,
+    )
+    return with_fault(strike, fault)
+
+
+def with_fault(strike: Strike, fault: str) -> Strike:
+    """Return a strike with another fault; one that is late misses the deadline."""
+    return replace(strike, fault=fault, seconds=_DEADLINE if fault == "late" else Strike.seconds)
+
+
+def train(federation: SmallFederation, *strikes: Strike) -> Outcome:
+    """Train a federation, with faults or without; resume if the server is killed."""
     outcome, witness = Outcome(), Witness(within=federation.within)
-    strike = None
-    if spot is not None:
-        strike = Strike(
-            fault=fault,
-            phase=spot.phase,
-            server_round=spot.server_round,
-            client=spot.client,
-            nth=spot.nth,
-            seconds=_DEADLINE if fault == "late" else Strike.seconds,
-        )
     with (
         tempfile.TemporaryDirectory(prefix="flwr-privacy-") as folder,
         warnings_to(outcome.warnings.append),
     ):
-        training = _Training(federation, Path(folder), witness, waits=fault in _WAITED_FOR)
+        waits = any(strike.fault in _WAITED_FOR for strike in strikes)
+        training = _Training(federation, Path(folder), witness, waits=waits)
+        to_come: Sequence[Strike] | None = strikes
         try:
-            try:
-                training.run(strike, outcome)
-            except Killed:
-                outcome.carded = set()  # the resumed run has a card of its own
-                training.run(None, outcome)
+            while to_come is not None:
+                to_come = training.run(to_come, outcome)
         except FlwrPrivacyError as error:
             outcome.error = f"{type(error).__name__}: {error}"
         # Whatever else is raised is a defect, which the matrix must show and not end with.
@@ -120,8 +126,14 @@ class _Training:
         self._federation, self._witness, self._waits = federation, witness, waits
         self._nodes = federation.nodes(kept)
 
-    def run(self, strike: Strike | None, outcome: Outcome) -> None:
-        """Train, from the checkpoint if there is one, and add to the outcome what came of it."""
+    def run(self, strikes: Sequence[Strike], outcome: Outcome) -> Sequence[Strike] | None:
+        """Train, from the checkpoint if there is one, and add to the outcome what came of it.
+
+        Returns
+        -------
+        sequence of Strike or None
+            If the server is killed, the faults that are still to come; None at the end.
+        """
         federation, witness = self._federation, self._witness
         strategy = federation.build(
             run_dir=self._run_dir,
@@ -133,7 +145,7 @@ class _Training:
             self._nodes,
             state=self.state,
             insecure_seed=SEED,
-            strike=strike,
+            strikes=strikes,
             forgotten=witness.forget,
         )
         try:
@@ -141,15 +153,19 @@ class _Training:
             result = start(federation, strategy, grid, rounds=ROUNDS, timeout=timeout)
             outcome.model = {name: array.numpy() for name, array in result.arrays.items()}
             outcome.history = result.history
+        except Killed:
+            return grid.to_come
         finally:
-            outcome.struck |= grid.struck
-            outcome.empty |= grid.empty
+            outcome.struck += grid.struck
+            outcome.empty += grid.empty
             outcome.asked += grid.asked
-            outcome.carded |= {
+            # A resumed run has a card of its own.
+            outcome.carded = {
                 _charged_as(federation, (client, one.phase, one.server_round, one.request))
                 for one in strategy.releases
                 for client in one.clients
             }
+        return None
 
 
 def start(

@@ -310,7 +310,7 @@ class RequestLog:
                 raise ReplyRefusedError("malformed", "others are late than were told to be")
             self._heard.add(node)
             self.free.update(set(self.asked[node]).difference(answer.keepers))
-            yield from self._read_cohort(answer, content, fields)
+            yield from self._read_cohort(answer, node, content, fields)
             return
         expected = self.asked[node]
         if expected == [""]:
@@ -330,14 +330,15 @@ class RequestLog:
         yield ClientReply(client_id, content, fields)
 
     def _read_cohort(
-        self, answer: CohortAnswer, content: RecordDict, fields: Fields
+        self, answer: CohortAnswer, node: int, content: RecordDict, fields: Fields
     ) -> Iterator[ClientReply | PartialSum]:
         self.bytes_up += answer.bytes_up
         self.late_count += len(answer.late)
         self.answered.update(answer.late, answer.answered)
         for client, reason, detail in answer.refused:
             if reason in _NOTHING_RELEASED:
-                self._silent.add(client)
+                if node not in self.asked_again:
+                    self._silent.add(client)
             elif reason != "failed":  # that one was charged, and has no answer
                 self.answered.add(client)
             self.refuse(reason, f"client {client}: {detail}")

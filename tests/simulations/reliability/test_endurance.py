@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from flwr_privacy.simulations.reliability.endurance_checks import (
 from flwr_privacy.simulations.reliability.endurance_faults import FaultPlan, Journal
 from flwr_privacy.simulations.reliability.federations import FEDERATIONS
 from flwr_privacy.simulations.reliability.grid import FAULTS
-from flwr_privacy.simulations.reliability.page import long_rows, page, sections, write_long_runs
+from flwr_privacy.simulations.reliability.page import LONG, long_run_of, page, sections, write_rows
+from flwr_privacy.simulations.reliability.page_sections import long_rows
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.strategies.participants import Participants
 
@@ -355,21 +357,22 @@ def endured(scheme: str, **more: Any) -> Endured:
 def test_a_row_says_what_became_of_a_run() -> None:
     rows = long_rows(endured("udp"))
     title = FEDERATIONS["udp"].title
-    assert rows["Rounds"] == [title, "500", "1", "6", "491", "5", "4", "2", "1", "as it was"]
-    assert rows["Ledgers"][:3] == [title, "3", "3"]
-    assert rows["Ledgers"][3] == rows["Ledgers"][4] == rows["Ledgers"][5]
-    assert rows["Faults that happened"] == [title, "drop 3, server killed 1, moved 2"]
-    assert long_rows(endured("udp", wrong=("it broke",)))["Rounds"][-1] == "DEFECT"
-    assert "-" in long_rows(endured("udp", marks=()))["Memory and what a process holds"]
+    assert rows["Rounds"] == [[title, "500", "1", "6", "491", "5", "4", "2", "1", "as it was"]]
+    (ledgers,) = rows["Ledgers"]
+    assert ledgers[:3] == [title, "3", "3"]
+    assert ledgers[3] == ledgers[4] == ledgers[5]
+    assert rows["Faults that happened"] == [[title, "drop 3, server killed 1, moved 2"]]
+    assert long_rows(endured("udp", wrong=("it broke",)))["Rounds"][0][-1] == "DEFECT"
+    assert "-" in long_rows(endured("udp", marks=()))["Memory and what a process holds"][0]
 
 
 def test_the_page_keeps_the_rows_of_other_schemes() -> None:
     order = [federation.title for federation in FEDERATIONS.values()]
-    first = page({}, order=order, long=[endured("udp")])
-    both = page({}, order=order, earlier=first, long=[endured("fedavg")])
+    first = page({}, order=order, rows={LONG: long_rows(endured("udp"))})
+    both = page({}, order=order, earlier=first, rows={LONG: long_rows(endured("fedavg"))})
     assert sections(both)["Long runs"].count("| 500 | 1 |") == 2
     assert page({}, order=order, earlier=both) == both
-    again = page({}, order=order, earlier=both, long=[endured("udp", rounds=600)])
+    again = page({}, order=order, earlier=both, rows={LONG: long_rows(endured("udp", rounds=600))})
     assert sections(again)["Long runs"].count("| 500 | 1 |") == 1
     assert sections(again)["Long runs"].count("| 600 | 1 |") == 1
     assert "Long runs" not in sections(page({}, order=order))
@@ -384,7 +387,8 @@ def test_long_runs_are_written_one_by_one_and_defects_are_returned(
 
     monkeypatch.setattr(reliability_page, "endure", made_up)
     out, said = tmp_path / "page.md", list[str]()
-    defects = write_long_runs(["udp", "fedavg"], rounds=70, seed=9, out=out, say=said.append)
+    run = partial(long_run_of, rounds=70, seed=9)
+    defects = write_rows(LONG, ["udp", "fedavg"], run, out=out, say=said.append)
     assert defects == [f"{FEDERATIONS['udp'].title}: it broke"]
     assert sections(out.read_text())["Long runs"].count("| 70 | 9 |") == 2
     assert any("rounds: 70" in line for line in said)

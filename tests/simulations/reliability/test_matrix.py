@@ -22,7 +22,7 @@ from flwr_privacy.simulations.reliability.matrix import (
     verdict_of,
 )
 from flwr_privacy.simulations.reliability.page import page, sections, table
-from flwr_privacy.simulations.reliability.training import train
+from flwr_privacy.simulations.reliability.training import strike_at, train
 from flwr_privacy.strategies import UDP
 from flwr_privacy.strategies.participants import Participants
 
@@ -63,6 +63,7 @@ def cell(clean: dict[str, Any], scheme: str, column: str, fault: str) -> Cell:
         ("mspdq", "mix", "clock ahead", "exact"),
         ("acfl", "setup", "server killed", "exact"),
         ("acfl", "setup", "disk full", "left out"),
+        ("acfl-sum", "setup", "drop", "left out"),  # asked again, it refuses: charged all the same
         ("acfl", "train", "moved", "exact"),
         ("m2fdp", "train (noised)", "reshape", "left out"),
         ("m2fdp", "deliver", "delay", "exact"),
@@ -116,10 +117,10 @@ def test_the_faults_of_the_engine_are_all_in_the_matrix() -> None:
 
 def test_a_fault_happens_once_and_where_it_was_meant() -> None:
     federation = FEDERATIONS["fedavg"]
-    outcome = train(federation, spot=Spot(phase="train", server_round=3, client="1"), fault="drop")
+    outcome = train(federation, strike_at(Spot(phase="train", server_round=3, client="1"), "drop"))
     assert [line["accumulated"] for line in outcome.history[1:]] == [4, 4, 3]
-    never = train(federation, spot=Spot(phase="train", server_round=9), fault="drop")
-    verdict = verdict_of(train(federation), never, spot=Spot(phase="train"), fault="drop")
+    never = train(federation, strike_at(Spot(phase="train", server_round=9), "drop"))
+    verdict = verdict_of(train(federation), never)
     assert verdict == ("DEFECT", "the fault did not happen")
 
 
@@ -177,15 +178,15 @@ def test_another_model_of_which_nothing_is_said_is_a_defect(clean: dict[str, Any
     cell(clean, "udp", "train", "delay")
     was = clean["udp"]
     moved = {name: array + 1 for name, array in was.model.items()}
-    silent = replace(was, model=moved, struck=True)
-    assert verdict_of(was, silent, spot=TRAIN, fault="drop")[0] == "DEFECT"
+    silent = replace(was, model=moved, struck=[strike_at(TRAIN, "drop")])
+    assert verdict_of(was, silent)[0] == "DEFECT"
     told = [dict(line) for line in was.history]
     told[2]["accumulated"] -= 1
-    assert verdict_of(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "left out"
+    assert verdict_of(was, replace(silent, history=told))[0] == "left out"
     told[2]["skipped"] = True
-    assert verdict_of(was, replace(silent, history=told), spot=TRAIN, fault="drop")[0] == "skipped"
+    assert verdict_of(was, replace(silent, history=told))[0] == "skipped"
     nothing = {name: array * float("nan") for name, array in was.model.items()}
-    assert verdict_of(was, replace(silent, model=nothing), spot=TRAIN, fault="drop") == (
+    assert verdict_of(was, replace(silent, model=nothing)) == (
         "DEFECT",
         "the model is not finite",
     )
@@ -196,34 +197,28 @@ def test_who_is_left_out_leaves_the_model_of_a_training_without_the_answer(
 ) -> None:
     cell(clean, "udp", "train", "delay")
     spot = FEDERATIONS["udp"].spots[-1]
-    silent = train(FEDERATIONS["udp"], spot=spot, fault="lost request")
-    dropped = train(FEDERATIONS["udp"], spot=spot, fault="drop")
-    assert (
-        verdict_of(clean["udp"], dropped, spot=spot, fault="drop", silent=silent)[0] == "left out"
-    )
+    silent = train(FEDERATIONS["udp"], strike_at(spot, "lost request"))
+    dropped = train(FEDERATIONS["udp"], strike_at(spot, "drop"))
+    assert verdict_of(clean["udp"], dropped, silent=[silent])[0] == "left out"
     moved = {name: array + 1e-9 for name, array in dropped.model.items()}
     accumulated = replace(dropped, model=moved)
-    assert verdict_of(clean["udp"], accumulated, spot=spot, fault="drop", silent=silent) == (
+    assert verdict_of(clean["udp"], accumulated, silent=[silent]) == (
         "DEFECT",
         "the model is not that of a training in which the request is lost",
     )
     # A reply that comes late may be accumulated later: its model is another one.
-    assert (
-        verdict_of(clean["udp"], accumulated, spot=spot, fault="late", silent=silent)[0]
-        == "left out"
-    )
+    late = replace(accumulated, struck=[strike_at(spot, "late")])
+    assert verdict_of(clean["udp"], late, silent=[silent])[0] == "left out"
 
 
 def test_a_charge_may_be_without_an_answer_but_not_the_other_way_round(
     clean: dict[str, Any],
 ) -> None:
     cell(clean, "udp", "train", "delay")
-    was = replace(clean["udp"], struck=True)
+    was = replace(clean["udp"], struck=[strike_at(TRAIN, "drop")])
     more = was.charges + Counter({("2", "train", 2): 1})
-    assert verdict_of(was, replace(was, charges=more), spot=TRAIN, fault="crash")[0] == "exact"
-    assert (
-        verdict_of(was, replace(was, charges=Counter()), spot=TRAIN, fault="crash")[0] == "DEFECT"
-    )
+    assert verdict_of(was, replace(was, charges=more))[0] == "exact"
+    assert verdict_of(was, replace(was, charges=Counter()))[0] == "DEFECT"
 
 
 # -- The page and the command --------------------------------------------------------------------
