@@ -79,6 +79,7 @@ class Relay:
         self._messenger = messenger
         self._tree = tree
         self._told = introductions
+        self._keys: dict[str, tuple[bytes, bytes]] = {}
         self._log = log
         self._least = least
         self._answers: Sealed = {}
@@ -95,8 +96,21 @@ class Relay:
                 "`relay` out"
             )
         for member in (node, *self._tree.children(node)):
-            if member in self._told and not isinstance(self._told[member].get("key"), bytes):
-                raise ProtocolError(f"'{member}' has sent no key: it has no privacy-identity")
+            if member in self._told and not all(self._key_of(member)):
+                raise ProtocolError(
+                    f"'{member}' has sent no key and signature: it has no privacy-identity"
+                )
+
+    def _key_of(self, member: str) -> tuple[bytes, bytes]:
+        """Return the key and the signature of a member, as it last said them; empty if never.
+
+        A later hello may say anything: what has another type does not replace them.
+        """
+        told = self._told.get(member, {})
+        key, signature = told.get("key"), told.get("signature")
+        if isinstance(key, bytes) and isinstance(signature, bytes):
+            self._keys[member] = key, signature
+        return self._keys.get(member, (b"", b""))
 
     def begin(self) -> None:
         """Begin a round, in which every device starts from the global model."""
@@ -116,8 +130,8 @@ class Relay:
 
     def keys_for(self, node: str) -> Fields:
         """Return the key of an aggregator, and its signature, for its children."""
-        told = self._told[node]
-        return {"parent-key": told["key"], "parent-signature": told["signature"]}
+        key, signature = self._key_of(node)
+        return {"parent-key": key, "parent-signature": signature}
 
     def starts(self, devices: Collection[str]) -> dict[str, Fields]:
         """Return the fields that devices need about the previous clean event, if there was one."""
@@ -200,8 +214,8 @@ class Relay:
         return duty, {**keys, **(self.keys_for(parent) if way == UP else {})}
 
     def _keys_of(self, members: list[str]) -> Fields:
-        told = [self._told[member] for member in members]
-        return {"keys": [t["key"] for t in told], "signatures": [t["signature"] for t in told]}
+        keys = [self._key_of(member) for member in members]
+        return {"keys": [key for key, _ in keys], "signatures": [s for _, s in keys]}
 
     def _leaf(self, member: str) -> str:
         """Return a lowest aggregator of a member's zone; all of them get the same request."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import M2FDP
+from flwr_privacy.strategies.m2fdp.relay import Relay
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import RECORD
 
@@ -315,9 +317,27 @@ def test_a_device_is_no_aggregator(tmp_path: Path) -> None:
 def test_a_node_of_a_zone_needs_an_identity(name: str, tmp_path: Path) -> None:
     nodes = zone_nodes(WARDS, tmp_path)
     del next(node for node in nodes if node["client-id"] == name)["privacy-identity"]
-    text = f"'{name}' has sent no key: it has no privacy-identity"
+    text = f"'{name}' has sent no key and signature: it has no privacy-identity"
     with pytest.raises(ProtocolError, match=text):
         run_strategy(make(M2FDP, tree=WARDS, relay=True), Seen().app(), nodes=nodes)
+
+
+@pytest.mark.parametrize("entry", [{"key": 3}, {"signature": "x"}, {"key": b"k"}])
+def test_a_hello_with_other_types_names_its_node(entry: dict[str, Any]) -> None:
+    told: dict[str, Any] = {name: {"key": b"k", "signature": b"s"} for name in "012345"}
+    told["t1-0"] = {"role": "aggregator", "key": b"k", "signature": b"s"}
+    told["0"] = entry
+    with pytest.raises(ProtocolError, match="'0' has sent no key and signature"):
+        Relay(Mock(), WARDS, told, Mock(), least=1)
+
+
+def test_a_later_hello_with_other_types_changes_no_keys() -> None:
+    told: dict[str, Any] = {name: {"key": b"k", "signature": b"s"} for name in "012345"}
+    told["t1-0"] = {"role": "aggregator", "key": b"k", "signature": b"s"}
+    relay = Relay(Mock(), WARDS, told, Mock(), least=1)
+    told |= {"0": {"key": 3}, "1": {}, "t1-0": {"key": [], "signature": b"s"}}
+    assert relay._keys_of(["0", "1"]) == {"keys": [b"k", b"k"], "signatures": [b"s", b"s"]}
+    assert relay.keys_for("t1-0") == {"parent-key": b"k", "parent-signature": b"s"}
 
 
 def test_devices_of_insecure_aggregators_need_none(tmp_path: Path) -> None:
