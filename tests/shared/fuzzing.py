@@ -202,7 +202,7 @@ class FuzzedGrid(InlineGrid):
 
     def _answer(self, message_id: str) -> list[Message]:
         # What is not of this library goes to the app, if the scheme protects nothing.
-        ours = RECORD in self._questions[message_id].content
+        ours = RECORD in self._requests[message_id].content
         replies = super()._answer(message_id)
         for reply in replies:
             if reply.has_error():

@@ -59,6 +59,9 @@ class InlineGrid(Grid):
         FLWR_PRIVACY_STACK says it, or else it does not.
     """
 
+    local = True
+    """Replies are objects of this process: no bytes of a node are read to get them."""
+
     def __init__(
         self,
         client_app: ClientApp | str,
