@@ -30,10 +30,14 @@ _SCALAR = -1  # length of a metric that is a number and no list
 
 
 class ReplyRefusedError(FlwrPrivacyError):
-    """A reply cannot be averaged; `reason` is the short name under which it is counted."""
+    """A reply cannot be averaged; `reason` is the short name under which it is counted.
 
-    def __init__(self, reason: str, detail: str) -> None:
+    With `by_others` what another client said may have led to it: nobody is left out for it.
+    """
+
+    def __init__(self, reason: str, detail: str, *, by_others: bool = False) -> None:
         self.reason = reason
+        self.by_others = by_others
         super().__init__(f"{reason}: {detail}")
 
 

@@ -216,7 +216,9 @@ class Session:
                 start = 0 if kind == KEY else DIGEST_BYTES
                 dealt = self._dealt[dealer].digests[holder]
                 if digest != dealt[start : start + DIGEST_BYTES]:
-                    raise ReplyRefusedError("malformed", f"a damaged share of client {dealer}")
+                    # Its dealer may have announced another one.
+                    detail = f"a damaged share of client {dealer}"
+                    raise ReplyRefusedError("malformed", detail, by_others=True)
                 opened.append((dealer, kind, holder, share))
         # Stored once all are checked: a reply with one damaged share counts for nothing.
         for dealer, kind, holder, share in opened:

@@ -8,6 +8,7 @@ import logging
 from functools import cache
 from types import ModuleType
 
+import httpx
 from flwr.app import Error, Message, MessageType, Metadata
 from flwr.serverapp import Grid
 
@@ -17,6 +18,9 @@ logger = logging.getLogger("flwr.privacy")
 
 MALFORMED_CODE = 1003
 """Code with which the server stands in for a reply that cannot be read."""
+
+_LOST_CODE = 3
+"""Flower's code for a message that is not available: no answer."""
 
 IMPOSTOR_CODE = 1004
 """Code with which it stands in for a reply in another node's name."""
@@ -44,22 +48,24 @@ def pull(grid: Grid, message_id: str, node: int, largest: int) -> list[Message]:
     if getattr(grid, "local", False):  # an exception is a defect of that engine, not of a node
         return [_of_node(reply, message_id, node) for reply in grid.pull_messages([message_id])]
     superlink = _superlink() if hasattr(type(grid), "_runtime_client") else None
-    network: tuple[type[Exception], ...] = (OSError,)
-    if superlink is not None:
-        network = (OSError, superlink.HTTPError)
     try:
         # Who has replaced the grid's method wants it called.
-        if superlink is None or "pull_messages" in vars(grid):
+        if superlink is None or (
+            "pull_messages" in vars(grid)
+            or type(grid).pull_messages is not superlink.HttpGrid.pull_messages
+        ):
             replies = list(grid.pull_messages([message_id]))
         else:
             replies = superlink.pull(grid, message_id, largest)
-    except network:
+    except (OSError, httpx.HTTPError):  # the network's
         raise
     # Flower's parsers raise what they like on what a node wrote.
     except Exception as error:
         logger.debug("node %d: its reply cannot be read", node, exc_info=error)
         reason = str(error) or type(error).__name__
-        return [_error_reply(message_id, node, Error(MALFORMED_CODE, reason))]
+        lost = superlink is not None and isinstance(error, superlink.LostReplyError)
+        code = _LOST_CODE if lost else MALFORMED_CODE
+        return [_error_reply(message_id, node, Error(code, reason))]
     return [_of_node(reply, message_id, node) for reply in replies]
 
 

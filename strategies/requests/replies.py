@@ -82,7 +82,9 @@ def _check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
         return
     (expected,) = (dict(r) for r in earlier[0].values() if isinstance(r, MetricRecord))
     if _form(reply.metrics()) != _form(expected):
-        raise ReplyRefusedError("malformed", "its metrics have another form than the first reply's")
+        raise ReplyRefusedError(
+            "malformed", "its metrics have another form than the first reply's", by_others=True
+        )
 
 
 def _warn_of_metrics(reply: ClientReply) -> None:

@@ -239,7 +239,7 @@ class RequestLog:
         """Count a reply that was already yielded as refused."""
         self.used.difference_update(reply.clients)
         self.refuse(error.reason, str(error), clients=len(reply.clients))
-        if error.reason in _GARBAGE:
+        if error.reason in _GARBAGE and not error.by_others:
             self.garbage.update(
                 node for node, asked in self.asked.items() if set(asked) & set(reply.clients)
             )

@@ -9,6 +9,7 @@ All uses of Flower's private functions by a server are in this module.
 """
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,9 +26,11 @@ from flwr.supercore.inflatable.inflatable_utils import (
     inflate_object_from_contents,
 )
 from flwr.superlink.grid import HttpGrid
-from httpx import HTTPError, HTTPStatusError, codes
+from httpx import HTTPStatusError, codes
 
-__all__ = ["HTTPError", "MalformedReplyError", "checked", "pull"]
+__all__ = ["HttpGrid", "LostReplyError", "MalformedReplyError", "checked", "pull"]
+
+logger = logging.getLogger("flwr.privacy")
 
 _PARTS = {
     "Message": {"RecordDict"},
@@ -40,6 +43,7 @@ _PARTS = {
 }
 """Which objects an object may name."""
 
+_ID = 64  # characters of an object's id
 _OBJECT = 4096  # bytes that an object has at least on average; each costs a call of the SuperLink
 _DESCRIBED = 4096  # bytes of JSON that may describe an object, and again for each that it names
 _JSON = {"RecordDict", "ArrayRecord", "Array"}
@@ -50,6 +54,10 @@ _announced: WeakKeyDictionary[HttpGrid, dict[str, str]] = WeakKeyDictionary()
 
 class MalformedReplyError(Exception):
     """A reply has another form than Flower gives it, or is larger than it may be."""
+
+
+class LostReplyError(Exception):
+    """A reply was announced, and its objects are gone: its node was restarted, say."""
 
 
 class _NotThereYetError(Exception):
@@ -72,16 +80,27 @@ def pull(grid: HttpGrid, message_id: str, largest: int) -> list[Message]:
     ------
     MalformedReplyError
         If it has another form, or is larger. It is removed from the SuperLink all the same.
+    LostReplyError
+        If it is not there any more.
+    httpx.HTTPError
+        If the SuperLink fails, or refuses this server.
     """
+    try:
+        return _pull(grid, message_id, largest)
+    except HTTPStatusError as error:
+        if error.response.status_code != codes.INTERNAL_SERVER_ERROR:
+            raise  # the run was stopped, or this server may not ask
+        # Its own hiccup, or a node's doing: nobody is blamed, and it is looked at again.
+        logger.info("the SuperLink failed at a reply: %s", error)
+        return []
+
+
+def _pull(grid: HttpGrid, message_id: str, largest: int) -> list[Message]:
+    """Do the work of `pull`; a failure of the SuperLink is raised as it is."""
     client, run_id = grid._runtime_client, grid.run.run_id
     waiting = _announced.setdefault(grid, {})
     if message_id not in waiting:
-        try:
-            answer = client.PullMessages(PullAppMessagesRequest(message_ids=[message_id]))
-        except HTTPStatusError as error:
-            if error.response.status_code != codes.INTERNAL_SERVER_ERROR:
-                raise  # the run was stopped, or this server may not ask
-            raise MalformedReplyError("the SuperLink cannot read it") from error
+        answer = client.PullMessages(PullAppMessagesRequest(message_ids=[message_id]))
         for reply in answer.messages_list:
             if reply.metadata.reply_to_message_id == message_id:
                 waiting[message_id] = reply.metadata.message_id
@@ -93,7 +112,7 @@ def pull(grid: HttpGrid, message_id: str, largest: int) -> list[Message]:
             PullObjectRequest(node=grid.node, run_id=run_id, object_id=object_id)
         )
         if not found.object_found:
-            raise MalformedReplyError("it names an object that it does not have")
+            raise LostReplyError("its objects are gone: it was never uploaded as a whole")
         if not found.object_available:
             raise _NotThereYetError
         content: bytes = found.object_content
@@ -104,7 +123,7 @@ def pull(grid: HttpGrid, message_id: str, largest: int) -> list[Message]:
         contents = checked(read, root, largest)
     except _NotThereYetError:  # Flower would block here, for hours if the node likes
         return []
-    except MalformedReplyError:
+    except (MalformedReplyError, LostReplyError):
         _confirm(grid, root)
         del waiting[message_id]
         raise
@@ -153,7 +172,7 @@ def checked(read: Callable[[str], bytes], root: str, largest: int) -> dict[str, 
     """
     contents: dict[str, bytes] = {}
     kinds: dict[str, str] = {}
-    downloaded = built = 0
+    downloaded = 0
     waiting = [(root, {"Message"})]
     while waiting:
         object_id, allowed = waiting.pop()
@@ -166,22 +185,55 @@ def checked(read: Callable[[str], bytes], root: str, largest: int) -> dict[str, 
             waiting += [(part, _PARTS.get(kinds[object_id], set())) for part in parts]
         if kinds[object_id] not in allowed:
             raise MalformedReplyError(f"a {kinds[object_id][:64]!r} stands for {sorted(allowed)}")
-    for object_id, content in contents.items():
-        if kinds[object_id] in _JSON:
-            body = _described(content, kinds[object_id])
-            if kinds[object_id] == "Array":
-                built += _array_bytes(body, content, contents)
+    built = _built(root, contents, kinds, {})
     if built > largest:
-        raise MalformedReplyError(f"its arrays have {built} bytes; {largest} is the most")
+        raise MalformedReplyError(f"it is {built} bytes when it is built; {largest} is the most")
     return contents
+
+
+def _built(
+    object_id: str, contents: dict[str, bytes], kinds: dict[str, str], known: dict[str, int]
+) -> int:
+    """Return the bytes of an object with all its parts, each as often as it has a name."""
+    if object_id not in known:
+        content, kind = contents[object_id], kinds[object_id]
+        _, parts = _head(content)
+        named = parts if kind not in _JSON else _names(_described(content, kind), kind, parts)
+        known[object_id] = len(content) + sum(
+            _built(part, contents, kinds, known) for part in named
+        )
+    return known[object_id]
+
+
+def _names(body: Any, kind: str, parts: list[str]) -> list[str]:
+    """Return the parts that Flower would put in, in their order and as often as they are named."""
+    order = body.get("arraychunk_ids") if kind == "Array" and isinstance(body, dict) else body
+    if kind == "Array":
+        if not isinstance(order, list) or not all(
+            type(place) is int and 0 <= place < len(parts) for place in order
+        ):
+            raise MalformedReplyError("an array names chunks that it does not have")
+        return [parts[place] for place in order]
+    there = set(parts)
+    if not isinstance(order, dict) or not all(
+        isinstance(part, str) and part in there for part in order.values()
+    ):
+        raise MalformedReplyError(f"a {kind} names what it does not have")
+    return list(order.values())
 
 
 def _head(content: bytes) -> tuple[str, list[str]]:
     """Return the kind of an object, and the ids of those that it names."""
+    end = content.find(b"\x00")
+    # Before it is split: a comma costs a node one byte, and here a string of its own.
+    if end < 0 or content.count(b",", 0, end) > end // _ID:
+        raise MalformedReplyError("an object has no head that can be read")
     try:
         kind, parts, _ = get_object_head_values_from_object_content(content)
     except ValueError as error:
         raise MalformedReplyError("an object has no head that can be read") from error
+    if len(set(parts)) != len(parts):
+        raise MalformedReplyError(f"a {kind[:64]!r} has a part twice")
     return kind, parts
 
 
@@ -195,14 +247,3 @@ def _described(content: bytes, kind: str) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise MalformedReplyError(f"a {kind} is not described in JSON") from error
-
-
-def _array_bytes(body: Any, content: bytes, contents: dict[str, bytes]) -> int:
-    """Return the bytes of the array that Flower would build: it may name a chunk many times."""
-    _, parts = _head(content)
-    order = body.get("arraychunk_ids") if isinstance(body, dict) else None
-    if not isinstance(order, list) or not all(
-        type(place) is int and 0 <= place < len(parts) for place in order
-    ):
-        raise MalformedReplyError("an array names chunks that it does not have")
-    return sum(len(contents[parts[place]]) for place in order)

@@ -183,3 +183,17 @@ def test_a_reply_is_no_larger_than_its_request_allows() -> None:
     result = run_strategy(strategy, tampered(grow), nodes=4, num_rounds=1)
     line = result.history[1]
     assert (line["refused"], line["accumulated"]) == ({"malformed": 1}, 3)
+
+
+def test_who_answers_first_decides_about_nobody_else() -> None:
+    """Metrics of another form than the first reply's are refused; nobody is left out for it."""
+    change = metric(num_examples=1, strange=1.0)
+    strategy = FedAvg(
+        loop=LoopOptions(seed=1),
+        fraction_evaluate=0,
+        min_available_nodes=4,
+        train_metrics_aggr_fn=lambda contents, weighted_by: MetricRecord(),
+    )
+    result = run_strategy(strategy, tampered(change), nodes=4, num_rounds=5)
+    assert [line["asked"] for line in result.history[1:]] == [4] * 5
+    assert all(line["refused"]["malformed"] for line in result.history[1:])

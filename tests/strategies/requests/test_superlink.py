@@ -17,7 +17,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies.requests import pulling
 from flwr_privacy.strategies.requests.pulling import IMPOSTOR_CODE, MALFORMED_CODE, pull
-from flwr_privacy.strategies.requests.superlink import MalformedReplyError, checked
+from flwr_privacy.strategies.requests.superlink import MalformedReplyError, _head, checked
 
 NODE, OTHER = 7, 8
 LARGEST = 100_000
@@ -170,10 +170,11 @@ def test_an_object_of_another_kind_is_refused_before_anything_is_built(name: str
         checked(objects.__getitem__, root, LARGEST)
 
 
-def test_a_reply_whose_objects_are_gone_is_counted() -> None:
+def test_a_reply_whose_objects_are_gone_is_no_answer_and_nobodys_fault() -> None:
     superlink = SuperLink(*lost(*reply()))
     (got,) = pull(connected(superlink), "asked", NODE, LARGEST)
-    assert got.error.code == MALFORMED_CODE
+    assert (got.error.code, got.metadata.src_node_id) == (3, NODE)
+    assert superlink.confirmed == [superlink.root]
 
 
 def test_what_has_not_arrived_is_not_waited_for() -> None:
@@ -212,7 +213,7 @@ def test_a_repeated_chunk_is_counted_as_often_as_it_is_named() -> None:
     checked(objects.__getitem__, root, 60_000)
     root, objects = twice(root, objects)
     checked(objects.__getitem__, root, 90_000)
-    with pytest.raises(MalformedReplyError, match="arrays have 80"):
+    with pytest.raises(MalformedReplyError, match="it is 8"):
         checked(objects.__getitem__, root, 60_000)
 
 
@@ -225,11 +226,44 @@ def test_a_node_cannot_speak_for_another(fails: bool) -> None:
     assert got.error.code == (1001 if fails else IMPOSTOR_CODE)
 
 
-def test_a_superlink_that_fails_on_a_reply_does_not_end_the_run() -> None:
+def test_a_superlink_that_fails_for_a_moment_is_asked_again_and_nobody_is_blamed() -> None:
     superlink = SuperLink(*reply())
+    grid = connected(superlink)
     superlink.status = 500
-    (got,) = pull(connected(superlink), "asked", NODE, LARGEST)
-    assert got.error.code == MALFORMED_CODE
+    assert pull(grid, "asked", NODE, LARGEST) == []
+    superlink.status = None
+    (got,) = pull(grid, "asked", NODE, LARGEST)
+    assert got.content == content()
+
+
+def test_a_record_counts_as_often_as_it_has_a_name() -> None:
+    note = ConfigRecord({"text": b"x" * 10_000})
+    once = RecordDict({"0": note})
+    root, objects = stored(Message(once, reply_to=request()))
+    checked(objects.__getitem__, root, 50_000)
+    often = RecordDict({str(i): note for i in range(10)})
+    root, objects = stored(Message(often, reply_to=request()))
+    assert sum(map(len, objects.values())) < 50_000
+    with pytest.raises(MalformedReplyError, match="when it is built"):
+        checked(objects.__getitem__, root, 50_000)
+
+
+@pytest.mark.parametrize("parts", ["," * 5000, f"{'a' * 64},{'a' * 64}"])
+def test_a_head_of_commas_or_of_one_part_twice_is_refused(parts: str) -> None:
+    head = f"RecordDict {parts} 2".encode() + b"\x00{}"
+    with pytest.raises(MalformedReplyError, match=r"no head|part twice|stands for"):
+        checked({"root": head}.__getitem__, "root", 10**6)
+    with pytest.raises(MalformedReplyError, match=r"no head|part twice"):
+        _head(head)
+
+
+def test_a_grid_of_the_users_own_is_called() -> None:
+    class Own(HttpGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            return [Message(content(), reply_to=request())]
+
+    (got,) = pull(Own(token="none"), "asked", NODE, LARGEST)
+    assert got.content == content()
 
 
 @pytest.mark.parametrize("status", [401, 403, 503])
