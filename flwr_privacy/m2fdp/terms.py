@@ -242,9 +242,8 @@ class Duty(_Released):
         Those of them whose answers are here.
     sealed : list of bytes
         Their answers.
-    model : bytes
-        SHA-256 of the global model that the round began with: an average that was kept is of answers
-        to this model.
+    round_model : bytes
+        SHA-256 of the global model that the round began with; a kept average is for this one alone.
     min_children : int
         Fewer answers than that are not averaged.
 
@@ -262,7 +261,7 @@ class Duty(_Released):
     children: list[str]
     senders: list[str]
     sealed: list[bytes]
-    model: bytes
+    round_model: bytes
     siblings: list[str] = field(default_factory=list)
     min_children: int = 2
 

@@ -210,7 +210,7 @@ class Relay:
             children=children,
             senders=senders,
             sealed=[self._answers[sender] for sender in senders],
-            model=self._model,
+            round_model=self._model,
             siblings=sorted(asked[parent]) if way == UP else [],
             min_children=self._least,
         )

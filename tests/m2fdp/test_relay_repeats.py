@@ -71,7 +71,7 @@ def test_an_average_of_another_model_is_not_handed_out(tmp_path: Path) -> None:
     def work(server: Server) -> None:
         server.average("t1-0", server.sealed("012"))
         anew = server.sealed("012")
-        again = partial(server.average, "t1-0", anew, model=bytes(32))
+        again = partial(server.average, "t1-0", anew, round_model=bytes(32))
         refuses("was answered before, with other terms", again)
         assert len(server.entries("t1-0")) == 1
 
