@@ -17,7 +17,7 @@ from flwr_privacy.wire.files import write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
 from . import checkpoint
-from .asked import AskedNotes
+from .asked import ASKED, AskedNotes
 from .history import History
 from .lost_rounds import (
     after_lost_rounds,
@@ -33,6 +33,7 @@ logger = logging.getLogger("flwr.privacy")
 
 CHECKPOINT = "checkpoint.bin"
 CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
+METRICS = "metrics.jsonl"
 
 
 @dataclass(repr=False)  # Flower's own does not print the model
@@ -75,7 +76,7 @@ class Experiment:
         self._resume = loop.resume
         self._accept_lost_rounds = loop.accept_lost_rounds
         self.asked = AskedNotes(self.run_dir)
-        metrics = None if self.run_dir is None else self.run_dir / "metrics.jsonl"
+        metrics = None if self.run_dir is None else self.run_dir / METRICS
         self.history = History(metrics, loop.on_round)
 
     @property
@@ -99,8 +100,10 @@ class Experiment:
             If the checkpoint is missing, damaged, of another experiment, or older than what the
             folder shows.
         InvalidParameterError
-            If the experiment begins and the folder has a checkpoint already.
+            If the experiment begins and the folder has a checkpoint already, or one of its files
+            is a folder.
         """
+        self._check_files()
         if not self._resume or self.run_dir is None:
             self._begin_anew()
             return None
@@ -116,6 +119,15 @@ class Experiment:
         state = self._compared(state, self.run_dir, done)
         self.history.restart(state["history"])
         return state
+
+    def _check_files(self) -> None:
+        """Raise InvalidParameterError if a file that the run writes is a folder."""
+        if self.run_dir is None:
+            return
+        for name in (CHECKPOINT, CARD, CARD_PAGE, METRICS, ASKED):
+            if (self.run_dir / name).is_dir():
+                allowed = f"a folder in which {name} is a file, if it is there"
+                raise InvalidParameterError("run_dir", str(self.run_dir), allowed)
 
     def _begin_anew(self) -> None:
         """Begin the experiment; of one that has begun only what no checkpoint was written of."""
