@@ -205,7 +205,8 @@ def _check_signatures(store: ContextStore, experiment_id: str, invitation: Invit
 def _participant(store: ContextStore, experiment_id: str) -> Iterator[Participant]:
     """Open a client's side of an experiment under a lock; write its state to disk at the end."""
     path = store.sessions / hashed(experiment_id)
-    with locked_state(store, path, _MAGIC, lock=path.with_suffix(".lock")) as state:
+    lock = path.with_suffix(".lock")
+    with locked_state(store, path, _MAGIC, lock=lock, experiment_id=experiment_id) as state:
         yield Participant(store.client_id, experiment_id, state)
 
 
