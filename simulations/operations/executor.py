@@ -12,6 +12,7 @@ import os
 import signal
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from logging import ERROR, INFO
 from pathlib import Path
@@ -48,7 +49,7 @@ __all__ = ["RuntimeAPI", "execute", "read_secret"]
 
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 SECRET = "--superexec-auth-secret-file"
-POLL = 1.0  # seconds between two looks for a task, as Flower's SuperExec
+POLL = 0.5  # seconds between two looks for a task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,48 +132,58 @@ def execute(api: RuntimeAPI, allowed_apps: Path, secret: bytes) -> None:
     InvalidParameterError
         If the list cannot be read.
     EngineError
-        If the SuperNode refuses, or gives messages to others too: to Flower's own SuperExec, which
-        runs any app, or to whoever is on this machine.
+        If the SuperNode has another secret, or gives messages to others too: to Flower's own
+        SuperExec, which runs any app, or to whoever is on this machine.
     """
     count = len(AllowedApps.read(allowed_apps).names)
     log(INFO, "flwr-privacy executor: %s allows %d apps", allowed_apps, count)
-    _check_closed(api)
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=ACQUIRE)
-    client = api.client(make_simple_http_retry_invoker(), signed)
+    client = api.client(None, signed)
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     processes = multiprocessing.get_context("spawn")
-    poll = float(os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", POLL))
+    _check_closed(api)
     while True:
+        time.sleep(POLL)
         try:
             answer = client.AcquireTask(request)
         except httpx.HTTPError as error:
-            raise EngineError(f"the SuperNode at {api.address} refuses: {error}") from error
+            if _refuses(error):
+                raise EngineError(f"the SuperNode at {api.address} has another secret") from error
+            _check_closed(api)  # it may have been started anew, in another way
+            continue
         if answer.HasField("task") and answer.token:
-            processes.Process(
-                target=run_task, args=(api, answer.token, allowed_apps, os.getpid())
-            ).start()
+            given = (api, answer.token, allowed_apps, os.getpid())
+            processes.Process(target=run_task, args=given).start()
         multiprocessing.active_children()  # collects those that have ended
-        time.sleep(poll)
 
 
 def _check_closed(api: RuntimeAPI) -> None:
     """Wait for the SuperNode, and check that it refuses whoever does not know the secret."""
-    client = api.client(None)
+    waits = False
     while True:
         try:
-            client.AcquireTask(AcquireTaskRequest())
-        except httpx.TransportError as error:
-            log(INFO, "waits for the SuperNode at %s: %s", api.address, error)
-            time.sleep(POLL)
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            with closing(api.client(None)) as client:
+                client.AcquireTask(AcquireTaskRequest())
+        except httpx.HTTPError as error:
+            if _refuses(error):
                 return
-            raise EngineError(f"the SuperNode at {api.address} refuses: {error}") from error
+            if not waits:
+                log(INFO, "waits for the SuperNode at %s: %s", api.address, error)
+            waits = True
+            time.sleep(POLL)
         else:
             raise EngineError(
                 f"the SuperNode at {api.address} gives its messages to others, too, who run any "
                 f"app: start it with --isolation process and {SECRET}"
             )
+
+
+def _refuses(error: httpx.HTTPError) -> bool:
+    """Tell whether a SuperNode does not know who asks; otherwise it is not there, or busy."""
+    return (
+        isinstance(error, httpx.HTTPStatusError)
+        and error.response.status_code == httpx.codes.UNAUTHORIZED
+    )
 
 
 def run_task(api: RuntimeAPI, token: str, allowed_apps: Path, executor: int) -> None:

@@ -10,13 +10,15 @@ import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from flwr.supercore.constant import SUPEREXEC_AUTH_SIGNATURE_HEADER
 from typer.testing import CliRunner
 
 from flwr_privacy.errors import DeclinedError, EngineError, InvalidParameterError
 from flwr_privacy.simulations.cli import app as cli
+from flwr_privacy.simulations.operations import executor
 from flwr_privacy.simulations.operations.allowed_apps import AllowedApps, entry_of
 from flwr_privacy.simulations.operations.executor import RuntimeAPI, execute, read_secret
 
@@ -204,17 +206,18 @@ def test_what_is_no_fab_is_not_allowed(tmp_path: Path) -> None:
 
 
 class SuperNode(BaseHTTPRequestHandler):
-    """Answers whoever asks for a task."""
+    """Answers who asks for a task: a status each, or 0 for a connection that breaks off."""
 
-    status = 200
-    asked = 0
+    unsigned: ClassVar[list[int]] = []
+    signed: ClassVar[list[int]] = []
 
     def do_POST(self) -> None:
-        type(self).asked += 1
-        self.send_response(self.status)
-        self.send_header("Content-Length", "0")
-        self.send_header("Content-Type", "application/protobuf")
-        self.end_headers()
+        own = self.signed if self.headers.get(SUPEREXEC_AUTH_SIGNATURE_HEADER) else self.unsigned
+        if status := own.pop(0):
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.send_header("Content-Type", "application/protobuf")
+            self.end_headers()
 
     def log_message(self, *given: Any) -> None:
         pass
@@ -229,19 +232,30 @@ def supernode() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "problem"),
-    [(200, "gives its messages to others, too, who run any app: start it with"), (404, "refuses")],
+    ("unsigned", "signed", "problem"),
+    [
+        ([200], [], "gives its messages to others, too, who run any app: start it with"),
+        ([0, 503, 200], [], "gives its messages to others"),
+        ([401], [200, 200, 401], "has another secret"),
+        # It was started anew, without --isolation process: Flower's own executor runs beside it.
+        ([401, 0, 200], [200, 0], "gives its messages to others"),
+        ([401, 401, 200], [503, 0], "gives its messages to others"),
+    ],
 )
 def test_a_supernode_that_anybody_may_ask_is_not_served(
     supernode: str,
     allowed: Path,
     monkeypatch: pytest.MonkeyPatch,
-    status: int,
+    unsigned: list[int],
+    signed: list[int],
     problem: str,
 ) -> None:
-    monkeypatch.setattr(SuperNode, "status", status)
+    monkeypatch.setattr(executor, "POLL", 0.01)
+    monkeypatch.setattr(SuperNode, "unsigned", unsigned)
+    monkeypatch.setattr(SuperNode, "signed", signed)
     with pytest.raises(EngineError, match=problem):
         execute(RuntimeAPI(address=supernode), allowed, b"secret")
+    assert unsigned == signed == []
 
 
 def test_a_plain_connection_stays_on_this_machine(tmp_path: Path) -> None:
