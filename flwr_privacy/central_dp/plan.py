@@ -10,7 +10,7 @@ from flwr_privacy.errors import check_number
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, split
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.udp import participations
-from flwr_privacy.udp.formulas import check_budget
+from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.udp.schedule import set_aside
 
 from .sensitivity import amplified, sensitivity

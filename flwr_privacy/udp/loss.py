@@ -13,7 +13,7 @@ from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS
 
-from .formulas import check_budget
+from .budgets import check_budget
 from .sensitivity import RECORD_UNIT, USER_UNIT
 from .terms import NUM_EXAMPLES
 

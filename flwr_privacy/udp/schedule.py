@@ -7,7 +7,8 @@ from functools import cached_property
 from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
 
-from .formulas import budget, check_budget, participations, sigma_paper
+from .budgets import budget, check_budget, participations
+from .paper_noise import sigma_paper
 
 __all__ = ["GRID_SHARE", "NOISES", "NONE", "PLD_SECRET", "NoisePlan", "set_aside"]
 

@@ -19,7 +19,7 @@ from flwr_privacy.privacy.updates import SMALLEST_NORM, Update, check_start, rel
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, Fields
 
-from .formulas import check_budget
+from .budgets import check_budget
 from .grid_checks import check_codes, check_gap
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, check_usual, sensitivity
 from .shared import RECORDS_NAME, SharedMean

@@ -9,11 +9,11 @@ from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_privacy.accounting import Charge, new_accountant, spent
+from flwr_privacy.accounting import Charge, new_accountant, noise_multiplier, spent
 from flwr_privacy.accounting.accountants import GdpAccountant
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.udp.noise_formulas import sigma_gdp, sigma_zcdp
+from flwr_privacy.simulations.research.udp.noise_theory import sigma_zcdp
 from flwr_privacy.udp import NOISES, NoisePlan, budget, participations, sigma_paper
 
 DELTA = 1e-3
@@ -135,9 +135,9 @@ def test_the_budget_constants_of_each_way(epsilon: int) -> None:
     assert 200 / z**2 == pytest.approx(paper, rel=5e-6)
 
 
-def test_with_everybody_gdp_is_sigma_gdp_apart_from_the_grids_share() -> None:
+def test_with_everybody_gdp_is_the_exact_noise_apart_from_the_grids_share() -> None:
     for epsilon in (0.5, 4.0, 8.0, 20.0):
-        exact = sigma_gdp(releases=200, epsilon=epsilon, delta=DELTA)
+        exact = noise_multiplier(releases=200, epsilon=epsilon, delta=DELTA)
         noises = [
             schedule(noise, epsilon=epsilon).noise_multiplier
             for noise in ("gdp", "gdp_worst", "gdp_fixed")

@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
-from flwr_privacy.accounting import Charge, spent
+from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.accounting.gaussian import delta_of, epsilon_of, mu_of
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.simulations.research.udp.noise_formulas import (
+from flwr_privacy.simulations.research.udp.noise_theory import (
     eps_paper,
     eps_spent,
     eps_zcdp,
     rounds_paper,
-    sigma_gdp,
     sigma_zcdp,
 )
 from flwr_privacy.udp import (
@@ -111,7 +110,7 @@ def test_F10_the_zcdp_bound_of_the_same_moments() -> None:
         assert close(zcdp, sigma, rel=2e-5)
         assert close(eps_zcdp(a=200 / zcdp**2, delta=DELTA), epsilon, rel=1e-12)
         assert zcdp >= sigma_paper(rounds=200, q=1.0, **options)
-        assert zcdp >= sigma_gdp(releases=200, **options)
+        assert zcdp >= noise_multiplier(releases=200, **options)
 
 
 def test_F11_gaussian_differential_privacy() -> None:
@@ -119,7 +118,7 @@ def test_F11_gaussian_differential_privacy() -> None:
     sigmas = [11.6401, 6.7884, 5.0212, 4.0815, 3.4892]
     for epsilon, mu, sigma in zip(EPSILONS, mus, sigmas, strict=True):
         assert close(mu_of(epsilon, DELTA), mu, rel=5e-5)
-        z = sigma_gdp(releases=200, epsilon=epsilon, delta=DELTA)
+        z = noise_multiplier(releases=200, epsilon=epsilon, delta=DELTA)
         assert close(z, sigma, rel=2e-5)
         charges = [Charge(noise_multiplier=z, count=200)]
         assert close(spent(charges, delta=DELTA, accountant="pld"), epsilon, rel=1e-3)
@@ -149,7 +148,7 @@ def test_F12_the_server_sees_who_takes_part() -> None:
 def test_F13_one_round() -> None:
     for epsilon, paper, exact in ((1.0, 3.716922, 2.574657), (8.0, 0.464615, 0.480014)):
         assert close(sigma_paper(rounds=1, q=1.0, epsilon=epsilon, delta=DELTA), paper)
-        assert close(sigma_gdp(releases=1, epsilon=epsilon, delta=DELTA), exact)
+        assert close(noise_multiplier(releases=1, epsilon=epsilon, delta=DELTA), exact)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_F14_what_no_budget_can_be(change: dict[str, float], text: str) -> None:
 
 def test_F14_no_noise_for_a_budget_without_end() -> None:
     assert sigma_paper(rounds=200, q=1.0, epsilon=1e9, delta=DELTA) < 1e-7
-    assert sigma_gdp(releases=200, epsilon=1e6, delta=DELTA) < 0.02
+    assert noise_multiplier(releases=200, epsilon=1e6, delta=DELTA) < 0.02
 
 
 @given(
