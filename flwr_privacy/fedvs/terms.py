@@ -16,7 +16,7 @@ from .privacy import check_slack
 from .quantisation import Scales
 from .rows import Segments
 
-__all__ = ["Chunk", "CodeTerms", "Dealing", "Evaluation"]
+__all__ = ["Chunk", "CodeTerms", "DealRequest", "Evaluation"]
 
 ENROL, CODE, DEAL = "enrol", "code", "weights"
 """Phases beside that of the training, in which embeddings are evaluated: saying who one is, sharing
@@ -240,7 +240,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dealing:
+class DealRequest:
     """The request for shares of the weights.
 
     Parameters

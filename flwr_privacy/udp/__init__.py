@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .pace import Discounted, LinearDecay, Pace, PlateauDecay, Uniform, discount_T
     from .paper_noise import sigma_paper
     from .plan import UDPPlan
-    from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, NoisePlan
+    from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, UDPNoisePlan
     from .shared import RECORDS_NAME, SharedMean
     from .terms import Steps, UDPTerms
 else:
@@ -51,7 +51,6 @@ __all__ = [
     "LinearNoise",
     "LossTerms",
     "MeanLoss",
-    "NoisePlan",
     "NoiseSchedule",
     "Pace",
     "PlateauDecay",
@@ -60,6 +59,7 @@ __all__ = [
     "RecordLevel",
     "SharedMean",
     "Steps",
+    "UDPNoisePlan",
     "UDPPlan",
     "UDPTerms",
     "Uniform",

@@ -18,7 +18,7 @@ from flwr_privacy.privacy.updates import SMALLEST_NORM
 
 from .loss import LARGEST_CAP, SMALLEST_CAP
 from .pace import Discounted, LinearDecay, Pace, PlateauDecay
-from .schedule import NONE, NoisePlan
+from .schedule import NONE, UDPNoisePlan
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_usual
 
 __all__ = [
@@ -83,9 +83,9 @@ class PrivacyLevel(_Training):
 
     def schedule(
         self, epsilon: float, delta: float, *, rounds: int, q: float, validation_share: float = 0.0
-    ) -> NoisePlan:
+    ) -> UDPNoisePlan:
         """Return how the noise follows from a budget."""
-        return NoisePlan(
+        return UDPNoisePlan(
             noise=self.noise,
             epsilon=epsilon,
             delta=delta,
@@ -151,7 +151,7 @@ class UserLevel(PrivacyLevel):
     clipping_norm : float, default 1.0
         L2 bound of the whole update.
     noise : str, default "gdp_fixed"
-        How the noise follows from the budget: `flwr_privacy.udp.NoisePlan`.
+        How the noise follows from the budget: `flwr_privacy.udp.UDPNoisePlan`.
     shared_noise : bool, default False
         Whether the clients of a secure sum share the noise: the sum has as much of it as it needs,
         instead of each answer.

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from flwr_privacy.acfl.descent import effective_rate
 from flwr_privacy.acfl.guarantee import guarantee_of, setup_privacy
-from flwr_privacy.acfl.sums import GRADIENT, SIZE, heard
+from flwr_privacy.acfl.sums import GRADIENT, SIZE, round_sums
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.grid import CodeGrid
@@ -325,7 +325,7 @@ def test_the_size_of_noised_gradients_is_that_of_their_mean_norm() -> None:
     for _ in range(5000):
         noise = draws.normal(size=6).sum() * terms.sigma
         sums = {GRADIENT: np.full((3, 2), 6.0), SIZE: np.array([6 * 0.1 * 10.0 + noise])}
-        told = heard(sums, 6, terms)
+        told = round_sums(sums, 6, terms)
         np.testing.assert_array_equal(told.gradient, np.full((3, 2), 12.0))
         found.append(told.squares)
     error = np.std(found) / math.sqrt(len(found))

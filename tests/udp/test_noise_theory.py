@@ -20,7 +20,7 @@ from flwr_privacy.simulations.research.udp.noise_theory import (
 )
 from flwr_privacy.udp import (
     GRID_SHARE,
-    NoisePlan,
+    UDPNoisePlan,
     UDPTerms,
     participations,
     sensitivity,
@@ -170,7 +170,7 @@ def test_F14_what_no_budget_can_be(change: dict[str, float], text: str) -> None:
         with pytest.raises(InvalidParameterError, match=text):
             function(**values)  # type: ignore[arg-type]
     with pytest.raises(InvalidParameterError, match=text):
-        NoisePlan(noise="gdp_fixed", **values)  # type: ignore[arg-type]
+        UDPNoisePlan(noise="gdp_fixed", **values)  # type: ignore[arg-type]
 
 
 def test_F14_no_noise_for_a_budget_without_end() -> None:
@@ -209,7 +209,7 @@ def test_all_but_a_hundredth_of_the_clients_take_part_at_most_so_often(
 def test_the_default_schedule_spends_its_budget_and_not_more(
     q: float, sampling_rate: float
 ) -> None:
-    schedule = NoisePlan(
+    schedule = UDPNoisePlan(
         noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=60, q=q, sampling_rate=sampling_rate
     )
     charge = Charge(
@@ -223,12 +223,12 @@ def test_the_default_schedule_spends_its_budget_and_not_more(
 
 
 def test_the_papers_schedule_is_capped_at_what_it_truly_gives() -> None:
-    schedule = NoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=200, q=1.0)
+    schedule = UDPNoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=200, q=1.0)
     charge = Charge(noise_multiplier=schedule.noise_multiplier, gap=schedule.gap, count=200)
     assert spent([charge], delta=DELTA) == pytest.approx(schedule.cap)
     assert schedule.cap == pytest.approx(8.3527 + 8e-3, rel=1e-3)
     with pytest.raises(InvalidParameterError, match=r"sampling_rate = 0\.5"):
-        NoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=2, q=1.0, sampling_rate=0.5)
+        UDPNoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=2, q=1.0, sampling_rate=0.5)
 
 
 TERMS = UDPTerms(
