@@ -15,6 +15,7 @@ from flwr_privacy.simulations.settings.run_settings import (
 )
 
 __all__ = [
+    "AcceptLostRounds",
     "Assignments",
     "DataRoot",
     "Out",
@@ -55,6 +56,14 @@ Assignments = Annotated[
         help="Any other setting, as often as needed: training.learning_rate=0.05, "
         "partition.alpha=0.1, stragglers.slow_fraction=0.2; and the scheme's own: unit=record "
         "or strategy.unit=record.",
+    ),
+]
+AcceptLostRounds = Annotated[
+    bool,
+    typer.Option(
+        "--accept-lost-rounds",
+        help="With --resume: go on from a checkpoint that is older than the run folder. The rounds "
+        "that it lacks are given up; their charges stay on the privacy card.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]

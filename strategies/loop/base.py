@@ -269,7 +269,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         ProtocolError
             If two nodes have one identity, or too few nodes connect within `timeout`.
         CheckpointError
-            If the checkpoint to resume from is damaged or belongs to another experiment.
+            If the checkpoint to resume from is damaged, belongs to another experiment or is older
+            than the rest of its folder.
         NothingTrainedError
             If no round gave a model; its `result` has the history.
         TooFewTrainedError
@@ -279,7 +280,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if self.messenger.recorded:
             # A second training is a new experiment: under the old identity clients would answer
             # its requests from their reply caches.
-            self.loop = replace(self.loop, experiment_id=None, resume=False)
+            self.loop = replace(
+                self.loop, experiment_id=None, resume=False, accept_lost_rounds=False
+            )
             self._build()
         self.messenger.timeout = check_number("timeout", timeout, minimum=1e-9)
         self.messenger.recorded = True

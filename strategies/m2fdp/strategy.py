@@ -279,7 +279,7 @@ class M2FDP(SchemeStrategy):
         simulated = self.simulated_aggregators()
         models = TreeModels.of(self.plan, self._template, self._layout, simulated.at_the_edge)
         if self._relay is not None:
-            self._relay.begin()
+            self._relay.begin(self._template)
         model: NDArray[np.float64] | None = None
         metrics: MetricRecord | None = None
         answered = 0

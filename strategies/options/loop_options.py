@@ -45,6 +45,10 @@ class LoopOptions:
         Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
     resume : bool, default False
         Whether to go on from the checkpoint in `run_dir`.
+    accept_lost_rounds : bool, default False
+        Whether to go on from a checkpoint that is older than what `run_dir` shows, such as one from
+        a backup. The rounds after it are given up: their charges stay on the privacy card, and the
+        training goes on after them with the checkpoint's model. By default it is refused.
     on_round : callable, optional
         Called with the history line of every round.
 
@@ -68,6 +72,7 @@ class LoopOptions:
     max_reply_bytes: int = 2**30
     run_dir: str | Path | None = None
     resume: bool = False
+    accept_lost_rounds: bool = False
     on_round: Callable[[dict[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +83,8 @@ class LoopOptions:
         check_integer("max_reply_bytes", self.max_reply_bytes, minimum=1)
         if self.deadline is not None:
             check_number("deadline", self.deadline, minimum=1e-9)
+        if self.accept_lost_rounds and not self.resume:
+            raise InvalidParameterError("accept_lost_rounds", True, "resume=True beside it")
         if self.resume and self.run_dir is None:
             raise InvalidParameterError("run_dir", self.run_dir, "the folder to resume from")
         if self.run_dir is not None and not Path(self.run_dir).is_dir():
