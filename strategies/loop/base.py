@@ -533,7 +533,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             )
 
     def _extended_guarantee(self) -> Guarantee:
-        return self.transport.extend_guarantee(self.guarantee())
+        return self.transport.extend_guarantee(self.guarantee()).assuming_apps()
 
     def _is_last(self, server_round: int) -> bool:
         return self.planned_rounds is not None and server_round >= self.planned_rounds
