@@ -248,9 +248,9 @@ class ACFLPlan:
         if not isinstance(privacy, NoisedSetup):
             return 0.0, 0.0
         level = privacy.mi_epsilon
-        if wish.encoding == SCFL:
-            return math.sqrt(sigma2_for_eps_projected(level, d)), 0.0
         B_X, B_Y = wish.data.feature_entry(), wish.data.label_bound
+        if wish.encoding == SCFL:
+            return math.sqrt(sigma2_for_eps_projected(level, d, B_X=B_X)), 0.0
         if privacy.split == "optimal" and wish.model_bound is not None:
             first, second = noise_split(level, d, o, wish.model_bound**2, B_X=B_X, B_Y=B_Y)
             # The split is for an entry of the features; labels must not tell more of theirs.

@@ -73,14 +73,16 @@ class Scheme:
         a linear regression, from a function that returns the records and their label rows, and with
         the map that makes features of them.
     usual : callable
-        Parameters for a simulation, from those that were chosen: what is not chosen and would make
-        no sense as it is by default.
+        Parameters for a simulation, from those that were chosen and the records of the client that
+        has the fewest, None where that is not known: what is not chosen and has no default.
     """
 
     strategy: type[SchemeStrategy]
     client: type[SchemeClient]
     description: str
-    usual: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=dict)
+    usual: Callable[[Mapping[str, Any], int | None], dict[str, Any]] = field(
+        default=lambda chosen, fewest: dict(chosen)
+    )
     summed: type[SchemeClient] | None = None
     validated: bool = False
     own_client: bool = False
@@ -88,19 +90,20 @@ class Scheme:
     fixed: Callable[[Settings], dict[str, Any]] = field(default=lambda settings: {})
 
 
-def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _udp(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
     # A large step costs no privacy: noise and step grow together.
     if chosen.get("unit") == "record":
         return {"learning_rate": 4.0, "clipping_norm": 0.5, **chosen}
     return dict(chosen)
 
 
-def _nbafl(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    # About the norm of the small tasks' models, and the records of one of ten clients of digits.
-    return {"clipping_norm": 10.0, "smallest_data": 100, **chosen}
+def _nbafl(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
+    # About the norm of the small tasks' models after some rounds.
+    usual = {"clipping_norm": 10.0, **chosen}
+    return usual if fewest is None else {"smallest_data": fewest, **usual}
 
 
-def _m2fdp(chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _m2fdp(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
     # The paper's schedule; a local step of the tasks' training moves a model by about 0.05.
     usual: dict[str, Any] = {"steps": 20, "clipping_norm": 0.05, **chosen}
     if "control" not in usual and "events" not in usual and usual["steps"] > 5:
