@@ -88,10 +88,11 @@ class Wish:
             raise InvalidParameterError(
                 "encoding", SCFL, "'moments' where noise = 'record' or noise is symmetric"
             )
-        if isinstance(self.weighting.alpha, str):
+        alpha = self.weighting.alpha_for(self.noise)
+        if isinstance(alpha, str):
             raise InvalidParameterError(
                 "alpha",
-                self.weighting.alpha,
+                alpha,
                 "a number with encoding = 'scfl': the others need moments",
             )
 

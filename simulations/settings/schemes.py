@@ -92,9 +92,7 @@ class Scheme:
 
 def _udp(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
     # A large step costs no privacy: noise and step grow together.
-    if chosen.get("unit") == "record":
-        return {"learning_rate": 4.0, "clipping_norm": 0.5, **chosen}
-    return dict(chosen)
+    return {"learning_rate": 4.0, **chosen} if chosen.get("unit") == "record" else dict(chosen)
 
 
 def _nbafl(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
@@ -109,16 +107,6 @@ def _m2fdp(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
     if "control" not in usual and "events" not in usual and usual["steps"] > 5:
         fanouts = str(usual.get("fanouts", "")).strip("[]() ")
         usual |= {"events": 5} if "," in fanouts or "tree" in usual else {}
-    return usual
-
-
-def _acfl(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    usual = {"noise": "record", **chosen}
-    if usual["noise"] == "record":
-        # The paper's weight takes the noise of the coded data for new in every round, as that of
-        # the gradients is; it stays the same, and in a long training it adds up. The gradient of a
-        # record has a norm of one at first on the tasks' features, and half of it later.
-        usual = {"alpha": "horizon", "clipping_norm": 0.7, **usual}
     return usual
 
 
@@ -188,7 +176,6 @@ SCHEMES = {
         ACFL,
         ACFLClient,
         "linear regression with coded data in place of the gradients of stragglers",
-        _acfl,
         own_client=True,
     ),
     "fedvs": Scheme(
