@@ -191,7 +191,7 @@ class ACFL(CodedSetup):
     def _build(self) -> None:
         super()._build()
         self.descent = ACFLDescent(
-            weighting=self.weighting,
+            weighting=replace(self.weighting, alpha=self.weighting.alpha_for(self.privacy.noise)),
             model_bound=self.model_bound,
             project=self.project,
             learning_rate=self.learning_rate,
