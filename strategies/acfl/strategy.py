@@ -191,7 +191,8 @@ class ACFL(CodedSetup):
     def _build(self) -> None:
         super()._build()
         self.descent = ACFLDescent(
-            weighting=replace(self.weighting, alpha=self.weighting.alpha_for(self.privacy.noise)),
+            weighting=self.weighting,
+            noise=self.privacy.noise,
             model_bound=self.model_bound,
             project=self.project,
             learning_rate=self.learning_rate,

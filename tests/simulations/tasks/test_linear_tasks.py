@@ -225,11 +225,11 @@ def test_the_command_line_has_the_defaults_of_the_class(capsys):
     strategy = build_strategy(found, None)
     assert strategy.privacy == NoisedRecords()
     assert strategy.weighting == Weighting()
-    assert strategy.descent._weighting.alpha == "horizon"
+    assert strategy.descent._alpha == "horizon"
     plain = settings_of({"scheme": "acfl", "task": "digits-rff", "strategy.noise": "paper"})
-    assert build_strategy(plain, None).descent._weighting.alpha == "estimated"
+    assert build_strategy(plain, None).descent._alpha == "estimated"
     fixed = settings_of({"scheme": "acfl", "task": "digits-rff", "strategy.alpha": 0})
-    assert build_strategy(fixed, None).descent._weighting.alpha == 0
+    assert build_strategy(fixed, None).descent._alpha == 0
 
 
 # -- Runs ----------------------------------------------------------------------------------------
