@@ -27,7 +27,7 @@ from flwr_privacy.m2fdp.messages import going_down, going_up, unpacked
 from flwr_privacy.pipeline.experiment_keys import introduction
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Release
 from flwr_privacy.pipeline.request import request_of
-from flwr_privacy.pipeline.sealed import Opened, Sealed, answer_sealed
+from flwr_privacy.pipeline.sealed import OpenedMessages, Sealed, answer_sealed
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -162,7 +162,7 @@ def _sealed_update(
         )
         received = [letter_of(fields, terms.parent, about, fields["start-sealed"])]
 
-    def release(opened: Opened) -> Release:
+    def release(opened: OpenedMessages) -> Release:
         zone = None
         if opened.contents:
             zone = unpacked(opened.contents[0], terms, sender=terms.parent)

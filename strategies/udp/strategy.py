@@ -224,7 +224,7 @@ class UDP(SchemeStrategy):
         return super().configure_train(server_round, arrays, config, grid)
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the round config, with noise and budget of clients that have their own."""
+        """Return the terms, with noise and budget of clients that have their own."""
         self._asked = True
         self._loss = None  # of the round before
         honest = 0
