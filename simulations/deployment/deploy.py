@@ -150,6 +150,7 @@ def deploy(
     *,
     say: Say = print,
     resume: bool = False,
+    accept_lost_rounds: bool = False,
 ) -> None:
     """Carry out a run on its own SuperLink and SuperNodes, and stop all of them afterwards.
 
@@ -169,6 +170,8 @@ def deploy(
         Takes each line that tells what happens.
     resume : bool, default False
         Whether to go on from the run's checkpoint, with the nodes' folders as they are.
+    accept_lost_rounds : bool, default False
+        Whether to go on from one that is older than the run's folder: see `LoopOptions`.
 
     Raises
     ------
@@ -201,10 +204,8 @@ def deploy(
             deployment.run(
                 APP,
                 run_config={
+                    **run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds),
                     "settings": _pinned(run.settings, folder / "node-0" / "pins.toml").to_toml(),
-                    "run-dir": str(run.path.resolve()),
-                    # One that was interrupted before its first checkpoint begins again.
-                    "resume": resume and run.checkpoint_path.exists(),
                 },
                 timeout=options.timeout,
                 on_lost=losses.add,

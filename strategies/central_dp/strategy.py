@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.mean import CentralMean
-from flwr_privacy.central_dp.plan import CentralDPPlan
+from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, POISSON, SERVER, amplified, sensitivity
 from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError, check_integer
@@ -122,7 +122,7 @@ class CentralDP(SchemeStrategy):
 
     Guarantee
     ---------
-    See `flwr_privacy.central_dp.plan.CentralDPPlan` for adversary, neighbours and what is
+    See `flwr_privacy.central_dp.plan.CentralDPNoisePlan` for adversary, neighbours and what is
     covered in each of the four modes; `guarantee` has it as text.
 
     Examples
@@ -176,7 +176,7 @@ class CentralDP(SchemeStrategy):
 
     def _build(self) -> None:
         super()._build()
-        self.plan: CentralDPPlan | None = None
+        self.plan: CentralDPNoisePlan | None = None
         self.terms: CentralDPTerms | None = None
         self.clipping_norm: float = self._clipping["clipping_norm"]
         self._population = self._cohort = 0
@@ -193,7 +193,7 @@ class CentralDP(SchemeStrategy):
     # -- A round -----------------------------------------------------------------------------
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the round config; the server's noise is added before the mean is computed."""
+        """Return the terms; the server's noise is added before the mean is computed."""
         self._cohort = self.transport.cohort
         terms = self.terms = self._terms_of(self._cohort, self.clipping_norm)
         names = terms.names(self._template)
@@ -359,12 +359,12 @@ class CentralDP(SchemeStrategy):
         self.clipping_norm = state["clipping_norm"]
         self._participants.load(state["secret"], self.releases)
         if state["plan"] is not None:
-            self.plan = CentralDPPlan(**state["plan"])
+            self.plan = CentralDPNoisePlan(**state["plan"])
             self._population = state["population"]
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def _planned(self) -> CentralDPPlan:
+    def _planned(self) -> CentralDPNoisePlan:
         """Return the plan; it is made once the number of clients is known."""
         if self.plan is None:
             rounds = rounds_of(self.rounds, self.planned_rounds)
@@ -374,8 +374,8 @@ class CentralDP(SchemeStrategy):
             self.plan = self._plan_of(rounds=rounds, q=min(1.0, asked / self._population))
         return self.plan
 
-    def _plan_of(self, *, rounds: int, q: float) -> CentralDPPlan:
-        return CentralDPPlan(
+    def _plan_of(self, *, rounds: int, q: float) -> CentralDPNoisePlan:
+        return CentralDPNoisePlan(
             noise=self.noise,
             sampling=self.sampling,
             epsilon=self.epsilon,
@@ -386,7 +386,7 @@ class CentralDP(SchemeStrategy):
         )
 
     def _terms_of(self, asked: int, norm: float) -> CentralDPTerms:
-        """Return the round config for a cohort size and a clipping norm."""
+        """Return the terms for a cohort size and a clipping norm."""
         parties = 1
         if self.noise == DISTRIBUTED and self.secure_sum is not None:
             parties = self.secure_sum.parties_of(asked)

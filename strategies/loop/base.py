@@ -272,7 +272,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         ProtocolError
             If too few nodes connect within `timeout`, or remain when each has said who it is.
         CheckpointError
-            If the checkpoint to resume from is damaged or belongs to another experiment.
+            If the checkpoint to resume from is damaged, belongs to another experiment or is older
+            than the rest of its folder.
         NothingTrainedError
             If no round gave a model; its `result` has the history.
         TooFewTrainedError
@@ -282,7 +283,13 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if self.messenger.recorded:
             # A second training is a new experiment: under the old identity clients would answer
             # its requests from their reply caches.
-            self.loop = replace(self.loop, experiment_id=None, resume=False, forget_keys=())
+            self.loop = replace(
+                self.loop,
+                experiment_id=None,
+                resume=False,
+                accept_lost_rounds=False,
+                forget_keys=(),
+            )
             self._build()
         self.messenger.timeout = check_number("timeout", timeout, minimum=1e-9)
         self.messenger.recorded = True
@@ -533,7 +540,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             )
 
     def _extended_guarantee(self) -> Guarantee:
-        return self.transport.extend_guarantee(self.guarantee())
+        return self.transport.extend_guarantee(self.guarantee()).assuming_apps()
 
     def _is_last(self, server_round: int) -> bool:
         return self.planned_rounds is not None and server_round >= self.planned_rounds

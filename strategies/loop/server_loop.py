@@ -168,6 +168,8 @@ class ServerLoop:
         card = strategy.card(final=server_round >= self._rounds or bool(strategy.stop()))
         line["scheme"] = self._numbers(line, card)
         line |= strategy.messenger.counts()
+        # What a resume compares with: an older card has fewer.
+        line["charged"] = card.answers().charged
         line["seconds"] = self._seconds()
         log(line)
         self._experiment.end_round(line, arrays, card=card, **self._state())

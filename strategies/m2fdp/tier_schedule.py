@@ -1,5 +1,7 @@
 """Sets the number of local steps per round over tiers, by a plan or a controller."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from flwr_privacy.errors import InvalidParameterError
@@ -7,8 +9,8 @@ from flwr_privacy.m2fdp import (
     AdaptiveControl,
     AdaptiveController,
     Decision,
+    M2FDPRoundPlan,
     ResourceModel,
-    RoundPlan,
 )
 
 __all__ = ["TierSchedule"]
@@ -19,7 +21,7 @@ class TierSchedule:
 
     Parameters
     ----------
-    first : RoundPlan
+    first : M2FDPRoundPlan
         The plan of the first round; its schedule has the periods under control.
     control : AdaptiveControl, optional
         What the controller is to do.
@@ -36,7 +38,7 @@ class TierSchedule:
 
     def __init__(
         self,
-        first: RoundPlan,
+        first: M2FDPRoundPlan,
         *,
         control: AdaptiveControl | None,
         parameters: int,
@@ -60,8 +62,21 @@ class TierSchedule:
                 **{field.name: getattr(control, field.name) for field in fields(control)},
             )
             self.total_steps = self._controller.total_steps
+            # What a device pays in all is known beforehand: a choice depends on nothing else than
+            # the steps that are left.
+            lengths = Counter(decision.steps for decision in self._decisions(self._controller))
+            course = [(first.schedule.with_steps(K), count) for K, count in lengths.items()]
+            self._first = replace(first, course=course)
         self.steps_left = self.total_steps
         self.decision: Decision | None = None
+
+    def _decisions(self, controller: AdaptiveController) -> Iterator[Decision]:
+        """Yield the choices of all rounds."""
+        left = controller.total_steps
+        for _ in range(self._first.rounds):
+            if left:
+                yield (decision := controller.decide(left))
+                left -= decision.steps
 
     @property
     def ended(self) -> str:
@@ -70,7 +85,7 @@ class TierSchedule:
             return ""
         return f"the {self.total_steps} local steps are used up"
 
-    def plan(self, server_round: int) -> RoundPlan:
+    def plan(self, server_round: int) -> M2FDPRoundPlan:
         """Return the plan of the next round."""
         schedule = self._first.schedule
         if self._controller is not None and self.steps_left:
@@ -83,7 +98,7 @@ class TierSchedule:
             total_steps=self.total_steps,
         )
 
-    def take(self, plan: RoundPlan) -> None:
+    def take(self, plan: M2FDPRoundPlan) -> None:
         """Subtract the steps of a round from those that remain."""
         if self._controller is not None:
             self.steps_left -= plan.schedule.steps

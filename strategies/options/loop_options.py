@@ -48,6 +48,10 @@ class LoopOptions:
         Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
     resume : bool, default False
         Whether to go on from the checkpoint in `run_dir`.
+    accept_lost_rounds : bool, default False
+        Whether to go on from a checkpoint that is older than what `run_dir` shows, such as one from
+        a backup. The rounds after it are given up: their charges stay on the privacy card, and the
+        training goes on after them with the checkpoint's model. By default it is refused.
     pins : path, optional
         TOML file with the long-term keys of all clients, as the nodes' ``privacy-pins``. A node
         takes part only if it signs its hello with the key that is pinned for its client. By default
@@ -77,6 +81,7 @@ class LoopOptions:
     max_reply_bytes: int = 2**30
     run_dir: str | Path | None = None
     resume: bool = False
+    accept_lost_rounds: bool = False
     pins: str | Path | None = None
     forget_keys: tuple[str, ...] = ()
     on_round: Callable[[dict[str, Any]], None] | None = None
@@ -89,6 +94,8 @@ class LoopOptions:
         check_integer("max_reply_bytes", self.max_reply_bytes, minimum=1)
         if self.deadline is not None:
             check_number("deadline", self.deadline, minimum=1e-9)
+        if self.accept_lost_rounds and not self.resume:
+            raise InvalidParameterError("accept_lost_rounds", True, "resume=True beside it")
         if self.resume and self.run_dir is None:
             raise InvalidParameterError("run_dir", self.run_dir, "the folder to resume from")
         if not isinstance(self.forget_keys, list | tuple):

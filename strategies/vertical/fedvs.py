@@ -35,7 +35,7 @@ from flwr_privacy.fedvs.terms import (
     ORACLE,
     SEALED,
     Chunk,
-    Dealing,
+    DealRequest,
     Evaluation,
 )
 from flwr_privacy.keywords import checked_keywords
@@ -196,7 +196,7 @@ class FedVS(DataCoding):
 
     def _dealt(
         self, grid: Grid, server_round: int, phase: str, part: str, coded: NDArray[np.int64]
-    ) -> tuple[Dealing, dict[str, NDArray[np.uint8]]]:
+    ) -> tuple[DealRequest, dict[str, NDArray[np.uint8]]]:
         """Send the clients the pending gradient; return the shares of weights that they deal."""
         terms = self._agreed()
         dealing = self._dealing(
@@ -229,7 +229,7 @@ class FedVS(DataCoding):
         grid: Grid,
         server_round: int,
         phase: str,
-        dealing: Dealing,
+        dealing: DealRequest,
         dealers: list[str],
         shares: Mapping[str, NDArray[np.uint8]],
     ) -> dict[int, NDArray[np.int64]]:
@@ -333,9 +333,9 @@ class FedVS(DataCoding):
 
     def _dealing(
         self, share_set: str | None, *, part: str, rows: list[int], maskers: list[str]
-    ) -> Dealing:
+    ) -> DealRequest:
         pending = self._pending
-        return Dealing(
+        return DealRequest(
             generation=self._agreed().generation,
             session=self._session,
             update=self._updates,

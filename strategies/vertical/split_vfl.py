@@ -24,7 +24,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.rows import batch_of
-from flwr_privacy.fedvs.split_vfl import METHODS, Step
+from flwr_privacy.fedvs.split_vfl import METHODS, EmbeddingRequest
 from flwr_privacy.fedvs.terms import ENROL
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.averaging import ReplyRefusedError
@@ -347,7 +347,7 @@ class SplitVFL(VerticalStrategy):
 
     def _fields(self, part: str, rows: list[int], owed: Pending | None, *, update: int) -> Fields:
         noisy = self._method == WAIT_DP
-        step = Step(
+        step = EmbeddingRequest(
             training=self._training,
             session=self._session,
             update=update,

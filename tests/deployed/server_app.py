@@ -10,7 +10,7 @@ import numpy as np
 from columns import initial, parameters
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
-from plan import Plan
+from plan import PlannedFaults
 from unreliable import Unreliable
 
 from flwr_privacy.m2fdp import EventSchedule, TierTree
@@ -76,7 +76,7 @@ def everything_in(message: Message) -> bytes:
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes = int(config["nodes"])
-    plan = Plan(config)
+    plan = PlannedFaults(config)
     more: dict[str, Any] = {}
     observed: dict[str, Any] = {"timeout": TIMEOUT}
     if plan.strikes:

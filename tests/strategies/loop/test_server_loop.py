@@ -214,6 +214,21 @@ def test_checkpoint_that_is_damaged(tmp_path: Any) -> None:
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
 
 
+@pytest.mark.parametrize("name", ["checkpoint.bin", "metrics.jsonl", "asked.json"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_of_the_run_that_is_a_folder(tmp_path: Any, name: str, resume: bool) -> None:
+    (tmp_path / name).mkdir()
+    loop = LoopOptions(run_dir=tmp_path, resume=resume)
+    with pytest.raises(InvalidParameterError, match=f"a folder in which {name} is a file"):
+        run_strategy(FedAvg(loop=loop))
+
+
+def test_a_checkpoint_that_cannot_be_read(tmp_path: Any) -> None:
+    (tmp_path / "checkpoint.bin").symlink_to("checkpoint.bin")
+    with pytest.raises(CheckpointError, match="cannot be read: Too many levels of symbolic links"):
+        run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
+
+
 @pytest.mark.parametrize(
     ("changes", "arrays", "text"),
     [
