@@ -62,8 +62,8 @@ class M2FDPClient(SchemeClient):
     policy and whose key it pins, or if its operator lists the scheme in ``allow_unprotected`` or
     the client is simulated. An aggregator opens only what children whose keys it pins sealed for
     this event and this set of siblings, adds the noise by itself, and hands out one noised average
-    per period: the same again if it is asked again. Against a server that does not follow the
-    protocol: it names budgets, noise and the tree, so what binds it is the node's policy
+    per period: the same again if it is asked again. Against messages that do not follow the
+    protocol: a server names budgets, noise and the tree, so what binds it is the node's policy
     (``max_epsilon``, ``min_noise_multiplier``, ``trusted_parents``). It can leave messages out,
     down to the fewest children that an aggregator averages; the noise is for those that are there.
     The laws of drift other than ``worst`` are declared by the server: a node whose policy has

@@ -105,6 +105,8 @@ class ACFLDescent:
     ----------
     weighting : Weighting
         How a round weighs its two gradients.
+    noise : str
+        What is noised, as the wire says it.
     model_bound : float, optional
         As of `flwr_privacy.acfl.weights.AlphaPolicy`.
     learning_rate : float, optional
@@ -126,6 +128,7 @@ class ACFLDescent:
         self,
         *,
         weighting: Weighting,
+        noise: str,
         model_bound: float | None,
         learning_rate: float | None,
         schedule: str,
@@ -134,6 +137,7 @@ class ACFLDescent:
         project: bool,
     ) -> None:
         self._weighting, self._model_bound = weighting, model_bound
+        self._alpha = weighting.alpha_for(noise)
         StepSize(1.0 if learning_rate is None else learning_rate, schedule, shift)
         if project and model_bound is None:
             raise InvalidParameterError("model_bound", None, "a bound, with project = True")
@@ -190,12 +194,12 @@ class ACFLDescent:
         """
         found = RoundSums(0, np.zeros_like(model), 0.0) if found is None else found
         norm_square = float((model**2).sum())
-        bounded = self._weighting.alpha == "bounds"
+        bounded = self._alpha == "bounds"
         weighed = self._model_bound**2 if bounded and self._model_bound else norm_square
         energy = 0.0 if coded is None else coded.energy(weighed)
         if self._policy is None:
             self._policy = AlphaPolicy(
-                self._weighting.alpha,
+                self._alpha,
                 straggler_rate=effective_rate(self._weighting.straggler_rate, share),
                 predictable=self._weighting.predictable,
                 gradient_bound=self._weighting.gradient_bound,

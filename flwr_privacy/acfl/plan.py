@@ -88,10 +88,11 @@ class ACFLOptions:
             raise InvalidParameterError(
                 "encoding", SCFL, "'moments' where noise = 'record' or noise is symmetric"
             )
-        if isinstance(self.weighting.alpha, str):
+        alpha = self.weighting.alpha_for(self.noise)
+        if isinstance(alpha, str):
             raise InvalidParameterError(
                 "alpha",
-                self.weighting.alpha,
+                alpha,
                 "a number with encoding = 'scfl': the others need moments",
             )
 
@@ -248,9 +249,9 @@ class ACFLPlan:
         if not isinstance(privacy, NoisedSetup):
             return 0.0, 0.0
         level = privacy.mi_epsilon
-        if options.encoding == SCFL:
-            return math.sqrt(sigma2_for_eps_projected(level, d)), 0.0
         B_X, B_Y = options.data.feature_entry(), options.data.label_bound
+        if options.encoding == SCFL:
+            return math.sqrt(sigma2_for_eps_projected(level, d, B_X=B_X)), 0.0
         if privacy.split == "optimal" and options.model_bound is not None:
             first, second = noise_split(level, d, o, options.model_bound**2, B_X=B_X, B_Y=B_Y)
             # The split is for an entry of the features; labels must not tell more of theirs.

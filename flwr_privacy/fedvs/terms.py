@@ -122,6 +122,9 @@ class CodeTerms:
         for rows in self.rows:
             check_integer("rows", rows, minimum=1, maximum=_MOST_ROWS)
         check_integer("embedding", self.embedding, minimum=1, maximum=_MOST_WIDTH)
+        if count < 2:
+            allowed = "at least 2: the sum of one client's embeddings is that client's"
+            raise InvalidParameterError("clients", count, allowed)
         check_integer("least", self.least, minimum=2, maximum=count)
         if self.project == self.paper:
             allowed = "the opposite of paper: weights without bounds are the paper's"

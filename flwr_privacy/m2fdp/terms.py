@@ -242,6 +242,8 @@ class Duty(_Released):
         Those of them whose answers are here.
     sealed : list of bytes
         Their answers.
+    round_model : bytes
+        SHA-256 of the global model that the round began with; a kept average is for this one alone.
     min_children : int
         Fewer answers than that are not averaged.
 
@@ -259,6 +261,7 @@ class Duty(_Released):
     children: list[str]
     senders: list[str]
     sealed: list[bytes]
+    round_model: bytes
     siblings: list[str] = field(default_factory=list)
     min_children: int = 2
 

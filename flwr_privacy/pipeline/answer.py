@@ -13,7 +13,9 @@ A crash at any step leaves a charge without a reply, never a reply without a cha
 question (its digest covers the arrays too) is answered from the cache, or on its charge if that was
 not answered yet; every other question is another charge.
 
-Guarantee. Adversary: a server that chooses questions, models and refusals to learn from. Covered:
+Guarantee. Adversary: a server that chooses questions, models and refusals to learn from. The app
+that calls this code is not it: a node that runs whatever app the server sends has no guarantee
+against the server, only against its messages (`flwr-privacy executor`). Covered:
 whether and with which text a question is refused before the charge depends on the question, on the
 node's configuration and on its ledger, not on data. What happens after the charge is covered by it:
 where all data of a client are protected, training that fails counts as the zero update, and that it

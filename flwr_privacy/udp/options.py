@@ -192,7 +192,7 @@ class RecordLevel(PrivacyLevel):
     ----------
     epsilon, delta, noise, shared_noise, grid_bits
         As in `UserLevel`.
-    clipping_norm : float, default 1.0
+    clipping_norm : float, default 0.5
         L2 bound of the gradient of a record.
     learning_rate : float
         Step size of the local training.
@@ -221,6 +221,7 @@ class RecordLevel(PrivacyLevel):
 
     unit = RECORD_UNIT
 
+    clipping_norm: float = 0.5
     learning_rate: float
     sampling_rate: float = 1.0
     local_epochs: int = 1

@@ -192,6 +192,7 @@ class ACFL(CodedSetup):
         super()._build()
         self.descent = ACFLDescent(
             weighting=self.weighting,
+            noise=self.privacy.noise,
             model_bound=self.model_bound,
             project=self.project,
             learning_rate=self.learning_rate,

@@ -76,7 +76,7 @@ class TierRequests:
         contents = {}
         for leaf, devices in self.drawn.items():
             sealed = self._sealed(leaf)
-            fields = write(self._terms(leaf, devices if sealed else []))
+            fields = write(self.terms(leaf, devices if sealed else []))
             if sealed and self.relay is not None:
                 fields |= self.relay.keys_for(leaf)
             config: dict[str, Any] = {
@@ -137,7 +137,8 @@ class TierRequests:
     def _sealed(self, leaf: str) -> bool:
         return self.relay is not None and self.plan.tree.secure(leaf)
 
-    def _terms(self, leaf: str, siblings: list[str]) -> M2FDPTerms:
+    def terms(self, leaf: str, siblings: list[str]) -> M2FDPTerms:
+        """Return the round config of the devices of a lowest aggregator."""
         asked, plan = self.exchange.leaves[leaf], self.plan
         privacy = plan.privacy
         return M2FDPTerms(

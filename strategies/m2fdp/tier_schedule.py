@@ -1,5 +1,7 @@
 """Sets the number of local steps per round over tiers, by a plan or a controller."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from flwr_privacy.errors import InvalidParameterError
@@ -60,8 +62,21 @@ class TierSchedule:
                 **{field.name: getattr(control, field.name) for field in fields(control)},
             )
             self.total_steps = self._controller.total_steps
+            # What a device pays in all is known beforehand: a choice depends on nothing else than
+            # the steps that are left.
+            lengths = Counter(decision.steps for decision in self._decisions(self._controller))
+            course = [(first.schedule.with_steps(K), count) for K, count in lengths.items()]
+            self._first = replace(first, course=course)
         self.steps_left = self.total_steps
         self.decision: Decision | None = None
+
+    def _decisions(self, controller: AdaptiveController) -> Iterator[Decision]:
+        """Yield the choices of all rounds."""
+        left = controller.total_steps
+        for _ in range(self._first.rounds):
+            if left:
+                yield (decision := controller.decide(left))
+                left -= decision.steps
 
     @property
     def ended(self) -> str:

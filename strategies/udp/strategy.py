@@ -103,8 +103,8 @@ class UDP(SchemeStrategy):
     ---------
     Adversary: an honest-but-curious server, and everybody who sees its messages. Each upload by
     itself is protected, whether it arrives in time or not; with `shared_noise` the sum of a round,
-    against the server and the clients that collude with it. What binds a server that does not
-    follow the protocol is the node's policy: see `flwr_privacy.clients.UDPClient`.
+    against the server and the clients that collude with it. What binds a server whose messages
+    do not follow the protocol is the node's policy: see `flwr_privacy.clients.UDPClient`.
     Neighbours: at record level data of equal size that differ in one record; at user level any two
     data sets of one client.
     Covered: the uploads of the whole training, (epsilon, delta) per client, by Gaussian

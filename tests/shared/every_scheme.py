@@ -273,6 +273,7 @@ def average(node: "Node", way: str) -> Fields:
         children=devices,
         senders=devices,
         sealed=sealed,
+        round_model=bytes(32),
     )
     up = node.keys_of(parent, "parent-key", "parent-signature") if way == m2fdp.UP else {}
     return {**write(duty), **up, **{key: [own[key] for own in told] for key in told[0]}}

@@ -216,7 +216,7 @@ def listen(devices: Devices, *, noise: str, rounds: int, secure: bool = False) -
     strategy = _KeepingServer(
         privacy=privacy,
         # In a secure sum one may miss the dealing or the round.
-        weighting=Weighting(straggler_rate=None if secure else RATE),
+        weighting=Weighting(alpha="estimated", straggler_rate=None if secure else RATE),
         data=DataBounds(
             feature_bound=bound,
             feature_norm=norm,

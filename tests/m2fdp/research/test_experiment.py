@@ -16,10 +16,14 @@ from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.replication import replication
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
 from flwr_privacy.simulations.research.experiments.runs import train
-from flwr_privacy.simulations.research.m2fdp.numpy_simulation import M2FDPSettings as MultiTier
-from flwr_privacy.simulations.research.m2fdp.numpy_simulation import simulate as rehearse_tiers
+from flwr_privacy.simulations.research.m2fdp.numpy_simulation import (
+    LocalSteps,
+    SimulatedM2FDP,
+    of_seed,
+)
 from flwr_privacy.simulations.research.m2fdp.paper_epsilons import paper_epsilons
 from flwr_privacy.simulations.research.m2fdp.synthetic_data import generated_data
+from flwr_privacy.simulations.settings.flat_options import strategy_of
 
 
 def test_the_figures_of_the_m2fdp_paper_are_there() -> None:
@@ -47,9 +51,9 @@ function = "m2fdp"
 data = "synthetic"
 fanouts = "4,3"
 steps = 4
-period = 2
+events = 2
 rounds = 6
-calibration = "paper"
+unit = "paper"
 alpha = 0.3
 
 [full]
@@ -71,7 +75,7 @@ p = 0.5
 
 [[curve]]
 label = "Plain"
-calibration = "none"
+unit = "none"
 
 [[claim]]
 id = "T1"
@@ -90,15 +94,25 @@ def tiers(tmp_path: Path, old: str = "", new: str = "") -> experiments.Experimen
 def test_a_rehearsal_of_tiers_is_read_off_by_round(tmp_path: Path) -> None:
     chosen_figure = tiers(tmp_path)
     runs = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE)
-    schedule = EventSchedule(steps=4, events={1: 2})
-    trusted = MultiTier(
-        tree=TierTree.of_fanouts("4,3", p=1), schedule=schedule, calibration="paper", alpha=0.3
+    trusted = strategy_of(
+        SimulatedM2FDP,
+        {
+            "fanouts": "4,3",
+            "p": 1,
+            "steps": 4,
+            "events": 2,
+            "unit": "paper",
+            "alpha": 0.3,
+            "epsilon": 1.0,
+            "sampling_rate": 0.05,
+            "min_children": 1,
+            **of_seed(1),
+        },
     )
-    data = generated_data(1, N=12)
-    curve = rehearse_tiers(data, [trusted], rounds=6, seed=1)
+    curve = trusted.simulate(LocalSteps(data=generated_data(1, N=12), seed=1), rounds=6)
     own = [run.values["accuracy"][0] for run in runs if (run.curve, run.seed) == ("Trusted", 1)]
-    assert own == pytest.approx(curve.accuracy[0, [0, 3, 6]].tolist(), abs=2e-3)
-    jumps = np.abs(np.diff(curve.accuracy[0])).mean()
+    assert own == pytest.approx(curve.accuracy[[0, 3, 6]].tolist(), abs=2e-3)
+    jumps = np.abs(np.diff(curve.accuracy)).mean()
     (last,) = [run for run in runs if (run.curve, run.seed, run.x) == ("Trusted", 1, 6)]
     assert last.values["jitter"][0] == pytest.approx(jumps, abs=1e-3)
     results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
@@ -148,7 +162,7 @@ def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> Non
     assert f"| {notes['Half']} |" in replication(tmp_path)
     legend = draw(chosen_figure, runs, size="small").legends[0]
     assert [text.get_text() for text in legend.get_texts()][1] == f"Half: {notes['Half']}"
-    at_an_epsilon = tiers(tmp_path, 'calibration = "paper"', 'calibration = "device"')
+    at_an_epsilon = tiers(tmp_path, 'unit = "paper"', 'unit = "device"')
     runs = train(at_an_epsilon, tmp_path, seeds=[0], engine=INLINE)
     assert runs[0].note == "epsilon 1 of a device"
 
@@ -206,7 +220,7 @@ def test_a_controller_of_tiers_is_a_function_without_seeds(tmp_path: Path) -> No
         ('fanouts = "4,3"', "devices = 12", "devices = 12: expected it with one of"),
         ('fanouts = "4,3"', "devices = 12\nsubnet = 5", "devices = 12: expected a multiple of"),
         ('"synthetic"', '"sythetic"', "data = 'sythetic'.*nearest: 'synthetic'"),
-        ("period = 2", "period = 2\ndepth = 3", "depth = 3"),
+        ("events = 2", "events = 2\ndepth = 3", "depth = 3"),
     ],
 )
 def test_a_bad_rehearsal_of_tiers_is_refused_by_name(
