@@ -21,6 +21,7 @@ from flwr_privacy.strategies import (
     UDP,
     CentralDP,
     DeviceNoise,
+    DistributedNoise,
     FedAvg,
     FedVS,
     LoopOptions,
@@ -47,7 +48,7 @@ STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
         bound=16.0,
     ),
     "udp": partial(UDP, privacy=UserLevel(epsilon=8.0, delta=1e-5)),
-    "central-dp": partial(CentralDP, epsilon=8.0, delta=1e-5),
+    "central-dp": partial(CentralDP, privacy=DistributedNoise(epsilon=8.0, delta=1e-5)),
     "m2fdp": partial(M2FDP, **TIERS, relay=True),
     "fedvs": lambda **given: FedVS(**given, **parameters()),
 }
