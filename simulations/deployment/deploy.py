@@ -7,7 +7,7 @@ What a node owns (its keys, its policy, its ledgers) lies in a folder of its own
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from flwr_privacy.simulations.runner.jobs import APP, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
 from flwr_privacy.simulations.settings.metrics_file import refused
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
+from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .nodes import DeployedNode, prepare, tree_of
 from .processes import Deployment, DeploymentError
@@ -202,10 +203,18 @@ def deploy(
                 )
             deployment.run(
                 APP,
-                run_config=run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds),
+                run_config={
+                    **run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds),
+                    "settings": _pinned(run.settings, folder / "node-0" / "pins.toml").to_toml(),
+                },
                 timeout=options.timeout,
                 on_lost=losses.add,
             )
+
+
+def _pinned(settings: Settings, pins: Path) -> Settings:
+    """Return settings with which the server lets in nobody but these clients, if it has no pins."""
+    return replace(settings, strategy={"pins": str(pins), **settings.strategy})
 
 
 class _Losses:

@@ -36,12 +36,13 @@ __all__ = [
 ]
 
 NEVER, OVER, NOW = "never", "when its experiment is over", "now"
-LEDGER, NOTES, REPLIES, SETUPS, SUMS, KEYS, STEPS, LOCKS, LEFTOVER, OTHER = (
-    *("ledger", "notes", "replies", "setups", "secure sums", "keys", "steps", "locks"),
-    *("leftover", "other"),
+LEDGER, IDENTITY, NOTES, REPLIES, SETUPS, SUMS, KEYS, STEPS, LOCKS, LEFTOVER, OTHER = (
+    *("ledger", "identity", "notes", "replies", "setups", "secure sums", "keys", "steps"),
+    *("locks", "leftover", "other"),
 )
 KINDS = {
     LEDGER: (NEVER, "it accounts for every release"),
+    IDENTITY: (NEVER, "servers know the client by this key"),
     NOTES: (NEVER, "without its note the node would answer a stopped experiment again"),
     REPLIES: (OVER, "asked again without its reply, a node is charged a second time"),
     SETUPS: (OVER, "an experiment gets them once"),
@@ -130,11 +131,13 @@ def _place(parts: tuple[str, ...]) -> tuple[str, str, str]:
     file = parts[-1]
     if len(parts) == 1:
         client, _, ending = file.rpartition(".")
+        owner = client.removesuffix(".ledger").removesuffix(".identity")
         if ending == "lock":
-            return client.removesuffix(".ledger"), LOCKS, ""
-        if ending == "new" and client.endswith(".ledger"):
-            return client.removesuffix(".ledger"), LEFTOVER, ""
-        return (client, LEDGER, "") if ending == "ledger" else ("-", OTHER, "")
+            return owner, LOCKS, ""
+        if ending == "new" and owner != client:
+            return owner, LEFTOVER, ""
+        kind = {"ledger": LEDGER, "identity": IDENTITY}.get(ending, OTHER)
+        return ("-" if kind == OTHER else client), kind, ""
     client, _, ending = parts[0].rpartition(".")
     kind = _FOLDERS.get(ending, STEPS if len(parts) == 3 else OTHER)
     client = client or ALL_CLIENTS

@@ -80,6 +80,8 @@ class ServerLoop:
             return initial_arrays
         strategy = self._strategy
         strategy.messenger.load_state(state["messenger"])
+        keys = strategy.federation.keys
+        keys.load_state(state["client_keys"], forget=strategy.loop.forget_keys)
         self._charge_log.load(PrivacyCard.from_json(state["card"]))
         strategy.transport.load_state(state["secure_sum"])
         strategy.trained = TrainedCount.from_state(state["trained"])
@@ -201,6 +203,7 @@ class ServerLoop:
         strategy = self._strategy
         return {
             "messenger": strategy.messenger.state(),
+            "client_keys": strategy.federation.keys.state(),
             "scheme_state": strategy.state_dict(),
             "inner": strategy.model_step.state_dict(),
             "secure_sum": strategy.transport.state(),

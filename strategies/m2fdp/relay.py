@@ -24,7 +24,7 @@ from flwr_privacy.m2fdp import (
     Delivery,
     Duty,
     Exchange,
-    RoundPlan,
+    M2FDPRoundPlan,
     TierTree,
 )
 from flwr_privacy.privacy.averaging import ReplyRefusedError
@@ -146,7 +146,7 @@ class Relay:
         grid: Grid,
         server_round: int,
         exchange: Exchange,
-        plan: RoundPlan,
+        plan: M2FDPRoundPlan,
         drawn: Mapping[str, list[str]],
     ) -> dict[str, NDArray[np.int32]]:
         """Run an event on the aggregators; return the noised codes of boundary nodes.
@@ -159,7 +159,7 @@ class Relay:
             The round.
         exchange : Exchange
             The exchange with the devices that the event follows.
-        plan : RoundPlan
+        plan : M2FDPRoundPlan
             The round's noise.
         drawn : Mapping
             The devices that were asked, by their parent.
@@ -191,7 +191,7 @@ class Relay:
         self,
         node: str,
         exchange: Exchange,
-        plan: RoundPlan,
+        plan: M2FDPRoundPlan,
         asked: Mapping[str, list[str]],
     ) -> tuple[Duty, Fields]:
         tree = self._tree
@@ -252,7 +252,7 @@ class Relay:
         grid: Grid,
         server_round: int,
         exchange: Exchange,
-        plan: RoundPlan,
+        plan: M2FDPRoundPlan,
         asked: Mapping[str, list[str]],
     ) -> None:
         """Pass the models of a clean event down, tier by tier, until the devices have them."""

@@ -150,16 +150,21 @@ def _take_shares(
     dealing: Dealing | None,
     own: Mapping[str, RecordDict],
 ) -> None:
-    client = reply.clients[0]
+    client, damaged = reply.clients[0], list[str]()
     if revealing is not None and OPEN in own[client]:
         revealed = read(Revealed, _record(reply, OPEN))
-        revealing.session.take_revealed(client, revealing.survivors, revealed.keys, revealed.seeds)
+        damaged = revealing.session.take_revealed(
+            client, revealing.survivors, revealed.keys, revealed.seeds
+        )
     if dealing is not None and DEAL in own[client]:
         record = _record(reply, DEAL)
         # What it revealed above counts all the same.
         if "refused" in record:
             raise ReplyRefusedError("error", f"client {client}: {record['refused']}")
         dealing.session.take_dealt(client, read(Dealt, record))
+    if damaged:  # the other shares count all the same; the dealers may have announced other ones
+        detail = f"client {client}: damaged shares of clients {damaged}"
+        raise ReplyRefusedError("malformed", detail, by_others=True)
 
 
 def names_in(assigned: Assigned) -> list[str]:

@@ -25,6 +25,7 @@ from grid_tap import tapped
 from flwr_privacy.clients import SchemeClient, as_mod, numpy_client_app
 from flwr_privacy.errors import CheckpointError, FlwrPrivacyError, ProtocolError
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.guarantee import APPS
 from flwr_privacy.secure_sum.messages import KEYS, SHARES
 from flwr_privacy.simulations.engines.inline import Fault, InlineGrid
 from flwr_privacy.simulations.engines.inline.faults import KINDS
@@ -258,6 +259,7 @@ class SchemeConformance:
         unbroken = self.run(experiment_id="e", evaluate_fn=show)
         assert same(unbroken.arrays, resumed.arrays)
         assert resumed.guarantee == unbroken.guarantee
+        assert (APPS in resumed.guarantee.assumptions) == (resumed.guarantee.adversary != "nobody")
         assert resumed.train_metrics_clientapp == unbroken.train_metrics_clientapp
         assert resumed.evaluate_metrics_clientapp == unbroken.evaluate_metrics_clientapp
         # Nodes are greeted again, and deal again for a secure sum.

@@ -24,10 +24,13 @@ from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies import (
     UDP,
+    AdaptiveClipping,
     CentralDP,
+    DistributedNoise,
     LoopOptions,
     RecordLevel,
     SchemeStrategy,
+    ServerNoise,
     UserLevel,
 )
 from flwr_privacy.udp.plan import UDPPlan
@@ -50,12 +53,13 @@ def shared(**options: Any) -> UDP:
 
 
 def central(**options: Any) -> CentralDP:
-    options = {"epsilon": 60.0, "clipping_norm": 0.3, **options}
-    return CentralDP(secure_sum=SUM, **options)
+    epsilon = options.pop("epsilon", 60.0)
+    privacy = DistributedNoise(epsilon=epsilon, clipping_norm=0.3)
+    return CentralDP(privacy=privacy, secure_sum=SUM, **options)
 
 
 def adaptive(**options: Any) -> CentralDP:
-    return central(quantile=0.5, **options)
+    return central(clipping=AdaptiveClipping(quantile=0.5), **options)
 
 
 MODES: dict[str, Halves] = {
@@ -305,8 +309,8 @@ def test_what_is_learned_is_bit_for_bit_what_it_was_without_the_count(
         UDP(privacy=UserLevel(noise="paper"), rounds=3),
         UDP(privacy=UserLevel(noise="none"), rounds=3),
         UDP(privacy=RecordLevel(learning_rate=0.1), rounds=3),
-        CentralDP(noise="server", rounds=3),
-        CentralDP(noise="server", sampling="poisson", rounds=3),
+        CentralDP(privacy=ServerNoise(), rounds=3),
+        CentralDP(privacy=ServerNoise(sampling="poisson"), rounds=3),
     ],
     ids=["paper", "no noise", "records", "trusted server", "secret samples"],
 )

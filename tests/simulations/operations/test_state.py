@@ -196,6 +196,18 @@ def test_the_key_of_a_zone_goes_with_its_experiment(tmp_path: Path) -> None:
     assert own_pair(store, "m2fdp", "f").public == other.public
 
 
+def test_the_key_with_which_a_client_says_hello_stays(tmp_path: Path) -> None:
+    kept(tmp_path)
+    for name in ("a.identity", "a.identity.lock", "a.identity.new"):
+        (tmp_path / name).write_text("key")
+    os.utime(tmp_path / "a.identity.new", (time.time() - 90_000,) * 2)
+    found = {f.path.name: (f.client, f.kind) for f in state_files(tmp_path)}
+    assert found["a.identity"] == ("a", "identity")
+    assert found["a.identity.lock"] == ("a", "locks")
+    run("prune", tmp_path, "--over", "e", "--yes")
+    assert {f.name for f in tmp_path.glob("a.identity*")} == {"a.identity", "a.identity.lock"}
+
+
 def test_a_reply_that_is_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "LOCK_TIMEOUT", 0.1)
     reply = kept(tmp_path)

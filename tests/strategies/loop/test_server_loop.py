@@ -31,8 +31,9 @@ def test_more_clients_per_round_than_there_are() -> None:
 
 
 def test_two_nodes_with_one_identity_are_refused_before_training() -> None:
+    strategy, nodes = FedAvg(min_available_nodes=3), identified("ward-1", "ward-2", "ward-1")
     with pytest.raises(ProtocolError, match="two nodes say that they are client 'ward-1'"):
-        run_strategy(FedAvg(), nodes=identified("ward-1", "ward-2", "ward-1"))
+        run_strategy(strategy, nodes=nodes)
 
 
 def test_a_malformed_identity_is_refused() -> None:
@@ -206,7 +207,7 @@ def test_checkpoint_that_is_damaged(tmp_path: Any) -> None:
     with pytest.raises(CheckpointError, match="is damaged: its checksum does not fit"):
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.write_bytes(content[:10])
-    with pytest.raises(CheckpointError, match="does not begin with 'flwr-privacy checkpoint 5'"):
+    with pytest.raises(CheckpointError, match="does not begin with 'flwr-privacy checkpoint 6'"):
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.unlink()
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
