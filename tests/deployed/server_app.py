@@ -77,7 +77,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes = int(config["nodes"])
     plan = Plan(config)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"quorum": config["quorum"]} if config["quorum"] else {}
     observed: dict[str, Any] = {"timeout": TIMEOUT}
     if plan.strikes:
         resume = bool(config["resume"])
