@@ -28,7 +28,7 @@ __all__ = [
     "STEP_RULES",
     "Asked",
     "Exchange",
-    "RoundPlan",
+    "M2FDPRoundPlan",
     "ZoneRelease",
     "boundary_tier",
     "exchanges",
@@ -155,7 +155,7 @@ class ZoneRelease:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundPlan:
+class M2FDPRoundPlan:
     """A round with its noise.
 
     Parameters
@@ -178,6 +178,9 @@ class RoundPlan:
         How step and clipping go on from round to round.
     keep_back : sequence of str
         Arrays that are not sent.
+    course : sequence of (EventSchedule, int), optional
+        The schedules of all rounds of the training, each with its number of rounds, where they
+        differ; by default all rounds are like this one.
     """
 
     tree: TierTree = field(repr=False)
@@ -189,6 +192,7 @@ class RoundPlan:
     min_children: int = 1
     step_rule: str = CONSTANT
     keep_back: Sequence[str] = ()
+    course: Sequence[tuple[EventSchedule, int]] = field(default=(), repr=False)
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -275,13 +279,20 @@ class RoundPlan:
 
     @cached_property
     def _true(self) -> dict[int, float]:
-        true = {}
-        for boundary in self.boundaries:
-            single = [r.charge() for (tier, _), r in self._releases.items() if tier == boundary]
-            charges = [replace(charge, count=self.rounds) for charge in single if charge]
-            cost = spent(charges, delta=self.privacy.delta, accountant=fitting(charges))
-            true[boundary] = cost * _ROUNDING
-        return true
+        charges: dict[int, list[Charge]] = {boundary: [] for boundary in self.boundaries}
+        for schedule, count in self._course:
+            plan = replace(self, schedule=schedule, course=())
+            for (boundary, _), release in plan._releases.items():
+                if charge := release.charge():
+                    charges[boundary].append(replace(charge, count=count))
+        return {
+            boundary: _ROUNDING * spent(found, delta=self.privacy.delta, accountant=fitting(found))
+            for boundary, found in charges.items()
+        }
+
+    @property
+    def _course(self) -> Sequence[tuple[EventSchedule, int]]:
+        return self.course or [(self.schedule, self.rounds)]
 
     @cached_property
     def _releases(self) -> dict[tuple[int, int], ZoneRelease]:
@@ -327,7 +338,13 @@ class RoundPlan:
         if not privacy.noised:
             return 0.0
         if isinstance(privacy, PaperNoise):
-            return self._printed_sigma(privacy, boundary, steps) / sensitivity
+            weight = largest_weights(self.tree, boundary)[self.tree.depth]
+            return self._printed_sigma(privacy, boundary, steps, weight) / sensitivity
+        return self._calibrated(boundary, steps)
+
+    def _calibrated(self, boundary: int, steps: int) -> float:
+        """Return the noise over the sensitivity of a release, for the budget that is left."""
+        privacy = self.privacy
         budget, delta = self._without_gap()
         if isinstance(privacy, RecordNoise):
             return record_multiplier(
@@ -338,6 +355,18 @@ class RoundPlan:
                 rounds=self.rounds,
             )
         return multiplier(epsilon=budget, delta=delta, steps=steps, total_steps=self.total_steps)
+
+    def edge_sigma(self, node: str) -> float:
+        """Return the noise that a baseline's node of tier 1 adds at a global event, by Lemma 1.
+
+        It is that of a trusted node that releases the steps since the event before.
+        """
+        privacy, tree = self.privacy, self.tree
+        steps = self.schedule.segments()[-1].steps
+        weight = max(tree.weight(leaf, node) for leaf in tree.leaves(node))
+        if isinstance(privacy, PaperNoise):
+            return self._printed_sigma(privacy, 1, steps, weight)
+        return self._calibrated(tree.depth, steps) * 2 * self.bound(steps) * weight
 
     def _sensitivity(self, boundary: int, period: Sequence[Segment]) -> float:
         """Return the sensitivity of a release by the law of drift, when everybody takes part."""
@@ -353,24 +382,25 @@ class RoundPlan:
             moved = moved * law.growth**segment.steps + 2 * self.bound(segment.steps) * weight
         return moved
 
-    def _printed_sigma(self, privacy: PaperNoise, boundary: int, steps: int) -> float:
-        """Return the paper's noise (Proposition 1, Lemma 1)."""
-        depth = self.tree.depth
+    def _printed_sigma(self, privacy: PaperNoise, tier: int, steps: int, weight: float) -> float:
+        """Return the paper's noise (Proposition 1, Lemma 1); `weight` is a device's largest."""
         counted = self.schedule.steps if privacy.release_steps == ROUND else steps
-        weight = largest_weights(self.tree, boundary)[depth]
         return sigma(
             2 * self.bound(counted) * weight,
             q=privacy.sampling_rate,
             n_comp=self.total_steps,
             eps=privacy.epsilon,
             delta=privacy.delta,
-            alpha=privacy.alpha_of(boundary, depth),
+            alpha=privacy.alpha_of(tier, self.tree.depth),
         )
 
     def _without_gap(self) -> tuple[float, float]:
         """Return the budget that is left for the noise beside what the grid takes."""
-        most = max(len(self.schedule.periods(tier)) for tier in self.boundaries)
-        gap = GAP * most * self.rounds
+        most = max(
+            sum(len(schedule.periods(tier)) * count for schedule, count in self._course)
+            for tier in self.boundaries
+        )
+        gap = GAP * most
         budget = self.privacy.epsilon - gap
         if budget <= 0:
             raise InvalidParameterError(

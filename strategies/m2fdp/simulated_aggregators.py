@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.m2fdp import EVENT, Asked, Exchange, RoundPlan, TierSums, Upload, noised
-from flwr_privacy.privacy.grid import saturated
+from flwr_privacy.m2fdp import EVENT, Asked, Exchange, M2FDPRoundPlan, TierSums, Upload, noised
+from flwr_privacy.m2fdp.zone_average import NOISE_REACH
+from flwr_privacy.privacy.grid import CodeGrid, saturated
 from flwr_privacy.privacy.randomness import SecureRandom
 
 from .tiers import TierLog
@@ -23,7 +24,7 @@ class SimulatedAggregators:
 
     Parameters
     ----------
-    plan : RoundPlan
+    plan : M2FDPRoundPlan
         The round, with its noise.
     log : TierLog
         Where noise is noted.
@@ -33,7 +34,7 @@ class SimulatedAggregators:
         Seed of the noise, for tests.
     """
 
-    plan: RoundPlan
+    plan: M2FDPRoundPlan
     log: TierLog
     experiment_id: str
     insecure_seed: int | None
@@ -65,13 +66,11 @@ class SimulatedAggregators:
 
     def at_the_edge(self, node: str, model: NDArray[np.float64]) -> None:
         """Add the noise that a baseline's insecure node of tier 1 adds to that of the devices."""
-        plan = self.plan
-        devices = plan.release(plan.tree.depth, plan.exchanges[-1].index)
-        sigma = devices.multiplier * 2 * plan.bound(devices.steps)
-        sigma /= len(plan.tree.leaves(node))
+        sigma = self.plan.edge_sigma(node)
+        grid = CodeGrid.holding(NOISE_REACH * sigma)
         random = self._random("edge noise", node, 0)
         codes = np.zeros(model.size, np.int64)
-        model += devices.grid.step * noised(codes, sigma=sigma, grid=devices.grid, random=random)
+        model += grid.step * noised(codes, sigma=sigma, grid=grid, random=random)
         self.log.noised(node, sigma)
 
     def _random(self, purpose: str, node: str, period: int) -> SecureRandom:

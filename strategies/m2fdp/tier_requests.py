@@ -8,7 +8,14 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from flwr_privacy.m2fdp import Exchange, M2FDPTerms, RecordNoise, RoundPlan, TierSums, TreeModels
+from flwr_privacy.m2fdp import (
+    Exchange,
+    M2FDPRoundPlan,
+    M2FDPTerms,
+    RecordNoise,
+    TierSums,
+    TreeModels,
+)
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.strategies.requests.request_log import ClientReply
@@ -32,7 +39,7 @@ class TierRequests:
 
     Parameters
     ----------
-    plan : RoundPlan
+    plan : M2FDPRoundPlan
         The round, with its noise.
     exchange : Exchange
         The exchange.
@@ -44,7 +51,7 @@ class TierRequests:
         Where aggregators are nodes of their own.
     """
 
-    plan: RoundPlan
+    plan: M2FDPRoundPlan
     exchange: Exchange
     drawn: Mapping[str, list[str]]
     models: TreeModels
@@ -69,7 +76,7 @@ class TierRequests:
         contents = {}
         for leaf, devices in self.drawn.items():
             sealed = self._sealed(leaf)
-            fields = write(self._terms(leaf, devices if sealed else []))
+            fields = write(self.terms(leaf, devices if sealed else []))
             if sealed and self.relay is not None:
                 fields |= self.relay.keys_for(leaf)
             config: dict[str, Any] = {
@@ -130,7 +137,8 @@ class TierRequests:
     def _sealed(self, leaf: str) -> bool:
         return self.relay is not None and self.plan.tree.secure(leaf)
 
-    def _terms(self, leaf: str, siblings: list[str]) -> M2FDPTerms:
+    def terms(self, leaf: str, siblings: list[str]) -> M2FDPTerms:
+        """Return the round config of the devices of a lowest aggregator."""
         asked, plan = self.exchange.leaves[leaf], self.plan
         privacy = plan.privacy
         return M2FDPTerms(

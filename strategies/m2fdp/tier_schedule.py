@@ -1,14 +1,17 @@
 """Sets the number of local steps per round over tiers, by a plan or a controller."""
 
-from dataclasses import fields, replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import (
     AdaptiveControl,
     AdaptiveController,
     Decision,
+    M2FDPRoundPlan,
+    PaperNoise,
     ResourceModel,
-    RoundPlan,
 )
 
 __all__ = ["TierSchedule"]
@@ -19,7 +22,7 @@ class TierSchedule:
 
     Parameters
     ----------
-    first : RoundPlan
+    first : M2FDPRoundPlan
         The plan of the first round; its schedule has the periods under control.
     control : AdaptiveControl, optional
         What the controller is to do.
@@ -36,7 +39,7 @@ class TierSchedule:
 
     def __init__(
         self,
-        first: RoundPlan,
+        first: M2FDPRoundPlan,
         *,
         control: AdaptiveControl | None,
         parameters: int,
@@ -57,11 +60,24 @@ class TierSchedule:
                 delta=privacy.delta,
                 sampling_rate=privacy.rate,
                 alphas=[privacy.alpha_of(tier, tree.depth) for tier in range(1, tree.depth + 1)],
-                **{field.name: getattr(control, field.name) for field in fields(control)},
+                **control.parameters(printed=isinstance(privacy, PaperNoise)),
             )
             self.total_steps = self._controller.total_steps
+            # What a device pays in all is known beforehand: a choice depends on nothing else than
+            # the steps that are left.
+            lengths = Counter(decision.steps for decision in self._decisions(self._controller))
+            course = [(first.schedule.with_steps(K), count) for K, count in lengths.items()]
+            self._first = replace(first, course=course)
         self.steps_left = self.total_steps
         self.decision: Decision | None = None
+
+    def _decisions(self, controller: AdaptiveController) -> Iterator[Decision]:
+        """Yield the choices of all rounds."""
+        left = controller.total_steps
+        for _ in range(self._first.rounds):
+            if left:
+                yield (decision := controller.decide(left))
+                left -= decision.steps
 
     @property
     def ended(self) -> str:
@@ -70,7 +86,7 @@ class TierSchedule:
             return ""
         return f"the {self.total_steps} local steps are used up"
 
-    def plan(self, server_round: int) -> RoundPlan:
+    def plan(self, server_round: int) -> M2FDPRoundPlan:
         """Return the plan of the next round."""
         schedule = self._first.schedule
         if self._controller is not None and self.steps_left:
@@ -83,7 +99,7 @@ class TierSchedule:
             total_steps=self.total_steps,
         )
 
-    def take(self, plan: RoundPlan) -> None:
+    def take(self, plan: M2FDPRoundPlan) -> None:
         """Subtract the steps of a round from those that remain."""
         if self._controller is not None:
             self.steps_left -= plan.schedule.steps

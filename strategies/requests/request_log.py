@@ -43,6 +43,7 @@ REASONS = {
     "duplicate",
     "error",
     "failed",
+    "identity",
     "malformed",
     "names",
     "not finite",

@@ -10,7 +10,7 @@ import pytest
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp import Drift, EventSchedule, RoundPlan, TierPrivacy, TierTree
+from flwr_privacy.m2fdp import Drift, EventSchedule, M2FDPRoundPlan, TierPrivacy, TierTree
 from flwr_privacy.m2fdp.paper_noise import sigma
 from flwr_privacy.m2fdp.plan import boundary_tier, exchanges
 from flwr_privacy.m2fdp.sensitivity import sensitivity_worst_case
@@ -47,8 +47,8 @@ def plan(
     total_steps: int | None = None,
     step_rule: str = "constant",
     **changes: Any,
-) -> RoundPlan:
-    return RoundPlan(
+) -> M2FDPRoundPlan:
+    return M2FDPRoundPlan(
         tree=tree,
         schedule=schedule,
         privacy=privacy(**changes),

@@ -26,7 +26,6 @@ from flwr_privacy.simulations.research.m2fdp.paper_epsilons import (
     paper_epsilons,
     true_epsilon,
 )
-from flwr_privacy.simulations.research.m2fdp.rounds import CALIBRATIONS
 
 DELTA = 1e-5
 ROUNDS = 200
@@ -60,10 +59,6 @@ def test_classes_of_three_tiers() -> None:
     assert found == {1: (12, (20,)), 2: (6, (8, 12)), 3: (6, (5, 3, 2, 5, 5))}
     star = boundary_classes(TierTree.of_fanouts((4,)), EventSchedule(steps=7))
     assert [(c.tier, c.releases, c.steps) for c in star] == [(1, 1, (7,))]
-
-
-def test_names() -> None:
-    assert CALIBRATIONS == ("device", "record", "paper", "none")
 
 
 # Equal budgets

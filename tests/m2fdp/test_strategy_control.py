@@ -67,3 +67,56 @@ def test_a_controlled_run_resumes_with_the_steps_that_are_left(tmp_path: Path) -
     assert steps[0] == steps[1]
     assert sum(steps[0]) == 9
     check_ledgers(strategy, folders[1])
+
+
+LONG = {"num_rounds": 12, "steps": 20, "events": 5, "fanouts": "2,2", "clipping_norm": 0.1}
+SHORTER_AND_SHORTER = AdaptiveControl(total_steps=104, max_steps=20, weights=(1.0, 1.0, 0.0))
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_the_papers_noise_costs_under_control_what_is_stated(p: float, tmp_path: Path) -> None:
+    """K changes, and with it what a round costs; the paper begins with 5 steps."""
+    noise = {"unit": "paper", "alpha": 1.0, "sampling_rate": 0.05, "epsilon": 1.0}
+    options = {"p": p, "control": SHORTER_AND_SHORTER, **noise, **LONG}
+    result, strategy = run(None, descend, engine={"state": tmp_path}, **options)
+    lines = result.history[1:]
+    assert [line["scheme"]["steps"] for line in lines] == [5, *[20] * 4, 19]
+    assert all(line["refused"] == {} and line["answered"] == 4 for line in lines)
+    stated = strategy.card().guarantee.epsilon
+    assert stated is not None
+    assert list(spent_of(strategy).values()) == pytest.approx([stated] * 4, rel=1e-5)
+    assert max(spent_of(strategy).values()) <= stated
+    check_ledgers(strategy, tmp_path)
+
+
+def test_no_device_is_lost_where_rounds_have_different_numbers_of_releases() -> None:
+    """A round of 20 steps has four releases, and one of 4 steps has one."""
+    options = {"p": 0.0, "control": SHORTER_AND_SHORTER, "epsilon": 4.0, **LONG}
+    result, strategy = run(None, descend, **options)
+    lines = result.history[1:]
+    assert [line["scheme"]["steps"] for line in lines] == [20] * 5 + [4]
+    assert all(line["answered"] == 4 for line in lines)
+    assert list(spent_of(strategy).values()) == pytest.approx([4.0] * 4, rel=1e-5)
+
+
+def test_with_the_papers_noise_the_controller_is_the_papers() -> None:
+    """Nothing is divided there, so that the printed noise term outweighs joules and seconds."""
+    control = AdaptiveControl(total_steps=8, max_steps=20)
+    options: dict[str, Any] = {"num_rounds": 9, "control": control, "epsilon": 1.0}
+    printed = {"unit": "paper", "alpha": 1.0, "sampling_rate": 0.05, "clipping_norm": 0.1}
+    paper, ours = (run(HALF, stay, **options, **more)[0] for more in (printed, {}))
+    steps = [[int(line["scheme"]["steps"]) for line in r.history[1:]] for r in (paper, ours)]
+    assert steps[0] == [5, 1, 1, 1]
+    assert steps[1][0] > 1
+    assert control.parameters(printed=True) == {
+        "total_steps": 8,
+        "max_steps": 20,
+        "weights": (1.0, 1.0, 1.0),
+        "normalise": False,
+        "nu": "printed",
+        "active_tiers": "all",
+        "initial_steps": 5,
+    }
+    own = AdaptiveControl(total_steps=8, max_steps=3, normalise=True, nu="dedup")
+    found = own.parameters(printed=True)
+    assert (found["normalise"], found["nu"], found["initial_steps"]) == (True, "dedup", 3)

@@ -222,6 +222,22 @@ def test_edges_of_the_paper_add_noise_too_where_there_are_local_events() -> None
     assert result.history[1]["scheme"]["noise_var"] == pytest.approx(variance, rel=1e-3)
 
 
+@pytest.mark.parametrize("unit", ["paper", "device"])
+def test_an_edge_above_secure_nodes_alone_adds_noise_of_its_own(unit: str) -> None:
+    """No device adds noise there; the constant is that of tier 1."""
+    tree, noises = TierTree.of_fanouts((4, 2, 3), p=(0.5, 1.0)), []
+    for more in (True, False):
+        options: dict[str, Any] = {"steps": 4, "events": 2, "edge_noise": more}
+        options |= {**EXACT, "alpha": (0.5, 2.0, 3.0)} if unit == "paper" else {}
+        result, _ = run(tree, stay, **{"clipping_norm": 0.01, **options})
+        noises.append(result.history[1]["scheme"]["noise_var"])
+    if unit == "paper":
+        edge = sigma(2 * 0.01 * 4 / 6, q=0.05, n_comp=4, eps=8.0, delta=1e-5, alpha=0.5)
+    else:
+        edge = math.sqrt(4 / 2) / mu_of(8.0, 1e-5) * 2 * 0.01 * 2 / 6
+    assert noises[0] - noises[1] == pytest.approx(2 * edge**2 / 16, rel=1e-3)
+
+
 def test_the_papers_noise_is_the_same_for_periods_with_and_without_clean_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

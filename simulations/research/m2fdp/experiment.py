@@ -1,7 +1,7 @@
 """Simulations of M2FDP for experiments: trees, schedules and noise from the keys of a curve.
 
-The keys of a point, beside those of `M2FDPSettings` (``learning_rate``, ``clip``, ``calibration``,
-...):
+The keys of a point, beside those of the scheme on the command line (``unit``, ``alpha``,
+``epsilon``, ``events``, ``clean_events``, ``step_rule``, ...):
 
 ``data``
     ``fashion-mnist``, ``digits``, ``cifar10-jpeg`` (its images as `random_patches`) or
@@ -12,14 +12,17 @@ The keys of a point, beside those of `M2FDPSettings` (``learning_rate``, ``clip`
     two tiers, and one of ``subnets``, as many nodes of tier 1, and ``subnet``, their size.
 ``p``
     Share of secure children, a number or one for each tier (0).
-``steps``, ``period``
-    K, and local steps from one event of tier 1 to the next (0: none).
-``rounds``, ``round``
-    T, and after which round the curve is read (the last).
+``steps``, ``rounds``, ``round``
+    K, T, and after which round the curve is read (the last).
+``learning_rate``, ``clip``, ``rate``, ``perturb``
+    Those of `LocalSteps`. The scheme's ``clipping_norm`` is the first two's product, and its
+    ``sampling_rate`` the third.
 ``control``
-    A table for an `AdaptiveController`, of which the local steps are those of all rounds.
+    A table for an `AdaptiveControl`, of which the local steps are those of all rounds.
 ``target``
     For costs: the accuracy that is to be reached.
+
+Keys of noise that a curve's ``unit`` has not are those of the other curves, and left out.
 """
 
 import json
@@ -27,20 +30,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
-from flwr_privacy.m2fdp.control.controller import AdaptiveController
-from flwr_privacy.m2fdp.control.resources import ResourceModel
-from flwr_privacy.m2fdp.schedule import EventSchedule
-from flwr_privacy.m2fdp.tree.tree import TierTree
+from flwr_privacy.m2fdp import (
+    AdaptiveControl,
+    AdaptiveController,
+    DeviceNoise,
+    NoNoise,
+    PaperNoise,
+    RecordNoise,
+    ResourceModel,
+    TierTree,
+)
 from flwr_privacy.simulations.research.m2fdp.paper_epsilons import paper_epsilons
 from flwr_privacy.simulations.research.points import Point, Values
+from flwr_privacy.simulations.settings.flat_options import flat_keys, strategy_of
 from flwr_privacy.simulations.tasks.data import load
 
-from .numpy_simulation import M2FDPSettings, TrainingCurve, simulate
+from .numpy_simulation import LocalSteps, SimulatedM2FDP, TrainingCurve, of_seed
 from .synthetic_data import SyntheticData, generated_data, labelled_data, random_patches
 
 __all__ = ["accuracies", "check", "choices", "costs", "privacy"]
@@ -54,18 +65,18 @@ _IMAGES = (20_000, 5000)  # of CIFAR-10: for training, for tests
 _CALM = 20  # rounds over which the jitter is taken
 _SECURE, _INSECURE = 1, 2  # places in a controller's choice
 
-_OF_SETTING = {field.name for field in fields(M2FDPSettings)} - {
-    "tree",
-    "schedule",
-    "path",
-    "drift",
-}
 _DATA = {"data", "labels", "records"}
 _TREE = {"fanouts", "depth", "devices", "subnets", "subnet", "p"}
-_COURSE = {"steps", "period", "rounds", "control"}
 _READ = {"round", "target"}
 _LINKS = {"star_link", "delay_mode", "step_energy"}
-_KEYS = _DATA | _TREE | _COURSE | _READ | _LINKS | _OF_SETTING
+_LOCAL = {"learning_rate", "clip", "rate", "perturb"}
+_NOISES: dict[str, Any] = {
+    "device": DeviceNoise,
+    "record": RecordNoise,
+    "paper": PaperNoise,
+    "none": NoNoise,
+}
+_KEYS = {*_DATA, *_TREE, *_READ, *_LINKS, *_LOCAL, "rounds", *flat_keys(SimulatedM2FDP)}
 
 
 def accuracies(points: Sequence[Point], seed: int, data_root: Path | None) -> list[Values]:
@@ -91,14 +102,14 @@ def accuracies(points: Sequence[Point], seed: int, data_root: Path | None) -> li
         If data is missing.
     """
 
-    def read(point: Point, curve: TrainingCurve, row: int) -> Values:
+    def read(point: Point, curve: TrainingCurve) -> Values:
         last = int(point.get("round", point["rounds"]))
-        reached = curve.accuracy[row, : last + 1]
+        reached = curve.accuracy[: last + 1]
         jumps = np.abs(np.diff(reached[-_CALM - 1 :]))
         jitter = float(jumps.mean()) if len(jumps) else 0.0
         return {"accuracy": float(reached[-1]), "jitter": jitter}
 
-    return _rehearsed(points, seed, data_root, read)
+    return _simulated(points, seed, data_root, read)
 
 
 def costs(points: Sequence[Point], seed: int, data_root: Path | None) -> list[Values]:
@@ -107,16 +118,16 @@ def costs(points: Sequence[Point], seed: int, data_root: Path | None) -> list[Va
     Parameters and errors are those of `accuracies`.
     """
 
-    def read(point: Point, curve: TrainingCurve, row: int) -> Values:
-        there = np.flatnonzero(curve.accuracy[row] >= point["target"])
+    def read(point: Point, curve: TrainingCurve) -> Values:
+        there = np.flatnonzero(curve.accuracy >= point["target"])
         if not len(there):
             return {"energy": np.inf, "delay": np.inf}
         return {
-            "energy": float(curve.energy[row, there[0]]),
-            "delay": float(curve.seconds[row, there[0]]),
+            "energy": float(curve.energy[there[0]]),
+            "delay": float(curve.seconds[there[0]]),
         }
 
-    return _rehearsed(points, seed, data_root, read)
+    return _simulated(points, seed, data_root, read)
 
 
 def choices(point: Point) -> Values:
@@ -172,24 +183,24 @@ def privacy(point: Point) -> str:
 @lru_cache(maxsize=2**8)
 def _privacy(text: str) -> str:
     point = json.loads(text)
-    setting = _setting(point)
-    epsilon = f"{setting.epsilon:g}"
-    if setting.calibration == "none":
+    training = _training(point, 0)
+    noise = training.privacy
+    if isinstance(noise, NoNoise):
         return "no privacy"
-    if setting.calibration != "paper":
-        return f"epsilon {epsilon} of a {setting.calibration}"
-    if setting.path is not None:
-        return f"stated epsilon {epsilon}"
+    if not isinstance(noise, PaperNoise):
+        return f"epsilon {noise.epsilon:g} of a {point.get('unit', 'device')}"
+    if training.control is not None:
+        return f"stated epsilon {noise.epsilon:g}"
     found = paper_epsilons(
-        tree=setting.tree,
-        schedule=setting.schedule,
-        q=setting.rate,
+        tree=training.tree,
+        schedule=training.schedule,
+        q=noise.sampling_rate,
         rounds=point["rounds"],
-        epsilon=setting.epsilon,
-        delta=setting.delta,
-        alpha=setting.alpha,
-        release_steps=setting.release_steps,
-        clean_events=bool(setting.clean_events),
+        epsilon=noise.epsilon,
+        delta=noise.delta,
+        alpha=noise.alpha,
+        release_steps=noise.release_steps,
+        clean_events=noise.clean_events,
         accountant="rdp",
     )
 
@@ -204,8 +215,8 @@ def _short(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
-def check(point: Point) -> M2FDPSettings:
-    """Return the setting of a point of `accuracies` or `costs`.
+def check(point: Point) -> None:
+    """Refuse a point of `accuracies` or `costs` that cannot be trained.
 
     Raises
     ------
@@ -218,63 +229,67 @@ def check(point: Point) -> M2FDPSettings:
         check_integer(key, point.get(key), minimum=1)
     check_integer("round", point.get("round", 0), minimum=0, maximum=point["rounds"])
     check_choice("data", point.get("data", ""), [*_READERS, "synthetic"])
-    return _setting(point)
+    _training(point, 0)
 
 
-def _rehearsed(
+def _simulated(
     points: Sequence[Point],
     seed: int,
     data_root: Path | None,
-    read: Callable[[Point, TrainingCurve, int], Values],
+    read: Callable[[Point, TrainingCurve], Values],
 ) -> list[Values]:
-    """Train each setting once, all on the same data together, and read the points off."""
-    stages: dict[str, dict[str, Point]] = {}  # points by what is trained, by data
-    places = []
-    for point in points:
-        setting = check(point)
-        stage = {key: value for key, value in point.items() if key in _DATA | _LINKS}
-        rounds = point["rounds"] if setting.path is None else len(setting.path)
-        data = json.dumps([sorted(stage.items()), len(setting.tree.devices), rounds])
-        trained = {key: value for key, value in point.items() if key not in _READ}
-        row = json.dumps(sorted(trained.items()))
-        stages.setdefault(data, {}).setdefault(row, point)
-        places.append((data, row))
+    """Train each setting once, all on the same data, and read the points off."""
     curves: dict[str, TrainingCurve] = {}
-    for name, rows in stages.items():
-        settings = [_setting(point) for point in rows.values()]
-        first = next(iter(rows.values()))
-        path = settings[0].path
-        curves[name] = simulate(
-            _data(first, len(settings[0].tree.devices), seed, data_root),
-            settings,
-            rounds=first["rounds"] if path is None else len(path),
-            seed=seed,
-            resources=ResourceModel(**{key: first[key] for key in _LINKS if key in first}),
-        )
-    return [
-        read(point, curves[data], list(stages[data]).index(row))
-        for point, (data, row) in zip(points, places, strict=True)
-    ]
+    data: dict[str, SyntheticData] = {}
+    found = []
+    for point in points:
+        check(point)
+        own = {key: value for key, value in point.items() if key not in _READ}
+        name = json.dumps(own, sort_keys=True)
+        if name not in curves:
+            training = _training(point, seed)
+            devices = len(training.tree.devices)
+            part = json.dumps([devices, *sorted((key, point.get(key)) for key in _DATA)])
+            if part not in data:
+                data[part] = _data(point, devices, seed, data_root)
+            local = {key: value for key, value in point.items() if key in _LOCAL}
+            curves[name] = training.simulate(
+                LocalSteps(data=data[part], seed=seed, **local), rounds=_rounds(point, training)
+            )
+        found.append(read(point, curves[name]))
+    return found
 
 
-def _setting(point: Point) -> M2FDPSettings:
-    own = {key: value for key, value in point.items() if key in _OF_SETTING}
-    tree = _tree(point)
-    steps, period = point["steps"], point.get("period", 0)
-    schedule = EventSchedule(steps=steps, events={1: period} if period else {})
+def _rounds(point: Point, training: SimulatedM2FDP) -> int:
+    """Return the most rounds of a training; a controller may make them as short as a step."""
+    return int(point["rounds"]) if training.control is None else training.control.total_steps
+
+
+def _training(point: Point, seed: int) -> SimulatedM2FDP:
+    """Return the strategy of a point."""
+    unit = check_choice("unit", point.get("unit", "device"), _NOISES)
+    left_out = {field.name for kind in _NOISES.values() for field in fields(kind)}
+    left_out -= {field.name for field in fields(_NOISES[unit])}
+    others = {*_DATA, *_TREE, *_READ, *_LINKS, *_LOCAL, "rounds", "control"}
+    own = {key: value for key, value in point.items() if key not in left_out | others}
+    if point.get("clip", 1.0) is not None:
+        own["clipping_norm"] = point.get("learning_rate", 1.0) * point.get("clip", 1.0)
+    if unit in ("record", "paper"):
+        own["sampling_rate"] = point.get("rate", 0.05)
     if "control" in point:
-        total = steps * point["rounds"]
-        links = {key: value for key, value in point.items() if key in _LINKS}
-        controller = AdaptiveController.of(
-            tree,
-            total_steps=total,
-            events=schedule,
-            resources=ResourceModel(**links),
-            initial_steps=steps,
-            **point["control"],
-        )
-        own["path"] = _path(controller)
-    return M2FDPSettings(tree=tree, schedule=schedule, **own)
+        steps = point["steps"]
+        total = {"total_steps": steps * point["rounds"], "initial_steps": steps}
+        own["control"] = AdaptiveControl(**total, **point["control"])
+    own = {
+        "min_children": 1,  # the paper has none
+        **({} if unit == "none" else {"epsilon": 1.0}),  # the paper's
+        "perturb_reg": bool(point.get("perturb", 0)),
+        "tree": _tree(point),
+        "resources": ResourceModel(**{key: point[key] for key in _LINKS if key in point}),
+        **own,
+        **of_seed(seed),
+    }
+    return strategy_of(SimulatedM2FDP, own)
 
 
 def _path(controller: AdaptiveController) -> list[tuple[int, int, int]]:

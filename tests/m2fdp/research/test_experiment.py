@@ -14,12 +14,16 @@ from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import Results, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
 from flwr_privacy.simulations.research.experiments.runs import train
-from flwr_privacy.simulations.research.m2fdp.numpy_simulation import M2FDPSettings as MultiTier
-from flwr_privacy.simulations.research.m2fdp.numpy_simulation import simulate as rehearse_tiers
+from flwr_privacy.simulations.research.m2fdp.numpy_simulation import (
+    LocalSteps,
+    SimulatedM2FDP,
+    of_seed,
+)
 from flwr_privacy.simulations.research.m2fdp.paper_epsilons import paper_epsilons
 from flwr_privacy.simulations.research.m2fdp.synthetic_data import generated_data
+from flwr_privacy.simulations.settings.flat_options import strategy_of
 
 
 def test_the_figures_of_the_m2fdp_paper_are_there() -> None:
@@ -47,9 +51,9 @@ function = "m2fdp"
 data = "synthetic"
 fanouts = "4,3"
 steps = 4
-period = 2
+events = 2
 rounds = 6
-calibration = "paper"
+unit = "paper"
 alpha = 0.3
 
 [full]
@@ -71,7 +75,7 @@ p = 0.5
 
 [[curve]]
 label = "Plain"
-calibration = "none"
+unit = "none"
 
 [[claim]]
 id = "T1"
@@ -80,7 +84,7 @@ better = ["Trusted @ end", "Half @ end"]
 """
 
 
-def tiers(tmp_path: Path, old: str = "", new: str = "") -> experiments.Experiment:
+def tiers(tmp_path: Path, old: str = "", new: str = "") -> experiments.ExperimentDescription:
     assert old in TIERS
     path = tmp_path / "tiers.toml"
     path.write_text(TIERS.replace(old, new) if old else TIERS)
@@ -90,18 +94,28 @@ def tiers(tmp_path: Path, old: str = "", new: str = "") -> experiments.Experimen
 def test_a_rehearsal_of_tiers_is_read_off_by_round(tmp_path: Path) -> None:
     chosen_figure = tiers(tmp_path)
     runs = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE)
-    schedule = EventSchedule(steps=4, events={1: 2})
-    trusted = MultiTier(
-        tree=TierTree.of_fanouts("4,3", p=1), schedule=schedule, calibration="paper", alpha=0.3
+    trusted = strategy_of(
+        SimulatedM2FDP,
+        {
+            "fanouts": "4,3",
+            "p": 1,
+            "steps": 4,
+            "events": 2,
+            "unit": "paper",
+            "alpha": 0.3,
+            "epsilon": 1.0,
+            "sampling_rate": 0.05,
+            "min_children": 1,
+            **of_seed(1),
+        },
     )
-    data = generated_data(1, N=12)
-    curve = rehearse_tiers(data, [trusted], rounds=6, seed=1)
+    curve = trusted.simulate(LocalSteps(data=generated_data(1, N=12), seed=1), rounds=6)
     own = [run.values["accuracy"][0] for run in runs if (run.curve, run.seed) == ("Trusted", 1)]
-    assert own == pytest.approx(curve.accuracy[0, [0, 3, 6]].tolist(), abs=2e-3)
-    jumps = np.abs(np.diff(curve.accuracy[0])).mean()
+    assert own == pytest.approx(curve.accuracy[[0, 3, 6]].tolist(), abs=2e-3)
+    jumps = np.abs(np.diff(curve.accuracy)).mean()
     (last,) = [run for run in runs if (run.curve, run.seed, run.x) == ("Trusted", 1, 6)]
     assert last.values["jitter"][0] == pytest.approx(jumps, abs=1e-3)
-    results = Results(experiment=chosen_figure, full=False, runs=runs)
+    results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
     (comparison,) = results.findings()[0].comparisons
     assert (comparison.first, comparison.values[0][1]) == ("Trusted @ end", own[-1])
     assert results.size == "NumPy simulation, scaled down"
@@ -120,7 +134,7 @@ def test_the_papers_size_of_a_rehearsal_is_called_by_its_flag(tmp_path: Path) ->
     chosen_figure = tiers(tmp_path)
     runs = train(chosen_figure, tmp_path, seeds=[0], engine=INLINE, full=True)
     assert [run.x for run in runs] == [0, 8] * 3
-    save(Results(experiment=chosen_figure, full=True, runs=runs), tmp_path)
+    save(ExperimentResults(experiment=chosen_figure, full=True, runs=runs), tmp_path)
     page = replication(tmp_path)
     assert "`flwr-privacy experiment papers/tiers --full`" in page
     assert "| `papers/tiers` | NumPy simulation |" in page
@@ -144,11 +158,11 @@ def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> Non
     device = [f"{float(f'{costs.device[tier]:.3g}'):,.10g}" for tier in (1, 2)]
     assert notes["Half"].startswith(f"epsilon of a device {device[0]} / {device[1]}, of a record ")
     assert notes["Plain"] == "no privacy"
-    save(Results(experiment=chosen_figure, full=False, runs=runs), tmp_path)
+    save(ExperimentResults(experiment=chosen_figure, full=False, runs=runs), tmp_path)
     assert f"| {notes['Half']} |" in replication(tmp_path)
     legend = draw(chosen_figure, runs, size="small").legends[0]
     assert [text.get_text() for text in legend.get_texts()][1] == f"Half: {notes['Half']}"
-    at_an_epsilon = tiers(tmp_path, 'calibration = "paper"', 'calibration = "device"')
+    at_an_epsilon = tiers(tmp_path, 'unit = "paper"', 'unit = "device"')
     runs = train(at_an_epsilon, tmp_path, seeds=[0], engine=INLINE)
     assert runs[0].note == "epsilon 1 of a device"
 
@@ -165,7 +179,7 @@ def test_an_accuracy_that_is_not_reached_costs_infinitely_much(tmp_path: Path) -
     assert {run.values["energy"][0] for run in runs if run.x == 0.05} == {0.0}
     far = [run for run in runs if run.x == 0.999]
     assert all(run.diverged and run.values["delay"][0] == math.inf for run in far)
-    results = Results(experiment=chosen_figure, full=False, runs=runs)
+    results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
     assert results.findings()[0].verdict == OPEN
     save(results, tmp_path)
     assert "| Half (not reached: 3) | 0.999 | not reached | not reached |" in replication(tmp_path)
@@ -191,7 +205,7 @@ def test_a_controller_of_tiers_is_a_function_without_seeds(tmp_path: Path) -> No
     ).decide(4000)
     assert (first.steps, first.secure, first.insecure) == (4, 1, 1)
     assert values["D.5, as printed", 1.0]["steps"][0] <= 4
-    findings = Results(experiment=chosen_figure, full=False, runs=runs).findings()
+    findings = ExperimentResults(experiment=chosen_figure, full=False, runs=runs).findings()
     assert {finding.verdict for finding in findings} == {YES, NO}
 
 
@@ -206,7 +220,7 @@ def test_a_controller_of_tiers_is_a_function_without_seeds(tmp_path: Path) -> No
         ('fanouts = "4,3"', "devices = 12", "devices = 12: expected it with one of"),
         ('fanouts = "4,3"', "devices = 12\nsubnet = 5", "devices = 12: expected a multiple of"),
         ('"synthetic"', '"sythetic"', "data = 'sythetic'.*nearest: 'synthetic'"),
-        ("period = 2", "period = 2\ndepth = 3", "depth = 3"),
+        ("events = 2", "events = 2\ndepth = 3", "depth = 3"),
     ],
 )
 def test_a_bad_rehearsal_of_tiers_is_refused_by_name(
