@@ -37,6 +37,8 @@ class Hub:
         How often each client was drawn.
     start : ndarray, shape (d,)
         What all have at message 0 if the start is common; otherwise only its length counts.
+    weights : dict, optional
+        What each client weighs in the averages; by default as often as it was drawn.
     largest : float, default the largest float32
         Largest value that the model can hold; beyond, a message is refused.
 
@@ -59,14 +61,16 @@ class Hub:
         draws: Mapping[str, int],
         start: NDArray[np.floating],
         *,
+        weights: Mapping[str, float] | None = None,
         largest: float = _LARGEST_FLOAT32,
     ) -> None:
         self._terms = terms
         self._intervals = intervals
         self._draws = draws
+        self._weights = draws if weights is None else weights
         if intervals.rule == "linf":  # where clients start apart, the widths follow
             largest = min(largest, _LARGEST_SCALAR)
-        self._largest = largest / max(1, sum(draws.values()))  # so that no sum is beyond
+        self._largest = largest / max(1, sum(self._weights.values()))  # so that no sum is beyond
         self._start = start
         self._codecs: dict[str, Codec] = {}
         self._scalars: dict[str, float] = {}
@@ -141,11 +145,11 @@ class Hub:
         self.widest = max(self.widest, width)
 
     def average(self, clients: Collection[str]) -> Vectors:
-        """Return the average of some clients' values, each as often as it was drawn."""
-        total, weight = np.zeros(self._start.size), 0
+        """Return the average of some clients' values by their weights."""
+        total, weight = np.zeros(self._start.size), 0.0
         for client in sorted(clients):
-            total += self._draws[client] * self._value(client)
-            weight += self._draws[client]
+            total += self._weights[client] * self._value(client)
+            weight += self._weights[client]
         total /= weight
         return total
 

@@ -67,8 +67,9 @@ class DrawnStrategy(SchemeStrategy):
         as in its paper. Then one that is drawn twice weighs twice, and
         the average is an unbiased estimate of that by shares (Lemma 1 of the MSP paper).
     shares : dict, optional
-        How often each client is to be drawn, relative to the others (its share of the data, if it
-        is public); with replacement only. By default all alike.
+        Each client's share of the data, relative to the others', if it is public. With replacement
+        a client is drawn in proportion to it; without, it is drawn like the others and weighs in
+        proportion to it. By default all alike.
 
     Raises
     ------
@@ -84,10 +85,6 @@ class DrawnStrategy(SchemeStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.fraction_evaluate = 0.0  # what clients say of their data would be one more upload
-        if self.shares is not None and not self.replacement:
-            raise InvalidParameterError(
-                "shares", self.shares, "nothing, where clients are drawn once"
-            )
         for client, share in (self.shares or {}).items():
             if not check_number(f"shares[{client!r}]", share) > 0:
                 raise InvalidParameterError("shares", {client: share}, "numbers above 0")
@@ -102,9 +99,13 @@ class DrawnStrategy(SchemeStrategy):
         InvalidParameterError
             If a client has none. One that comes later without a share is not drawn.
         """
-        unknown = sorted(set(self.federation.clients()).difference(self._shares or ()))
-        if self._shares is not None and unknown:
+        if unknown := sorted(self._without_share()):
             raise InvalidParameterError("shares", unknown, "a share for each of these clients")
+
+    def _without_share(self) -> set[str]:
+        if self._shares is None:
+            return set()
+        return set(self.federation.clients()).difference(self._shares)
 
     def _build(self) -> None:
         super()._build()
@@ -113,6 +114,13 @@ class DrawnStrategy(SchemeStrategy):
     def draws(self, server_round: int) -> dict[str, int]:
         """Return how often each client of a round was drawn."""
         return self._draws[server_round]
+
+    def weights(self, server_round: int) -> dict[str, float]:
+        """Return the weights of a round's clients: their draws, or shares if each is drawn once."""
+        draws = self.draws(server_round)
+        if self._shares is None or self._replacement:
+            return dict(draws)
+        return {client: self._shares[client] for client in draws}
 
     def round_metrics(self, card: Any) -> dict[str, float]:
         """Return the number of draws of the round and of distinct clients; empty without draws."""
@@ -137,11 +145,12 @@ class DrawnStrategy(SchemeStrategy):
         """Draw the clients of a round, with or without replacement."""
         # Under a secure sum the clients of the next round are drawn before this one is over.
         self._draws = {r: d for r, d in self._draws.items() if r >= server_round - 1}
+        needs_names = "replacement" if self._replacement else "shares"
+        if (self._replacement or self._shares is not None) and not self.federation.met:
+            raise ProtocolError(
+                f"{needs_names}: works only where this strategy's own start runs the rounds"
+            )
         if self._replacement:
-            if not self.federation.met:
-                raise ProtocolError(
-                    "replacement: works only where this strategy's own start runs the rounds"
-                )
             for attempt in range(_MOST_DRAWINGS):
                 assigned, draws = self.messenger.draw(
                     grid,
@@ -160,7 +169,14 @@ class DrawnStrategy(SchemeStrategy):
                     "have one that may weigh more than all others"
                 )
         else:
-            assigned = super().drawn(grid, server_round)
+            assigned = self.messenger.sample(
+                grid,
+                server_round,
+                TRAIN,
+                fraction=self.fraction_train,
+                minimum=self.min_train_nodes,
+                without=self._without_share(),
+            )
             draws = {client: 1 for clients in assigned.values() for client in clients}
         self._draws[server_round] = draws
         return assigned

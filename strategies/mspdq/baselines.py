@@ -106,9 +106,9 @@ class DrawnFedAvg(DrawnStrategy):
             evidence=("tests/mspdq",),
         )
 
-    def _weight(self, reply: ClientReply) -> int:
+    def _weight(self, reply: ClientReply) -> float:
         # Under a user's own start nobody's name is known before, and nobody is drawn twice.
-        return self.draws(self._current).get(reply.client_id, 1)
+        return self.weights(self._current).get(reply.client_id, 1)
 
 
 @checked_keywords

@@ -6,6 +6,7 @@ hears and sends the average back.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -202,14 +203,14 @@ class MSP(DrawnStrategy):
         if average is None:
             self._given_up = True
             return None, None
-        weight = sum(self.draws(server_round)[client] for client in self._members)
+        weight = math.fsum(self.weights(server_round)[client] for client in self._members)
         released = self._layout.arrays(average)
-        return self.renewed(server_round, released, metrics, float(weight)), metrics
+        return self.renewed(server_round, released, metrics, weight), metrics
 
     def instruct(self, server_round: int) -> Instruction:
         """Return the terms of a learning round; visible sub-states are averaged.
 
-        A client's counts as often as it was drawn.
+        A client's counts as often as it was drawn, or by its share.
         """
         if not self.messenger.recorded:
             raise ProtocolError(
@@ -226,12 +227,12 @@ class MSP(DrawnStrategy):
 
     def _instruction(self, phase: str, fields: Fields) -> Instruction:
         """Return the instruction of one exchange of a round."""
-        draws = self.draws(self._current)
+        weights = self.weights(self._current)
         return Instruction(
             fields=fields,
             accumulator=lambda: WeightedMean({n: self._template[n] for n in self._layout.parts}),
             take=lambda mean, reply: mean.accumulate(
-                reply.client_id, reply.arrays(), weight=draws[reply.client_id]
+                reply.client_id, reply.arrays(), weight=weights[reply.client_id]
             ),
         )
 

@@ -225,7 +225,8 @@ class MSPDQ(MSP):
             self._take_visible(phase, reply)
         except (InvalidParameterError, ValueError) as error:
             raise ReplyRefusedError("malformed", f"client {reply.client_id}: {error}") from error
-        mean.accumulate(reply.client_id, {}, weight=self.draws(self._current)[reply.client_id])
+        weight = self.weights(self._current)[reply.client_id]
+        mean.accumulate(reply.client_id, {}, weight=weight)
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, and of the number of draws of a client."""
@@ -242,10 +243,15 @@ class MSPDQ(MSP):
     def _mix_from(self, start: NDArray[Any]) -> None:
         """Begin to mix from a vector; the independent start uses only its length."""
         self._messages = 0  # that were averaged
-        draws = self.draws(self._current)
         if self.secure_sum is None:
-            largest = self._layout.largest
-            self._hub: Hub | SumHub = Hub(self.terms, self.intervals, draws, start, largest=largest)
+            self._hub: Hub | SumHub = Hub(
+                self.terms,
+                self.intervals,
+                self.draws(self._current),
+                start,
+                weights=self.weights(self._current),
+                largest=self._layout.largest,
+            )
         else:
             self._hub = SumHub(self.terms, self.intervals, start)
 

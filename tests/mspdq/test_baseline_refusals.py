@@ -18,7 +18,7 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
 )
-from flwr_privacy.strategies import DrawnFedAvg, JoPEQFedAvg, NbAFL, QuantizedFedAvg
+from flwr_privacy.strategies import JoPEQFedAvg, NbAFL, QuantizedFedAvg
 from flwr_privacy.wire.arrays import decode_npy
 from flwr_privacy.wire.message import RECORD
 
@@ -143,7 +143,6 @@ def test_a_malformed_answer_is_refused_counted_and_left_out(
         ),
         (lambda: NbAFL(clipping_norm=0, smallest_data=1), "clipping_norm = 0.0: expected"),
         (lambda: NbAFL(clipping_norm=1, smallest_data=0), "smallest_data = 0: expected an integer"),
-        (lambda: DrawnFedAvg(shares={"0": 1.0}), "nothing, where clients are drawn once"),
     ],
 )
 def test_bad_parameters_are_named(make: Callable[[], Any], text: str) -> None:

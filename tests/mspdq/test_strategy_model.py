@@ -106,6 +106,26 @@ def test_drawn_twice_weighs_twice(strategy: Any, near: float) -> None:
     np.testing.assert_allclose(vector(result.arrays), mean, atol=near)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "options", "near"),
+    [
+        (MSP, {}, 1e-12),
+        (MSPDQ, {"bits": 16}, 1e-3),
+        (MSPDQ, {"bits": 16, "mixing_start": "reference", "interval": "linf"}, 1e-2),
+        (MSPDQ, {"bits": 16, "mixing_start": "global", "interval": "fixed", "pi": 10.0}, 1e-2),
+    ],
+)
+def test_shares_without_replacement_are_the_weights_of_the_mean(
+    strategy: Any, options: Any, near: float
+) -> None:
+    shares = {"0": 10.0, "1": 1.0, "2": 5.0, "3": 0.5}
+    result = run(make(strategy, shares=shares, mixing_rounds=30, **options))
+    models = [trained(int(client)) for client in shares]
+    mean = np.average(models, axis=0, weights=list(shares.values()))
+    np.testing.assert_allclose(vector(result.arrays), mean, atol=near)
+    assert np.abs(np.mean(models, axis=0) - mean).max() > 10 * near
+
+
 @pytest.mark.parametrize("strategy", [MSP, MSPDQ])
 def test_what_is_not_sent_keeps_the_servers_values(strategy: Any) -> None:
     model = {

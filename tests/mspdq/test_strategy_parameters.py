@@ -60,7 +60,6 @@ from flwr_privacy.strategies import MSP, MSPDQ
             "tolerance = 0.001: expected more: 1000000 mixing steps leave",
         ),
         ({"tolerance": 0.1, "coupling": "random"}, "coupling = 'random': expected one that is kn"),
-        ({"shares": {"0": 1.0}}, "shares = .'0': 1.0.: expected nothing, where clients are drawn"),
         (
             {"shares": {"0": 0.0}, "replacement": True},
             "shares = .'0': 0.0.: expected numbers above 0",
