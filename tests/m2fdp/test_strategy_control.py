@@ -9,8 +9,9 @@ from apps import same
 from conformance import Killed
 from tier_training import HALF, Model, check_ledgers, descend, run, spent_of, stay
 
-from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.m2fdp import AdaptiveController, Decision, TierTree
 from flwr_privacy.strategies import AdaptiveControl
+from flwr_privacy.strategies.m2fdp.tree_members import drawn
 
 pytestmark = pytest.mark.usefixtures("no_settling", "one_accountant")
 
@@ -44,6 +45,35 @@ def test_control_may_ask_fewer_devices() -> None:
     for line in result.history[1:]:
         shares = line["scheme"]["participation_secure"], line["scheme"]["participation_insecure"]
         assert line["asked"] == 4 * sum(shares)
+
+
+DECISION = Decision(steps=2, secure=3, insecure=1, energy=0.0, delay=0.0, nu=0.0)
+
+
+def test_devices_below_a_secure_node_of_tier_1_are_those_of_the_secure_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AdaptiveController, "decide", lambda own, left: DECISION)
+    tree = TierTree.of_fanouts((2, 4), p=0.5)
+    control = AdaptiveControl(total_steps=2, max_steps=2)
+    result, _ = run(tree, stay, control=control)
+    numbers = result.history[1]["scheme"]
+    assert (numbers["participation_secure"], numbers["participation_insecure"]) == (0.75, 0.25)
+    assert result.history[1]["answered"] == 4
+
+
+def test_the_choice_goes_by_tier_1_whatever_is_below() -> None:
+    """A secure node below an insecure one of tier 1 has the insecure choice."""
+    tree = TierTree.of_fanouts((2, 2, 4), p=(0.5, 0.5))
+    chosen = drawn(
+        tree, tree.devices, share=1.0, decision=DECISION, least=1, seed=0, server_round=1
+    )
+    secure = {leaf: tree.secure(leaf) for leaf in chosen}
+    assert secure == {"t2-0": True, "t2-1": True, "t2-2": True, "t2-3": False}
+    assert {leaf: len(devices) for leaf, devices in chosen.items()} == {
+        **{"t2-0": 3, "t2-1": 3},
+        **{"t2-2": 1, "t2-3": 1},
+    }
 
 
 def test_a_controlled_run_resumes_with_the_steps_that_are_left(tmp_path: Path) -> None:
