@@ -57,7 +57,7 @@ _PARTS = {
 """Which objects an object may name."""
 
 _IN_MEMORY = {"Message": 64, "ConfigRecord": 64, "MetricRecord": 64}
-"""What a byte counts as in objects of which Python makes small ones: it takes up to 109 bytes."""
+"""What a byte counts as in objects of which Python makes small ones: it takes up to 140 bytes."""
 
 _ID = 64  # characters of an object's id
 _OBJECT = 4096  # bytes that an object has at least on average; each costs a call of the SuperLink

@@ -23,6 +23,7 @@ class Tally:
     def __init__(self) -> None:
         self._logs: list[RequestLog] = []  # not counted yet: their answers may still come
         self._late_answers = self._late_bytes = 0
+        self._late_refused: Counter[str] = Counter()
         self._sizes: Counter[str] = Counter()
         self._fates: dict[str, Any] = {}
         self._seconds = 0.0
@@ -33,7 +34,10 @@ class Tally:
 
     def add_late(self, request_log: RequestLog, reply: Message) -> bool:
         """Count what came after its exchange; return whether it is an answer."""
+        before = Counter(request_log.refused)
         size = request_log.read_late(reply)
+        if request_log.header.phase == TRAIN and all(log is not request_log for log in self._logs):
+            self._late_refused += request_log.refused - before  # its own were counted before
         self._late_bytes += size or 0
         self._late_answers += size is not None and request_log.header.phase == TRAIN
         return size is not None
@@ -47,6 +51,8 @@ class Tally:
         if "late" in self._fates:
             self._fates["late"] += self._late_answers
             self._late_answers = 0
+            self._fates["refused"] = dict(Counter(self._fates["refused"]) + self._late_refused)
+            self._late_refused.clear()
         for key in ("bytes_up", "wire_bytes_up"):
             self._sizes[key] += self._late_bytes
         self._late_bytes = 0
@@ -63,6 +69,7 @@ class Tally:
             "sizes": dict(self._sizes),
             "fates": dict(self._fates),
             "late": [self._late_answers, self._late_bytes],
+            "late_refused": dict(self._late_refused),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -70,6 +77,7 @@ class Tally:
         self._seconds = state["tallied_seconds"]
         self._sizes, self._fates = Counter(state["sizes"]), dict(state["fates"])
         self._late_answers, self._late_bytes = state["late"]
+        self._late_refused = Counter(state["late_refused"])
 
     def _count(self) -> None:
         """Add the exchanges to the counts."""

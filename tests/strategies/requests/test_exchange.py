@@ -131,6 +131,13 @@ def test_garbage_counts_when_it_comes_late() -> None:
         said(Error(3, "gone")),
     ):
         assert not tally.add_late(book, late)
+    next_round = log()
+    tally.add(next_round)
+    counts, _ = tally.close()
+    assert (counts["refused"], counts["late"]) == (
+        {"another round": 1, "malformed": 2, "unknown client": 1},
+        0,
+    )
     assert book.newest_garbage() == {NODE: 4}
     assert book.newest_garbage() == {}
     assert tally.add_late(book, said(answer()))
