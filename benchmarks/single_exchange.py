@@ -31,7 +31,7 @@ import flwr.supernode.cli, flwr.supernode.runtime.run_clientapp, flwr.clientapp,
 theirs = time.process_time()
 from flwr_privacy.clients import {half}, as_mod
 as_mod({half})
-print(theirs, time.process_time() - theirs)
+print(time.process_time() - theirs)
 """
 
 
@@ -44,10 +44,10 @@ def single_exchange() -> Iterator[Comparison]:
             state = folder / f"state-{index}"
             state.mkdir(mode=0o700)
             own = {"client-id": f"node-{index}", "partition-id": index, "num-partitions": NODES}
+            own["privacy-allow-unprotected"] = "central-dp"  # its noise is the server's
             nodes.append({**own, "privacy-state": str(state)})
-        allowed = {"FLWR_PRIVACY_ALLOW_UNPROTECTED": "central-dp"}  # its noise is the server's
         seconds: dict[str, list[float]] = {scheme: [] for scheme in ("flower", *SCHEMES)}
-        with Deployment(nodes=nodes, folder=folder, node_environment=allowed) as deployment:
+        with Deployment(nodes=nodes, folder=folder) as deployment:
             for _ in range(TURNS):
                 for scheme, measured in seconds.items():
                     measured += _rounds(deployment, folder / f"{scheme}.json", scheme)
@@ -69,20 +69,18 @@ def _rounds(deployment: Deployment, out: Path, scheme: str) -> list[float]:
 
 
 def imports() -> Iterator[Comparison]:
-    """Compare the CPU seconds of importing a client half with those of Flower's own process."""
+    """Compare the CPU seconds of importing a client half, after Flower's own, with a budget."""
     for half in HALVES:
-        measured = [_imported(half) for _ in range(REPEATS)]
-        theirs = [flowers for flowers, _ in measured]
         yield Comparison(
-            what=f"CPU to import {half} beyond Flower's own",
-            rival="what flwr-clientapp imports",
-            ours=[own for _, own in measured],
-            theirs=theirs,
-            at_most=MOST_CPU / min(theirs),
+            what=f"CPU to import {half}",
+            rival="a budget, beyond what Flower imports",
+            ours=[_imported(half) for _ in range(REPEATS)],
+            theirs=[MOST_CPU],
+            at_most=1.0,
         )
 
 
-def _imported(half: str) -> tuple[float, float]:
+def _imported(half: str) -> float:
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
     done = subprocess.run(
         [sys.executable, "-c", _CLOCK.format(half=half)],
@@ -91,5 +89,4 @@ def _imported(half: str) -> tuple[float, float]:
         capture_output=True,
         text=True,
     )
-    theirs, own = map(float, done.stdout.split())
-    return theirs, own
+    return float(done.stdout)

@@ -8,8 +8,6 @@ differential privacy*, JRSS B 2022, arXiv:1905.02383, corollary 3.3).
 import math
 from collections.abc import Callable
 
-from scipy.special import erfcx, ndtr
-
 from flwr_privacy.errors import InvalidParameterError, check_number
 
 from .roots import root
@@ -73,7 +71,7 @@ def delta_of(mu: float, epsilon: float) -> float:
         return density * _mills_fall(centre, half)
     if distance > 0:
         return density * (_mills(distance) - _mills(centre + half))
-    return float(ndtr(-distance)) - density * _mills(centre + half)
+    return _tail(distance) - density * _mills(centre + half)
 
 
 def epsilon_of(mu: float, delta: float) -> float:
@@ -154,7 +152,17 @@ def _check_mu(mu: float) -> None:
 
 def _mills(x: float) -> float:
     """Return the tail of the normal law over its density, ``(1 - Phi(x)) / phi(x)``."""
+    # Imported late: a deployed client has a process for each message, and many charge nothing.
+    from scipy.special import erfcx
+
     return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
+
+
+def _tail(x: float) -> float:
+    """Return the probability that a standard normal number is above x."""
+    from scipy.special import ndtr  # late, as above
+
+    return float(ndtr(-x))
 
 
 def _mills_fall(x: float, half: float) -> float:

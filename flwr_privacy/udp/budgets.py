@@ -7,7 +7,6 @@ The sound noise for a number of releases is `flwr_privacy.accounting.noise_multi
 import math
 
 import numpy as np
-from scipy.special import bdtr
 
 from flwr_privacy.accounting.gaussian import check_delta, mu_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
@@ -55,6 +54,9 @@ def participations(rounds: int, q: float, *, quantile: float = 0.99) -> int:
     (200, 136)
     """
     check_budget(rounds=rounds, q=q)
+    # Imported late: only servers ask, and a deployed client has a process for each message.
+    from scipy.special import bdtr
+
     shares = bdtr(np.arange(rounds + 1), rounds, q)  # of the clients, by number of participations
     return max(1, int(np.searchsorted(shares, quantile)))
 

@@ -62,6 +62,23 @@ def test_what_a_client_half_loads_can_be_read(client: str, most: int) -> None:
     assert set(found) <= {"flwr_privacy.clients.node.rehearsal"}  # the one before a charge
 
 
+HALVES = (
+    *("FedAvgClient", "SecureSumClient", "UDPClient", "CentralDPClient"),
+    *("MSPDQClient", "ACFLClient", "M2FDPClient", "FedVSClient"),
+)
+
+
+@pytest.mark.parametrize("client", HALVES)
+def test_a_client_half_loads_no_large_library_before_it_needs_one(client: str) -> None:
+    """A deployed node has a process for each message; scipy alone takes it a fifth of a second."""
+    code = (
+        f"import sys\nfrom flwr_privacy.clients import {client}, as_mod\nas_mod({client})\n"
+        "print({'scipy', 'torch', 'dp_accounting', 'galois', 'sklearn'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_has_the_names_that_it_says(package: str) -> None:
     module = importlib.import_module(package)

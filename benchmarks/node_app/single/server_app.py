@@ -45,8 +45,10 @@ def _strategy(scheme: str, nodes: int) -> Strategy:
     }
     if scheme == "flower":
         return FlowerFedAvg(**options)
-    from flwr_privacy.strategies import UDP, CentralDP, FedAvg, UserLevel
+    from flwr_privacy.strategies import UDP, CentralDP, FedAvg, ServerNoise, UserLevel
 
     if scheme == "udp":
         return UDP(privacy=UserLevel(epsilon=8.0), **options)
-    return CentralDP(**options) if scheme == "central-dp" else FedAvg(**options)
+    if scheme == "central-dp":
+        return CentralDP(privacy=ServerNoise(), **options)
+    return FedAvg(**options)
