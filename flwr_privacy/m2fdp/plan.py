@@ -34,8 +34,8 @@ __all__ = [
     "exchanges",
 ]
 
-CONSTANT = "constant"
-STEP_RULES = (CONSTANT, "inv_sqrt")
+CONSTANT, THEOREM = "constant", "theorem"
+STEP_RULES = (CONSTANT, "inv_sqrt", THEOREM)
 """How step and clipping go on from round to round."""
 
 ROUND = "round"
@@ -174,7 +174,7 @@ class M2FDPRoundPlan:
         Most rounds of the training.
     min_children : int, default 1
         Fewest children that a trusted aggregator averages.
-    step_rule : {"constant", "inv_sqrt"}, default "constant"
+    step_rule : {"constant", "inv_sqrt", "theorem"}, default "constant"
         How step and clipping go on from round to round.
     keep_back : sequence of str
         Arrays that are not sent.
@@ -208,7 +208,10 @@ class M2FDPRoundPlan:
     @property
     def scale(self) -> float:
         """Factor of step and clipping in this round."""
-        return 1.0 if self.step_rule == CONSTANT else 1 / math.sqrt(self.server_round + 1)
+        if self.step_rule == CONSTANT:
+            return 1.0
+        falling = 1 / math.sqrt(self.server_round + 1)
+        return falling / self.total_steps if self.step_rule == THEOREM else falling
 
     def bound(self, steps: int) -> float:
         """Return the largest norm of an update of so many steps; 0 where nothing is clipped."""

@@ -110,6 +110,14 @@ def _m2fdp(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
     return usual
 
 
+def _m2fdp_baseline(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
+    return {"unit": "device", **_m2fdp(chosen, fewest)}
+
+
+def _star(settings: Settings) -> dict[str, Any]:
+    return {"fanouts": settings.clients, "p": None}
+
+
 def _split(method: str, difference: str) -> Scheme:
     """Return a baseline of FedVS."""
     return Scheme(
@@ -171,6 +179,27 @@ SCHEMES = {
         M2FDPClient,
         "a tree of aggregators, noise where the trust of its devices ends",
         _m2fdp,
+    ),
+    "m2fdp-hfl": Scheme(
+        M2FDP,
+        M2FDPClient,
+        "baseline of m2fdp: averages over the same tree without noise (HFL)",
+        _m2fdp,
+        fixed=lambda settings: {"unit": "none", "p": 0.0},
+    ),
+    "m2fdp-hfl-dp": Scheme(
+        M2FDP,
+        M2FDPClient,
+        "the same, with noise on every device: nobody is trusted (HFL-DP)",
+        _m2fdp_baseline,
+        fixed=lambda settings: {"p": 0.0},
+    ),
+    "m2fdp-pedpfl": Scheme(
+        M2FDP,
+        M2FDPClient,
+        "noise on every device, without aggregators (PEDPFL)",
+        _m2fdp_baseline,
+        fixed=_star,
     ),
     "acfl": Scheme(
         ACFL,

@@ -131,6 +131,9 @@ class ServerLoop:
         if strategy.fraction_train > 0 and rounds and all(line["skipped"] for line in rounds):
             raise NothingTrainedError(rounds, result)
         if strategy.trained.too_few:
+            strategy.trained.told = True  # whoever goes on has read it
+            last = result.history[-1]["round"]
+            self._experiment.end_run(last, arrays, card=card, **self._state())
             raise TooFewTrainedError(strategy.trained.text(), rounds, result)
         return result
 

@@ -89,9 +89,9 @@ class M2FDP(SchemeStrategy):
         as printed; or `NoNoise`, for comparisons.
     schedule : EventSchedule, optional
         Local steps of a round, and after which of them the tiers aggregate; by default one step.
-    step_rule : {"constant", "inv_sqrt"}, default "constant"
-        Whether step and clipping fall as ``1 / sqrt(t + 1)``; the training is told by
-        ``learning-rate-scale`` in its configuration.
+    step_rule : {"constant", "inv_sqrt", "theorem"}, default "constant"
+        Whether step and clipping fall as ``1 / sqrt(t + 1)``; by Theorem 1 as that over all local
+        steps, for a training whose own step is 1 / beta. It is told by ``learning-rate-scale``.
     min_children : int, default 2
         A secure node with fewer answers hands nothing on.
     control : AdaptiveControl, optional
@@ -146,7 +146,7 @@ class M2FDP(SchemeStrategy):
     tree: TierTree
     privacy: DeviceNoise | RecordNoise | PaperNoise | NoNoise
     schedule: EventSchedule = EventSchedule()  # noqa: RUF009
-    step_rule: Literal["constant", "inv_sqrt"] = "constant"
+    step_rule: Literal["constant", "inv_sqrt", "theorem"] = "constant"
     min_children: int = 2
     control: AdaptiveControl | None = None
     relay: bool = False

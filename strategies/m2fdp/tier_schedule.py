@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import (
@@ -10,6 +10,7 @@ from flwr_privacy.m2fdp import (
     AdaptiveController,
     Decision,
     M2FDPRoundPlan,
+    PaperNoise,
     ResourceModel,
 )
 
@@ -59,7 +60,7 @@ class TierSchedule:
                 delta=privacy.delta,
                 sampling_rate=privacy.rate,
                 alphas=[privacy.alpha_of(tier, tree.depth) for tier in range(1, tree.depth + 1)],
-                **{field.name: getattr(control, field.name) for field in fields(control)},
+                **control.parameters(printed=isinstance(privacy, PaperNoise)),
             )
             self.total_steps = self._controller.total_steps
             # What a device pays in all is known beforehand: a choice depends on nothing else than

@@ -199,6 +199,20 @@ class Experiment:
         self._save(arrays, card, state, round=line["round"], line={}, history=history)
         self.history.add(line)
 
+    def end_run(
+        self, server_round: int, arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
+    ) -> None:
+        """Write checkpoint and privacy card where the state changed after the last round.
+
+        Parameters
+        ----------
+        server_round : int
+            The last round.
+        arrays, card, **state
+            As for `end_round`.
+        """
+        self._save(arrays, card, state, round=server_round, line={})
+
     def _save(
         self, arrays: ArrayRecord, card: PrivacyCard, state: dict[str, Any], **document: Any
     ) -> None:

@@ -78,7 +78,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes = int(config["nodes"])
     plan = PlannedFaults(config)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"quorum": config["quorum"]} if config["quorum"] else {}
     observed: dict[str, Any] = {"timeout": TIMEOUT}
     if plan.strikes:
         resume = bool(config["resume"])
@@ -95,6 +95,8 @@ def main(grid: Grid, context: Context) -> None:
         observed["evaluate_fn"] = unreliable.keep
     elif config["scheme"] in NAMES:
         more |= {"experiment_id": NAMES[str(config["scheme"])], "seed": 1}
+    if config["pins"]:
+        more |= {"pins": config["pins"]}
     strategy = STRATEGIES[str(config["scheme"])](
         loop=LoopOptions(**more),
         min_train_nodes=0 if config["scheme"] == "m2fdp" else nodes,  # not all of its nodes train

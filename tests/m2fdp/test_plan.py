@@ -19,6 +19,7 @@ from flwr_privacy.m2fdp.zone_average import GAP, NOISE_REACH
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.noise import discretisation_gap
 from flwr_privacy.simulations.research.m2fdp.paper_epsilons import true_epsilon
+from flwr_privacy.simulations.research.m2fdp.theory import step_size
 from flwr_privacy.simulations.settings.flat_options import keywords_of
 from flwr_privacy.strategies import M2FDP
 
@@ -132,6 +133,15 @@ def test_steps_that_fall_scale_the_clipping() -> None:
         pytest.approx(20 * 0.25 / 3),
     )
     assert plan(server_round=8).bound(20) == 5.0
+
+
+def test_A17_steps_of_the_theorem_are_the_papers() -> None:
+    """The training's own step is 1 / beta, and its clipping norm goes with it."""
+    theorem = plan(server_round=8, step_rule="theorem", total_steps=400)
+    beta = 2.0
+    printed = step_size(beta=beta, previous_steps=20, total_steps=400, t=8)
+    assert theorem.scale / beta == pytest.approx(printed, rel=1e-12)
+    assert theorem.bound(20) == pytest.approx(5.0 / 400 / 3)
 
 
 # -- Who is asked when ---------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from apps import same
 from conformance import Killed
 from tier_training import HALF, Model, check_ledgers, descend, run, spent_of, stay
 
-from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.m2fdp import AdaptiveController, Decision, TierTree
 from flwr_privacy.strategies import AdaptiveControl
+from flwr_privacy.strategies.m2fdp.tree_members import drawn
 
 pytestmark = pytest.mark.usefixtures("no_settling", "one_accountant")
 
@@ -46,6 +47,35 @@ def test_control_may_ask_fewer_devices() -> None:
         assert line["asked"] == 4 * sum(shares)
 
 
+DECISION = Decision(steps=2, secure=3, insecure=1, energy=0.0, delay=0.0, nu=0.0)
+
+
+def test_devices_below_a_secure_node_of_tier_1_are_those_of_the_secure_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AdaptiveController, "decide", lambda own, left: DECISION)
+    tree = TierTree.of_fanouts((2, 4), p=0.5)
+    control = AdaptiveControl(total_steps=2, max_steps=2)
+    result, _ = run(tree, stay, control=control)
+    numbers = result.history[1]["scheme"]
+    assert (numbers["participation_secure"], numbers["participation_insecure"]) == (0.75, 0.25)
+    assert result.history[1]["answered"] == 4
+
+
+def test_the_choice_goes_by_tier_1_whatever_is_below() -> None:
+    """A secure node below an insecure one of tier 1 has the insecure choice."""
+    tree = TierTree.of_fanouts((2, 2, 4), p=(0.5, 0.5))
+    chosen = drawn(
+        tree, tree.devices, share=1.0, decision=DECISION, least=1, seed=0, server_round=1
+    )
+    secure = {leaf: tree.secure(leaf) for leaf in chosen}
+    assert secure == {"t2-0": True, "t2-1": True, "t2-2": True, "t2-3": False}
+    assert {leaf: len(devices) for leaf, devices in chosen.items()} == {
+        **{"t2-0": 3, "t2-1": 3},
+        **{"t2-2": 1, "t2-3": 1},
+    }
+
+
 def test_a_controlled_run_resumes_with_the_steps_that_are_left(tmp_path: Path) -> None:
     def kill(line: dict[str, Any]) -> None:
         if line["round"] == 2:
@@ -75,12 +105,12 @@ SHORTER_AND_SHORTER = AdaptiveControl(total_steps=104, max_steps=20, weights=(1.
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_the_papers_noise_costs_under_control_what_is_stated(p: float, tmp_path: Path) -> None:
-    """K changes, and with it what a round costs: the last one has 4 of 104 steps."""
+    """K changes, and with it what a round costs; the paper begins with 5 steps."""
     noise = {"unit": "paper", "alpha": 1.0, "sampling_rate": 0.05, "epsilon": 1.0}
     options = {"p": p, "control": SHORTER_AND_SHORTER, **noise, **LONG}
     result, strategy = run(None, descend, engine={"state": tmp_path}, **options)
     lines = result.history[1:]
-    assert [line["scheme"]["steps"] for line in lines] == [20] * 5 + [4]
+    assert [line["scheme"]["steps"] for line in lines] == [5, *[20] * 4, 19]
     assert all(line["refused"] == {} and line["answered"] == 4 for line in lines)
     stated = strategy.card().guarantee.epsilon
     assert stated is not None
@@ -97,3 +127,26 @@ def test_no_device_is_lost_where_rounds_have_different_numbers_of_releases() -> 
     assert [line["scheme"]["steps"] for line in lines] == [20] * 5 + [4]
     assert all(line["answered"] == 4 for line in lines)
     assert list(spent_of(strategy).values()) == pytest.approx([4.0] * 4, rel=1e-5)
+
+
+def test_with_the_papers_noise_the_controller_is_the_papers() -> None:
+    """Nothing is divided there, so that the printed noise term outweighs joules and seconds."""
+    control = AdaptiveControl(total_steps=8, max_steps=20)
+    options: dict[str, Any] = {"num_rounds": 9, "control": control, "epsilon": 1.0}
+    printed = {"unit": "paper", "alpha": 1.0, "sampling_rate": 0.05, "clipping_norm": 0.1}
+    paper, ours = (run(HALF, stay, **options, **more)[0] for more in (printed, {}))
+    steps = [[int(line["scheme"]["steps"]) for line in r.history[1:]] for r in (paper, ours)]
+    assert steps[0] == [5, 1, 1, 1]
+    assert steps[1][0] > 1
+    assert control.parameters(printed=True) == {
+        "total_steps": 8,
+        "max_steps": 20,
+        "weights": (1.0, 1.0, 1.0),
+        "normalise": False,
+        "nu": "printed",
+        "active_tiers": "all",
+        "initial_steps": 5,
+    }
+    own = AdaptiveControl(total_steps=8, max_steps=3, normalise=True, nu="dedup")
+    found = own.parameters(printed=True)
+    assert (found["normalise"], found["nu"], found["initial_steps"]) == (True, "dedup", 3)

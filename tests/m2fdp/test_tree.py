@@ -482,7 +482,7 @@ def test_edges_that_are_no_tree_are_refused(edges: Any, message: str) -> None:
         ({"fanouts": "10;5"}, "fanouts = '10;5': expected numbers, as '10,5'"),
         ({"fanouts": ""}, "fanouts = '': expected numbers"),
         ({"fanouts": ()}, "fanouts = (): expected a number of children for every tier"),
-        ({"fanouts": 10}, "fanouts = 10: expected a number of children for every tier"),
+        ({"fanouts": 1.5}, "fanouts = 1.5: expected a number of children for every tier"),
         ({"fanouts": (10, 0)}, "fanouts = 0: expected an integer of at least 1"),
         ({"fanouts": (10, 2.0)}, "fanouts = 2.0: expected an integer of at least 1"),
         ({"fanouts": (10**4, 10**4)}, "expected at most 10000000 devices"),

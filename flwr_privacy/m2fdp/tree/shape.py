@@ -48,9 +48,9 @@ def check_names(parameter: str, names: Iterable[Any]) -> tuple[str, ...]:
     return checked
 
 
-def read_fanouts(fanouts: Sequence[int] | str) -> list[int]:
+def read_fanouts(fanouts: Sequence[int] | int | str) -> list[int]:
     """Return the numbers of children by tier."""
-    given: Any = fanouts
+    given: Any = [fanouts] if isinstance(fanouts, int) else fanouts
     if isinstance(fanouts, str):
         try:
             given = [int(part) for part in fanouts.split(",")]

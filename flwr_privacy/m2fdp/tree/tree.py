@@ -100,7 +100,7 @@ class TierTree:
     @classmethod
     def of_fanouts(
         cls,
-        fanouts: Sequence[int] | str,
+        fanouts: Sequence[int] | int | str,
         *,
         p: float | Sequence[float] | None = None,
         devices: Sequence[str] | None = None,
@@ -110,9 +110,9 @@ class TierTree:
 
         Parameters
         ----------
-        fanouts : sequence of int, or str
+        fanouts : sequence of int, int or str
             Children of every node by tier, the cloud's first: ``(10, 5)`` or ``"10,5"`` has ten
-            aggregators with five devices each, ``(50,)`` is a star. Aggregators are called
+            aggregators with five devices each, 50 is a star. Aggregators are called
             ``t1-0``, ``t1-1``, ..., ``t2-0``, ...
         p : float or sequence of float, optional
             Shares p_1 to p_{L-1} of the children of an insecure node that are secure, one for

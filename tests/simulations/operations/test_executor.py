@@ -173,6 +173,9 @@ def test_a_list_names_and_allows_what_was_appended(tmp_path: Path) -> None:
     assert [apps.check(fab.read_bytes()) for fab in (one, two)] == ["ours/app 1.0.0"] * 2
     with pytest.raises(DeclinedError, match="this node does not run the app whose FAB has sha256"):
         apps.check(one.read_bytes() + b"\0")
+    digest = hashlib.sha256(one.read_bytes()).hexdigest()
+    with pytest.raises(DeclinedError):  # Flower compares eight digits
+        AllowedApps({digest[:-1] + "x": "almost"}).check(one.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ class SuperNode(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         own = self.signed if self.headers.get(SUPEREXEC_AUTH_SIGNATURE_HEADER) else self.unsigned
-        if status := own.pop(0):
+        if status := own.pop(0) if own else 401:
             self.send_response(status)
             self.send_header("Content-Length", "0")
             self.send_header("Content-Type", "application/protobuf")

@@ -13,7 +13,7 @@ from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.requests.client_keys import ClientKeys
-from flwr_privacy.wire.hello import IDENTITY, SIGNATURE, key_text
+from flwr_privacy.wire.hello import IDENTITY, NONCE, NONCE_BYTES, SIGNATURE, key_text
 from flwr_privacy.wire.message import RECORD
 from flwr_privacy.wire.pins import Identity
 
@@ -30,6 +30,7 @@ class Nodes:
         self.trained: dict[int, set[int]] = {}  # partitions, by round
         self.replays: dict[str, Any] | None = None  # the captured hello, with these changes
         self.captured: list[dict[str, Any]] = []  # hellos of the first honest node
+        self.nonces: list[Any] = []  # of all hellos
         for name in (*HONEST, "other", "new"):
             Identity.generate().write(folder / f"{name}.pem")
 
@@ -55,6 +56,8 @@ class Nodes:
         fields = message.content.config_records[RECORD]
         partition = int(context.node_config["partition-id"])
         reply = as_mod(FedAvgClient)(message, context, call_next)
+        if fields["phase"] == "hello":
+            self.nonces.append(fields[NONCE])
         if fields["phase"] != "hello":
             self.trained.setdefault(int(fields["round"]), set()).add(partition)
         elif partition == 0:
@@ -174,6 +177,15 @@ def test_another_nodes_hello_cannot_be_sent_again(
     assert trained == ([{0, 1, 2}, {1, 2}, {1, 2}] if away else [{0, 1, 2}] * 3)
     text = "node 5 says that it is client 'a': the hello is not signed with the key that it names"
     assert text in refusals(caplog)
+    assert "two nodes say" not in refusals(caplog)  # it does not prove the key at all
+
+
+def test_every_meeting_has_a_nonce_of_its_own(nodes: Nodes) -> None:
+    present = {0: [0, 1, 2], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3, 4]}
+    others = [nodes.node("d", "other"), nodes.node("e", "new")]
+    nodes.train([*nodes.honest(), *others], present=present)
+    assert [len(nonce) for nonce in nodes.nonces] == [NONCE_BYTES] * 5
+    assert len(set(nodes.nonces)) == 3
 
 
 def test_a_signed_hello_is_not_believed_under_another_name(nodes: Nodes) -> None:
