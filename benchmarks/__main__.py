@@ -15,10 +15,10 @@ from .fedvs import fedvs
 from .field import field
 from .mixing import mixing
 from .noise import noise
+from .numpy_simulation import numpy_simulation
 from .per_record import per_record
 from .private import private
 from .quantize import quantize
-from .rehearsal import rehearsal
 from .report import HEADER, Comparison
 from .rounds import cohorts, echo, fedavg, m2fdp, secure_fedavg, udp
 from .secure_sum import secure_sum
@@ -33,7 +33,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "noise": noise,
     "quantize": quantize,
     "mixing": mixing,
-    "rehearsal": rehearsal,
+    "numpy-simulation": numpy_simulation,
     "coded-gradient": coded_gradient,
     "stragglers": stragglers,
     "tiers": tiers,

@@ -233,7 +233,7 @@ def test_F12_weights_of_this_rounds_answers_are_biased_those_of_the_last_are_not
     ],
     ids=["estimated", "predictable", "horizon", "bounds", "not adaptive"],
 )
-def test_a_rehearsal_says_how_the_strategy_trains(
+def test_a_simulation_says_how_the_strategy_trains(
     setting: ACFLSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, rounds = heterogeneous_data(3, N=6, m=12, d=4, o=3), 12

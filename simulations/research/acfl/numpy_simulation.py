@@ -6,7 +6,7 @@ policies, and what it is compared with. All settings of a call meet the same str
 noise, up to its scale, so their difference is that of the settings.
 
 The noise is drawn for the sum of the devices only, ``N(0, N s)``, floating point, from a seeded
-generator: this rehearses a training and protects nobody.
+generator: this simulates a training and protects nobody.
 """
 
 import math

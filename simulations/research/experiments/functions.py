@@ -1,6 +1,6 @@
 """Functions for figures that show no training of the app, e.g. bounds and simulations.
 
-Some are formulas. Others are rehearsals: trainings by the mathematics alone, whose data, noise and
+Some are formulas. Others are simulations: trainings by the mathematics alone, whose data, noise and
 stragglers depend on a seed, and which are compared over seeds as trainings are.
 """
 
@@ -85,7 +85,7 @@ def acfl_bound(point: Point) -> float:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Data of a rehearsal from a seed, and its step size."""
+    """Data of a simulation from a seed, and its step size."""
 
     data: Callable[[int], ACFLSyntheticData]
     steps: Callable[[ACFLSyntheticData], StepSize]
@@ -103,7 +103,7 @@ _OF_POINT = {"data", "round", "noise", "epsilon"} | _OF_SETTING
 
 
 def acfl_losses(points: Sequence[Point], seed: int) -> list[float]:
-    """Return the training losses f(W) of rehearsals of ACFL and its rivals, for one seed.
+    """Return the training losses f(W) of simulations of ACFL and its rivals, for one seed.
 
     Parameters
     ----------
@@ -119,15 +119,15 @@ def acfl_losses(points: Sequence[Point], seed: int) -> list[float]:
     InvalidParameterError
         If a key is unknown or a value is not allowed.
     """
-    return _rehearsed(points, seed, lambda curve, row, t: curve.losses[row, t])
+    return _simulated(points, seed, lambda curve, row, t: curve.losses[row, t])
 
 
 def acfl_excess(points: Sequence[Point], seed: int) -> list[float]:
     """Return what `acfl_losses` returns less the least loss, f(W) - f(W*)."""
-    return _rehearsed(points, seed, lambda curve, row, t: curve.excess[row, t])
+    return _simulated(points, seed, lambda curve, row, t: curve.excess[row, t])
 
 
-def _rehearsed(
+def _simulated(
     points: Sequence[Point], seed: int, of: Callable[[ACFLTrainingCurve, int, int], float]
 ) -> list[float]:
     """Train each setting once, all on the same data together, and read the points off."""
@@ -183,7 +183,7 @@ class Function:
         others less.
     of : callable
         From points, a seed and the folder with data sets to their values; all points at once, since
-        some share a rehearsal.
+        some share a simulation.
     seeded : bool, default False
         Whether a seed makes a difference. The others are computed once.
     check : callable, optional

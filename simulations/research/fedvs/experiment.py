@@ -267,7 +267,7 @@ def _data(
     seed: int,
     data_root: Path | None,
 ) -> FedVSSyntheticData:
-    """Return the data of a task as the rehearsal takes them."""
+    """Return the data of a task as the simulation takes them."""
     from flwr_privacy.simulations.settings.run_settings import Settings
     from flwr_privacy.simulations.tasks.vertical_tasks import (
         vertical_labels,

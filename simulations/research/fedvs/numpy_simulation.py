@@ -3,7 +3,7 @@
 The systems of "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for
 Split Models" (ICML 2023), section 6. All of a seed start from the same weights and meet the same
 delays. FedVS's sum is taken of the quantised values as exact integers, which is what decoding gives
-whoever straggles. Everything comes from a seed: this rehearses a training and protects nobody.
+whoever straggles. Everything comes from a seed: this simulates a training and protects nobody.
 
 A round of FedVS takes the time in which the last client has shared its weights, then that in which
 as many uploads are there as decoding takes, then that of the gradients' way back and the clients'
@@ -92,7 +92,7 @@ class FedVSTrainingCurve:
 
 
 class _System(Protocol):
-    """A system as the rehearsal drives it, from one step of the server model to the next."""
+    """A system as the simulation drives it, from one step of the server model to the next."""
 
     clients: Clients
     arrays: Mapping[str, NDArray[Any]]

@@ -35,7 +35,7 @@ Block = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FedVSSyntheticData:
-    """The data of a rehearsal: N clients with columns of the same rows.
+    """The data of a simulation: N clients with columns of the same rows.
 
     Parameters
     ----------

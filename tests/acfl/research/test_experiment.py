@@ -62,7 +62,7 @@ def test_F6_the_bound_of_acfl_is_least_for_the_adaptive_weight(tmp_path: Path) -
     assert [finding.verdict for finding in findings] == [YES, YES, YES]
 
 
-REHEARSED = """
+SIMULATED = """
 title = "Two weights"
 paper = "A Paper"
 figure = "Figure 1"
@@ -95,16 +95,16 @@ metric = "loss"
 
 
 @pytest.fixture
-def rehearsed(tmp_path: Path) -> experiments.ExperimentDescription:
-    path = tmp_path / "rehearsed.toml"
-    path.write_text(REHEARSED)
-    return experiments.read(path, "papers/rehearsed")
+def simulated(tmp_path: Path) -> experiments.ExperimentDescription:
+    path = tmp_path / "simulated.toml"
+    path.write_text(SIMULATED)
+    return experiments.read(path, "papers/simulated")
 
 
 def test_a_function_of_a_seed_is_judged_over_seeds(
-    rehearsed: experiments.ExperimentDescription, tmp_path: Path
+    simulated: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
-    runs = train(rehearsed, tmp_path, seeds=[3, 4, 5], engine=INLINE)
+    runs = train(simulated, tmp_path, seeds=[3, 4, 5], engine=INLINE)
     assert [(run.seed, run.curve, run.x) for run in runs[:5]] == [
         *((3, label, x) for label in ("ACFL", "NA") for x in (0, 20)),
         (4, "ACFL", 0),
@@ -122,24 +122,24 @@ def test_a_function_of_a_seed_is_judged_over_seeds(
         )
         own = [run.values["loss"][0] for run in runs if run.seed == seed]
         assert own == pytest.approx(curve.losses[:, [0, 20]].ravel().tolist(), rel=1e-12)
-    results = ExperimentResults(experiment=rehearsed, full=False, runs=runs)
+    results = ExperimentResults(experiment=simulated, full=False, runs=runs)
     assert results.seeds == [3, 4, 5]
     (finding,) = results.findings()
     assert finding.verdict == YES
     assert finding.comparisons[0].error > 0
     save(results, tmp_path)
     assert "| ACFL | 20 | " in replication(tmp_path)
-    two = train(rehearsed, tmp_path, seeds=[3, 4], engine=INLINE)
-    (finding,) = ExperimentResults(experiment=rehearsed, full=False, runs=two).findings()
+    two = train(simulated, tmp_path, seeds=[3, 4], engine=INLINE)
+    (finding,) = ExperimentResults(experiment=simulated, full=False, runs=two).findings()
     assert finding.verdict == OPEN
 
 
-def test_a_rehearsal_at_an_epsilon_has_the_noise_of_its_encoding(
-    rehearsed: experiments.ExperimentDescription, tmp_path: Path
+def test_a_simulation_at_an_epsilon_has_the_noise_of_its_encoding(
+    simulated: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
     def loss(**settings: Any) -> float:
-        curve = replace(rehearsed.curves[0], settings={"alpha": 0.5, **settings})
-        chosen_figure = replace(rehearsed, curves=[curve], claims=[])
+        curve = replace(simulated.curves[0], settings={"alpha": 0.5, **settings})
+        chosen_figure = replace(simulated, curves=[curve], claims=[])
         return train(chosen_figure, tmp_path, seeds=[0], engine=INLINE)[1].values["loss"][0]
 
     own, projected = {"alpha": 0.5}, {"alpha": 0.5, "encoding": "scfl"}
@@ -148,11 +148,11 @@ def test_a_rehearsal_at_an_epsilon_has_the_noise_of_its_encoding(
     assert loss(epsilon=0.1, **own) > loss(epsilon=5, **own) > loss(**own)
 
 
-def test_a_rehearsal_that_diverged_is_a_result(
-    rehearsed: experiments.ExperimentDescription, tmp_path: Path
+def test_a_simulation_that_diverged_is_a_result(
+    simulated: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
-    wild = replace(rehearsed.curves[1], settings={"alpha": 1.0, "noise": 1e60})
-    chosen_figure = replace(rehearsed, curves=[rehearsed.curves[0], wild])
+    wild = replace(simulated.curves[1], settings={"alpha": 1.0, "noise": 1e60})
+    chosen_figure = replace(simulated, curves=[simulated.curves[0], wild])
     runs = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE)
     assert [run.diverged for run in runs[:4]] == [False, False, False, True]
     results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
@@ -173,9 +173,9 @@ def test_a_rehearsal_that_diverged_is_a_result(
         ("alpha = 0.5", 'encoding = "scfl"', "alpha = 'estimated': expected a number"),
     ],
 )
-def test_a_bad_rehearsal_is_refused_by_name(tmp_path: Path, old: str, new: str, text: str) -> None:
-    assert REHEARSED.count(old) >= 1
+def test_a_bad_simulation_is_refused_by_name(tmp_path: Path, old: str, new: str, text: str) -> None:
+    assert SIMULATED.count(old) >= 1
     path = tmp_path / "bad.toml"
-    path.write_text(REHEARSED.replace(old, new))
+    path.write_text(SIMULATED.replace(old, new))
     with pytest.raises(InvalidParameterError, match=text):
         train(experiments.read(path, "papers/bad"), tmp_path, seeds=[0], engine=INLINE)

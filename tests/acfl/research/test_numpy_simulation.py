@@ -1,4 +1,4 @@
-"""The rehearsal of ACFL: that it is the plain algorithm, and the facts about whole trainings."""
+"""ACFL in NumPy: that it is the plain algorithm, and the facts about whole trainings."""
 
 import math
 from dataclasses import replace
@@ -212,7 +212,7 @@ def test_the_scenes_are_what_they_are_said_to_be() -> None:
     # The mean square of uniform features is 1/3: A is near 10^4 / 3 I.
     assert abs(np.trace(data.curvature) / 10 / (1e4 / 3) - 1) < 0.02
     assert data.least_loss < 1e-20
-    assert loss(data, data.start) == pytest.approx(rehearsed_start(data), rel=1e-9)
+    assert loss(data, data.start) == pytest.approx(simulated_start(data), rel=1e-9)
     for entries in (data.start, data.best):
         assert entries.min() > 0 - 1e-12
         assert entries.max() < 1 / 30 + 1e-12
@@ -224,7 +224,7 @@ def test_the_scenes_are_what_they_are_said_to_be() -> None:
     assert (paper_data(1).features != data.features).all()
 
 
-def rehearsed_start(data: ACFLSyntheticData) -> float:
+def simulated_start(data: ACFLSyntheticData) -> float:
     curve = simulate(data, [ACFLSettings()], rounds=1, steps=PAPER_STEPS, seed=0)
     return float(curve.losses[0, 0])
 
@@ -470,7 +470,7 @@ def test_a_bad_setting_is_refused_by_name(values: dict[str, object], text: str) 
         ({"settings": [ACFLSettings(silent=7)]}, "silent = 7: expected an integer from 0 to 6"),
     ],
 )
-def test_a_bad_rehearsal_is_refused_by_name(values: dict[str, object], text: str) -> None:
+def test_a_bad_simulation_is_refused_by_name(values: dict[str, object], text: str) -> None:
     usual: dict[str, object] = {"settings": [ACFLSettings()], "rounds": 1, "steps": StepSize(1.0)}
     with pytest.raises(InvalidParameterError, match=text):
         simulate(small(), seed=0, **{**usual, **values})

@@ -12,7 +12,7 @@ from flwr_privacy.simulations.research.experiments import description
 from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
 from flwr_privacy.simulations.research.experiments.runs import function_points
 from flwr_privacy.simulations.research.fedvs import experiment as vertical
-from flwr_privacy.simulations.research.fedvs import numpy_simulation as rehearsal
+from flwr_privacy.simulations.research.fedvs import numpy_simulation as simulation
 from flwr_privacy.simulations.research.fedvs.numpy_simulation import simulate
 from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSettings, FedVSSyntheticData
 from flwr_privacy.simulations.tasks import vertical_tasks
@@ -42,10 +42,10 @@ def server_model(inputs: int, seed: int) -> TorchServerModel:
     return TorchServerModel(module, seed=derive_seed(seed, "initialise"))
 
 
-# -- Rehearsals ---------------------------------------------------------------------------------
+# -- Simulations ---------------------------------------------------------------------------------
 
 
-def test_points_are_read_off_a_rehearsal_of_the_tasks_columns() -> None:
+def test_points_are_read_off_a_simulation_of_the_tasks_columns() -> None:
     points = [{**POINT, "round": x, "method": "wait", "clients": 16} for x in (0, 3, 6)]
     found = vertical.curves(points, 5, None)
     own = FedVSSettings(method="wait", embedding=8, learning_rate=0.2)
@@ -69,7 +69,7 @@ def test_points_that_differ_in_when_they_are_read_share_a_training(
 ) -> None:
     calls: list[Any] = []
 
-    def counted(*arguments: Any, **values: Any) -> rehearsal.FedVSTrainingCurve:
+    def counted(*arguments: Any, **values: Any) -> simulation.FedVSTrainingCurve:
         calls.append(values["watch"])
         return simulate(*arguments, **values)
 

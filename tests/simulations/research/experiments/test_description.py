@@ -27,7 +27,7 @@ def test_a_file_has_settings_that_can_be_trained(name: str, full: bool) -> None:
             assert train(chosen, Path(), seeds=[0], engine=INLINE, full=full)
             return
         for _, _, point in experiment_runs.function_points(chosen, full=full):
-            check(point)  # the rehearsals themselves take minutes, and most take data
+            check(point)  # the simulations themselves take minutes, and most take data
         return
     for plan in chosen.planned(full=full):
         settings = chosen.settings(

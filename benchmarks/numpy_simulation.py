@@ -1,4 +1,4 @@
-"""The rehearsal of ACFL: the grid of its Figure 3, all settings at once, and one after the other.
+"""ACFL in NumPy: the grid of its Figure 3, all settings at once, and one after the other.
 
 The rival is the algorithm written down as it is read: device by device, round by round, one setting
 at a time. One setting of it is trained, with one seed, and its time is multiplied up.
@@ -23,7 +23,7 @@ from flwr_privacy.simulations.research.acfl.synthetic_data import ACFLSyntheticD
 
 from .report import Comparison
 
-__all__ = ["rehearsal"]
+__all__ = ["numpy_simulation"]
 
 SEEDS, ROUNDS, REPETITIONS = 10, 1000, 3
 STEPS = StepSize(1e-4, "inverse")
@@ -31,7 +31,7 @@ BUDGET = 300.0  # seconds
 LARGEST_DIFFERENCE = 1e-9
 
 
-def rehearsal() -> Iterator[Comparison]:
+def numpy_simulation() -> Iterator[Comparison]:
     """Compare the seconds of the grid with the budget for it, and with the plain loop."""
     settings = _grid()
     ours, theirs = [], []
