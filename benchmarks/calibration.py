@@ -18,7 +18,7 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 
 from flwr_privacy.accounting import noise_multiplier
-from flwr_privacy.simulations.research.udp.noise_formulas import sigma_gdp, sigma_zcdp
+from flwr_privacy.simulations.research.udp.noise_theory import sigma_zcdp
 from flwr_privacy.udp import participations, sigma_paper
 
 from .report import Comparison
@@ -36,11 +36,11 @@ RIVAL = "dp-accounting's calibrate_dp_mechanism with PLDAccountant"
 CLOSED: dict[str, Callable[[float], float]] = {
     "paper": lambda e: sigma_paper(rounds=ROUNDS, q=SAMPLING, epsilon=e, delta=DELTA),
     "zcdp": lambda e: sigma_zcdp(rounds=ROUNDS, q=SAMPLING, epsilon=e, delta=DELTA),
-    "gdp": lambda e: sigma_gdp(releases=round(SAMPLING * ROUNDS), epsilon=e, delta=DELTA),
-    "gdp_fixed": lambda e: sigma_gdp(
+    "gdp": lambda e: noise_multiplier(releases=round(SAMPLING * ROUNDS), epsilon=e, delta=DELTA),
+    "gdp_fixed": lambda e: noise_multiplier(
         releases=participations(ROUNDS, SAMPLING), epsilon=e, delta=DELTA
     ),
-    "gdp_worst": lambda e: sigma_gdp(releases=ROUNDS, epsilon=e, delta=DELTA),
+    "gdp_worst": lambda e: noise_multiplier(releases=ROUNDS, epsilon=e, delta=DELTA),
 }
 """Noise multiplier from epsilon, by mode of UDP."""
 

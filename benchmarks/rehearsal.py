@@ -19,7 +19,7 @@ from flwr_privacy.simulations.research.acfl.numpy_simulation import (
     simulate,
     stragglers,
 )
-from flwr_privacy.simulations.research.acfl.synthetic_data import SyntheticData, paper_data
+from flwr_privacy.simulations.research.acfl.synthetic_data import ACFLSyntheticData, paper_data
 
 from .report import Comparison
 
@@ -76,7 +76,7 @@ def _grid() -> list[ACFLSettings]:
     return [*found, ACFLSettings(alpha=0, straggler_rate=0)]
 
 
-def _plainly(data: SyntheticData, setting: ACFLSettings, *, seed: int) -> NDArray[np.float64]:
+def _plainly(data: ACFLSyntheticData, setting: ACFLSettings, *, seed: int) -> NDArray[np.float64]:
     """Train one setting and return its model."""
     answered = stragglers(data, setting, rounds=ROUNDS, seed=seed)
     coded = coded_set(data, setting, seed=seed)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from flwr_privacy.acfl.encoding import check_data, tables
 from flwr_privacy.acfl.features import FeatureMap
 from flwr_privacy.acfl.limits import DataLimits
-from flwr_privacy.acfl.release import CodedData, CodedGradient
+from flwr_privacy.acfl.release import CodedGradient, LocalCodedData
 from flwr_privacy.acfl.terms import MOMENTS, RAW, DataTerms, GradientTerms, SetupTerms
 from flwr_privacy.clients.acfl_data import PreparedData
 from flwr_privacy.clients.node.adapters import own_client_app
@@ -111,7 +111,7 @@ class ACFLClient(SchemeClient):
             self._check_terms(setup, fields)
             exact = setup.charge() is None and setup.encoding == MOMENTS and not setup.parties
             return Release(
-                mechanism=CodedData(setup),
+                mechanism=LocalCodedData(setup),
                 work=lambda _, __: self._checked(experiment, setup),
                 facts=self._facts,
                 # One setup for an experiment, whatever the server counts. Exact moments are the
@@ -130,7 +130,7 @@ class ACFLClient(SchemeClient):
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty sum of what is asked for."""
         if phase == SETUP:
-            return CodedData(records.read(SetupTerms, fields)).accumulator(arrays)
+            return LocalCodedData(records.read(SetupTerms, fields)).accumulator(arrays)
         if phase == TRAIN:
             return CodedGradient(records.read(GradientTerms, fields)).accumulator(arrays)
         return super().accumulator(phase, arrays, fields)

@@ -38,9 +38,9 @@ class UDPClient(SchemeClient):
     after the clipping; all charges of an experiment together stay within the budget that the server
     names, and the whole ledger within the node's policy. With noise in shares the client answers
     only within a secure sum of at least as many clients as the shares are meant for, and a request
-    only once. Against a server that does not follow the protocol: it names budgets and noise as it
-    likes, none too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what binds
-    it. A node with such a policy declines what has no noise and what has no proven cost
+    only once. Against messages that do not follow the protocol: a server names budgets and noise as
+    it likes, none too, so the node's policy (``max_epsilon``, ``min_noise_multiplier``) is what
+    binds it. A node with such a policy declines what has no noise and what has no proven cost
     (``sensitivity_unproven``). With noise in shares it counts on no more honest clients than its
     pins, its roster and its policy bear out. A training that fails tells the server nothing that is
     not charged: see `flwr_privacy.pipeline.answer`.

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 __all__ = [
@@ -212,7 +213,7 @@ class TooFewTrainedError(FlwrPrivacyError):
 def check_integer(
     parameter: str, value: Any, *, minimum: int | None = None, maximum: int | None = None
 ) -> int:
-    """Return `value` if it is an integer in ``[minimum, maximum]``.
+    """Return `value` as an int if it is an integer, of Python or NumPy, in ``[minimum, maximum]``.
 
     Raises
     ------
@@ -225,21 +226,21 @@ def check_integer(
     3
     """
     allowed = "an integer" + _range(minimum, maximum)
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int | Integral) or isinstance(value, bool):
         raise InvalidParameterError(parameter, value, allowed)
     _check_range(parameter, value, minimum, maximum, allowed)
-    return value
+    return int(value)
 
 
 def check_number(
     parameter: str, value: Any, *, minimum: float | None = None, maximum: float | None = None
 ) -> float:
-    """Return `value` as a float if it is a finite number in ``[minimum, maximum]``.
+    """Return `value` as a float if it is a finite number, of Python or NumPy, within a range.
 
     Raises
     ------
     InvalidParameterError
-        If it is no finite number or out of range.
+        If it is no finite number (a bool is none) or outside of ``[minimum, maximum]``.
 
     Examples
     --------
@@ -247,7 +248,7 @@ def check_number(
     1.0
     """
     allowed = "a finite number" + _range(minimum, maximum)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not _is_finite(value):
+    if not isinstance(value, float | Real) or isinstance(value, bool) or not _is_finite(value):
         raise InvalidParameterError(parameter, value, allowed)
     _check_range(parameter, value, minimum, maximum, allowed)
     return float(value)
@@ -308,7 +309,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-def _is_finite(value: float) -> bool:
+def _is_finite(value: float | Real) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:  # an integer beyond all floats
@@ -326,7 +327,7 @@ def _range(minimum: float | None, maximum: float | None) -> str:
 
 
 def _check_range(
-    parameter: str, value: float, minimum: float | None, maximum: float | None, allowed: str
+    parameter: str, value: Any, minimum: float | None, maximum: float | None, allowed: str
 ) -> None:
     if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
         raise InvalidParameterError(parameter, value, allowed)

@@ -8,6 +8,8 @@ from inspect import Parameter, signature
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from .errors import InvalidParameterError, KeywordError
 
 __all__ = ["check_options", "checked_keywords", "nearest", "option_types"]
@@ -16,7 +18,9 @@ T = TypeVar("T")
 
 
 def checked_keywords(cls: type[T]) -> type[T]:
-    """Make a dataclass explain unknown and missing keywords; a decorator.
+    """Make a dataclass explain unknown and missing keywords, and keep NumPy's numbers as Python's.
+
+    A decorator.
 
     Examples
     --------
@@ -48,7 +52,7 @@ def checked_keywords(cls: type[T]) -> type[T]:
         if missing := [name for name in required if name not in keywords]:
             advice = _takes(cls, missing[0])
             raise KeywordError(type(self).__name__, missing[0], advice, missing=True)
-        plain(self, *arguments, **keywords)
+        plain(self, *arguments, **{name: _of_python(value) for name, value in keywords.items()})
 
     cls.__init__ = init  # type: ignore[method-assign, assignment]
     return cls
@@ -92,6 +96,11 @@ def nearest(wrong: str, known: Sequence[str]) -> str:
     """Return the name that is nearest to a wrong one, or all of them, as advice."""
     close = get_close_matches(wrong, known, n=1, cutoff=0.5)
     return f"the nearest is {close[0]!r}" if close else f"there are {', '.join(known)}"
+
+
+def _of_python(value: Any) -> Any:
+    """Return a number of NumPy as one that every record, file and digest takes."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _dataclasses(hint: Any) -> Iterator[type]:

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.errors import check_number
 from flwr_privacy.simulations.research.udp.moments import eps_server
-from flwr_privacy.simulations.research.udp.noise_formulas import sigma_gdp, sigma_zcdp
+from flwr_privacy.simulations.research.udp.noise_theory import sigma_zcdp
 from flwr_privacy.udp import participations, sigma_paper
 
 __all__ = ["Calibration", "calibrate", "legend", "table"]
@@ -119,19 +120,18 @@ def _multipliers(
     epsilon: float, delta: float, rounds: int, q: float, sampling_rate: float
 ) -> Iterator[tuple[str, float]]:
     budget = {"epsilon": epsilon, "delta": delta}
+    sound = partial(noise_multiplier, epsilon=epsilon, delta=delta)
     most = participations(rounds, q)
     if sampling_rate < 1:
-        z = noise_multiplier(releases=most, sampling=sampling_rate, accountant="rdp", **budget)
-        yield DEFAULT, z
+        yield DEFAULT, sound(releases=most, sampling=sampling_rate, accountant="rdp")
         return
-    one = sigma_gdp(releases=1, **budget)
     yield "paper", sigma_paper(rounds=rounds, q=q, **budget)
     yield "zcdp", sigma_zcdp(rounds=rounds, q=q, **budget)
-    yield "gdp", one * math.sqrt(max(1.0, q * rounds))
-    yield DEFAULT, sigma_gdp(releases=most, **budget)
-    yield "gdp_worst", sigma_gdp(releases=rounds, **budget)
-    exact = "gdp" if q == 1 else "pld"
-    yield "pld_secret", noise_multiplier(releases=rounds, sampling=q, accountant=exact, **budget)
+    yield "gdp", sound(releases=1) * math.sqrt(max(1.0, q * rounds))
+    yield DEFAULT, sound(releases=most)
+    yield "gdp_worst", sound(releases=rounds)
+    accountant = "gdp" if q == 1 else "pld"
+    yield "pld_secret", sound(releases=rounds, sampling=q, accountant=accountant)
 
 
 def table(rows: Iterable[Calibration]) -> str:

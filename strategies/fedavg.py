@@ -56,7 +56,7 @@ class FedAvg(SchemeStrategy):
         self._keep_back = tuple(self.keep_back)
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the round config; under a secure sum, clients send their updates as codes."""
+        """Return the terms; under a secure sum, clients send their updates as codes."""
         if self.secure_sum is None:
             return super().instruct(server_round)
         terms = self._terms(self.secure_sum)

@@ -69,8 +69,10 @@ def test_a_node_can_leave_and_come_back(deployment: Deployment) -> None:
 
 
 def test_fedavg_trains_on_three_nodes(deployment: Deployment) -> None:
-    out = deployment.folder / "out.json"
-    deployment.run(APP, run_config={"scheme": "fedavg", "rounds": 2, "out": str(out)})
+    """The server knows their keys, with which they sign who they are."""
+    out, pins = deployment.folder / "out.json", deployment.folder / "pins.toml"
+    config = {"scheme": "fedavg", "rounds": 2, "out": str(out), "pins": str(pins)}
+    deployment.run(APP, run_config=config)
     result = json.loads(out.read_text())
     rounds = [line for line in result["history"] if line["round"] > 0]
     assert [line["round"] for line in rounds] == [1, 2]

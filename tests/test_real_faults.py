@@ -30,6 +30,7 @@ from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.simulations.reliability.grid import FAULTS
 from flwr_privacy.simulations.reliability.page import REAL_FAULTS
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
+from flwr_privacy.wire.pins import Identity
 
 pytestmark = pytest.mark.deployed
 
@@ -76,7 +77,10 @@ def configurations(folder: Path, count: int) -> list[dict[str, Any]]:
         state = folder / f"state-{name_of(place)}"
         state.mkdir(parents=True)
         own = {"client-id": name_of(place), "shift": 1 + place / 2, "examples": place + 1}
-        nodes.append({**own, "privacy-state": str(state), "insecure-seed": SEED})
+        key = folder / f"{name_of(place)}.pem"  # the operator's: it is not lost with the files
+        Identity.generate().write(key)
+        files = {"privacy-state": str(state), "privacy-identity": str(key)}
+        nodes.append({**own, **files, "insecure-seed": SEED})
     return nodes
 
 

@@ -43,14 +43,19 @@ WRONG = {
     "DeviceNoise(clean_events=True)": 'Argument "clean_events" to "DeviceNoise"',
     "PaperNoise(sampling_rate=0.1)": 'Missing named argument "alpha"',
     "SmoothDrift()": 'Missing named argument "smoothness"',
-    'CentralDP(noise="servr")': 'Argument "noise" to "CentralDP"',
+    'CentralDP(noise="server")': '"noise" for "CentralDP"',
+    "CentralDP(privacy=UserLevel())": 'Argument "privacy" to "CentralDP"',
+    'ServerNoise(sampling="poison")': 'Argument "sampling" to "ServerNoise"',
+    "DistributedNoise(insecure_seed=1)": '"insecure_seed" for "DistributedNoise"',
+    "AdaptiveClipping()": 'Missing named argument "quantile"',
 }
 IMPORTS = """\
 from flwr_privacy.m2fdp import EventSchedule, TierTree
 from flwr_privacy.strategies import (
-    ACFL, M2FDP, UDP, AdaptiveControl, CentralDP, DataBounds, DeviceNoise, Discounting, FedAvg,
-    LinearNoise, LoopOptions, NoNoise, NoisedRecords, NoisedSetup, PaperNoise, RecordLevel,
-    RecordNoise, SetupVariances, SmoothDrift, UserLevel, Weighting,
+    ACFL, M2FDP, UDP, AdaptiveClipping, AdaptiveControl, CentralDP, DataBounds, DeviceNoise,
+    Discounting, DistributedNoise, FedAvg, LinearNoise, LoopOptions, NoNoise, NoisedRecords,
+    NoisedSetup, PaperNoise, RecordLevel, RecordNoise, ServerNoise, SetupVariances, SmoothDrift,
+    UserLevel, Weighting,
 )
 """
 TREE = "TREE = TierTree.of_fanouts((2, 2))"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr_privacy.central_dp.plan import CentralDPPlan
+from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.central_dp.sensitivity import sensitivity
 from flwr_privacy.clients.node.context_store import STATE_VARIABLE
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
@@ -180,7 +180,7 @@ def _sigma(private: bool) -> float:
     """Return the standard deviation of the noise that our server adds to a sum of updates."""
     if not private:
         return 0.0
-    schedule = CentralDPPlan(
+    schedule = CentralDPNoisePlan(
         noise="server",
         sampling="fixed",
         epsilon=work.EPSILON,

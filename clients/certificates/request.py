@@ -32,13 +32,13 @@ __all__ = [
     "opened",
 ]
 
-Plan = TypeVar("Plan")
+StepPlan = TypeVar("StepPlan")
 Certificate = TypeVar("Certificate")
 Scope = TypeVar("Scope")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingCertificate(Generic[Plan]):
+class TrainingCertificate(Generic[StepPlan]):
     """Certificate of a local training. It stays on the node.
 
     Parameters
@@ -54,7 +54,7 @@ class TrainingCertificate(Generic[Plan]):
     training: ClassVar[str]
     """What the training is called in an error."""
 
-    plan: Plan
+    plan: StepPlan
     records: int
     before: tuple[bytes, ...] = field(repr=False)
     after: tuple[bytes, ...] = field(repr=False)  # noiseless: whoever has it can test guesses
@@ -166,7 +166,7 @@ class TrainingRequest(CertificateRequest[Trained]):
         return ""
 
 
-def agreed(plan: Plan | None, kind: type[Plan], **given: Any) -> Plan:
+def agreed(plan: StepPlan | None, kind: type[StepPlan], **given: Any) -> StepPlan:
     """Return the scheme's plan, or outside of a scheme's round a plan of the user's settings.
 
     Parameters

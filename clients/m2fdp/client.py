@@ -27,7 +27,7 @@ from flwr_privacy.m2fdp.messages import going_down, going_up, unpacked
 from flwr_privacy.pipeline.experiment_keys import introduction
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Release
 from flwr_privacy.pipeline.request import request_of
-from flwr_privacy.pipeline.sealed import Opened, Sealed, answer_sealed
+from flwr_privacy.pipeline.sealed import OpenedMessages, Sealed, answer_sealed
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -62,8 +62,8 @@ class M2FDPClient(SchemeClient):
     policy and whose key it pins, or if its operator lists the scheme in ``allow_unprotected`` or
     the client is simulated. An aggregator opens only what children whose keys it pins sealed for
     this event and this set of siblings, adds the noise by itself, and hands out one noised average
-    per period: the same again if it is asked again. Against a server that does not follow the
-    protocol: it names budgets, noise and the tree, so what binds it is the node's policy
+    per period: the same again if it is asked again. Against messages that do not follow the
+    protocol: a server names budgets, noise and the tree, so what binds it is the node's policy
     (``max_epsilon``, ``min_noise_multiplier``, ``trusted_parents``). It can leave messages out,
     down to the fewest children that an aggregator averages; the noise is for those that are there.
     The laws of drift other than ``worst`` are declared by the server: a node whose policy has
@@ -162,7 +162,7 @@ def _sealed_update(
         )
         received = [letter_of(fields, terms.parent, about, fields["start-sealed"])]
 
-    def release(opened: Opened) -> Release:
+    def release(opened: OpenedMessages) -> Release:
         zone = None
         if opened.contents:
             zone = unpacked(opened.contents[0], terms, sender=terms.parent)

@@ -11,7 +11,7 @@ from flwr_privacy.errors import ProtocolError
 from flwr_privacy.m2fdp import DOWN, EVENT, UP, Delivery, Duty, Upload, ZoneAverage, averaged
 from flwr_privacy.m2fdp.messages import going_down, going_up, packed, unpacked
 from flwr_privacy.pipeline.mechanism import Release
-from flwr_privacy.pipeline.sealed import Letter, Opened, Sealed, Step
+from flwr_privacy.pipeline.sealed import Letter, OpenedMessages, Sealed, SealedStep
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.wire import fields as records
@@ -79,7 +79,7 @@ def average(me: str, fields: Fields) -> Sealed:
     )
 
 
-def _average(fields: Fields, duty: Duty, opened: Opened) -> Release | Step:
+def _average(fields: Fields, duty: Duty, opened: OpenedMessages) -> Release | SealedStep:
     uploads = [
         unpacked(content, duty, sender=child)
         for content, child in zip(opened.contents, duty.senders, strict=True)
@@ -127,8 +127,8 @@ def deliver(me: str, fields: Fields) -> Sealed:
     )
 
 
-def _step(fields: Fields, asked: Duty | Delivery, model: Upload) -> Step:
-    return Step(
+def _step(fields: Fields, asked: Duty | Delivery, model: Upload) -> SealedStep:
+    return SealedStep(
         name=_release_name(fields, asked),
         plan=asked.plan(),
         content=packed(model, asked),

@@ -150,7 +150,8 @@ class SchemeClient(NumPyClient):
     def introduce(self, experiment_id: str) -> Fields:
         """Return the client's fields of the hello, e.g. public keys; by default none.
 
-        The names ``client-id``, ``plays`` and ``storage`` are taken.
+        The names ``client-id``, ``plays``, ``storage``, ``identity`` and ``identity-signature`` are
+        taken. A client with a long-term key signs all of them for the server.
 
         Parameters
         ----------

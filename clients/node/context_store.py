@@ -17,7 +17,9 @@ node configuration             environment                       meaning
 ``privacy-data-set``                                             name of the data set; by default
                                                                  the client's
 ``privacy-identity``           FLWR_PRIVACY_IDENTITY             PEM file with the client's
-                                                                 long-term key (Ed25519)
+                                                                 long-term key (Ed25519); by default
+                                                                 one is made in ``privacy-state``,
+                                                                 for the hello alone
 ``privacy-pins``               FLWR_PRIVACY_PINS                 TOML file with the other clients'
                                                                  long-term keys
 ``insecure-seed``                                                seed of the noise, for tests:
@@ -52,6 +54,7 @@ from flwr_privacy.pipeline.reply_cache import EXPERIMENTS, ReplyCache
 from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.privacy.policy import Policy
+from flwr_privacy.wire.files import exclusive_lock, node_file
 from flwr_privacy.wire.identity import (
     CLIENT_ID_KEY,
     PARTITION_ID_KEY,
@@ -59,6 +62,8 @@ from flwr_privacy.wire.identity import (
     client_id_from,
 )
 from flwr_privacy.wire.pins import Identity, Pins
+
+from .node_settings import may_run_any
 
 __all__ = [
     "ALLOW_UNPROTECTED",
@@ -68,6 +73,7 @@ __all__ = [
     "STATE_VARIABLE",
     "ContextStore",
     "has_policy_file",
+    "identity_of",
     "is_simulated",
     "is_simulated_client",
     "policy_of",
@@ -96,6 +102,8 @@ _VARIABLES = {
     _IDENTITY: IDENTITY_VARIABLE,
     _PINS: PINS_VARIABLE,
 }
+
+_LOCK_TIMEOUT = 10.0  # seconds
 
 _Content = TypeVar("_Content")
 
@@ -183,6 +191,41 @@ def rules_of(context: Context) -> NodeRules:
         has_policy_file=has_policy_file(context),
         insecure_seed=None if seed is None else check_integer(_SEED, seed, minimum=0),
     )
+
+
+def identity_of(context: Context) -> Identity | None:
+    """Return the key with which a context's client signs its hello; None for one without a key.
+
+    That is the long-term key that the operator gives, or one that is made and kept in the client's
+    state folder. A client that is simulated, or that the server chooses, or without a folder has no
+    key that the operator did not give.
+
+    Raises
+    ------
+    LedgerError
+        If the key cannot be read, made or kept.
+    InvalidParameterError
+        If the client has no valid name.
+    """
+    path = _of_node(context, _IDENTITY)
+    if path is not None:
+        return _usable("identity", Identity.read, path)
+    config = context.node_config
+    if not _named(context) or may_run_any(config) or is_simulated_client(context):
+        return None
+    return _usable("key", _kept_identity, _folder(context) / f"{client_id_from(config)}.identity")
+
+
+def _kept_identity(name: str) -> Identity:
+    """Return the identity in a file, which is made the first time."""
+    path, fresh = Path(name), Path(f"{name}.new")
+    lock = Path(f"{name}.lock")
+    with node_file(path, "the client's key"), exclusive_lock(lock, timeout=_LOCK_TIMEOUT):
+        if not path.exists():
+            fresh.unlink(missing_ok=True)  # of a process that was killed here
+            Identity.generate().write(fresh)
+            os.replace(fresh, path)
+        return Identity.read(path)
 
 
 def has_policy_file(context: Context) -> bool:

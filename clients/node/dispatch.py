@@ -31,6 +31,7 @@ from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.cohort import SUM, Cohort
 from flwr_privacy.wire.digests import values_digest
+from flwr_privacy.wire.hello import NONCE, signed
 from flwr_privacy.wire.message import (
     EVALUATE,
     HELLO,
@@ -43,7 +44,14 @@ from flwr_privacy.wire.message import (
 )
 
 from .base import SchemeClient, Train, Trained
-from .context_store import is_simulated_client, policy_of, refuse_node_keys, rules_of, storage
+from .context_store import (
+    identity_of,
+    is_simulated_client,
+    policy_of,
+    refuse_node_keys,
+    rules_of,
+    storage,
+)
 from .node_settings import may_run_any
 from .records import RecordArrays, first_array_record, to_record, with_content
 from .rehearsal import rehearsing, trying
@@ -176,6 +184,10 @@ def run_client(
         own = {**client.introduce(header.experiment_id), "plays": "one"}
         if may_run_any(context.node_config):
             own |= {"plays": "any", "storage": storage(context)}
+        if (identity := identity_of(context)) is not None:
+            named = replace(header, client_id=client_id)
+            node = message.metadata.dst_node_id
+            own = signed(identity, named, own, nonce=fields.get(NONCE), node=node)
         return RecordDict({RECORD: reply_record(header, client_id, own)})
     if cohort is None:
         check_round(header, context)

@@ -25,7 +25,7 @@ from flwr_privacy.pipeline.users_code import check_going_on
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
-from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, OWN, Opening, Revealed
+from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, OWN, SIGNED, Opening, Revealed
 from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.digests import request_digest
@@ -39,7 +39,6 @@ __all__ = ["SumPlace", "answer_phase", "join", "step_of", "summed"]
 logger = logging.getLogger("flwr.privacy")
 
 _MAGIC = b"flwr-privacy secure sum\n"
-_SIGNED = "secure-sum"  # what the keys are of, in their signatures
 _WEIGHT = "num-examples"
 _TOLD = "insecure-noise"  # the one metric that says nothing of the data
 
@@ -188,7 +187,7 @@ def answer_phase(context: Context, header: Header, content: RecordDict) -> Recor
 def _own_key(store: ContextStore, experiment_id: str) -> ConfigRecord:
     with _participant(store, experiment_id) as participant:
         key = participant.public_key()
-    signature = signature_of(store, _SIGNED, experiment_id, key)
+    signature = signature_of(store, SIGNED, experiment_id, key)
     return ConfigRecord({"key": key, **({"signature": signature} if signature else {})})
 
 
@@ -198,14 +197,15 @@ def _check_signatures(store: ContextStore, experiment_id: str, invitation: Invit
     keys, signatures = invitation.keys, invitation.signatures
     for member, key, signature in zip(invitation.roster, keys, signatures, strict=False):
         if member != store.client_id:
-            check_signature(store, _SIGNED, experiment_id, member, key, signature)
+            check_signature(store, SIGNED, experiment_id, member, key, signature)
 
 
 @contextmanager
 def _participant(store: ContextStore, experiment_id: str) -> Iterator[Participant]:
     """Open a client's side of an experiment under a lock; write its state to disk at the end."""
     path = store.sessions / hashed(experiment_id)
-    with locked_state(store, path, _MAGIC, lock=path.with_suffix(".lock")) as state:
+    lock = path.with_suffix(".lock")
+    with locked_state(store, path, _MAGIC, lock=lock, experiment_id=experiment_id) as state:
         yield Participant(store.client_id, experiment_id, state)
 
 

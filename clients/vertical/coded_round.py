@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import DeclinedError, FieldRangeError, InvalidParameterError, ProtocolError
 from flwr_privacy.fedvs.quantisation import check_partial_sum, equal_share, quantise_stochastic
 from flwr_privacy.fedvs.sharing import evaluate, weight_shares, zero_masks
-from flwr_privacy.fedvs.terms import ANSWER, DEAL, SEALED, Chunk, CodeTerms, Dealing, Evaluation
+from flwr_privacy.fedvs.terms import ANSWER, DEAL, SEALED, Chunk, CodeTerms, DealRequest, Evaluation
 from flwr_privacy.pipeline.mechanism import Answer
 from flwr_privacy.pipeline.step_store import StepStore
 from flwr_privacy.wire import fields as records
@@ -25,7 +25,7 @@ from .weights import WeightUpdate, gradient_in, move_weights
 __all__ = ["deal", "embed", "embed_plainly"]
 
 
-def deal(store: StepStore, data: GivenData, dealing: Dealing, arrays: Arrays) -> Answer:
+def deal(store: StepStore, data: GivenData, dealing: DealRequest, arrays: Arrays) -> Answer:
     """Apply the received gradient to the weights; deal shares of them (FedVS, (3), (4)).
 
     Raises
@@ -60,7 +60,7 @@ def deal(store: StepStore, data: GivenData, dealing: Dealing, arrays: Arrays) ->
     return {SEALED: sealed}, replied()
 
 
-def _move(coding: Coding, dealing: Dealing, arrays: Arrays) -> None:
+def _move(coding: Coding, dealing: DealRequest, arrays: Arrays) -> None:
     """Apply a gradient once; who was not in the sum that it is of leaves it out."""
     terms, state = coding.terms, coding.store.state
 
@@ -85,7 +85,7 @@ def _move(coding: Coding, dealing: Dealing, arrays: Arrays) -> None:
     state["summed"] = [entry for entry in state["summed"] if entry[0] in known]
 
 
-def _deal_weights(coding: Coding, dealing: Dealing) -> NDArray[np.uint8]:
+def _deal_weights(coding: Coding, dealing: DealRequest) -> NDArray[np.uint8]:
     store, terms, me = coding.store, coding.terms, coding.me
     coded = np.array(dealing.evaluated_rows, np.int64)
     places = coding.places(dealing.part, coded)

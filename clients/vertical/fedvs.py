@@ -24,7 +24,7 @@ from flwr_privacy.fedvs.terms import (
     ORACLE,
     Chunk,
     CodeTerms,
-    Dealing,
+    DealRequest,
     Evaluation,
 )
 from flwr_privacy.pipeline.mechanism import ProtocolStep
@@ -118,7 +118,7 @@ class FedVSClient(SchemeClient):
                 lambda state: terms.least,
             )
         if phase in (DEAL, DEAL_EVALUATION):
-            dealing = records.read(Dealing, fields)
+            dealing = records.read(DealRequest, fields)
             return ProtocolStep(lambda store: deal(store, data, dealing, arrays), _least)
         if phase == ORACLE:
             chunk = records.read(Chunk, fields)

@@ -14,7 +14,7 @@ from flwr_privacy.clients.node.base import SchemeClient, Train
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.fedvs.data import TRAIN_PART, VerticalData
 from flwr_privacy.fedvs.network import initial_weights
-from flwr_privacy.fedvs.split_vfl import Step, noisy
+from flwr_privacy.fedvs.split_vfl import EmbeddingRequest, noisy
 from flwr_privacy.pipeline.mechanism import Answer, ProtocolStep
 from flwr_privacy.pipeline.step_store import StepStore
 from flwr_privacy.privacy.averaging import WeightedMean
@@ -62,7 +62,7 @@ class SplitVFLClient(SchemeClient):
         """Return the step that describes the data, or embeds some rows."""
         if phase == ENROL:
             return ProtocolStep(lambda store: ({}, told_of(self._owned(store))))
-        step = records.read(Step, fields)
+        step = records.read(EmbeddingRequest, fields)
         step.check()
         return ProtocolStep(
             lambda store: _embed(phase, store, self._owned(store), step, arrays, fields)
@@ -75,7 +75,7 @@ class SplitVFLClient(SchemeClient):
         """Return an empty sum of embeddings as codes, for a secure sum."""
         if phase != TRAIN or "grid" not in fields:
             return WeightedMean({})
-        step = records.read(Step, fields)
+        step = records.read(EmbeddingRequest, fields)
         zeros = np.zeros((len(step.rows), step.embedding))
         return GridMean({EMBEDDING: zeros}, FedAvgSumTerms.read(fields).grid, [EMBEDDING])
 
@@ -96,7 +96,12 @@ def split_vfl_client_app(data_fn: Callable[[Context], VerticalData]) -> ClientAp
 
 
 def _embed(
-    phase: str, store: StepStore, owned: Owned, step: Step, arrays: Arrays, fields: Fields
+    phase: str,
+    store: StepStore,
+    owned: Owned,
+    step: EmbeddingRequest,
+    arrays: Arrays,
+    fields: Fields,
 ) -> Answer:
     """Take the step that the gradient asks for; embed the rows.
 

@@ -10,6 +10,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_integ
 __all__ = ["GAUSSIAN", "LAPLACE", "Charge"]
 
 GAUSSIAN, LAPLACE = "gaussian", "laplace"
+_MOST_NOISE = 1e100  # accountants square it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class Charge:
     ----------
     noise_multiplier : float
         Standard deviation of Gaussian noise over the L2 sensitivity, or scale of Laplace noise over
-        the L1 sensitivity. Positive and finite.
+        the L1 sensitivity. Above 0 and at most 1e100.
     mechanism : {"gaussian", "laplace"}, default "gaussian"
         Kind of noise.
     sampling : float, default 1.0
@@ -50,7 +51,9 @@ class Charge:
 
     def __post_init__(self) -> None:
         check_choice("mechanism", self.mechanism, (GAUSSIAN, LAPLACE))
-        check_number("noise_multiplier", self.noise_multiplier, minimum=math.ulp(0.0))
+        check_number(
+            "noise_multiplier", self.noise_multiplier, minimum=math.ulp(0.0), maximum=_MOST_NOISE
+        )
         check_number("sampling", self.sampling, minimum=math.ulp(0.0), maximum=1)
         check_number("gap", self.gap, minimum=0)
         check_integer("count", self.count, minimum=1, maximum=2**53)

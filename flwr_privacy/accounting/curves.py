@@ -29,6 +29,7 @@ MOST_PARTS = 256
 """All Gaussian releases without sampling are composed as at most so many."""
 
 _LEAST_NOISE = 1e-6  # with less of it, a cost is infinite here: float64 would overflow
+_LEAST_ON_GRID = 0.02  # the same for a curve on a grid, which would take a node a minute
 _FINEST = 1e-4  # of the grids for the privacy loss; the coarsest is 1
 _POINTS_OF_ALL, _POINTS_OF_ONE, _POINTS_OF_PART = 2**22, 2**20, 2**16
 _SIGMAS = 10  # the normal law ends there for all practical purposes
@@ -91,7 +92,7 @@ def composed_pld(releases: tuple[tuple[Charge, int], ...]) -> Any:
         Charges, and how often each was made; at least one.
     """
     interval = _interval(releases)
-    if interval > 1:
+    if interval > 1 or any(charge.noise_multiplier < _LEAST_ON_GRID for charge, _ in releases):
         return None
     plain = tuple(entry for entry in releases if _is_plain(entry[0]))
     parts = [

@@ -19,6 +19,7 @@ __all__ = ["check_delta", "delta_of", "epsilon_of", "mu_of"]
 _SMALL = 0.01  # below this mu, a series: a difference would cancel
 _LEAST = math.ulp(0.0)
 _ABSOLUTE = 1e-300  # to which a root is found
+_ROUNDING = 2.0**-50
 
 
 def check_delta(delta: float) -> float:
@@ -103,6 +104,8 @@ def epsilon_of(mu: float, delta: float) -> float:
     highest = mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
     if math.isinf(highest):
         return math.inf
+    if delta_of(mu, highest) > delta:  # by rounding, as for a mu of 1e15
+        highest *= 1 + _ROUNDING
     found = root(
         lambda epsilon: _log_delta(mu, epsilon) - math.log(delta), 0.0, highest, absolute=_ABSOLUTE
     )
@@ -134,6 +137,8 @@ def mu_of(epsilon: float, delta: float) -> float:
     log_term = -math.log(delta)
     # The same bound, solved for mu; from there to the first power of two that is too much.
     low = math.sqrt(2) * epsilon / (math.sqrt(log_term + epsilon) + math.sqrt(log_term))
+    if delta_of(low, epsilon) > delta:  # by rounding, as for an epsilon of 1e30
+        low *= 1 - _ROUNDING
     while delta_of(2 * low, epsilon) <= delta:
         low *= 2
     found = root(

@@ -18,11 +18,11 @@ from .encoding import Moments, moments_gradient, symmetrise
 from .options import Weighting
 from .scfl import projected_gradient
 from .steps import StepSize
-from .sums import Heard
+from .sums import RoundSums
 from .terms import SCFL, GradientTerms, SetupTerms
 from .weights import AlphaPolicy, coded_energy
 
-__all__ = ["CodedData", "Descent", "effective_rate"]
+__all__ = ["ACFLDescent", "GlobalCodedData", "effective_rate"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -34,7 +34,7 @@ _LARGEST_VALUE = 1e60  # of a model: beyond, it diverges, and squares will overf
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CodedData:
+class GlobalCodedData:
     """The global coded data set (ACFL, (4)).
 
     Parameters
@@ -54,7 +54,7 @@ class CodedData:
     devices: int
     symmetrised: bool = False
 
-    def joined(self, moments: Moments, devices: int) -> "CodedData":
+    def joined(self, moments: Moments, devices: int) -> "GlobalCodedData":
         """Return the set with those of more devices added."""
         both = Moments(
             self.moments.features + moments.features, self.moments.labels + moments.labels
@@ -98,13 +98,15 @@ class CodedData:
         return share(self.terms.sigma_features) ** 2, share(self.terms.sigma_labels) ** 2
 
 
-class Descent:
+class ACFLDescent:
     """The steps of one training.
 
     Parameters
     ----------
     weighting : Weighting
         How a round weighs its two gradients.
+    noise : str
+        What is noised, as the wire says it.
     model_bound : float, optional
         As of `flwr_privacy.acfl.weights.AlphaPolicy`.
     learning_rate : float, optional
@@ -126,6 +128,7 @@ class Descent:
         self,
         *,
         weighting: Weighting,
+        noise: str,
         model_bound: float | None,
         learning_rate: float | None,
         schedule: str,
@@ -134,6 +137,7 @@ class Descent:
         project: bool,
     ) -> None:
         self._weighting, self._model_bound = weighting, model_bound
+        self._alpha = weighting.alpha_for(noise)
         StepSize(1.0 if learning_rate is None else learning_rate, schedule, shift)
         if project and model_bound is None:
             raise InvalidParameterError("model_bound", None, "a bound, with project = True")
@@ -154,12 +158,12 @@ class Descent:
     def step(
         self,
         model: NDArray[np.float64],
-        found: Heard | None,
+        found: RoundSums | None,
         *,
         t: int,
         devices: int,
         share: float,
-        coded: CodedData | None,
+        coded: GlobalCodedData | None,
         asked: GradientTerms | None,
     ) -> NDArray[np.float64] | None:
         """Return the model after a round (ACFL, (9) and (10)), or None where it stays.
@@ -168,7 +172,7 @@ class Descent:
         ----------
         model : (d, o) float64
             The model before it.
-        found : Heard, optional
+        found : RoundSums, optional
             What came; None if nothing did.
         t : int
             The round, from 1.
@@ -176,7 +180,7 @@ class Descent:
             Over how many the objective is a sum.
         share : float
             Share of them that a round asks.
-        coded : CodedData, optional
+        coded : GlobalCodedData, optional
             The coded data set, if there is one.
         asked : GradientTerms, optional
             What the devices were asked.
@@ -188,14 +192,14 @@ class Descent:
         InvalidParameterError
             If the coded data tell no step size.
         """
-        found = Heard(0, np.zeros_like(model), 0.0) if found is None else found
+        found = RoundSums(0, np.zeros_like(model), 0.0) if found is None else found
         norm_square = float((model**2).sum())
-        bounded = self._weighting.alpha == "bounds"
+        bounded = self._alpha == "bounds"
         weighed = self._model_bound**2 if bounded and self._model_bound else norm_square
         energy = 0.0 if coded is None else coded.energy(weighed)
         if self._policy is None:
             self._policy = AlphaPolicy(
-                self._weighting.alpha,
+                self._alpha,
                 straggler_rate=effective_rate(self._weighting.straggler_rate, share),
                 predictable=self._weighting.predictable,
                 gradient_bound=self._weighting.gradient_bound,
@@ -239,7 +243,7 @@ class Descent:
         """Restore what `state` returned."""
         self._seen, self._policy = state, None
 
-    def _rate_of(self, coded: CodedData | None) -> float:
+    def _rate_of(self, coded: GlobalCodedData | None) -> float:
         if self._learning_rate is not None:
             return self._learning_rate
         if self._found_rate is None:

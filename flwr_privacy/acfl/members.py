@@ -5,7 +5,7 @@ from typing import Any
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.wire import fields as records
 
-from .descent import CodedData
+from .descent import GlobalCodedData
 from .encoding import Moments
 from .sums import moments_of, sums_of
 from .terms import SetupTerms
@@ -27,7 +27,7 @@ class CodedMembers:
         The clients.
     terms : SetupTerms, optional
         What they were asked.
-    coded : CodedData, optional
+    coded : GlobalCodedData, optional
         The sum; None before there is one.
     """
 
@@ -35,13 +35,13 @@ class CodedMembers:
         self._symmetrised = symmetrised
         self.names: list[str] = []
         self.terms: SetupTerms | None = None
-        self.coded: CodedData | None = None
+        self.coded: GlobalCodedData | None = None
 
     def join(self, mean: WeightedMean, terms: SetupTerms) -> None:
         """Add the answers of clients that were set up."""
         moments, came = moments_of(sums_of(mean, terms), terms), set(mean.clients)
         if self.coded is None:
-            self.coded = CodedData(
+            self.coded = GlobalCodedData(
                 moments=moments, terms=terms, devices=len(came), symmetrised=self._symmetrised
             )
         else:
@@ -62,7 +62,7 @@ class CodedMembers:
         if state["setup"] is not None:
             self.terms = records.read(SetupTerms, state["setup"])
         if state["coded"] is not None and self.terms is not None:
-            self.coded = CodedData(
+            self.coded = GlobalCodedData(
                 moments=Moments(**state["coded"]),
                 terms=self.terms,
                 devices=len(self.names),

@@ -63,8 +63,9 @@ class NoisedRecords(Noise):
         Budget of a record over the whole training.
     setup_share : float, default 0.5
         Share of the budget (of mu squared, see `flwr_privacy.acfl.plan.ACFLPlan`) for the setup.
-    clipping_norm : float, default 1.0
-        L2 bound of the gradient of a record.
+    clipping_norm : float, default 0.7
+        L2 bound of the gradient of a record. On features of norm 1 it is about 1 at first, and half
+        of it later.
 
     Raises
     ------
@@ -77,7 +78,7 @@ class NoisedRecords(Noise):
     epsilon: float = 8.0
     delta: float = 1e-5
     setup_share: float = 0.5
-    clipping_norm: float = 1.0
+    clipping_norm: float = 0.7
 
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, minimum=_SMALLEST)
@@ -190,10 +191,12 @@ class Weighting:
 
     Parameters
     ----------
-    alpha : {"estimated", "bounds", "horizon"} or float, default "estimated"
+    alpha : {"estimated", "bounds", "horizon"} or float, optional
         Weight of the coded gradient: `flwr_privacy.acfl.weights.AlphaPolicy`. A number is a fixed
         weight: 0.5 is the paper's NA, 0 rescales what came and needs no setup, 1 uses the coded
-        data alone and asks for no gradient.
+        data alone and asks for no gradient. By default "horizon" with `NoisedRecords`, else the
+        paper's "estimated": it takes the noise of the coded data for new in every round, as that of
+        noised gradients is; but it stays the same, and in a long training it adds up.
     straggler_rate : float or dict, optional
         Probability that a client does not answer in time, of all or of each by its name; by default
         estimated. With ``alpha=0`` and a rate of 0 stragglers are ignored.
@@ -208,7 +211,7 @@ class Weighting:
         If a value is not allowed.
     """
 
-    alpha: Literal["estimated", "bounds", "horizon"] | float = "estimated"
+    alpha: Literal["estimated", "bounds", "horizon"] | float | None = None
     straggler_rate: float | Mapping[str, float] | None = None
     predictable: bool = False
     gradient_bound: float | None = None
@@ -216,7 +219,7 @@ class Weighting:
     def __post_init__(self) -> None:
         check_flag("predictable", self.predictable)
         AlphaPolicy(  # or says what is not allowed
-            self.alpha,
+            "estimated" if self.alpha is None else self.alpha,
             straggler_rate=self.straggler_rate,
             gradient_bound=self.gradient_bound,
             model_bound=1.0,
@@ -225,6 +228,12 @@ class Weighting:
             raise InvalidParameterError(
                 "gradient_bound", self.gradient_bound, "None, unless alpha = 'bounds'"
             )
+
+    def alpha_for(self, noise: str) -> str | float:
+        """Return the weight that was chosen, or the one that suits what is noised."""
+        if self.alpha is None:
+            return "horizon" if noise == RECORD else "estimated"
+        return self.alpha
 
     @property
     def own_rates(self) -> Mapping[str, float] | None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from flwr_privacy.privacy.averaging import EvenWeights, ReplyRefusedError, WeightedMean
 
-from .sums import GRADIENT, SIZE, Heard, heard, sums_of
+from .sums import GRADIENT, SIZE, RoundSums, round_sums, sums_of
 from .terms import RECORD, GradientTerms
 
 __all__ = ["OwnRates"]
@@ -46,11 +46,11 @@ class OwnRates:
         scaled = {GRADIENT: sums[GRADIENT] / (1 - p), SIZE: sums[SIZE] * self._size_scale(client)}
         mean.accumulate(client, scaled, weight=1, metrics=alone.metrics())
 
-    def heard(self, mean: WeightedMean, clients: Collection[str]) -> Heard:
+    def round_sums(self, mean: WeightedMean, clients: Collection[str]) -> RoundSums:
         """Return what a sum says."""
         scales = [self._size_scale(client) ** 2 for client in clients]
         noise = sum(scales) * self._terms.share_of(self._terms.sigma) ** 2
-        return heard(mean.sums, len(clients), self._terms, size_noise=noise)
+        return round_sums(mean.sums, len(clients), self._terms, size_noise=noise)
 
     def _size_scale(self, client: str) -> float:
         """Return by what the size of a gradient is scaled.

@@ -1,4 +1,4 @@
-"""Plans a training's requests: parameters checked once, and the round config that follows."""
+"""Plans a training's requests: parameters checked once, and the terms that follow."""
 
 import math
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from .scfl import sigma2_for_eps_projected
 from .sums import entry_bound
 from .terms import ENCODINGS, MOMENTS, PAPER, RECORD, SCFL, GradientTerms, SetupTerms
 
-__all__ = ["ACFLPlan", "Wish"]
+__all__ = ["ACFLOptions", "ACFLPlan"]
 
 _SMALLEST = math.ulp(0.0)
 _GRID_SHARE = 1e-3  # of epsilon that is set aside for the grid
@@ -29,7 +29,7 @@ _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ACFLOptions:
     """The checked options of `flwr_privacy.strategies.ACFL`.
 
     Raises
@@ -88,10 +88,11 @@ class Wish:
             raise InvalidParameterError(
                 "encoding", SCFL, "'moments' where noise = 'record' or noise is symmetric"
             )
-        if isinstance(self.weighting.alpha, str):
+        alpha = self.weighting.alpha_for(self.noise)
+        if isinstance(alpha, str):
             raise InvalidParameterError(
                 "alpha",
-                self.weighting.alpha,
+                alpha,
                 "a number with encoding = 'scfl': the others need moments",
             )
 
@@ -126,7 +127,7 @@ class ACFLPlan:
 
     Parameters
     ----------
-    wish : Wish
+    options : ACFLOptions
         What was asked for.
     features, labels : int
         Rows d and columns o of the model.
@@ -143,8 +144,8 @@ class ACFLPlan:
     --------
     >>> from flwr_privacy.acfl.options import DataBounds, NoisedRecords, Weighting
     >>> data = DataBounds(max_records=1000)
-    >>> wish = Wish(privacy=NoisedRecords(epsilon=8.0), weighting=Weighting(), data=data)
-    >>> plan = ACFLPlan(wish=wish, features=10, labels=2, rounds=20)
+    >>> options = ACFLOptions(privacy=NoisedRecords(epsilon=8.0), weighting=Weighting(), data=data)
+    >>> plan = ACFLPlan(options=options, features=10, labels=2, rounds=20)
     >>> setup = plan.setup_terms(parties=0).charge()
     >>> rounds = plan.gradient_terms(np.zeros((10, 2)), parties=0).charge()
     >>> from flwr_privacy.accounting import spent
@@ -152,32 +153,32 @@ class ACFLPlan:
     8.0
     """
 
-    wish: Wish
+    options: ACFLOptions
     features: int
     labels: int
     rounds: int
 
     def setup_terms(self, *, parties: int) -> SetupTerms:
-        """Return the round config of the setup.
+        """Return the terms of the setup.
 
         Raises
         ------
         InvalidParameterError
             If the noise is too little for a grid that has codes for all records.
         """
-        wish = self.wish
-        moments = wish.encoding == MOMENTS
-        sigmas = (0.0, 0.0) if wish.noise == RECORD else self._paper_sigmas()
+        options = self.options
+        moments = options.encoding == MOMENTS
+        sigmas = (0.0, 0.0) if options.noise == RECORD else self._paper_sigmas()
         terms = SetupTerms(
             **self._data(parties),
-            encoding=wish.encoding,
-            symmetric=wish.symmetric_noise,
+            encoding=options.encoding,
+            symmetric=options.symmetric_noise,
             # A first guess, which has to be more than 0.
-            sigma_features=sigmas[0] if wish.noise != RECORD else 1.0,
-            sigma_labels=sigmas[1] if wish.noise != RECORD else 1.0,
+            sigma_features=sigmas[0] if options.noise != RECORD else 1.0,
+            sigma_labels=sigmas[1] if options.noise != RECORD else 1.0,
             grid=0,
         )
-        if wish.noise == RECORD:
+        if options.noise == RECORD:
             each = math.sqrt(2) / self._mu_setup  # two moments share what the setup has
             terms = replace(terms, grid=-500)
             for _ in range(2):  # the grid follows from the noise, and the noise has room for it
@@ -187,28 +188,28 @@ class ACFLPlan:
         elif terms.coded:
             terms = replace(terms, grid=CodeGrid.holding(1.01 * terms.reach()).exponent)
         charge = terms.charge()
-        if wish.noise == PAPER and moments and charge is not None:
+        if options.noise == PAPER and moments and charge is not None:
             # What one setup costs; another one in the same experiment would pass it.
             terms = replace(terms, epsilon=spent([charge], delta=terms.delta))
         terms.check_grid()
         return terms
 
     def gradient_terms(self, model: NDArray[np.float64], *, parties: int) -> GradientTerms:
-        """Return the round config of a round.
+        """Return the terms of a round.
 
         Raises
         ------
         InvalidParameterError
             If the noise is too little for a grid that has codes for all records.
         """
-        wish, privacy = self.wish, self.wish.privacy
+        options, privacy = self.options, self.options.privacy
         noised = isinstance(privacy, NoisedRecords)
         clipping_norm = privacy.clipping_norm if isinstance(privacy, NoisedRecords) else 1.0
         terms = GradientTerms(
             **self._data(parties),
             noise_multiplier=1 / self._mu_gradient if noised else 0.0,
             clipping_norm=float(clipping_norm),
-            batch_fraction=float(wish.batch_fraction),
+            batch_fraction=float(options.batch_fraction),
             gradient_bound=1.0 if parties and not noised else 0.0,
             grid=-500,
         )
@@ -221,10 +222,10 @@ class ACFLPlan:
         return terms
 
     def _data(self, parties: int) -> dict[str, Any]:
-        wish, data = self.wish, self.wish.data
-        epsilon, delta = wish.privacy.budget
+        options, data = self.options, self.options.data
+        epsilon, delta = options.privacy.budget
         return {
-            "noise": wish.noise,
+            "noise": options.noise,
             "features": self.features,
             "labels": self.labels,
             "feature_map": data.feature_map,
@@ -236,27 +237,27 @@ class ACFLPlan:
             "max_records": data.max_records,
             "epsilon": float(epsilon),
             "delta": float(delta),
-            "gap": self._set_aside / self._releases if wish.noise == RECORD else _PAPER_GAP,
+            "gap": self._set_aside / self._releases if options.noise == RECORD else _PAPER_GAP,
             "parties": parties,
         }
 
     def _paper_sigmas(self) -> tuple[float, float]:
         """Return the standard deviations of the noise of the setup, as printed."""
-        wish, d, o, privacy = self.wish, self.features, self.labels, self.wish.privacy
+        options, d, o, privacy = self.options, self.features, self.labels, self.options.privacy
         if isinstance(privacy, SetupVariances):
             return math.sqrt(privacy.sigma1_sq), math.sqrt(privacy.sigma2_sq or 0.0)
         if not isinstance(privacy, NoisedSetup):
             return 0.0, 0.0
         level = privacy.mi_epsilon
-        if wish.encoding == SCFL:
-            return math.sqrt(sigma2_for_eps_projected(level, d)), 0.0
-        B_X, B_Y = wish.data.feature_entry(), wish.data.label_bound
-        if privacy.split == "optimal" and wish.model_bound is not None:
-            first, second = noise_split(level, d, o, wish.model_bound**2, B_X=B_X, B_Y=B_Y)
+        B_X, B_Y = options.data.feature_entry(), options.data.label_bound
+        if options.encoding == SCFL:
+            return math.sqrt(sigma2_for_eps_projected(level, d, B_X=B_X)), 0.0
+        if privacy.split == "optimal" and options.model_bound is not None:
+            first, second = noise_split(level, d, o, options.model_bound**2, B_X=B_X, B_Y=B_Y)
             # The split is for an entry of the features; labels must not tell more of theirs.
             most = (B_X * B_Y) ** 2 / math.expm1(2 * level / d)
             return math.sqrt(first), math.sqrt(max(second, most))
-        symmetric = wish.symmetric_noise
+        symmetric = options.symmetric_noise
         sigma = math.sqrt(
             sigma2_for_eps(level, d, o, bound=privacy.bound, symmetric=symmetric, B_X=B_X, B_Y=B_Y)
         )
@@ -264,27 +265,27 @@ class ACFLPlan:
 
     @property
     def _releases(self) -> int:
-        weighting = self.wish.weighting
+        weighting = self.options.weighting
         return int(weighting.needs_setup) + (0 if weighting.coded_only else self.rounds)
 
     @property
     def _set_aside(self) -> float:
-        return min(_GRID_SHARE * self.wish.privacy.budget[0], _LARGEST_GAP)
+        return min(_GRID_SHARE * self.options.privacy.budget[0], _LARGEST_GAP)
 
     @cached_property
     def _mu(self) -> float:
-        epsilon, delta = self.wish.privacy.budget
+        epsilon, delta = self.options.privacy.budget
         aside = self._set_aside
         return mu_of(epsilon - aside, delta * math.exp(-aside)) * (1 - _ROUNDING)
 
     @property
     def _share(self) -> float:
         """Share of the setup in the budget."""
-        if not self.wish.weighting.needs_setup:
+        if not self.options.weighting.needs_setup:
             return 0.0
-        if self.wish.weighting.coded_only or not isinstance(self.wish.privacy, NoisedRecords):
+        if self.options.weighting.coded_only or not isinstance(self.options.privacy, NoisedRecords):
             return 1.0
-        return self.wish.privacy.setup_share
+        return self.options.privacy.setup_share
 
     @property
     def _mu_setup(self) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import DataError, InvalidParameterError, ProtocolError
-from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian
@@ -19,7 +19,7 @@ from .encoding import Moments, clipped_gradient, upper
 from .sums import FEATURES, GRADIENT, LABELS, SIZE, coded_sum, gradient_sum, size_of
 from .terms import NO_NOISE, RECORD, SCFL, DataTerms, GradientTerms, SetupTerms
 
-__all__ = ["CodedData", "CodedGradient", "Data"]
+__all__ = ["CodedGradient", "Data", "LocalCodedData"]
 
 _PROJECTION_STEPS = 2**16  # of the grid in a standard normal deviate of a projection
 
@@ -52,7 +52,7 @@ class _Gradient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CodedData(Mechanism):
+class LocalCodedData(Mechanism):
     """The local coded data set of a client (ACFL, (2) and (3)), given once for an experiment.
 
     Parameters
@@ -63,7 +63,7 @@ class CodedData(Mechanism):
 
     terms: SetupTerms
 
-    def plan(self, start: Arrays, facts: Facts) -> Plan:
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
         terms, charge = self.terms, self.terms.charge()
         terms.check_grid()
@@ -78,7 +78,7 @@ class CodedData(Mechanism):
         features, labels = outcome.take_moments()
         return Moments(upper(features) if self.terms.symmetric else features, labels)
 
-    def noise(self, measured: Any, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: Any, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the coded data set with its noise, a share of it, or none."""
         terms = self.terms
         coded = _projected(terms, measured, random) if terms.encoding == SCFL else measured
@@ -109,7 +109,7 @@ class CodedGradient(Mechanism):
 
     terms: GradientTerms
 
-    def plan(self, start: Arrays, facts: Facts) -> Plan:
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
         terms = self.terms
         terms.check_grid()
@@ -138,7 +138,7 @@ class CodedGradient(Mechanism):
                 raise DataError("a gradient has a value beyond the range of the secure sum")
         return _Gradient(gradient, size)
 
-    def noise(self, measured: _Gradient, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: _Gradient, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the gradient with its noise, a share of it, or none."""
         terms = self.terms
         own: Fields = {METRICS: {"num-examples": 1}}
@@ -155,8 +155,8 @@ class CodedGradient(Mechanism):
         return gradient_sum(self.terms)
 
 
-def _plan(terms: DataTerms, charge: Any, noise_multiplier: float, sigma: float) -> Plan:
-    return Plan(
+def _plan(terms: DataTerms, charge: Any, noise_multiplier: float, sigma: float) -> ReleasePlan:
+    return ReleasePlan(
         unit="record",
         charge=charge,
         epsilon=terms.epsilon,

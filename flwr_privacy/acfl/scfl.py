@@ -47,10 +47,19 @@ def projected_gradient(Xt: Array, Yt: Array, W: Array, *, devices: int, s: float
     return result - devices * s * W
 
 
-def sigma2_for_eps_projected(eps: float, c: int) -> float:
+def sigma2_for_eps_projected(eps: float, c: int, *, B_X: float = 1.0) -> float:
     """Return the variance at which an encoding tells of a feature at most `eps` nats.
 
-    ``c / (exp(2 eps) - 1)`` for c rows.
+    ``c B_X^2 / (exp(2 eps) - 1)``.
+
+    Parameters
+    ----------
+    eps : float
+        The level in nats, above 0.
+    c : int
+        Coded rows, at least 1.
+    B_X : float, default 1.0
+        Bound of the features' absolute values, above 0.
 
     Raises
     ------
@@ -63,8 +72,9 @@ def sigma2_for_eps_projected(eps: float, c: int) -> float:
     45.17
     """
     check_integer("c", c, minimum=1)
+    check_number("B_X", B_X, minimum=_SMALLEST)
     twice = 2 * check_number("eps", eps, minimum=_SMALLEST)
-    s = c * math.exp(-twice) / -math.expm1(-twice)
+    s = c * B_X**2 * math.exp(-twice) / -math.expm1(-twice)
     if not 0 < s < math.inf:
         raise InvalidParameterError("eps", eps, "a level that some variance gives")
     return s

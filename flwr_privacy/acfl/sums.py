@@ -18,12 +18,12 @@ __all__ = [
     "GRADIENT",
     "LABELS",
     "SIZE",
-    "Heard",
+    "RoundSums",
     "coded_sum",
     "entry_bound",
     "gradient_sum",
-    "heard",
     "moments_of",
+    "round_sums",
     "size_of",
     "sums_of",
 ]
@@ -37,7 +37,7 @@ GRADIENT, SIZE = "gradient", "size"
 _PARTS = 2.0**30  # of a step of the grid, in which the rest of a square is counted
 
 
-class Heard(NamedTuple):
+class RoundSums(NamedTuple):
     """The sums of a round's answers.
 
     Parameters
@@ -105,9 +105,9 @@ def size_of(gradient: NDArray[np.float64], terms: GradientTerms) -> NDArray[np.f
     return np.array([codes * step, between * _PARTS * step])
 
 
-def heard(
+def round_sums(
     sums: Arrays, answered: int, terms: GradientTerms, *, size_noise: float | None = None
-) -> Heard:
+) -> RoundSums:
     """Return what a round's answers came to.
 
     Parameters
@@ -138,7 +138,7 @@ def heard(
         squares = max(0.0, float(sizes[0]))
     fraction = terms.batch_fraction
     gradient = np.asarray(sums[GRADIENT], np.float64)
-    return Heard(answered, gradient / fraction, float(squares) / fraction**2)
+    return RoundSums(answered, gradient / fraction, float(squares) / fraction**2)
 
 
 def _square_unit(terms: GradientTerms) -> float:

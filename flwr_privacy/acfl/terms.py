@@ -1,4 +1,4 @@
-"""The round config of ACFL: the fields that the server sends to a client."""
+"""The terms of ACFL: the fields that the server sends to a client."""
 
 import math
 from dataclasses import dataclass
@@ -141,7 +141,7 @@ class DataTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class SetupTerms(DataTerms):
-    """The round config of a client's setup.
+    """The terms of a client's setup.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ class SetupTerms(DataTerms):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTerms(DataTerms):
-    """The round config of a client's gradient.
+    """The terms of a client's gradient.
 
     Parameters
     ----------

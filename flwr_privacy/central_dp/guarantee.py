@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from flwr_privacy.privacy.guarantee import Guarantee
 
-from .plan import CentralDPPlan
+from .plan import CentralDPNoisePlan
 from .sensitivity import DISTRIBUTED, amplified
 
 __all__ = ["Quorum", "guarantee_of"]
@@ -14,18 +14,18 @@ Quorum = tuple[int, int, int]
 
 
 def guarantee_of(
-    plan: CentralDPPlan,
+    plan: CentralDPNoisePlan,
     *,
     summed: bool,
     quorum: Quorum | None,
     kept_back: Collection[str],
     insecure: bool,
 ) -> Guarantee:
-    """Return the guarantee of a training; see `flwr_privacy.central_dp.plan.CentralDPPlan`.
+    """Return the guarantee of a training; see `flwr_privacy.central_dp.plan.CentralDPNoisePlan`.
 
     Parameters
     ----------
-    plan : CentralDPPlan
+    plan : CentralDPNoisePlan
         The budget, who adds the noise, and how cohorts are drawn.
     summed : bool
         Whether there is a secure sum.
@@ -38,7 +38,7 @@ def guarantee_of(
 
     Examples
     --------
-    >>> plan = CentralDPPlan(
+    >>> plan = CentralDPNoisePlan(
     ...     noise="server", sampling="poisson", epsilon=8.0, delta=1e-5, rounds=10, q=0.1
     ... )
     >>> guarantee_of(plan, summed=False, quorum=None, kept_back=[], insecure=False).neighbours

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
 from flwr_privacy.privacy.adaptive_clipping import (
     COUNT_GRID,
     COUNT_NAME,
@@ -53,13 +53,13 @@ class ClippedUpdate(Mechanism):
 
     terms: CentralDPTerms
 
-    def plan(self, start: Arrays, facts: Facts) -> Plan:
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
         terms, alone = self.terms, self.terms.noise == DISTRIBUTED
         names = terms.names(start)
         check_start(start, names)
         terms.check_grid(sum(np.size(start[name]) for name in names))
-        return Plan(
+        return ReleasePlan(
             unit="user",
             charge=terms.charge() if alone else None,
             epsilon=terms.epsilon,
@@ -84,7 +84,7 @@ class ClippedUpdate(Mechanism):
         """Return the zero update, marked as that of a failed training."""
         return self.measure(start, start)._replace(failed=True)
 
-    def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: _Measured, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the codes with a share of the noise, or without noise."""
         update, vector, failed = measured
         codes: dict[str, NDArray[Any]] = update.arrays(vector)
@@ -141,7 +141,7 @@ class CentralMean(EvenMean):
     -----
     **Guarantee.** The sum is private once it has its noise: in shares, inside the codes, or by
     `add_noise`; what `settle` and `finish` make of it then costs nothing. See
-    `flwr_privacy.central_dp.plan.CentralDPPlan`.
+    `flwr_privacy.central_dp.plan.CentralDPNoisePlan`.
 
     Examples
     --------

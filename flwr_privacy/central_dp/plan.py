@@ -10,20 +10,20 @@ from flwr_privacy.errors import check_number
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, split
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.udp import participations
-from flwr_privacy.udp.formulas import check_budget
+from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.udp.schedule import set_aside
 
 from .sensitivity import amplified, sensitivity
 from .terms import SHARE_REACH, CentralDPTerms
 
-__all__ = ["CentralDPPlan"]
+__all__ = ["CentralDPNoisePlan"]
 
 _GRID_BITS = 18
 """Steps of the grid up to the clipping norm, as a power of two, if noise leaves the room."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralDPPlan:
+class CentralDPNoisePlan:
     """The noise of a training, from its budget.
 
     Parameters
@@ -89,10 +89,10 @@ class CentralDPPlan:
     Examples
     --------
     >>> budget = {"epsilon": 8.0, "delta": 1e-5, "rounds": 100, "q": 0.1}
-    >>> schedule = CentralDPPlan(noise="distributed", sampling="fixed", **budget)
+    >>> schedule = CentralDPNoisePlan(noise="distributed", sampling="fixed", **budget)
     >>> schedule.releases, round(schedule.noise_multiplier, 3)
     (18, 2.549)
-    >>> round(CentralDPPlan(noise="server", sampling="poisson", **budget).noise_multiplier, 2)
+    >>> round(CentralDPNoisePlan(noise="server", sampling="poisson", **budget).noise_multiplier, 2)
     0.99
     """
 
@@ -169,7 +169,7 @@ class CentralDPPlan:
         grid_bits: int | None = None,
         keep_back: Collection[str] = (),
     ) -> CentralDPTerms:
-        """Return the round config for a clipping norm.
+        """Return the terms for a clipping norm.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The round config of central DP: its fields on the wire, and the noise, grid and codes it means.
+"""The terms of central DP: their fields on the wire, and the noise, grid and codes they mean.
 
 In a round each client of a cohort sends its update, clipped to an L2 norm C and truncated to the
 grid; the sum gets Gaussian noise. With adaptive clipping (`flwr_privacy.privacy.adaptive_clipping`)
@@ -20,7 +20,7 @@ from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, share_sigma, su
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.updates import released_names
-from flwr_privacy.udp.formulas import check_budget
+from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.udp.grid_checks import check_codes, check_gap
 from flwr_privacy.wire.arrays import Arrays
 
@@ -34,7 +34,7 @@ SHARE_REACH = 12
 
 @dataclass(frozen=True, kw_only=True)
 class CentralDPTerms:
-    """The round config of central DP: what the server sends with each request.
+    """The terms of central DP: what the server sends with each request.
 
     Parameters
     ----------

@@ -13,17 +13,13 @@ from flwr_privacy.errors import check_integer, check_number
 from flwr_privacy.privacy.noise import discrete_laplace
 from flwr_privacy.privacy.randomness import SecureRandom
 
-__all__ = ["METHODS", "Step", "noisy"]
-
-METHODS = ("wait", "ignore", "vafl", "wait-dp")
-"""Wait for all embeddings; for those of the fast clients; for none (VAFL, Chen et al. 2020); for
-all, with noise on them (Thapa et al. 2022)."""
+__all__ = ["EmbeddingRequest", "noisy"]
 
 _STEPS = 2.0**12  # of the noise's grid in its scale
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class EmbeddingRequest:
     """The request for embeddings.
 
     Parameters

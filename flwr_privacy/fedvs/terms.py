@@ -16,7 +16,7 @@ from .privacy import check_slack
 from .quantisation import Scales
 from .rows import Segments
 
-__all__ = ["Chunk", "CodeTerms", "Dealing", "Evaluation"]
+__all__ = ["Chunk", "CodeTerms", "DealRequest", "Evaluation"]
 
 ENROL, CODE, DEAL = "enrol", "code", "weights"
 """Phases beside that of the training, in which embeddings are evaluated: saying who one is, sharing
@@ -122,6 +122,9 @@ class CodeTerms:
         for rows in self.rows:
             check_integer("rows", rows, minimum=1, maximum=_MOST_ROWS)
         check_integer("embedding", self.embedding, minimum=1, maximum=_MOST_WIDTH)
+        if count < 2:
+            allowed = "at least 2: the sum of one client's embeddings is that client's"
+            raise InvalidParameterError("clients", count, allowed)
         check_integer("least", self.least, minimum=2, maximum=count)
         if self.project == self.paper:
             allowed = "the opposite of paper: weights without bounds are the paper's"
@@ -240,7 +243,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dealing:
+class DealRequest:
     """The request for shares of the weights.
 
     Parameters

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         TierPrivacy,
         WorstDrift,
     )
-    from .plan import Asked, Exchange, RoundPlan
+    from .plan import Asked, Exchange, M2FDPRoundPlan
     from .release import DeviceUpdate, SealedUpdate, ZoneAverage
     from .schedule import EventSchedule
     from .sensitivity import Drift
@@ -77,12 +77,12 @@ __all__ = [
     "EventSchedule",
     "Exchange",
     "LemmaDrift",
+    "M2FDPRoundPlan",
     "M2FDPTerms",
     "NoNoise",
     "PaperNoise",
     "RecordNoise",
     "ResourceModel",
-    "RoundPlan",
     "SealedUpdate",
     "SmoothDrift",
     "TierCounts",

@@ -6,7 +6,7 @@ from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.privacy.guarantee import Guarantee
 
 from .options import PaperNoise, TierPrivacy
-from .plan import RoundPlan
+from .plan import M2FDPRoundPlan
 from .schedule import EventSchedule
 
 __all__ = ["guarantee_of"]
@@ -23,7 +23,7 @@ def guarantee_of(
     tree: TierTree,
     schedule: EventSchedule,
     *,
-    plan: RoundPlan | None,
+    plan: M2FDPRoundPlan | None,
     relay: bool,
     kept_back: Collection[str],
     insecure: bool,
@@ -38,7 +38,7 @@ def guarantee_of(
         Who there is.
     schedule : EventSchedule
         When the tiers aggregate.
-    plan : RoundPlan, optional
+    plan : M2FDPRoundPlan, optional
         The round at hand; None before the first.
     relay : bool
         Whether secure aggregators are nodes of their own.

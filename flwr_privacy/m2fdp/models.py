@@ -20,7 +20,7 @@ from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.layout import Layout
 
-from .plan import Asked, Exchange, RoundPlan
+from .plan import Asked, Exchange, M2FDPRoundPlan
 from .sensitivity import Drift, Reach
 from .zone_average import Upload, averaged, trained
 
@@ -106,7 +106,7 @@ class TreeModels:
     @classmethod
     def of(
         cls,
-        plan: RoundPlan,
+        plan: M2FDPRoundPlan,
         start: Arrays,
         layout: Layout,
         edge_noise: Callable[[str, Vector], None],

@@ -28,7 +28,7 @@ __all__ = [
     "STEP_RULES",
     "Asked",
     "Exchange",
-    "RoundPlan",
+    "M2FDPRoundPlan",
     "ZoneRelease",
     "boundary_tier",
     "exchanges",
@@ -155,7 +155,7 @@ class ZoneRelease:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundPlan:
+class M2FDPRoundPlan:
     """A round with its noise.
 
     Parameters

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flwr_privacy.errors import DataError, DeclinedError, ProtocolError
-from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
 from flwr_privacy.pipeline.sealed import SEALED
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.grid import CodeGrid
@@ -48,7 +48,7 @@ class DeviceUpdate(Mechanism):
     terms: M2FDPTerms
     groups: Mapping[str, str]
 
-    def plan(self, start: Arrays, facts: Facts) -> Plan:
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
         terms = self.terms
         names = released_names(start, terms.keep_back)
@@ -83,7 +83,7 @@ class DeviceUpdate(Mechanism):
         """
         return self.measure(start, start) if self.terms.unit == "user" else None
 
-    def noise(self, measured: Update, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: Update, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the codes of the update with its noise, or without any."""
         grid, vector = CodeGrid(self.terms.grid), measured.vector
         own: Fields = {METRICS: {"num-examples": 1}}
@@ -130,7 +130,7 @@ class SealedUpdate(DeviceUpdate):
             raise ProtocolError("the sealed start has another size than the model")
         return moved(start, layout, CodeGrid(self.terms.grid).step * self.zone.codes)
 
-    def plan(self, start: Arrays, facts: Facts) -> Plan:
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
         plan = super().plan(start, facts)
         self.model(start)
@@ -144,7 +144,7 @@ class SealedUpdate(DeviceUpdate):
         """Return the update of a training that changed nothing, at user level."""
         return self.measure(start, self.model(start)) if self.terms.unit == "user" else None
 
-    def noise(self, measured: Update, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: Update, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the content to seal: the codes of the zone with this update, without noise."""
         terms, grid = self.terms, CodeGrid(self.terms.grid)
         codes = grid.encode(measured.vector)
@@ -172,7 +172,7 @@ class ZoneAverage(Mechanism):
     duty: Duty
     mean: Upload
 
-    def plan(self, start: Arrays, facts: Facts) -> Plan:
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
         sigma, floor = self.duty.noise_multiplier * self.mean.reach.total, self.mean.floor
         check_gap(self.mean.codes.size, sigma=sigma, grid=CodeGrid(self.duty.grid))
@@ -186,7 +186,7 @@ class ZoneAverage(Mechanism):
         """Return the codes of the average."""
         return self.mean.codes
 
-    def noise(self, measured: Codes, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: Codes, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the codes with the noise of the zone."""
         sigma, grid = plan.sigma or 0.0, CodeGrid(self.duty.grid)
         codes = noised(measured, sigma=sigma, grid=grid, random=random)

@@ -1,10 +1,10 @@
-"""The round config of M2FDP: the fields that the server sends to devices and aggregators."""
+"""The terms of M2FDP: the fields that the server sends to devices and aggregators."""
 
 from dataclasses import dataclass, field
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.pipeline.mechanism import Plan
+from flwr_privacy.pipeline.mechanism import ReleasePlan
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.policy import UNITS
 from flwr_privacy.wire.identity import check_client_id
@@ -131,9 +131,9 @@ class _Released:
         """Whether nothing is assumed of the losses."""
         return self.law == "worst"
 
-    def plan(self) -> Plan:
+    def plan(self) -> ReleasePlan:
         """Return what is known of the release without the model, or the answers of others."""
-        return Plan(
+        return ReleasePlan(
             unit=self.unit,
             charge=self.charge(),
             epsilon=self.epsilon,
@@ -149,7 +149,7 @@ class _Released:
 
 @dataclass(frozen=True, kw_only=True)
 class M2FDPTerms(_Released):
-    """The round config of a device's training.
+    """The terms of a device's training.
 
     Parameters
     ----------
@@ -242,6 +242,8 @@ class Duty(_Released):
         Those of them whose answers are here.
     sealed : list of bytes
         Their answers.
+    round_model : bytes
+        SHA-256 of the global model that the round began with; a kept average is for this one alone.
     min_children : int
         Fewer answers than that are not averaged.
 
@@ -259,6 +261,7 @@ class Duty(_Released):
     children: list[str]
     senders: list[str]
     sealed: list[bytes]
+    round_model: bytes
     siblings: list[str] = field(default_factory=list)
     min_children: int = 2
 

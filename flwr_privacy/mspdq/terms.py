@@ -1,4 +1,4 @@
-"""The round config of MSP and MSPDQ: the parameters of a learning round on the wire."""
+"""The terms of MSP and MSPDQ: the parameters of a learning round on the wire."""
 
 from dataclasses import dataclass, field
 

@@ -13,7 +13,9 @@ A crash at any step leaves a charge without a reply, never a reply without a cha
 question (its digest covers the arrays too) is answered from the cache, or on its charge if that was
 not answered yet; every other question is another charge.
 
-Guarantee. Adversary: a server that chooses questions, models and refusals to learn from. Covered:
+Guarantee. Adversary: a server that chooses questions, models and refusals to learn from. The app
+that calls this code is not it: a node that runs whatever app the server sends has no guarantee
+against the server, only against its messages (`flwr-privacy executor`). Covered:
 whether and with which text a question is refused before the charge depends on the question, on the
 node's configuration and on its ledger, not on data. What happens after the charge is covered by it:
 where all data of a client are protected, training that fails counts as the zero update, and that it
@@ -42,9 +44,9 @@ from .mechanism import (
     Facts,
     Mechanism,
     NoFactsError,
-    Plan,
     ProtocolStep,
     Release,
+    ReleasePlan,
     Unprotected,
 )
 from .node_limits import check_limits
@@ -150,7 +152,7 @@ def answer(
     return seal(settle(release, planned, number, made))
 
 
-def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -> None:
+def check_step(store: NodeStore, request: Request, name: Question, plan: ReleasePlan) -> None:
     """Decline a step towards a release that the node would decline; nothing is charged.
 
     Parameters
@@ -159,7 +161,7 @@ def check_step(store: NodeStore, request: Request, name: Question, plan: Plan) -
         As of `answer`.
     name : Question
         The name of the release.
-    plan : Plan
+    plan : ReleasePlan
         What it will be.
 
     Raises
@@ -233,7 +235,7 @@ def answer_step(
 
 
 def _unaccounted(
-    store: NodeStore, request: Request, release: Release, plan: Plan, start: Arrays
+    store: NodeStore, request: Request, release: Release, plan: ReleasePlan, start: Arrays
 ) -> Answer:
     """Answer with a release whose cost cannot be stated; nothing is charged, not even a failure."""
     if release.keeps == EXPERIMENT:
@@ -252,7 +254,7 @@ def _unaccounted(
 
 
 def _noised(
-    store: NodeStore, request: Request, mechanism: Mechanism, measured: Any, plan: Plan
+    store: NodeStore, request: Request, mechanism: Mechanism, measured: Any, plan: ReleasePlan
 ) -> Answer:
     arrays, own = mechanism.noise(measured, plan, store.random(request.question, "noise"))
     mark_insecure(store, own)
@@ -265,7 +267,7 @@ def mark_insecure(store: NodeStore, own: Fields) -> None:
         own[METRICS]["insecure-noise"] = 1.0
 
 
-def _admit(store: NodeStore, request: Request, plan: Plan, sealed: bool) -> None:
+def _admit(store: NodeStore, request: Request, plan: ReleasePlan, sealed: bool) -> None:
     """Decline a release that the node's operator does not allow."""
     certain = 1.0
     fields = request.fields

@@ -10,7 +10,7 @@ from flwr_privacy.errors import ChargedFailureError, DeclinedError
 from flwr_privacy.privacy.ledger import Entry, Question
 from flwr_privacy.wire.documents import dumps, loads
 
-from .mechanism import EXPERIMENT, Answer, Plan, Release
+from .mechanism import EXPERIMENT, Answer, Release, ReleasePlan
 from .node_limits import check_limits
 from .node_store import NodeStore
 from .planned_release import PlannedRelease
@@ -147,7 +147,7 @@ def _reply(request: Request, made: Answer) -> bytes:
     return dumps({"arrays": dict(arrays), "fields": own, "digest": request.digest})
 
 
-def given_before(store: NodeStore, request: Request, plan: Plan) -> Answer | None:
+def given_before(store: NodeStore, request: Request, plan: ReleasePlan) -> Answer | None:
     """Return the reply to a release that is not charged and is given once for an experiment.
 
     Raises
@@ -159,7 +159,7 @@ def given_before(store: NodeStore, request: Request, plan: Plan) -> Answer | Non
     return None if kept is None else _given(request, plan, kept)
 
 
-def keep_once(store: NodeStore, request: Request, plan: Plan, made: Answer) -> Answer:
+def keep_once(store: NodeStore, request: Request, plan: ReleasePlan, made: Answer) -> Answer:
     """Cache such a reply; return the reply to send.
 
     Raises
@@ -172,7 +172,7 @@ def keep_once(store: NodeStore, request: Request, plan: Plan, made: Answer) -> A
     return made if kept is reply else _given(request, plan, kept)
 
 
-def _given(request: Request, plan: Plan, kept: bytes) -> Answer:
+def _given(request: Request, plan: ReleasePlan, kept: bytes) -> Answer:
     """Return the one reply that an experiment has got of its kind.
 
     Raises

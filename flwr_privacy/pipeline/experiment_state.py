@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from flwr_privacy.wire.documents import dumps, loads
-from flwr_privacy.wire.files import exclusive_lock, node_file, read_checksummed, write_checksummed
+from flwr_privacy.wire.files import (
+    DamagedFileError,
+    exclusive_lock,
+    node_file,
+    read_checksummed,
+    write_checksummed,
+)
 
 from .node_limits import check_disk
 from .node_store import NodeStore
 
-__all__ = ["hashed", "locked_state"]
+__all__ = ["experiment_named_in", "hashed", "locked_state"]
 
+_NAME = "experiment-id"  # in every state: names of files have digests only
+_LONGEST_MAGIC = 64  # bytes
 _LOCK_TIMEOUT = 60.0  # seconds; what is computed for a large model or batch takes some
 
 
@@ -27,7 +35,7 @@ def hashed(name: str) -> str:
 
 @contextmanager
 def locked_state(
-    store: NodeStore, path: Path, magic: bytes, *, lock: Path
+    store: NodeStore, path: Path, magic: bytes, *, lock: Path, experiment_id: str
 ) -> Iterator[dict[str, Any]]:
     """Open a state under a lock; save it at the end, unless an error came.
 
@@ -41,6 +49,8 @@ def locked_state(
         What the file begins with.
     lock : Path
         The lock file.
+    experiment_id : str
+        The experiment, which the file names for the node's operator.
 
     Raises
     ------
@@ -57,4 +67,21 @@ def locked_state(
         with exclusive_lock(lock, timeout=_LOCK_TIMEOUT):
             state = loads(read_checksummed(path, magic)) if path.exists() else {}
             yield state
-            write_checksummed(path, magic, dumps(state), durable=store.durable)
+            named = {**state, _NAME: experiment_id}
+            write_checksummed(path, magic, dumps(named), durable=store.durable)
+
+
+def experiment_named_in(path: Path) -> str:
+    """Return the experiment that a state file of any kind names.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the file cannot be read, or is damaged or no such file.
+    """
+    with path.open("rb") as file:
+        magic = file.readline(_LONGEST_MAGIC)
+    try:
+        return str(loads(read_checksummed(path, magic))[_NAME])
+    except (DamagedFileError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is no state of an experiment") from error

@@ -28,9 +28,9 @@ __all__ = [
     "Facts",
     "Mechanism",
     "NoFactsError",
-    "Plan",
     "ProtocolStep",
     "Release",
+    "ReleasePlan",
     "Unprotected",
     "Work",
 ]
@@ -67,7 +67,7 @@ class NoFactsError(FlwrPrivacyError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ReleasePlan:
     """A mechanism's decisions about one release, made before any data are read.
 
     Parameters
@@ -130,7 +130,7 @@ class Mechanism(ABC):
     """
 
     @abstractmethod
-    def plan(self, start: Arrays, facts: Facts) -> Plan:
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
         """Decide or refuse everything about a release before any data are read.
 
         Parameters
@@ -166,7 +166,7 @@ class Mechanism(ABC):
         """
 
     @abstractmethod
-    def noise(self, measured: Any, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: Any, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the answer: the measured values with the noise of the plan."""
 
     @abstractmethod

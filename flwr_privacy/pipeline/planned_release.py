@@ -9,7 +9,7 @@ from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
 from flwr_privacy.errors import DeclinedError, ProtocolError
 from flwr_privacy.privacy.ledger import Entry
 
-from .mechanism import Plan
+from .mechanism import ReleasePlan
 from .node_store import NodeStore
 from .request import Request
 
@@ -33,7 +33,7 @@ class PlannedRelease:
         What the node keeps for the client.
     request : Request
         What the server asks for.
-    plan : Plan
+    plan : ReleasePlan
         What it costs, and the budget of the experiment.
 
     Raises
@@ -44,7 +44,7 @@ class PlannedRelease:
 
     store: NodeStore
     request: Request
-    plan: Plan
+    plan: ReleasePlan
 
     def __post_init__(self) -> None:
         if self.plan.charge is None:

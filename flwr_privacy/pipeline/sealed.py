@@ -17,12 +17,12 @@ from flwr_privacy.wire.message import METRICS, Fields
 
 from .answer import answer, check_step
 from .experiment_keys import channel_to
-from .mechanism import Answer, Plan, Release
+from .mechanism import Answer, Release, ReleasePlan
 from .node_store import NodeStore
 from .request import Request
 from .users_code import check_going_on
 
-__all__ = ["SEALED", "Letter", "Opened", "Sealed", "Step", "answer_sealed"]
+__all__ = ["SEALED", "Letter", "OpenedMessages", "Sealed", "SealedStep", "answer_sealed"]
 
 SEALED = "sealed"
 """Entry of an answer: what is to be sealed, and once it is, what the server passes on."""
@@ -52,7 +52,7 @@ class Letter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class OpenedMessages:
     """The messages that a node has opened, and its policy's least noise.
 
     Parameters
@@ -69,14 +69,14 @@ class Opened:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class SealedStep:
     """A step towards a release: its result stays sealed between neighbours and costs nothing.
 
     Parameters
     ----------
     name : Question
         The name of the release.
-    plan : Plan
+    plan : ReleasePlan
         What will be released, as far as it is known: the node declines the step if it would decline
         that.
     content : bytes
@@ -84,7 +84,7 @@ class Step:
     """
 
     name: Question
-    plan: Plan
+    plan: ReleasePlan
     content: bytes
 
 
@@ -111,7 +111,7 @@ class Sealed:
         Of an average: fewest messages that the server allows.
     """
 
-    release: Callable[[Opened], Release | Step]
+    release: Callable[[OpenedMessages], Release | SealedStep]
     received: Sequence[Letter] = ()
     sent: Sequence[Letter] = ()
     parent: str = ""
@@ -151,7 +151,7 @@ def answer_sealed(store: NodeStore, request: Request, sealed: Sealed) -> Answer:
             given = (letter.peer, letter.key, letter.signature)
             channels[letter.peer] = channel_to(store, request.scheme, experiment_id, *given)
     contents = [channels[one.peer].open(one.sealed, *one.about) for one in sealed.received]
-    made = sealed.release(Opened(contents=contents, floor=store.policy.min_sigma or 0.0))
+    made = sealed.release(OpenedMessages(contents=contents, floor=store.policy.min_sigma or 0.0))
     # Nobody to seal it for: it leaves with its own noise, like every release.
     if isinstance(made, Release) and not sealed.sent:
         return answer(store, request, made)

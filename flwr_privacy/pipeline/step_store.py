@@ -123,6 +123,7 @@ def opened(store: NodeStore, scheme: str, question: Question) -> Iterator[StepSt
         If the node's policy has ``max_disk``, and there is no room for a new experiment.
     """
     lent = StepStore(store, scheme, question)
-    path = lent.folder / "state"
-    with locked_state(store, path, _MAGIC, lock=lent.folder / "lock") as lent.state:
+    path, lock = lent.folder / "state", lent.folder / "lock"
+    named = question.experiment_id
+    with locked_state(store, path, _MAGIC, lock=lock, experiment_id=named) as lent.state:
         yield lent

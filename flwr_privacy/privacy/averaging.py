@@ -91,7 +91,8 @@ class WeightedMean:
         largest = max((math.prod(shape) for shape, _ in self.template.values()), default=0)
         self._scratch = np.empty(min(_BLOCK, largest), self.sum_dtype)
         self._sums: dict[str, NDArray[Any]] = {}
-        self._metrics: dict[str, tuple[NDArray[np.float64], float]] = {}  # sum, weight
+        # Sum and weight, by name and form: who answers first decides nothing for the others.
+        self._metrics: dict[tuple[str, tuple[int, ...]], tuple[NDArray[np.float64], float]] = {}
         self.weight = 0.0
         self.clients: set[str] = set()
 
@@ -109,8 +110,8 @@ class WeightedMean:
         weight : float
             Its weight: 0, or from ``1 / LARGEST_WEIGHT`` to ``LARGEST_WEIGHT``.
         metrics : Mapping, optional
-            Numbers or lists of numbers. A value that is not finite, or a list of another length
-            than before, is left out of that metric's mean.
+            Numbers or lists of numbers. A value that is not finite is left out of that metric's
+            mean, and so is a list of another length than the replies of the most weight have.
 
         Raises
         ------
@@ -184,11 +185,14 @@ class WeightedMean:
 
     def metrics(self) -> dict[str, Any]:
         """Return the weighted mean of each metric over the replies that had it."""
-        return {
-            key: (numbers / weight).tolist()
-            for key, (numbers, weight) in self._metrics.items()
-            if weight > 0
-        }
+        heaviest: dict[str, tuple[float, tuple[int, ...]]] = {}
+        for (key, shape), (_, weight) in self._metrics.items():
+            if weight > 0:
+                heaviest[key] = max(heaviest.get(key, (0.0, ())), (weight, shape))
+        means = {}
+        for key, (weight, shape) in heaviest.items():
+            means[key] = (self._metrics[key, shape][0] / weight).tolist()
+        return means
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the sums as arrays and the rest as plain values, for a message or a file."""
@@ -196,7 +200,7 @@ class WeightedMean:
         fields = {
             "weight": self.weight,
             "clients": sorted(self.clients),
-            "metric-keys": list(self._metrics),
+            "metric-keys": [key for key, _ in self._metrics],
             "metric-weights": [weight for _, weight in self._metrics.values()],
             "metric-lengths": [len(sums) if sums.ndim else _SCALAR for sums in numbers],
             "metric-sums": [float(x) for sums in numbers for x in np.atleast_1d(sums)],
@@ -233,7 +237,7 @@ class WeightedMean:
 
     def merge_metrics(self, other: "WeightedMean") -> None:
         """Add the metrics that another accumulator holds, and nothing else."""
-        for key, (numbers, weight) in other._metrics.items():
+        for (key, _), (numbers, weight) in other._metrics.items():
             self._add_metric(key, numbers, weight)
 
     def _check_weight(self, weight: float) -> None:
@@ -275,9 +279,9 @@ class WeightedMean:
             total[start : start + _BLOCK] += product
 
     def _add_metric(self, key: str, numbers: NDArray[np.float64], weight: float) -> None:
-        sums, weights = self._metrics.get(key, (np.zeros_like(numbers), 0.0))
-        if np.isfinite(numbers).all() and sums.shape == numbers.shape:
-            self._metrics[key] = (sums + numbers, weights + weight)
+        if np.isfinite(numbers).all():
+            sums, weights = self._metrics.get((key, numbers.shape), (np.zeros_like(numbers), 0.0))
+            self._metrics[key, numbers.shape] = (sums + numbers, weights + weight)
 
 
 class EvenWeights(WeightedMean):

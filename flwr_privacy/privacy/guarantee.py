@@ -1,11 +1,18 @@
 """A scheme's privacy guarantee: what is protected, against which adversary, and what is not."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_number
 
-__all__ = ["Guarantee"]
+__all__ = ["APPS", "Guarantee"]
+
+APPS = (
+    "each node runs this app and no other. A node without flwr-privacy executor runs any app that "
+    'the server sends: for its data, read "the server\'s messages" for "the server". Only its '
+    "operator can tell (flwr-privacy node check)"
+)
+"""What every guarantee against somebody assumes of the nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +113,12 @@ class Guarantee:
             if entries:
                 sentences.append(f"{title}: {'; '.join(entries)}")
         return ". ".join(sentences) + "."
+
+    def assuming_apps(self) -> "Guarantee":
+        """Return the guarantee with `APPS` among its assumptions, if it is one."""
+        if self.adversary == "nobody":
+            return self
+        return replace(self, assumptions=(*self.assumptions, APPS))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are set, as plain values."""

@@ -131,6 +131,8 @@ class TrainedCount:
         Of both.
     last_round, last_trained, last_variance
         The same of the last round that was counted.
+    told : bool
+        Whether the run was ended with an error because too few trained.
 
     Examples
     --------
@@ -149,6 +151,7 @@ class TrainedCount:
     last_round: int = 0
     last_trained: float = 0.0
     last_variance: float = 0.0
+    told: bool = False
 
     def add(
         self, server_round: int, *, answers: int, failed: float, sigma: float, quorum: int | None
@@ -205,7 +208,8 @@ class TrainedCount:
     def from_state(cls, state: Mapping[str, Any]) -> "TrainedCount":
         """Restore what `state` returned.
 
-        A run that was ended for too few and goes on begins to count anew: its clients were mended.
+        A run that was ended for too few and goes on begins to count anew: its clients were
+        repaired. One that was killed before it said so ends when it goes on.
         """
         count = cls(**state)
-        return cls(tests=count.tests) if count.too_few else count
+        return cls(tests=count.tests) if count.told else count

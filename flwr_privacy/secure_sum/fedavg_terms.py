@@ -20,7 +20,7 @@ logger = logging.getLogger("flwr.privacy")
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgSumTerms:
-    """The round config of a secure sum of plain federated averaging's updates.
+    """The terms of a secure sum of plain federated averaging's updates.
 
     Parameters
     ----------

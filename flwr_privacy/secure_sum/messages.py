@@ -12,6 +12,7 @@ __all__ = [
     "OPEN",
     "OWN",
     "SHARES",
+    "SIGNED",
     "Dealt",
     "Invitation",
     "Joined",
@@ -26,6 +27,9 @@ JOIN, DEAL, OPEN = "flwr-privacy.join", "flwr-privacy.deal", "flwr-privacy.open"
 """Records of a request that asks for a masked vector, for shares, or to open a sum; the answers
 to the last two have the same names."""
 
+
+SIGNED = "secure-sum"
+"""What clients sign their keys as: `flwr_privacy.pipeline.experiment_keys.signature_of`."""
 
 OWN = {JOIN: ("dealers", "mask-keys", "sealed")}
 """What no two clients have alike of a request for a vector."""

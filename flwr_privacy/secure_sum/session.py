@@ -196,34 +196,44 @@ class Session:
 
     def take_revealed(
         self, client: str, survivors: Collection[str], keys: list[bytes], seeds: list[bytes]
-    ) -> None:
-        """Check and store the shares that a survivor reveals.
+    ) -> list[str]:
+        """Check the shares that a survivor reveals, and store those that are what was dealt.
+
+        A dealer that dealt other shares than it announced so loses its own secrets only, and these
+        only if too few of its shares are left. The clients' privacy does not depend on what is
+        stored: the survivor decides what it reveals before (at most one share of each dealer, see
+        `Participant.reveal`), the server has received all of it, and every secret is recovered from
+        as many shares as before. A client that cannot open a share does not skip it, but refuses to
+        join: the seal is what tells it that the dealer's mask key is not the server's.
+
+        Returns
+        -------
+        list of str
+            The dealers whose shares are not what they announced, and were left out. They, or the
+            survivor, did not follow the protocol.
 
         Raises
         ------
         ReplyRefusedError
-            If one is missing or is not what its dealer dealt.
+            If there is not one share for each dealer.
         """
         there = self.survivors_around(client, survivors)
         missing = [dealer for dealer in self._around(client) if dealer not in there]
         if (len(keys), len(seeds)) != (len(missing), len(there)):
             raise ReplyRefusedError("malformed", "another number of shares than was asked for")
-        opened = []
+        damaged = set()
         for kind, dealers, shares in ((KEY, missing, keys), (SEED, there, seeds)):
             for dealer, share in zip(dealers, shares, strict=True):
                 holder = self.rosters[dealer].index(client)
                 digest = self._derived.share_digest(dealer, holder, kind, share)
                 start = 0 if kind == KEY else DIGEST_BYTES
                 dealt = self._dealt[dealer].digests[holder]
-                if digest != dealt[start : start + DIGEST_BYTES]:
-                    # Its dealer may have announced another one.
-                    detail = f"a damaged share of client {dealer}"
-                    raise ReplyRefusedError("malformed", detail, by_others=True)
-                opened.append((dealer, kind, holder, share))
-        # Stored once all are checked: a reply with one damaged share counts for nothing.
-        for dealer, kind, holder, share in opened:
-            self._shares.setdefault((dealer, kind), {})[holder] = share
-        self._revealed.add(client)
+                if digest == dealt[start : start + DIGEST_BYTES]:
+                    self._shares.setdefault((dealer, kind), {})[holder] = share
+                    self._revealed.add(client)
+                else:
+                    damaged.add(dealer)
+        return sorted(damaged)
 
     def open(
         self, total: NDArray[np.uint64], survivors: Collection[str], asked: bytes = b""

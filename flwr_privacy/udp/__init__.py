@@ -3,8 +3,8 @@
 Wei, Li, Ding, Ma, Su, Zhang, Poor, "User-Level Privacy-Preserving Federated Learning: Analysis and
 Performance Optimization". A client trains, adds Gaussian noise and uploads; the noise is from a
 budget (epsilon, delta) over T rounds, and T may be discounted as training goes on. The paper's
-formula (10) is `sigma_paper`; it is not sufficient. The
-default is Gaussian differential privacy, whose composition is exact.
+formula (10) is `sigma_paper`; it is not sufficient. The default is Gaussian differential privacy,
+whose composition is exact: `flwr_privacy.accounting.noise_multiplier`.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from flwr_privacy.lazy import lazy
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, sensitivity
 
 if TYPE_CHECKING:
-    from .formulas import budget, participations, sigma_paper
+    from .budgets import budget, participations
     from .loss import LossTerms, MeanLoss
     from .options import (
         ClientLosses,
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
         UserLevel,
     )
     from .pace import Discounted, LinearDecay, Pace, PlateauDecay, Uniform, discount_T
+    from .paper_noise import sigma_paper
     from .plan import UDPPlan
-    from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, NoisePlan
+    from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, UDPNoisePlan
     from .shared import RECORDS_NAME, SharedMean
     from .terms import Steps, UDPTerms
 else:
@@ -50,7 +51,6 @@ __all__ = [
     "LinearNoise",
     "LossTerms",
     "MeanLoss",
-    "NoisePlan",
     "NoiseSchedule",
     "Pace",
     "PlateauDecay",
@@ -59,6 +59,7 @@ __all__ = [
     "RecordLevel",
     "SharedMean",
     "Steps",
+    "UDPNoisePlan",
     "UDPPlan",
     "UDPTerms",
     "Uniform",

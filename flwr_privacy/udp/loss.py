@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice, check_number
-from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
@@ -13,7 +13,7 @@ from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS
 
-from .formulas import check_budget
+from .budgets import check_budget
 from .sensitivity import RECORD_UNIT, USER_UNIT
 from .terms import NUM_EXAMPLES
 
@@ -42,7 +42,7 @@ class _Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LossTerms(Mechanism):
-    """The round config of a client's validation loss, and the mechanism that answers it.
+    """The terms of a client's validation loss, and the mechanism that answers it.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class LossTerms(Mechanism):
 
     # -- The mechanism -------------------------------------------------------------------------
 
-    def plan(self, start: Arrays, facts: Facts) -> Plan:
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
         sigma = None
         if self.unit == USER_UNIT or facts.records is not None:
@@ -93,7 +93,7 @@ class LossTerms(Mechanism):
             gap = discretisation_gap(1, sigma / grid.step) if sigma else 0.0
             if gap > self.gap:
                 raise InvalidParameterError("gap", self.gap, f"at least {gap:.3g}, for a loss")
-        return Plan(
+        return ReleasePlan(
             unit=self.unit,
             charge=self.charge(),
             epsilon=self.epsilon,
@@ -118,7 +118,7 @@ class LossTerms(Mechanism):
         """Return the largest loss, at user level."""
         return _Measured(self.cap, 1, self.cap) if self.unit == USER_UNIT else None
 
-    def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: _Measured, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the loss with its noise, or without any."""
         loss, weight, bound = measured
         if plan.charge is not None:

@@ -18,7 +18,7 @@ from flwr_privacy.privacy.updates import SMALLEST_NORM
 
 from .loss import LARGEST_CAP, SMALLEST_CAP
 from .pace import Discounted, LinearDecay, Pace, PlateauDecay
-from .schedule import NONE, NoisePlan
+from .schedule import NONE, UDPNoisePlan
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_usual
 
 __all__ = [
@@ -83,9 +83,9 @@ class PrivacyLevel(_Training):
 
     def schedule(
         self, epsilon: float, delta: float, *, rounds: int, q: float, validation_share: float = 0.0
-    ) -> NoisePlan:
+    ) -> UDPNoisePlan:
         """Return how the noise follows from a budget."""
-        return NoisePlan(
+        return UDPNoisePlan(
             noise=self.noise,
             epsilon=epsilon,
             delta=delta,
@@ -151,7 +151,7 @@ class UserLevel(PrivacyLevel):
     clipping_norm : float, default 1.0
         L2 bound of the whole update.
     noise : str, default "gdp_fixed"
-        How the noise follows from the budget: `flwr_privacy.udp.NoisePlan`.
+        How the noise follows from the budget: `flwr_privacy.udp.UDPNoisePlan`.
     shared_noise : bool, default False
         Whether the clients of a secure sum share the noise: the sum has as much of it as it needs,
         instead of each answer.
@@ -192,7 +192,7 @@ class RecordLevel(PrivacyLevel):
     ----------
     epsilon, delta, noise, shared_noise, grid_bits
         As in `UserLevel`.
-    clipping_norm : float, default 1.0
+    clipping_norm : float, default 0.5
         L2 bound of the gradient of a record.
     learning_rate : float
         Step size of the local training.
@@ -221,6 +221,7 @@ class RecordLevel(PrivacyLevel):
 
     unit = RECORD_UNIT
 
+    clipping_norm: float = 0.5
     learning_rate: float
     sampling_rate: float = 1.0
     local_epochs: int = 1

@@ -1,4 +1,4 @@
-"""Plans the server's requests of each round: from budgets and pace to round config and grid."""
+"""Plans the server's requests of each round: from budgets and pace to terms and grid."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +12,7 @@ from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from .loss import LossTerms
 from .options import ClientLosses, NoiseSchedule, PrivacyLevel
 from .pace import Discounted, Pace, Uniform
-from .schedule import NONE, NoisePlan
+from .schedule import NONE, UDPNoisePlan
 from .sensitivity import RECORD_UNIT, USER_UNIT
 from .terms import UDPTerms
 
@@ -71,7 +71,7 @@ class UDPPlan:
         self.q = q
         self.pace: Pace = Uniform(rounds) if schedule is None else schedule.pace(rounds)
         self.T_history = [self.pace.planned]
-        self._schedules: dict[tuple[float, float], NoisePlan] = {}
+        self._schedules: dict[tuple[float, float], UDPNoisePlan] = {}
 
     @property
     def losses(self) -> ClientLosses | None:
@@ -118,11 +118,11 @@ class UDPPlan:
         self.pace.after(loss)
         self.T_history.append(self.pace.planned)
 
-    def schedule(self, client: str) -> NoisePlan:
+    def schedule(self, client: str) -> UDPNoisePlan:
         """Return a client's schedule; clients with one budget share it."""
         return self._schedule(*self.privacy.budget(client))
 
-    def weakest(self) -> NoisePlan:
+    def weakest(self) -> UDPNoisePlan:
         """Return the schedule of a budget that covers every client's."""
         schedules = [self.schedule(client) for client in self.privacy.named() or [""]]
         return self._schedule(max(s.epsilon for s in schedules), max(s.delta for s in schedules))
@@ -130,14 +130,14 @@ class UDPPlan:
     def terms(
         self, clients: Collection[str], spent: Mapping[str, float], *, honest: int
     ) -> tuple[UDPTerms, dict[str, UDPTerms]]:
-        """Return the round config of all clients, and that of clients with their own.
+        """Return the terms of all clients, and those of clients with their own.
 
         Parameters
         ----------
         clients : collection of str
             The clients, where they have terms of their own.
         spent : Mapping of str to float
-            What each of them has spent so far; see `NoisePlan.multiplier`.
+            What each of them has spent so far; see `UDPNoisePlan.multiplier`.
         honest : int
             How many honest clients are at least in a secure sum, where there is one.
         """
@@ -151,12 +151,12 @@ class UDPPlan:
         return shared, {c: self.own_terms(shared, c, spent.get(c, 0.0)) for c in own}
 
     def own_terms(self, shared: UDPTerms, client: str, spent: float) -> UDPTerms:
-        """Return the round config of a client that has its own, from the shared one."""
+        """Return the terms of a client that has its own, from the shared one."""
         noise_multiplier = self._multiplier(client, spent)
         return replace(shared, noise_multiplier=noise_multiplier, **self._budget(client))
 
     def plain_terms(self, parties: int, *, noise_multiplier: float, client: str = "") -> UDPTerms:
-        """Return the round config for one budget and noise, with a grid that has room for them."""
+        """Return the terms for one budget and noise, with a grid that has room for them."""
         privacy = self.privacy
         terms = UDPTerms(
             unit=privacy.unit,
@@ -177,7 +177,7 @@ class UDPPlan:
         return replace(terms, grid=self._grid(terms).exponent)
 
     def loss_terms(self, client: str = "") -> LossTerms:
-        """Return the round config of a client's loss."""
+        """Return the terms of a client's loss."""
         return LossTerms(
             unit=self.privacy.unit,
             cap=float(self.losses.loss_cap if self.losses else ClientLosses.loss_cap),
@@ -225,7 +225,7 @@ class UDPPlan:
         values |= {"keep_back": self.keep_back, "rounds": self.pace.rounds}
         return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
-    def _plan_of(self, client: str) -> NoisePlan:
+    def _plan_of(self, client: str) -> UDPNoisePlan:
         """Return a client's noise plan; of any client, if one is named but none is meant."""
         return self.schedule(client or next(iter(self.privacy.named()), ""))
 
@@ -233,7 +233,7 @@ class UDPPlan:
         plan = self._plan_of(client)
         return {"epsilon": float(plan.cap), "delta": float(plan.delta), "gap": float(plan.gap)}
 
-    def _schedule(self, epsilon: float, delta: float) -> NoisePlan:
+    def _schedule(self, epsilon: float, delta: float) -> UDPNoisePlan:
         if (epsilon, delta) not in self._schedules:
             self._schedules[epsilon, delta] = self.privacy.schedule(
                 epsilon,

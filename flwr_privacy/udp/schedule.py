@@ -7,14 +7,15 @@ from functools import cached_property
 from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
 
-from .formulas import budget, check_budget, participations, sigma_paper
+from .budgets import budget, check_budget, participations
+from .paper_noise import sigma_paper
 
-__all__ = ["GRID_SHARE", "NOISES", "NONE", "PLD_SECRET", "NoisePlan", "set_aside"]
+__all__ = ["GRID_SHARE", "NOISES", "NONE", "PLD_SECRET", "UDPNoisePlan", "set_aside"]
 
 NONE, PLD_SECRET = "none", "pld_secret"
 
 NOISES = ("gdp_fixed", "gdp", "gdp_worst", "zcdp", "paper", PLD_SECRET, NONE)
-"""How the noise follows from the budget; see `NoisePlan`."""
+"""How the noise follows from the budget; see `UDPNoisePlan`."""
 
 _SPENDING = ("gdp", "gdp_worst", "zcdp")
 
@@ -32,7 +33,7 @@ def set_aside(epsilon: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisePlan:
+class UDPNoisePlan:
     """The noise of a training, from its budget.
 
     Parameters
@@ -74,7 +75,7 @@ class NoisePlan:
 
     Examples
     --------
-    >>> schedule = NoisePlan(noise="paper", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
+    >>> schedule = UDPNoisePlan(noise="paper", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
     >>> round(schedule.noise_multiplier, 6), round(schedule.cap, 2)
     (6.570652, 8.37)
     """
@@ -157,7 +158,7 @@ class NoisePlan:
 
         Examples
         --------
-        >>> schedule = NoisePlan(noise="gdp", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
+        >>> schedule = UDPNoisePlan(noise="gdp", epsilon=8.0, delta=1e-3, rounds=200, q=1.0)
         >>> round(schedule.multiplier(200, 0.0), 2), schedule.multiplier(1, 4.34)
         (6.8, None)
         """

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, EvenMean, GridMean, saturated
@@ -19,7 +19,7 @@ from flwr_privacy.privacy.updates import SMALLEST_NORM, Update, check_start, rel
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, Fields
 
-from .formulas import check_budget
+from .budgets import check_budget
 from .grid_checks import check_codes, check_gap
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, check_usual, sensitivity
 from .shared import RECORDS_NAME, SharedMean
@@ -66,7 +66,7 @@ class _Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class UDPTerms(Mechanism):
-    """The round config of a client's training, and the mechanism that answers it.
+    """The terms of a client's training, and the mechanism that answers it.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ class UDPTerms(Mechanism):
 
     # -- The mechanism -------------------------------------------------------------------------
 
-    def plan(self, start: Arrays, facts: Facts) -> Plan:
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
         """Decide or refuse everything about the release; see `Mechanism.plan`."""
         names = self._names(start)
         check_start(start, names)
@@ -228,7 +228,7 @@ class UDPTerms(Mechanism):
             step = CodeGrid(self.grid).step
             check_codes(self.grid, (self.reach(facts.records or 1) + _NOISE_REACH * sigma) / step)
             check_gap(self.grid, discretisation_gap(dimension, sigma / step), charged=self.gap)
-        return Plan(
+        return ReleasePlan(
             unit=self.unit,
             charge=self.charge(),
             epsilon=self.epsilon,
@@ -259,7 +259,7 @@ class UDPTerms(Mechanism):
             return None
         return self.measure(start, start)._replace(failed=True)
 
-    def noise(self, measured: _Measured, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: _Measured, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the codes of the update with all of the noise, a share of it, or none."""
         update, weight, bound, _ = measured
         grid, vector = CodeGrid(self.grid), update.vector

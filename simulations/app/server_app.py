@@ -35,7 +35,12 @@ def main(grid: Grid, context: Context) -> None:
     run_dir = str(context.run_config["run-dir"])
     run = RunFolder.open(run_dir) if run_dir else None
     with nullcontext() if run is None else run.served():
-        strategy = build_strategy(settings, run, resume=bool(context.run_config["resume"]))
+        strategy = build_strategy(
+            settings,
+            run,
+            resume=bool(context.run_config["resume"]),
+            accept_lost_rounds=bool(context.run_config.get("accept-lost-rounds", False)),
+        )
         result = strategy.start(
             grid,
             initial_arrays(settings),
@@ -48,7 +53,11 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def build_strategy(
-    settings: Settings, run: RunFolder | None, *, resume: bool = False
+    settings: Settings,
+    run: RunFolder | None,
+    *,
+    resume: bool = False,
+    accept_lost_rounds: bool = False,
 ) -> SchemeStrategy:
     """Return the strategy of a run.
 
@@ -77,6 +86,7 @@ def build_strategy(
         "run_dir": None if run is None else run.path,
         "experiment_id": None if run is None else run.summary["experiment_id"],
         "resume": resume,
+        "accept_lost_rounds": accept_lost_rounds,
     }
     own = dict(settings.strategy)
     if chosen.validated and own.get("schedule") in ("discounting", "plateau"):

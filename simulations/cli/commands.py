@@ -10,7 +10,7 @@ from flwr_privacy.errors import FlwrPrivacyError
 
 from .deployed import deploy
 from .ledger import ledger
-from .nodes import doctor, key, node
+from .nodes import doctor, executor, key, node
 from .research import attack, calibrate, experiment, reliability, replication
 from .results import compare, demo, verify
 from .state import state
@@ -31,7 +31,7 @@ the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 d
 
 for command in (
     *(run, deploy, compare, demo, calibrate, attack, experiment, replication, verify),
-    *(key, doctor, reliability),
+    *(executor, key, doctor, reliability),
 ):
     app.command(epilog=EXIT_CODES)(command)
 for name, group in (("ledger", ledger), ("state", state), ("node", node)):

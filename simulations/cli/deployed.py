@@ -10,6 +10,7 @@ from flwr_privacy.simulations.runner.jobs import SEED_WARNING, next_folder
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 from .run_options import (
+    AcceptLostRounds,
     Assignments,
     DataRoot,
     Out,
@@ -58,12 +59,15 @@ def deploy(
     resume: Annotated[
         Path | None, typer.Option(help="Resume the deployed run in this folder.")
     ] = None,
+    accept_lost_rounds: AcceptLostRounds = False,
 ) -> None:
     """Train on a SuperLink and SuperNodes of this machine, with TLS and keys of their own."""
     from flwr_privacy.simulations.deployment import deploy as deployed
     from flwr_privacy.simulations.deployment.nodes import check_policy, members_of
 
     values = given(assignments, data_root, scheme=scheme, task=task, rounds=rounds, seed=seed)
+    if accept_lost_rounds and resume is None:
+        raise InvalidParameterError("--accept-lost-rounds", True, "--resume FOLDER beside it")
     if resume is not None:
         if values or no_policy or any(x is not None for x in (nodes, policy, test_seed, out)):
             allowed = "no other setting beside it but port and timeout: a run keeps its own"
@@ -99,7 +103,14 @@ def deploy(
         if resume is not None:
             folder.reopen()
         try:
-            deployed.deploy(folder, members, options, say=typer.echo, resume=resume is not None)
+            deployed.deploy(
+                folder,
+                members,
+                options,
+                say=typer.echo,
+                resume=resume is not None,
+                accept_lost_rounds=accept_lost_rounds,
+            )
         except KeyboardInterrupt:
             typer.echo(f"interrupted; all that was started is stopped\n{on}", err=True)
             raise

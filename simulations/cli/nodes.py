@@ -1,4 +1,4 @@
-"""The commands `node check`, `node metrics`, `key` and `doctor`."""
+"""The commands `node check`, `node metrics`, `node allow`, `executor`, `key` and `doctor`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +10,10 @@ from flwr_privacy.simulations.settings.run_settings import Settings
 from .operator_options import PolicyFile, StateFolder, print_checks, write_or_print
 from .run_options import DataRoot
 
-__all__ = ["doctor", "key", "node"]
+__all__ = ["doctor", "executor", "key", "node"]
 
 node = typer.Typer(
-    help="Check a node's files, policy, keys and clock; write numbers for a monitor.",
+    help="Check a node's files, policy, keys and clock; allow apps; write numbers for a monitor.",
     no_args_is_help=True,
 )
 
@@ -31,6 +31,15 @@ CertificateFile = Annotated[
     Path | None, typer.Option(help="The CA's certificate (--root-certificates).")
 ]
 
+AppsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--allowed-apps",
+        envvar="FLWR_PRIVACY_ALLOWED_APPS",
+        help="TOML file with the apps that the node runs.",
+    ),
+]
+
 
 @node.command()
 def check(
@@ -40,6 +49,7 @@ def check(
     identity: IdentityFile = None,
     key: KeyFile = None,
     certificate: CertificateFile = None,
+    allowed_apps: AppsFile = None,
     superlink: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="SuperLink to ask for certificate, time, version."),
@@ -49,7 +59,13 @@ def check(
     from flwr_privacy.simulations.operations.node_checks import NodeFiles, check_node
 
     files = NodeFiles(
-        state=state, policy=policy, pins=pins, identity=identity, key=key, certificate=certificate
+        state=state,
+        policy=policy,
+        pins=pins,
+        identity=identity,
+        key=key,
+        certificate=certificate,
+        allowed_apps=allowed_apps,
     )
     print_checks(check_node(files, superlink))
 
@@ -70,15 +86,58 @@ def metrics(
     identity: IdentityFile = None,
     key: KeyFile = None,
     certificate: CertificateFile = None,
+    allowed_apps: AppsFile = None,
 ) -> None:
     """Print a node's numbers for Prometheus, or write them to a file at once."""
     from flwr_privacy.simulations.operations.metrics import metrics_of
     from flwr_privacy.simulations.operations.node_checks import NodeFiles
 
     files = NodeFiles(
-        state=state, policy=policy, pins=pins, identity=identity, key=key, certificate=certificate
+        state=state,
+        policy=policy,
+        pins=pins,
+        identity=identity,
+        key=key,
+        certificate=certificate,
+        allowed_apps=allowed_apps,
     )
     write_or_print(metrics_of(files, node_name), out, mode=0o644)
+
+
+@node.command()
+def allow(
+    fab: Annotated[Path, typer.Argument(help="The app, as `flwr build` writes it (*.fab).")],
+) -> None:
+    """Print the lines that allow an app; append them to the node's --allowed-apps."""
+    from flwr_privacy.simulations.operations.allowed_apps import entry_of
+
+    typer.echo(entry_of(fab), nl=False)
+
+
+def executor(
+    allowed_apps: Annotated[
+        Path,
+        typer.Option(
+            envvar="FLWR_PRIVACY_ALLOWED_APPS",
+            help="TOML file with the apps that the node runs; read for every message.",
+        ),
+    ],
+    superexec_auth_secret_file: Annotated[
+        Path, typer.Option(help="As the SuperNode's; nobody else gets its messages.")
+    ],
+    runtime_api_address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The SuperNode's --host and --port.")
+    ] = "127.0.0.1:9094",
+    root_certificates: Annotated[
+        Path | None,
+        typer.Option(help="The SuperNode's --ssl-ca-certfile; without it, this machine only."),
+    ] = None,
+) -> None:
+    """Run the apps that a node allows, for a SuperNode with --isolation process; refuse others."""
+    from flwr_privacy.simulations.operations.executor import RuntimeAPI, execute, read_secret
+
+    api = RuntimeAPI(address=runtime_api_address, certificates=root_certificates)
+    execute(api, allowed_apps, read_secret(superexec_auth_secret_file))
 
 
 def key(

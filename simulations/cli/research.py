@@ -140,7 +140,7 @@ def experiment(
         return
     from rich.console import Console
 
-    from flwr_privacy.simulations.research.experiments.results import Results, save
+    from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
     from flwr_privacy.simulations.research.experiments.runs import train
     from flwr_privacy.simulations.research.experiments.tables import tables
 
@@ -155,7 +155,7 @@ def experiment(
         full=full,
         data_root=data_root,
     )
-    results = Results(experiment=chosen, full=full, runs=runs)
+    results = ExperimentResults(experiment=chosen, full=full, runs=runs)
     picture, numbers = save(results, folder)
     for table in tables(results):
         Console().print(table)

@@ -15,6 +15,7 @@ from flwr_privacy.simulations.settings.run_settings import (
 )
 
 __all__ = [
+    "AcceptLostRounds",
     "Assignments",
     "DataRoot",
     "Out",
@@ -57,6 +58,14 @@ Assignments = Annotated[
         "or strategy.unit=record.",
     ),
 ]
+AcceptLostRounds = Annotated[
+    bool,
+    typer.Option(
+        "--accept-lost-rounds",
+        help="With --resume: go on from a checkpoint that is older than the run folder. The rounds "
+        "that it lacks are given up; their charges stay on the privacy card.",
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]
 
 
@@ -76,6 +85,7 @@ def settings_of(values: dict[str, Any], *, download: bool = False) -> Settings:
     from flwr_privacy.simulations.app.server_app import build_strategy
     from flwr_privacy.simulations.settings import schemes
     from flwr_privacy.simulations.tasks.data import load
+    from flwr_privacy.simulations.tasks.partition import Description
     from flwr_privacy.simulations.tasks.tasks import check_data, task_of
     from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask
 
@@ -86,14 +96,17 @@ def settings_of(values: dict[str, Any], *, download: bool = False) -> Settings:
     if isinstance(chosen, VerticalTask):
         usual = {"clients": chosen.clients, "rounds": chosen.rounds}
         settings = settings.with_values({k: v for k, v in usual.items() if k not in values})
-    own = schemes.scheme(settings.scheme).usual(settings.strategy)
-    settings = replace(settings, training=chosen.training, strategy=own).with_values(values)
+    settings = replace(settings, training=chosen.training).with_values(values)
     if download:  # first: some strategies are made from the data
         load(chosen.dataset, data_root=settings.data_root, download=True)
+    found = check_data(settings)
+    fewest = int(found.sizes.min()) if isinstance(found, Description) else None
+    own = schemes.scheme(settings.scheme).usual(settings.strategy, fewest)
+    settings = replace(settings, strategy=own)
     build_strategy(settings, None)
     if settings.secure_sum is not None and settings.clients is not None:
         settings.secure_sum.colluders_of(settings.clients)  # no cohort has more
-    if (found := check_data(settings)) is not None:
+    if found is not None:
         typer.echo(f"data: {found}")
     return settings
 

@@ -1,6 +1,7 @@
 """The commands `state show` and `state prune`."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,19 +32,21 @@ def show(path: StatePath, as_json: AsJSON = False) -> None:
     )
 
     files = state_files(path)
-    groups = sorted({(f.client, list(KINDS).index(f.kind)) for f in files})
-    kinds = []
-    for client, number in groups:
-        kind = list(KINDS)[number]
-        own = [file for file in files if (file.client, file.kind) == (client, kind)]
-        kinds.append([client, kind, len(own), sum(f.size for f in own), KINDS[kind][0]])
+    order = {kind: place for place, kind in enumerate(KINDS)}
+    groups = _grouped(files, lambda file: (file.client, order[file.kind]))
+    kinds = [
+        [client, own[0].kind, len(own), sum(f.size for f in own), KINDS[own[0].kind][0]]
+        for (client, _), own in sorted(groups.items())
+    ]
     experiments: list[list[Any]] = []
-    rest = {file.name for file in files if file.name}
-    for experiment in known_experiments(path, files):
-        names = names_of(experiment, path)
-        experiments.append([experiment, *_totals([f for f in files if f.name in names])])
+    named = _grouped(files, lambda file: file.name)
+    rest = set(named) - {""}
+    for experiment in known_experiments(files):
+        names = names_of(experiment, files)
+        experiments.append([experiment, *_totals([f for name in names for f in named[name]])])
         rest -= names
-    if unnamed := [file for file in files if file.name in rest]:
+    if rest:
+        unnamed = [file for name in rest for file in named[name]]
         experiments.append(["(without a known id)", *_totals(unnamed)])
     columns = ["client", "kind", "files", "bytes", "may be deleted"]
     of_experiments = ["experiment", "files", "bytes", "last written"]
@@ -84,6 +87,13 @@ def prune(
         typer.echo(f"{'deleted' if yes else 'would delete'}: {file.path} ({file.size} bytes)")
     total = f"{len(files)} files, {sum(file.size for file in files)} bytes"
     typer.echo(f"{total} deleted" if yes else f"{total}; nothing was deleted (--yes deletes)")
+
+
+def _grouped(files: Sequence[Any], key: Callable[[Any], Any]) -> defaultdict[Any, list[Any]]:
+    groups = defaultdict[Any, list[Any]](list)
+    for file in files:
+        groups[key(file)].append(file)
+    return groups
 
 
 def _totals(files: Sequence[Any]) -> list[Any]:

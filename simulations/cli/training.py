@@ -15,6 +15,7 @@ from flwr_privacy.simulations.runner.progress import planned_rounds
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 from .run_options import (
+    AcceptLostRounds,
     Assignments,
     DataRoot,
     Out,
@@ -87,6 +88,7 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Resume the run in this folder from its checkpoint.")
     ] = None,
+    accept_lost_rounds: AcceptLostRounds = False,
 ) -> None:
     """Train a scheme on a task and keep everything in a run folder."""
     where = Engine(
@@ -112,6 +114,8 @@ def run(
         seed=seed,
         **{"partition.kind": partition},
     )
+    if accept_lost_rounds and resume is None:
+        raise InvalidParameterError("--accept-lost-rounds", True, "--resume FOLDER beside it")
     if resume is not None:
         if values or any(x is not None for x in (out, workers, test_seed)):
             raise InvalidParameterError(
@@ -140,7 +144,12 @@ def run(
         with folder.alone():
             if resume is not None:
                 folder.reopen()
-            carry_out([folder], where, resume=resume is not None)
+            carry_out(
+                [folder],
+                where,
+                resume=resume is not None,
+                accept_lost_rounds=accept_lost_rounds,
+            )
     except KeyboardInterrupt:
         typer.echo(f"interrupted; to go on: flwr-privacy run --resume {folder.path}", err=True)
         raise

@@ -7,7 +7,7 @@ What a node owns (its keys, its policy, its ledgers) lies in a folder of its own
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from flwr_privacy.simulations.runner.jobs import APP, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
 from flwr_privacy.simulations.settings.metrics_file import refused
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
+from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .nodes import DeployedNode, prepare, tree_of
 from .processes import Deployment, DeploymentError
@@ -149,6 +150,7 @@ def deploy(
     *,
     say: Say = print,
     resume: bool = False,
+    accept_lost_rounds: bool = False,
 ) -> None:
     """Carry out a run on its own SuperLink and SuperNodes, and stop all of them afterwards.
 
@@ -168,6 +170,8 @@ def deploy(
         Takes each line that tells what happens.
     resume : bool, default False
         Whether to go on from the run's checkpoint, with the nodes' folders as they are.
+    accept_lost_rounds : bool, default False
+        Whether to go on from one that is older than the run's folder: see `LoopOptions`.
 
     Raises
     ------
@@ -200,14 +204,17 @@ def deploy(
             deployment.run(
                 APP,
                 run_config={
-                    "settings": run.settings_path.read_text(encoding="utf-8"),
-                    "run-dir": str(run.path.resolve()),
-                    # One that was interrupted before its first checkpoint begins again.
-                    "resume": resume and run.checkpoint_path.exists(),
+                    **run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds),
+                    "settings": _pinned(run.settings, folder / "node-0" / "pins.toml").to_toml(),
                 },
                 timeout=options.timeout,
                 on_lost=losses.add,
             )
+
+
+def _pinned(settings: Settings, pins: Path) -> Settings:
+    """Return settings with which the server lets in nobody but these clients, if it has no pins."""
+    return replace(settings, strategy={"pins": str(pins), **settings.strategy})
 
 
 class _Losses:

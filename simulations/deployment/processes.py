@@ -9,6 +9,7 @@ deployment outlives the context, however that ends: every process is held by a `
 
 import json
 import os
+import secrets
 import signal
 import ssl
 import subprocess
@@ -70,6 +71,9 @@ class Deployment:
     database : bool, default False
         Whether the SuperLink keeps nodes, runs and messages in a file (``superlink.db``), so that
         one that is started again still knows them; by default they are in its memory.
+    allowed_apps : Path, optional
+        The apps that the nodes run, each with a `flwr-privacy executor` beside it. By default they
+        run any.
 
     Attributes
     ----------
@@ -93,6 +97,7 @@ class Deployment:
         node_environment: Mapping[str, str] | None = None,
         port: int | None = None,
         database: bool = False,
+        allowed_apps: Path | None = None,
     ) -> None:
         if port is not None:
             check_port("port", port)
@@ -102,6 +107,7 @@ class Deployment:
         self.port = port or 0
         self._node_configs = [_written(node) for node in nodes]
         self._node_environment = dict(node_environment or {})
+        self._allowed_apps = allowed_apps
         self._home = self.folder / SUPERLINK
         self._kept: dict[str, ProcessSupervisor] = {}
         self._stack = ExitStack()
@@ -169,7 +175,7 @@ class Deployment:
         config.write_text(tomli_w.dumps(dict(run_config)), encoding="utf-8")
         command = ["flwr", "run", str(app_dir.absolute()), "--stream", "--run-config", str(config)]
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        stream = self._keep(name, command, self._environment(self._home))
+        stream = self._keep(name, [command], self._environment(self._home))
         try:
             while stream.alive:
                 self._check_alive(but=name, on_lost=on_lost)
@@ -203,12 +209,21 @@ class Deployment:
             registered = self._listed("supernode", "register", str(public))
             self._ids[index] = str(registered["node-id"])
         command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
-        command += ["--root-certificates", str(self.ca_certificate), "--port", str(free_port())]
+        port = str(free_port())
+        command += ["--root-certificates", str(self.ca_certificate), "--port", port]
         command += ["--auth-supernode-private-key", str(home / "node.key")]
         if config := self._node_configs[index]:
             command += ["--node-config", config]
         own = {**self._node_environment, **(environment or {})}
-        self._keep(name, command, {**self._environment(home), **own})
+        commands = [command]
+        if self._allowed_apps is not None:
+            (home / "executor.secret").write_bytes(secrets.token_bytes(32))
+            shared = ["--superexec-auth-secret-file", str(home / "executor.secret")]
+            command += ["--isolation", "process", *shared]
+            executor = ["flwr-privacy", "executor", "--allowed-apps", str(self._allowed_apps)]
+            executor += ["--runtime-api-address", f"{HOST}:{port}", *shared]
+            commands.append(executor)
+        self._keep(name, commands, {**self._environment(home), **own})
 
     def kill(self, index: int) -> None:
         """Kill a node and the app it runs.
@@ -250,7 +265,7 @@ class Deployment:
         command += ["--enable-supernode-auth"]
         if self._database:
             command += ["--database", str(self.folder / "superlink.db")]
-        self._keep(SUPERLINK, command, self._environment(self._home))
+        self._keep(SUPERLINK, [command], self._environment(self._home))
         self._wait_for_superlink()
 
     def kill_superlink(self) -> None:
@@ -304,10 +319,10 @@ class Deployment:
         return next(own, None)
 
     def _keep(
-        self, name: str, command: list[str], environment: dict[str, str]
+        self, name: str, commands: list[list[str]], environment: dict[str, str]
     ) -> ProcessSupervisor:
         supervisor = ProcessSupervisor(
-            [[executable(command[0]), *command[1:]]],
+            [[executable(command[0]), *command[1:]] for command in commands],
             environment=environment,
             log=self.folder / f"{name}.log",
             umask=0o077,  # the SuperLink's database has the clients' replies

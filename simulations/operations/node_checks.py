@@ -1,4 +1,4 @@
-"""Checks a node before and while it takes part: files, policy, keys, certificate, clock, disk."""
+"""Checks a node before and while it takes part: files, policy, apps, keys, clock, disk."""
 
 import os
 import shutil
@@ -11,6 +11,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.wire.pins import Identity, Pins
 
+from .allowed_apps import AllowedApps
 from .checks import (
     FAIL,
     OK,
@@ -46,6 +47,8 @@ class NodeFiles:
         The key with which the SuperNode identifies itself to the SuperLink.
     certificate : Path, optional
         The CA's certificate, of ``--root-certificates``.
+    allowed_apps : Path, optional
+        The apps that `flwr-privacy executor` runs.
     """
 
     state: Path | None = None
@@ -54,6 +57,7 @@ class NodeFiles:
     identity: Path | None = None
     key: Path | None = None
     certificate: Path | None = None
+    allowed_apps: Path | None = None
 
 
 def check_node(files: NodeFiles, superlink: str | None = None) -> list[Check]:
@@ -93,6 +97,7 @@ def check_files(files: NodeFiles) -> list[Check]:
         telemetry_check(),
         _state(files.state),
         _policy(files.policy)[1],
+        _apps(files.allowed_apps),
         *([] if files.key is None else [private_check("key", [files.key])]),
         *_keys(files),
         *([] if files.certificate is None else [certificate_check(files.certificate)]),
@@ -141,6 +146,24 @@ def _policy(path: Path | None) -> tuple[Policy | None, Check]:
         names = ", ".join(policy.allow_unprotected)
         return policy, Check(name, WARN, f"{path} trusts the server under {names}")
     return policy, Check(name, OK, f"{path}: epsilon at most {policy.max_epsilon:g}")
+
+
+def _apps(path: Path | None) -> Check:
+    name = "allowed-apps"
+    if path is None:
+        detail = (
+            "none are listed: the node runs any app that the server sends, and no policy binds it. "
+            "List what it may run (flwr-privacy node allow), give the SuperNode --isolation "
+            "process and start flwr-privacy executor (docs/deployment.md, Which apps may run)"
+        )
+        return Check(name, FAIL, detail)
+    try:
+        apps = AllowedApps.read(path)
+    except InvalidParameterError as error:
+        return Check(name, FAIL, str(error))
+    if others_may(path, "w"):
+        return Check(name, FAIL, f"other users may change them: chmod go-w {path}")
+    return Check(name, OK, f"{path}: {', '.join(sorted(apps.names.values()))}")
 
 
 def _keys(files: NodeFiles) -> Iterator[Check]:

@@ -63,9 +63,9 @@ def removable(folder: Path, over: Sequence[str] = ()) -> list[StateFile]:
     files = state_files(folder)
     names = set[str]()
     for experiment in over:
-        own = names_of(experiment, folder)
+        own = names_of(experiment, files)
         if not any(file.name in own for file in files):
-            known = ", ".join(known_experiments(folder, files)) or "none is known"
+            known = ", ".join(known_experiments(files)) or "none is known"
             allowed = f"an experiment that has files here: {known}"
             raise InvalidParameterError("--over", experiment, allowed)
         names |= own
@@ -95,7 +95,7 @@ def prune(folder: Path, over: Sequence[str] = ()) -> list[StateFile]:
         # The node could not read notes of another user.
         raise InvalidParameterError("user", os.geteuid(), f"the owner of {folder}: user {owner}")
     for experiment in over:
-        for client in _clients(folder, names_of(experiment, folder)):
+        for client in _clients(folder, experiment):
             stop_answering(_store(folder, client), experiment)
     for file in files:
         try:
@@ -127,9 +127,10 @@ def _store(folder: Path, client: str) -> NodeStore:
     )
 
 
-def _clients(folder: Path, names: set[str]) -> list[str]:
+def _clients(folder: Path, experiment: str) -> list[str]:
     """Return the clients that have files of an experiment; of common replies all clients."""
     files = state_files(folder)
+    names = names_of(experiment, files)
     owners = {file.client for file in files if file.name in names}
     if ALL_CLIENTS in owners:
         owners |= {file.client for file in files if file.kind == LEDGER}

@@ -1,7 +1,7 @@
 """Lists the files of a node's state folder: of which client, of which kind, of which experiment.
 
 The names of files have digests of experiment ids, because ids come from a server. An id is known
-where a ledger or a reply has it, or where the operator gives it.
+where a ledger, a reply or a client's memory of it has it, or where the operator gives it.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from pathlib import Path
 from flwr_privacy.clients.vertical.sealed_shares import key_name
 from flwr_privacy.errors import InvalidParameterError, LedgerError
 from flwr_privacy.m2fdp.terms import SCHEME as M2FDP
+from flwr_privacy.pipeline.experiment_state import experiment_named_in, hashed
 from flwr_privacy.pipeline.reply_cache import digest
 from flwr_privacy.pipeline.step_store import read_state
 from flwr_privacy.privacy.ledger import Ledger
@@ -35,12 +36,13 @@ __all__ = [
 ]
 
 NEVER, OVER, NOW = "never", "when its experiment is over", "now"
-LEDGER, NOTES, REPLIES, SETUPS, SUMS, KEYS, STEPS, LOCKS, LEFTOVER, OTHER = (
-    *("ledger", "notes", "replies", "setups", "secure sums", "keys", "steps", "locks"),
-    *("leftover", "other"),
+LEDGER, IDENTITY, NOTES, REPLIES, SETUPS, SUMS, KEYS, STEPS, LOCKS, LEFTOVER, OTHER = (
+    *("ledger", "identity", "notes", "replies", "setups", "secure sums", "keys", "steps"),
+    *("locks", "leftover", "other"),
 )
 KINDS = {
     LEDGER: (NEVER, "it accounts for every release"),
+    IDENTITY: (NEVER, "servers know the client by this key"),
     NOTES: (NEVER, "without its note the node would answer a stopped experiment again"),
     REPLIES: (OVER, "asked again without its reply, a node is charged a second time"),
     SETUPS: (OVER, "an experiment gets them once"),
@@ -129,11 +131,13 @@ def _place(parts: tuple[str, ...]) -> tuple[str, str, str]:
     file = parts[-1]
     if len(parts) == 1:
         client, _, ending = file.rpartition(".")
+        owner = client.removesuffix(".ledger").removesuffix(".identity")
         if ending == "lock":
-            return client.removesuffix(".ledger"), LOCKS, ""
-        if ending == "new" and client.endswith(".ledger"):
-            return client.removesuffix(".ledger"), LEFTOVER, ""
-        return (client, LEDGER, "") if ending == "ledger" else ("-", OTHER, "")
+            return owner, LOCKS, ""
+        if ending == "new" and owner != client:
+            return owner, LEFTOVER, ""
+        kind = {"ledger": LEDGER, "identity": IDENTITY}.get(ending, OTHER)
+        return ("-" if kind == OTHER else client), kind, ""
     client, _, ending = parts[0].rpartition(".")
     kind = _FOLDERS.get(ending, STEPS if len(parts) == 3 else OTHER)
     client = client or ALL_CLIENTS
@@ -149,8 +153,8 @@ def _place(parts: tuple[str, ...]) -> tuple[str, str, str]:
     return client, kind, match[1]
 
 
-def known_experiments(folder: Path, files: Iterable[StateFile]) -> list[str]:
-    """Return the ids of the experiments that ledgers and replies name.
+def known_experiments(files: Iterable[StateFile]) -> list[str]:
+    """Return the ids of the experiments that ledgers, replies and clients' states name.
 
     A ledger that cannot be read names none: `ledger check` says so.
     """
@@ -164,6 +168,8 @@ def known_experiments(folder: Path, files: Iterable[StateFile]) -> list[str]:
             found |= dict.fromkeys(entry.question.experiment_id for entry in entries)
         elif file.kind in (REPLIES, SETUPS) and file.client != ALL_CLIENTS:
             found |= dict.fromkeys(_named_by(file))
+        elif file.kind == SUMS or (file.kind == STEPS and file.path.name == "state"):
+            found |= dict.fromkeys(_remembered_by(file))
     return list(found)
 
 
@@ -180,7 +186,17 @@ def _named_by(file: StateFile) -> Iterator[str]:
         yield name
 
 
-def names_of(experiment_id: str, folder: Path) -> set[str]:
+def _remembered_by(file: StateFile) -> Iterator[str]:
+    """Yield the experiment of what a client remembers of secure sums, or of a protocol's steps."""
+    try:
+        name = experiment_named_in(file.path)
+    except (OSError, ValueError):  # gone, or damaged: it names nothing
+        return
+    if hashed(name) == file.name:
+        yield name
+
+
+def names_of(experiment_id: str, files: Iterable[StateFile]) -> set[str]:
     """Return the digests that stand for an experiment in the names of a folder's files.
 
     Raises
@@ -188,18 +204,15 @@ def names_of(experiment_id: str, folder: Path) -> set[str]:
     LedgerError
         If what a client remembers of it cannot be read.
     """
-    plain = _short_hash(experiment_id)
-    names = {digest(experiment_id), plain, _short_hash(f"{M2FDP} {experiment_id}")}
-    for steps in folder.glob(f"*.*/{plain}/state"):
+    plain = hashed(experiment_id)
+    names = {digest(experiment_id), plain, hashed(f"{M2FDP} {experiment_id}")}
+    states = [file.path for file in files if (file.kind, file.name) == (STEPS, plain)]
+    for steps in [path for path in states if path.name == "state"]:
         scheme = steps.parent.parent.name.rpartition(".")[2]
         try:
             generation = read_state(steps.parent).get("generation")
         except (OSError, DamagedFileError) as error:
             raise LedgerError(f"{steps} cannot be read: {error}") from error
         if isinstance(generation, str):
-            names.add(_short_hash(f"{scheme} {key_name(experiment_id, generation)}"))
+            names.add(hashed(f"{scheme} {key_name(experiment_id, generation)}"))
     return names
-
-
-def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

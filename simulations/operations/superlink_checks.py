@@ -135,13 +135,14 @@ def _control(connection: http.client.HTTPSConnection, host: str) -> Check:
         return Check(name, OK, "this node's address cannot start apps at the SuperLink")
     return Check(
         name,
-        WARN if _is_loopback(host) else FAIL,
+        WARN if is_loopback(host) else FAIL,
         f"whoever reaches this port may start apps on all nodes (status {status} to {CONTROL}): a "
         "proxy has to let in nodes only (docs/deployment.md)",
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -25,7 +25,6 @@ from flwr_privacy.clients import (
     as_mod,
     own_client_app,
 )
-from flwr_privacy.clients.node.context_store import SIMULATED
 from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline.pinned_nodes import pinned_nodes, tree_nodes
@@ -112,7 +111,7 @@ class SmallFederation:
     spots: tuple[Spot, ...]
     start: Callable[[], Values] = field(default=lambda: {n: a.copy() for n, a in _MODEL.items()})
     app: Callable[[type[SchemeClient]], ClientApp] = field(default=lambda client: _app(client))
-    nodes: Callable[[Path], list[dict[str, Any]]] = field(default=lambda folder: _nodes())
+    nodes: Callable[[Path], list[dict[str, Any]]] = field(default=lambda folder: _nodes(folder))
     options: Mapping[str, Any] = field(default_factory=dict)
     charged: Mapping[str, str] = field(default_factory=dict)
     within: tuple[str, ...] = ()
@@ -151,11 +150,10 @@ _MODEL: Values = {
 }
 
 
-def _nodes() -> list[dict[str, Any]]:
-    # They stand for deployed ones, and keep their files as those do.
-    return [
-        {"partition-id": i, "num-partitions": CLIENTS, SIMULATED: False} for i in range(CLIENTS)
-    ]
+def _nodes(folder: Path) -> list[dict[str, Any]]:
+    # They stand for deployed ones: the key is the operator's file, which is not lost with theirs.
+    nodes = pinned_nodes(folder, _NAMES)
+    return [{key: node[key] for key in node if key != "privacy-pins"} for node in nodes]
 
 
 def _app(client: type[SchemeClient]) -> ClientApp:

@@ -33,9 +33,8 @@ VERDICTS = {
     "exact": "the model and its history are those of a training without the fault, bit for bit",
     "left out": "a round, an evaluation or the training went on without the client, and the "
     "history or the log says so. Where the answer is lost or damaged, the model is bit for bit "
-    "that of a training in which the request is lost. A damaged hello is the exception: only the "
-    "client's neighbours can check the keys in it, and they refuse them as long as they are used. "
-    "After a hello in another node's name the server asks the client again in a later round",
+    "that of a training in which the request is lost. After a damaged hello, or one in another "
+    "node's name, the server asks the client again in a later round",
     "skipped": "a round was given up, the model stayed as it was, and the history says so",
     "refused": "the training ended with an error of the library that says why",
     "-": "the fault cannot happen here: the reply has nothing of the kind, or nothing is written "

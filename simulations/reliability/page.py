@@ -50,7 +50,8 @@ noise comes from a seed, so that both trainings can be compared bit for bit.
 In every cell the ledger of each client has an entry for each different answer that the client
 gave, and the server's privacy card has a charge for each answer that the card of the training
 without a fault has one for. Otherwise the cell is a DEFECT. A client that has lost its files
-("node lost") has lost its ledger with them: entries are counted from then on.
+("node lost") has lost its ledger with them: entries are counted from then on. Its key is a file of
+its operator's and stays; without its key the server would not let it in again.
 
 Two phases are not in the tables: `sync` of MSPDQ, which is sent only without a secure sum, and
 `oracle` of FedVS, which is for simulations. UDP has the same phases where it protects records.

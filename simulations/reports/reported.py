@@ -16,14 +16,14 @@ from flwr_privacy.simulations.settings.run_settings import Settings
 from .figures import Series, Style
 from .tree_nodes import TREE_FILE, TreeNode, read_tree
 
-__all__ = ["Line", "ReportedRun", "Results", "read_runs"]
+__all__ = ["Line", "ReportedRun", "RunResults", "read_runs"]
 
 Line = Mapping[str, Any]
 """What a run noted of one round."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
+class RunResults:
     """What a run came to, in total or at its end.
 
     Parameters
@@ -86,7 +86,7 @@ class ReportedRun:
         What became of its charges, by the same card.
     tree : tuple of TreeNode or None
         The tree of aggregators, with trust and noise; None for a scheme without.
-    results : Results
+    results : RunResults
         What it came to.
     """
 
@@ -100,7 +100,7 @@ class ReportedRun:
     guarantee: Guarantee | None
     answers: Answers | None
     tree: tuple[TreeNode, ...] | None
-    results: Results
+    results: RunResults
 
     def series(self, xs: Sequence[float], ys: Sequence[float]) -> Series:
         """Return its line through some points."""
@@ -163,7 +163,7 @@ def _card(folder: RunFolder) -> PrivacyCard | None:
         raise DataError(f"{folder.card_path}: {error}") from error
 
 
-def _results(rounds: Sequence[Line], *, planned: int) -> Results:
+def _results(rounds: Sequence[Line], *, planned: int) -> RunResults:
     def total(key: str) -> int:
         return sum(line.get(key, 0) for line in rounds)
 
@@ -173,7 +173,7 @@ def _results(rounds: Sequence[Line], *, planned: int) -> Results:
     accuracies = [value for _, value in _scores(rounds, "accuracy", source)]
     losses = [value for _, value in _scores(rounds, "loss", source)]
     last: Line = rounds[-1] if rounds else {}
-    return Results(
+    return RunResults(
         rounds=last.get("round", 0),
         planned=last.get("rounds", planned),
         accuracy=accuracies[-1] if accuracies else None,

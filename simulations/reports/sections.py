@@ -215,7 +215,7 @@ def provenance(runs: Sequence[ReportedRun]) -> Markup:
             "Started (UTC)": _time(run.summary.get("started")),
             "Finished (UTC)": _time(run.summary.get("finished")),
             **{p: (run.summary.get("versions") or {}).get(p) for p in packages},
-            "Experiment": run.summary.get("experiment_id"),
+            "ExperimentDescription": run.summary.get("experiment_id"),
         }
         for run in runs
     ]

@@ -109,7 +109,13 @@ def model_bytes(settings: Settings) -> int:
     return sum(len(array.data) for array in initial_arrays(settings).values())
 
 
-def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) -> None:
+def carry_out(
+    runs: list[RunFolder],
+    engine: Engine,
+    *,
+    resume: bool = False,
+    accept_lost_rounds: bool = False,
+) -> None:
     """Carry out runs one after another on one engine.
 
     Raises
@@ -138,12 +144,7 @@ def carry_out(runs: list[RunFolder], engine: Engine, *, resume: bool = False) ->
         for run in runs:
             with kept(run), shown(run):
                 run.begin()
-                config: dict[str, str | bool] = {
-                    "settings": run.settings_path.read_text(encoding="utf-8"),
-                    "run-dir": str(run.path.resolve()),
-                    # One that was interrupted before its first checkpoint begins again.
-                    "resume": resume and run.checkpoint_path.exists(),
-                }
+                config = run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds)
                 nodes = int(run.summary["nodes"])
                 if session is not None:
                     session.run(APP, nodes=nodes, run_config=config)

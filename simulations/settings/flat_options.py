@@ -16,7 +16,17 @@ from flwr_privacy.acfl.options import (
     SetupVariances,
     Weighting,
 )
+from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
 from flwr_privacy.errors import InvalidParameterError, KeywordError, check_choice, check_integer
+from flwr_privacy.fedvs.options import (
+    VAFL,
+    ColumnFeatures,
+    IgnoreStragglers,
+    LagrangeCoding,
+    Quantisation,
+    WaitForAll,
+    WaitNoised,
+)
 from flwr_privacy.keywords import nearest, option_types
 from flwr_privacy.m2fdp import (
     AdaptiveControl,
@@ -97,6 +107,16 @@ _CHOICES = (
         "unit=device (all data of a device is protected), unit=record (one record is), unit=paper "
         "(the paper's noise) or unit=none",
     ),
+    _Choice("privacy", "noise", {"distributed": DistributedNoise, "server": ServerNoise}),
+    _Choice("data", "", {"": ColumnFeatures}),
+    _Choice("coding", "", {"": LagrangeCoding}),
+    _Choice("quantisation", "", {"": Quantisation}),
+    _Choice(
+        "method",
+        "method",
+        {kind.name: kind for kind in (WaitForAll, IgnoreStragglers, VAFL, WaitNoised)},
+    ),
+    _Choice("clipping", "", {"": AdaptiveClipping}),
     _Choice(
         "schedule",
         "schedule",
@@ -186,6 +206,9 @@ def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
         if value is None:
             raise InvalidParameterError(choice.key, None, choice.required)
         option = choice.kinds[check_choice(choice.key, value, choice.kinds)]
+        optional = not choice.key and _field(kind, name).default is None
+        if optional and given.keys().isdisjoint(flat_keys(option)):
+            continue
         own = _options(option, given)
         own |= {f.name: given.pop(f.name) for f in fields(option) if f.name in given}
         if option is EventSchedule and "events" in own:

@@ -193,6 +193,17 @@ class RunFolder:
             summary["status"] = "interrupted"
         return summary
 
+    def app_config(self, *, resume: bool, accept_lost_rounds: bool) -> dict[str, str | bool]:
+        """Return the configuration with which the app carries the run out."""
+        # One that was interrupted before its first checkpoint begins again.
+        goes_on = resume and self.checkpoint_path.exists()
+        return {
+            "settings": self.settings_path.read_text(encoding="utf-8"),
+            "run-dir": str(self.path.resolve()),
+            "resume": goes_on,
+            "accept-lost-rounds": goes_on and accept_lost_rounds,
+        }
+
     def _read_summary(self) -> dict[str, Any]:
         try:
             summary = json.loads(self.summary_path.read_bytes())

@@ -73,14 +73,16 @@ class Scheme:
         a linear regression, from a function that returns the records and their label rows, and with
         the map that makes features of them.
     usual : callable
-        Parameters for a simulation, from those that were chosen: what is not chosen and would make
-        no sense as it is by default.
+        Parameters for a simulation, from those that were chosen and the records of the client that
+        has the fewest, None where that is not known: what is not chosen and has no default.
     """
 
     strategy: type[SchemeStrategy]
     client: type[SchemeClient]
     description: str
-    usual: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=dict)
+    usual: Callable[[Mapping[str, Any], int | None], dict[str, Any]] = field(
+        default=lambda chosen, fewest: dict(chosen)
+    )
     summed: type[SchemeClient] | None = None
     validated: bool = False
     own_client: bool = False
@@ -88,19 +90,18 @@ class Scheme:
     fixed: Callable[[Settings], dict[str, Any]] = field(default=lambda settings: {})
 
 
-def _udp(chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _udp(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
     # A large step costs no privacy: noise and step grow together.
-    if chosen.get("unit") == "record":
-        return {"learning_rate": 4.0, "clipping_norm": 0.5, **chosen}
-    return dict(chosen)
+    return {"learning_rate": 4.0, **chosen} if chosen.get("unit") == "record" else dict(chosen)
 
 
-def _nbafl(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    # About the norm of the small tasks' models, and the records of one of ten clients of digits.
-    return {"clipping_norm": 10.0, "smallest_data": 100, **chosen}
+def _nbafl(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
+    # About the norm of the small tasks' models after some rounds.
+    usual = {"clipping_norm": 10.0, **chosen}
+    return usual if fewest is None else {"smallest_data": fewest, **usual}
 
 
-def _m2fdp(chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _m2fdp(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
     # The paper's schedule; a local step of the tasks' training moves a model by about 0.05.
     usual: dict[str, Any] = {"steps": 20, "clipping_norm": 0.05, **chosen}
     if "control" not in usual and "events" not in usual and usual["steps"] > 5:
@@ -109,22 +110,12 @@ def _m2fdp(chosen: Mapping[str, Any]) -> dict[str, Any]:
     return usual
 
 
-def _m2fdp_baseline(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    return {"unit": "device", **_m2fdp(chosen)}
+def _m2fdp_baseline(chosen: Mapping[str, Any], fewest: int | None) -> dict[str, Any]:
+    return {"unit": "device", **_m2fdp(chosen, fewest)}
 
 
 def _star(settings: Settings) -> dict[str, Any]:
     return {"fanouts": settings.clients, "p": None}
-
-
-def _acfl(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    usual = {"noise": "record", **chosen}
-    if usual["noise"] == "record":
-        # The paper's weight takes the noise of the coded data for new in every round, as that of
-        # the gradients is; it stays the same, and in a long training it adds up. The gradient of a
-        # record has a norm of one at first on the tasks' features, and half of it later.
-        usual = {"alpha": "horizon", "clipping_norm": 0.7, **usual}
-    return usual
 
 
 def _split(method: str, difference: str) -> Scheme:
@@ -214,7 +205,6 @@ SCHEMES = {
         ACFL,
         ACFLClient,
         "linear regression with coded data in place of the gradients of stragglers",
-        _acfl,
         own_client=True,
     ),
     "fedvs": Scheme(

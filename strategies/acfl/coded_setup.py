@@ -9,11 +9,11 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_privacy.acfl.descent import Descent
+from flwr_privacy.acfl.descent import ACFLDescent
 from flwr_privacy.acfl.encoding import Moments
 from flwr_privacy.acfl.members import CodedMembers
 from flwr_privacy.acfl.options import Noise, Weighting
-from flwr_privacy.acfl.plan import ACFLPlan, Wish
+from flwr_privacy.acfl.plan import ACFLOptions, ACFLPlan
 from flwr_privacy.acfl.sums import coded_sum
 from flwr_privacy.acfl.terms import RECORD
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
@@ -39,9 +39,9 @@ class CodedSetup(SchemeStrategy):
     privacy: Noise
     weighting: Weighting
     rounds: int | None
-    descent: Descent
+    descent: ACFLDescent
 
-    _wish: Wish
+    _options: ACFLOptions
     _set_up: CodedMembers
     _quorum: tuple[int, int, int] | None
 
@@ -173,7 +173,10 @@ class CodedSetup(SchemeStrategy):
     def _planned(self) -> ACFLPlan:
         features, labels = self._model().shape
         return ACFLPlan(
-            wish=self._wish, features=features, labels=labels, rounds=self._planned_rounds() or 1
+            options=self._options,
+            features=features,
+            labels=labels,
+            rounds=self._planned_rounds() or 1,
         )
 
     def _planned_rounds(self) -> int | None:

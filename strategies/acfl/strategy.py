@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from flwr_privacy.acfl.descent import Descent, effective_rate
+from flwr_privacy.acfl.descent import ACFLDescent, effective_rate
 from flwr_privacy.acfl.guarantee import guarantee_of, setup_privacy
 from flwr_privacy.acfl.members import CodedMembers
 from flwr_privacy.acfl.options import (
@@ -24,8 +24,8 @@ from flwr_privacy.acfl.options import (
     Weighting,
 )
 from flwr_privacy.acfl.own_rates import OwnRates
-from flwr_privacy.acfl.plan import Wish
-from flwr_privacy.acfl.sums import Heard, gradient_sum, heard, sums_of
+from flwr_privacy.acfl.plan import ACFLOptions
+from flwr_privacy.acfl.sums import RoundSums, gradient_sum, round_sums, sums_of
 from flwr_privacy.acfl.terms import NO_NOISE, RECORD, GradientTerms
 from flwr_privacy.errors import (
     CheckpointError,
@@ -164,7 +164,7 @@ class ACFL(CodedSetup):
         check_flag("symmetrize", self.symmetrize)
         if self.shift is not None and self.schedule in ("constant", "inverse"):
             raise InvalidParameterError("shift", self.shift, "None without schedule='shifted'")
-        self._wish = Wish(
+        self._options = ACFLOptions(
             privacy=self.privacy,
             weighting=self.weighting,
             data=self.data,
@@ -190,8 +190,9 @@ class ACFL(CodedSetup):
 
     def _build(self) -> None:
         super()._build()
-        self.descent = Descent(
+        self.descent = ACFLDescent(
             weighting=self.weighting,
+            noise=self.privacy.noise,
             model_bound=self.model_bound,
             project=self.project,
             learning_rate=self.learning_rate,
@@ -238,7 +239,7 @@ class ACFL(CodedSetup):
         return super().configure_train(server_round, arrays, config, grid)
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the round config; gradients are summed, scaled by each client's own rate."""
+        """Return the terms; gradients are summed, scaled by each client's own rate."""
         terms = self._planned().gradient_terms(self._model(), parties=self._parties())
         self._terms = terms
         charge = terms.charge() if self.privacy.noise == RECORD else None
@@ -281,13 +282,13 @@ class ACFL(CodedSetup):
             return self._stepped(server_round, None, MetricRecord())
         terms = self._asked_terms()
         if self.weighting.own_rates is None:
-            found = heard(sums_of(mean, terms), len(mean.clients), terms)
+            found = round_sums(sums_of(mean, terms), len(mean.clients), terms)
         else:
-            found = self._own_rates(terms).heard(mean, mean.clients)
+            found = self._own_rates(terms).round_sums(mean, mean.clients)
         return self._stepped(server_round, found, metrics or MetricRecord())
 
     def _stepped(
-        self, server_round: int, found: Heard | None, metrics: MetricRecord
+        self, server_round: int, found: RoundSums | None, metrics: MetricRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the model after the step of a round (ACFL, (9) and (10)); None to keep it."""
         self._done = server_round
@@ -321,7 +322,7 @@ class ACFL(CodedSetup):
         if numbers and self.weighting.needs_setup:
             numbers["members"] = len(self.members)
         if self._set_up.terms is not None and self.privacy.noise != NO_NOISE:
-            privacy = setup_privacy(self._set_up.terms, bound=self._wish.bound)
+            privacy = setup_privacy(self._set_up.terms, bound=self._options.bound)
             numbers |= {f"setup_{name}": value for name, value in privacy.items()}
         return numbers | budget_metrics(card)
 
@@ -337,7 +338,7 @@ class ACFL(CodedSetup):
             epsilon=epsilon,
             delta=delta,
             setup=self._set_up.terms,
-            bound=self._wish.bound,
+            bound=self._options.bound,
             exact_rounds=exact_rounds,
             summed=self.secure_sum is not None,
             quorum=self._quorum,
@@ -348,7 +349,7 @@ class ACFL(CodedSetup):
     def state_dict(self) -> dict[str, Any]:
         """Return the coded data, their clients, and the state of the weights."""
         return {
-            "wish": self._wish.lasting(),
+            "wish": self._options.lasting(),
             "rounds": self._planned_rounds(),
             **self._set_up.state(),
             "weights": self.descent.state(),
@@ -364,7 +365,7 @@ class ACFL(CodedSetup):
         CheckpointError
             If it was made for another budget, other noise or other bounds.
         """
-        mine = {**self._wish.lasting(), "rounds": self._planned_rounds()}
+        mine = {**self._options.lasting(), "rounds": self._planned_rounds()}
         theirs = {**state["wish"], "rounds": state["rounds"]}
         for key, value in mine.items():
             if theirs[key] != value:

@@ -3,20 +3,20 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from flwr_privacy.central_dp.plan import CentralDPPlan
+from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.privacy.card import CardRelease
 
 __all__ = ["releases_of", "spent_clients", "why_too_few"]
 
 
 def spent_clients(
-    plan: CentralDPPlan, releases: Iterable[CardRelease], names: Mapping[str, str]
+    plan: CentralDPNoisePlan, releases: Iterable[CardRelease], names: Mapping[str, str]
 ) -> set[str]:
     """Return the clients that were charged as often as their budget allows.
 
     Parameters
     ----------
-    plan : CentralDPPlan
+    plan : CentralDPNoisePlan
         The budget.
     releases : iterable of CardRelease
         Every charge so far.
@@ -30,7 +30,7 @@ def spent_clients(
 
 
 def why_too_few(
-    plan: CentralDPPlan,
+    plan: CentralDPNoisePlan,
     releases: Iterable[CardRelease],
     clients: Collection[str],
     spent: Collection[str],
@@ -59,6 +59,6 @@ def why_too_few(
     return f"{len(spent)} clients have made {text}, and {left} are left of {needed} needed"
 
 
-def releases_of(plan: CentralDPPlan) -> str:
+def releases_of(plan: CentralDPNoisePlan) -> str:
     """Return the releases of a budget as text."""
     return f"the {plan.releases} releases that the budget is for"

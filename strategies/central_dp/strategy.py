@@ -7,20 +7,21 @@ counts every client that was asked, whether its answer came or not.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.serverapp import Grid
 
 from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.mean import CentralMean
-from flwr_privacy.central_dp.plan import CentralDPPlan
-from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, POISSON, SERVER, amplified, sensitivity
+from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
+from flwr_privacy.central_dp.plan import CentralDPNoisePlan
+from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, POISSON, SERVER, amplified
 from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError, check_integer
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import next_clipping_norm
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
@@ -37,7 +38,7 @@ from flwr_privacy.strategies.requests.messenger import Assigned
 from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.wire import fields as records
 
-from .option_checks import check_clipping, check_seed, check_sum
+from .option_checks import check_sum
 from .spent_budgets import releases_of, spent_clients, why_too_few
 
 __all__ = ["CentralDP"]
@@ -55,39 +56,18 @@ class CentralDP(SchemeStrategy):
     ----------
     fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `SchemeStrategy`.
-    epsilon, delta : float, default 8.0 and 1e-5
-        Budget of a client over the whole training.
-    clipping_norm : float, default 1.0
-        L2 bound of an update; of the first round, where clipping is adaptive.
-    noise : {"distributed", "server"}, default "distributed"
-        Who adds the noise: the clients, each a share under a secure sum, so that nobody is trusted;
-        or a server that the operators of the nodes trust: deployed nodes send it answers without
-        noise only if they list ``central-dp`` in ``allow_unprotected``.
-    sampling : {"fixed", "poisson"}, default "fixed"
-        Whether a cohort has a fixed number of clients, or as many as are drawn when each is drawn
-        by itself, with that number in expectation. Only a trusted server can draw in secret, and
-        only that makes the noise less.
+    privacy : DistributedNoise or ServerNoise, default DistributedNoise()
+        The budget and the clipping norm, and who adds the noise: the clients or a trusted server.
+    clipping : AdaptiveClipping, optional
+        How the clipping norm changes; by default it does not.
     rounds : int, optional
         Rounds over which the budget is spread; by default those of `start`. Needed where a
         `start` of your own runs the rounds.
-    quantile : float, optional
-        Fraction of the updates that the clipping norm aims to leave as they are, which makes
-        clipping adaptive; by default the norm is fixed.
-    clipping_learning_rate : float, default 0.2
-        Step of adaptive clipping.
-    count_share : float, default 0.1
-        Share of a round's budget that goes to the count of updates within the norm, where clipping
-        is adaptive; up to 0.99.
-    grid_bits : int, optional
-        The grid has at least ``2**grid_bits`` steps up to the clipping norm; by default 18, or as
-        many as leave room in 31 bits for twelve standard deviations of a share.
     keep_back : sequence of str, optional
         Arrays of which nothing is released, beside integers and what torch calls running statistics
         of normalisation layers, which never are. The model keeps the server's values of them.
         Where it is left out and arrays that came as a list look like statistics, the first round is
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
-    insecure_seed : int, optional
-        Seed of the server's noise and samples, for tests: nothing is protected then.
     secure_sum : SecureSum, optional
         With noise in shares always there, by default with the usual parameters.
 
@@ -122,28 +102,27 @@ class CentralDP(SchemeStrategy):
 
     Guarantee
     ---------
-    See `flwr_privacy.central_dp.plan.CentralDPPlan` for adversary, neighbours and what is
+    See `flwr_privacy.central_dp.plan.CentralDPNoisePlan` for adversary, neighbours and what is
     covered in each of the four modes; `guarantee` has it as text.
 
     Examples
     --------
-    >>> from flwr_privacy.strategies import CentralDP
-    >>> strategy = CentralDP(fraction_train=0.2, epsilon=8.0, delta=1e-5, clipping_norm=0.5)
-    >>> trusted = CentralDP(fraction_train=0.2, noise="server", sampling="poisson", quantile=0.5)
+    >>> from flwr_privacy.strategies import (
+    ...     AdaptiveClipping, CentralDP, DistributedNoise, ServerNoise
+    ... )
+    >>> privacy = DistributedNoise(epsilon=8.0, delta=1e-5, clipping_norm=0.5)
+    >>> strategy = CentralDP(fraction_train=0.2, privacy=privacy)
+    >>> trusted = CentralDP(
+    ...     fraction_train=0.2,
+    ...     privacy=ServerNoise(sampling="poisson"),
+    ...     clipping=AdaptiveClipping(quantile=0.5),
+    ... )
     """
 
-    epsilon: float = 8.0
-    delta: float = 1e-5
-    clipping_norm: float = 1.0
-    noise: Literal["distributed", "server"] = "distributed"
-    sampling: Literal["fixed", "poisson"] = "fixed"
+    privacy: DistributedNoise | ServerNoise = field(default_factory=DistributedNoise)
+    clipping: AdaptiveClipping | None = None
     rounds: int | None = None
-    quantile: float | None = None
-    clipping_learning_rate: float = 0.2
-    count_share: float = 0.1
-    grid_bits: int | None = None
     keep_back: Sequence[str] | None = None
-    insecure_seed: int | None = None
 
     scheme: ClassVar[str] = "central-dp"
     summable: ClassVar[bool] = True
@@ -153,39 +132,33 @@ class CentralDP(SchemeStrategy):
     def __post_init__(self) -> None:
         if self.rounds is not None:
             check_integer("rounds", self.rounds, minimum=1)
-        if self.grid_bits is not None:
-            check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)
-        check_clipping(self.quantile, self.clipping_learning_rate, self.count_share)
-        self._amplified = amplified(self.noise, self.sampling)
-        sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)  # or refuses it
-        self._plan_of(rounds=1, q=1.0)  # or refuses the budget
+        check_options(CentralDP, self, "privacy", "clipping")
+        self._amplified = amplified(self.privacy.noise, self.privacy.sampling)
         self._clipping: dict[str, Any] = {
-            "clipping_norm": self.clipping_norm,
-            "quantile": self.quantile,
-            "clipping_learning_rate": self.clipping_learning_rate,
-            "grid_bits": self.grid_bits,
+            "clipping_norm": self.privacy.clipping_norm,
+            **({"quantile": None} if self.clipping is None else asdict(self.clipping)),
+            "grid_bits": self.privacy.grid_bits,
             "keep_back": list(self.keep_back or ()),
         }
-        check_seed(self.insecure_seed, noise=self.noise)
-        if self.noise == DISTRIBUTED and self.secure_sum is None:
+        if self.privacy.noise == DISTRIBUTED and self.secure_sum is None:
             self.secure_sum = SecureSum()
-        check_sum(self.secure_sum, noise=self.noise, sampling=self.sampling)
+        check_sum(self.secure_sum, noise=self.privacy.noise, sampling=self.privacy.sampling)
         super().__post_init__()
         self._keep_back_given = self.keep_back
         self.fraction_evaluate = 0.0  # what clients say of their data is a release of its own
 
     def _build(self) -> None:
         super()._build()
-        self.plan: CentralDPPlan | None = None
+        self.plan: CentralDPNoisePlan | None = None
         self.terms: CentralDPTerms | None = None
-        self.clipping_norm: float = self._clipping["clipping_norm"]
+        self.clipping_norm = self.privacy.clipping_norm
         self._population = self._cohort = 0
-        self._insecure = self.insecure_seed is not None
+        self._insecure = self.privacy.insecure_seed is not None
         self._participants = Participants(
             self.federation,
-            alone=self.sampling == POISSON,
+            alone=self.privacy.sampling == POISSON,
             secret=self._amplified,  # under a secure sum the clients of a cohort know each other
-            seed=f"insecure {self.insecure_seed}".encode() if self._insecure else None,
+            seed=f"insecure {self.privacy.insecure_seed}".encode() if self._insecure else None,
         )
         self._of_round: dict[str, float] = {}
         self._releases = False  # whether noise is released whoever answers
@@ -193,7 +166,7 @@ class CentralDP(SchemeStrategy):
     # -- A round -----------------------------------------------------------------------------
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the round config; the server's noise is added before the mean is computed."""
+        """Return the terms; the server's noise is added before the mean is computed."""
         self._cohort = self.transport.cohort
         terms = self.terms = self._terms_of(self._cohort, self.clipping_norm)
         names = terms.names(self._template)
@@ -213,7 +186,7 @@ class CentralDP(SchemeStrategy):
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included; every client weighs 1."""
         cohort = len(clients)
-        if self.sampling == POISSON:
+        if self.privacy.sampling == POISSON:
             # What does not fit the usual cohort ends the run; the others are skipped.
             self._bounds(max(2, round(self._planned().q * self._population)))
             try:
@@ -245,20 +218,20 @@ class CentralDP(SchemeStrategy):
         below = mean.settle(float(number))
         shares = len(mean.clients) if terms.noise == DISTRIBUTED else 1
         self._of_round = {"sigma": terms.share_sigmas()[0] * math.sqrt(shares)}
-        if below is not None and self.quantile is not None:
+        if below is not None and self.clipping is not None:
             self._of_round["fraction_below"] = below
             self.clipping_norm = next_clipping_norm(
                 self.clipping_norm,
                 below,
-                quantile=self.quantile,
-                learning_rate=self.clipping_learning_rate,
+                quantile=self.clipping.quantile,
+                learning_rate=self.clipping.clipping_learning_rate,
             )
         return mean
 
     def _random(self, server_round: int) -> SecureRandom:
-        if self.insecure_seed is None:
+        if self.privacy.insecure_seed is None:
             return SecureRandom()
-        return SecureRandom.insecure(self.insecure_seed, "noise", server_round)
+        return SecureRandom.insecure(self.privacy.insecure_seed, "noise", server_round)
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training, except those whose budget is used up."""
@@ -359,12 +332,12 @@ class CentralDP(SchemeStrategy):
         self.clipping_norm = state["clipping_norm"]
         self._participants.load(state["secret"], self.releases)
         if state["plan"] is not None:
-            self.plan = CentralDPPlan(**state["plan"])
+            self.plan = CentralDPNoisePlan(**state["plan"])
             self._population = state["population"]
 
     # -- Parts -------------------------------------------------------------------------------
 
-    def _planned(self) -> CentralDPPlan:
+    def _planned(self) -> CentralDPNoisePlan:
         """Return the plan; it is made once the number of clients is known."""
         if self.plan is None:
             rounds = rounds_of(self.rounds, self.planned_rounds)
@@ -374,22 +347,14 @@ class CentralDP(SchemeStrategy):
             self.plan = self._plan_of(rounds=rounds, q=min(1.0, asked / self._population))
         return self.plan
 
-    def _plan_of(self, *, rounds: int, q: float) -> CentralDPPlan:
-        return CentralDPPlan(
-            noise=self.noise,
-            sampling=self.sampling,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            rounds=rounds,
-            q=q,
-            count_share=0.0 if self.quantile is None else self.count_share,
-        )
+    def _plan_of(self, *, rounds: int, q: float) -> CentralDPNoisePlan:
+        return self.privacy.plan(self.clipping, rounds=rounds, q=q)
 
     def _terms_of(self, asked: int, norm: float) -> CentralDPTerms:
-        """Return the round config for a cohort size and a clipping norm."""
+        """Return the terms for a cohort size and a clipping norm."""
         parties = 1
-        if self.noise == DISTRIBUTED and self.secure_sum is not None:
+        if self.privacy.noise == DISTRIBUTED and self.secure_sum is not None:
             parties = self.secure_sum.parties_of(asked)
         return self._planned().terms(
-            norm, parties=parties, grid_bits=self.grid_bits, keep_back=self.keep_back or ()
+            norm, parties=parties, grid_bits=self.privacy.grid_bits, keep_back=self.keep_back or ()
         )

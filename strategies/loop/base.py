@@ -116,6 +116,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "quorum": self.loop.quorum,
             "stragglers": self.loop.stragglers,
             "run_dir": self.loop.run_dir,
+            "pins": self.loop.pins,
             "secure_sum": self.secure_sum,
         }
         self.model_step = ModelStep(self.inner)
@@ -125,7 +126,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Make the parts that belong to one training; a second `start` makes new ones."""
         self.experiment = Experiment(self.scheme, self.loop)
         self.federation = Federation(
-            virtual_clients=self._virtual_clients, min_available_nodes=self.min_available_nodes
+            virtual_clients=self._virtual_clients,
+            min_available_nodes=self.min_available_nodes,
+            pins=self.loop.read_pins(),
         )
         self.messenger = Messenger(
             scheme=self.scheme,
@@ -267,9 +270,10 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         InvalidParameterError
             If `num_rounds` is less than 1, or more clients are to be sampled than there are.
         ProtocolError
-            If two nodes have one identity, or too few nodes connect within `timeout`.
+            If too few nodes connect within `timeout`, or remain when each has said who it is.
         CheckpointError
-            If the checkpoint to resume from is damaged or belongs to another experiment.
+            If the checkpoint to resume from is damaged, belongs to another experiment or is older
+            than the rest of its folder.
         NothingTrainedError
             If no round gave a model; its `result` has the history.
         TooFewTrainedError
@@ -279,7 +283,13 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if self.messenger.recorded:
             # A second training is a new experiment: under the old identity clients would answer
             # its requests from their reply caches.
-            self.loop = replace(self.loop, experiment_id=None, resume=False)
+            self.loop = replace(
+                self.loop,
+                experiment_id=None,
+                resume=False,
+                accept_lost_rounds=False,
+                forget_keys=(),
+            )
             self._build()
         self.messenger.timeout = check_number("timeout", timeout, minimum=1e-9)
         self.messenger.recorded = True
@@ -530,7 +540,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             )
 
     def _extended_guarantee(self) -> Guarantee:
-        return self.transport.extend_guarantee(self.guarantee())
+        return self.transport.extend_guarantee(self.guarantee()).assuming_apps()
 
     def _is_last(self, server_round: int) -> bool:
         return self.planned_rounds is not None and server_round >= self.planned_rounds

@@ -80,6 +80,8 @@ class ServerLoop:
             return initial_arrays
         strategy = self._strategy
         strategy.messenger.load_state(state["messenger"])
+        keys = strategy.federation.keys
+        keys.load_state(state["client_keys"], forget=strategy.loop.forget_keys)
         self._charge_log.load(PrivacyCard.from_json(state["card"]))
         strategy.transport.load_state(state["secure_sum"])
         strategy.trained = TrainedCount.from_state(state["trained"])
@@ -129,6 +131,9 @@ class ServerLoop:
         if strategy.fraction_train > 0 and rounds and all(line["skipped"] for line in rounds):
             raise NothingTrainedError(rounds, result)
         if strategy.trained.too_few:
+            strategy.trained.told = True  # whoever goes on has read it
+            last = result.history[-1]["round"]
+            self._experiment.end_run(last, arrays, card=card, **self._state())
             raise TooFewTrainedError(strategy.trained.text(), rounds, result)
         return result
 
@@ -166,6 +171,8 @@ class ServerLoop:
         card = strategy.card(final=server_round >= self._rounds or bool(strategy.stop()))
         line["scheme"] = self._numbers(line, card)
         line |= strategy.messenger.counts()
+        # What a resume compares with: an older card has fewer.
+        line["charged"] = card.answers().charged
         line["seconds"] = self._seconds()
         log(line)
         self._experiment.end_round(line, arrays, card=card, **self._state())
@@ -196,6 +203,7 @@ class ServerLoop:
         strategy = self._strategy
         return {
             "messenger": strategy.messenger.state(),
+            "client_keys": strategy.federation.keys.state(),
             "scheme_state": strategy.state_dict(),
             "inner": strategy.model_step.state_dict(),
             "secure_sum": strategy.transport.state(),

@@ -24,12 +24,14 @@ from flwr_privacy.m2fdp import (
     Delivery,
     Duty,
     Exchange,
-    RoundPlan,
+    M2FDPRoundPlan,
     TierTree,
 )
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.strategies.requests.messenger import Messenger, only
 from flwr_privacy.strategies.requests.request_log import ClientReply
+from flwr_privacy.wire.arrays import Arrays, digest_of
+from flwr_privacy.wire.digests import values_digest
 from flwr_privacy.wire.fields import write
 from flwr_privacy.wire.message import RECORD, Fields
 
@@ -82,6 +84,7 @@ class Relay:
         self._keys: dict[str, tuple[bytes, bytes]] = {}
         self._log = log
         self._least = least
+        self._model = b""
         self._answers: Sealed = {}
         self._starts: dict[str, Fields] = {}
         for tier in tree.tiers[1:-1]:
@@ -112,8 +115,9 @@ class Relay:
             self._keys[member] = key, signature
         return self._keys.get(member, (b"", b""))
 
-    def begin(self) -> None:
+    def begin(self, model: Arrays) -> None:
         """Begin a round, in which every device starts from the global model."""
+        self._model = values_digest(*([name, digest_of(model, name)] for name in model))
         self._answers, self._starts = {}, {}
 
     def take(self, device: str, sealed: Any) -> None:
@@ -142,7 +146,7 @@ class Relay:
         grid: Grid,
         server_round: int,
         exchange: Exchange,
-        plan: RoundPlan,
+        plan: M2FDPRoundPlan,
         drawn: Mapping[str, list[str]],
     ) -> dict[str, NDArray[np.int32]]:
         """Run an event on the aggregators; return the noised codes of boundary nodes.
@@ -155,7 +159,7 @@ class Relay:
             The round.
         exchange : Exchange
             The exchange with the devices that the event follows.
-        plan : RoundPlan
+        plan : M2FDPRoundPlan
             The round's noise.
         drawn : Mapping
             The devices that were asked, by their parent.
@@ -187,7 +191,7 @@ class Relay:
         self,
         node: str,
         exchange: Exchange,
-        plan: RoundPlan,
+        plan: M2FDPRoundPlan,
         asked: Mapping[str, list[str]],
     ) -> tuple[Duty, Fields]:
         tree = self._tree
@@ -206,6 +210,7 @@ class Relay:
             children=children,
             senders=senders,
             sealed=[self._answers[sender] for sender in senders],
+            round_model=self._model,
             siblings=sorted(asked[parent]) if way == UP else [],
             min_children=self._least,
         )
@@ -247,7 +252,7 @@ class Relay:
         grid: Grid,
         server_round: int,
         exchange: Exchange,
-        plan: RoundPlan,
+        plan: M2FDPRoundPlan,
         asked: Mapping[str, list[str]],
     ) -> None:
         """Pass the models of a clean event down, tier by tier, until the devices have them."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.m2fdp import EVENT, Asked, Exchange, RoundPlan, TierSums, Upload, noised
+from flwr_privacy.m2fdp import EVENT, Asked, Exchange, M2FDPRoundPlan, TierSums, Upload, noised
 from flwr_privacy.m2fdp.zone_average import NOISE_REACH
 from flwr_privacy.privacy.grid import CodeGrid, saturated
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -24,7 +24,7 @@ class SimulatedAggregators:
 
     Parameters
     ----------
-    plan : RoundPlan
+    plan : M2FDPRoundPlan
         The round, with its noise.
     log : TierLog
         Where noise is noted.
@@ -34,7 +34,7 @@ class SimulatedAggregators:
         Seed of the noise, for tests.
     """
 
-    plan: RoundPlan
+    plan: M2FDPRoundPlan
     log: TierLog
     experiment_id: str
     insecure_seed: int | None

@@ -28,11 +28,11 @@ from flwr_privacy.m2fdp import (
     DeviceNoise,
     EventSchedule,
     Exchange,
+    M2FDPRoundPlan,
     NoNoise,
     PaperNoise,
     RecordNoise,
     ResourceModel,
-    RoundPlan,
     TierSums,
     TierTree,
     TreeModels,
@@ -122,9 +122,9 @@ class M2FDP(SchemeStrategy):
     Adversary: everybody beyond the boundary of a device's trusted zone, the cloud first of all; it
     sees noised models. With `relay` the server is beyond it, and what it passes on is sealed
     (`flwr_privacy.wire.channel`). Without, the server simulates the secure aggregators and is
-    trusted: for simulations. Against a server that does not follow the protocol: see
-    `flwr_privacy.clients.M2FDPClient`; what binds it is the policy of each node, of the aggregators
-    too. Neighbours: all data of one device replaced, or with `RecordNoise` one record more.
+    trusted: for simulations. Against messages that do not follow the protocol: see
+    `flwr_privacy.clients.M2FDPClient`; a server is bound by the policies of devices and aggregators.
+    Neighbours: all data of one device replaced, or with `RecordNoise` one record more.
     Covered: everything that leaves the zone in the whole training, (epsilon, delta) per device, by
     Gaussian differential privacy (by a Renyi filter with `RecordNoise`) over the releases that each
     device charges to its own ledger. Not covered: members of one zone from each other; who takes
@@ -190,7 +190,7 @@ class M2FDP(SchemeStrategy):
         super()._build()
         self._devices: list[str] | None = None
         self._resumed: dict[str, int] | None = None
-        self._plan: RoundPlan | None = None
+        self._plan: M2FDPRoundPlan | None = None
         self._relay: Relay | None = None
         self._chosen: dict[str, list[str]] = {}
 
@@ -217,7 +217,7 @@ class M2FDP(SchemeStrategy):
         self._devices = list(self.tree.devices)
         self._layout = Layout.of(self._template, released_names(self._template, self._kept_back))
         rounds = self.planned_rounds or 1
-        first = RoundPlan(
+        first = M2FDPRoundPlan(
             tree=self.tree,
             schedule=self.schedule,
             privacy=self.privacy,
@@ -248,7 +248,7 @@ class M2FDP(SchemeStrategy):
         return self._tier_schedule.ended
 
     @property
-    def plan(self) -> RoundPlan:
+    def plan(self) -> M2FDPRoundPlan:
         """The plan of the current round with its noise; ProtocolError before the first round."""
         if self._plan is None:
             raise ProtocolError("m2fdp: the training has not begun")
@@ -279,7 +279,7 @@ class M2FDP(SchemeStrategy):
         simulated = self.simulated_aggregators()
         models = TreeModels.of(self.plan, self._template, self._layout, simulated.at_the_edge)
         if self._relay is not None:
-            self._relay.begin()
+            self._relay.begin(self._template)
         model: NDArray[np.float64] | None = None
         metrics: MetricRecord | None = None
         answered = 0

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.m2fdp import Exchange, RoundPlan
+from flwr_privacy.m2fdp import Exchange, M2FDPRoundPlan
 from flwr_privacy.strategies.requests.request_log import RequestLog
 
 __all__ = ["TierCharges"]
@@ -14,11 +14,11 @@ class TierCharges:
 
     Parameters
     ----------
-    plan : RoundPlan
+    plan : M2FDPRoundPlan
         The round, with its noise.
     """
 
-    def __init__(self, plan: RoundPlan) -> None:
+    def __init__(self, plan: M2FDPRoundPlan) -> None:
         self._plan = plan
         self._devices = set(plan.tree.devices)
         self._paid: dict[str, int] = {}  # the last period that a device has paid for

@@ -8,7 +8,14 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from flwr_privacy.m2fdp import Exchange, M2FDPTerms, RecordNoise, RoundPlan, TierSums, TreeModels
+from flwr_privacy.m2fdp import (
+    Exchange,
+    M2FDPRoundPlan,
+    M2FDPTerms,
+    RecordNoise,
+    TierSums,
+    TreeModels,
+)
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.strategies.requests.request_log import ClientReply
@@ -32,7 +39,7 @@ class TierRequests:
 
     Parameters
     ----------
-    plan : RoundPlan
+    plan : M2FDPRoundPlan
         The round, with its noise.
     exchange : Exchange
         The exchange.
@@ -44,7 +51,7 @@ class TierRequests:
         Where aggregators are nodes of their own.
     """
 
-    plan: RoundPlan
+    plan: M2FDPRoundPlan
     exchange: Exchange
     drawn: Mapping[str, list[str]]
     models: TreeModels

@@ -9,9 +9,9 @@ from flwr_privacy.m2fdp import (
     AdaptiveControl,
     AdaptiveController,
     Decision,
+    M2FDPRoundPlan,
     PaperNoise,
     ResourceModel,
-    RoundPlan,
 )
 
 __all__ = ["TierSchedule"]
@@ -22,7 +22,7 @@ class TierSchedule:
 
     Parameters
     ----------
-    first : RoundPlan
+    first : M2FDPRoundPlan
         The plan of the first round; its schedule has the periods under control.
     control : AdaptiveControl, optional
         What the controller is to do.
@@ -39,7 +39,7 @@ class TierSchedule:
 
     def __init__(
         self,
-        first: RoundPlan,
+        first: M2FDPRoundPlan,
         *,
         control: AdaptiveControl | None,
         parameters: int,
@@ -86,7 +86,7 @@ class TierSchedule:
             return ""
         return f"the {self.total_steps} local steps are used up"
 
-    def plan(self, server_round: int) -> RoundPlan:
+    def plan(self, server_round: int) -> M2FDPRoundPlan:
         """Return the plan of the next round."""
         schedule = self._first.schedule
         if self._controller is not None and self.steps_left:
@@ -99,7 +99,7 @@ class TierSchedule:
             total_steps=self.total_steps,
         )
 
-    def take(self, plan: RoundPlan) -> None:
+    def take(self, plan: M2FDPRoundPlan) -> None:
         """Subtract the steps of a round from those that remain."""
         if self._controller is not None:
             self.steps_left -= plan.schedule.steps

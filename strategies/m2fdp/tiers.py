@@ -10,8 +10,8 @@ import numpy as np
 from flwr_privacy.m2fdp import (
     CLOUD,
     Exchange,
+    M2FDPRoundPlan,
     ResourceModel,
-    RoundPlan,
     TierCounts,
     TierSums,
     TierTree,
@@ -50,7 +50,7 @@ class TierLog:
         self._sigmas: dict[str, float] = {}  # of aggregators, and of the devices of insecure leaves
         self._edges: dict[str, float] = {}  # of insecure aggregators, in a baseline
 
-    def begin(self, plan: RoundPlan, drawn: dict[str, list[str]]) -> None:
+    def begin(self, plan: M2FDPRoundPlan, drawn: dict[str, list[str]]) -> None:
         """Begin a round with the devices that were drawn, by their parent."""
         self._noise, self._heard, self._sigmas, self._edges = [], set(), {}, {}
         steps, tree = plan.schedule.steps, self._tree
@@ -78,7 +78,7 @@ class TierLog:
         """Forget the devices and nodes that answered at the previous event."""
         self._heard = set()
 
-    def answered(self, plan: RoundPlan, exchange: Exchange, sums: TierSums) -> None:
+    def answered(self, plan: M2FDPRoundPlan, exchange: Exchange, sums: TierSums) -> None:
         """Record the noise that the devices of insecure aggregators added."""
         for leaf in exchange.leaves:
             count = len(sums.answered(leaf))
@@ -95,7 +95,7 @@ class TierLog:
         self._noise.append((node, sigma**2))
         self._heard.add(node)
 
-    def planned_deviation(self, plan: RoundPlan) -> float:
+    def planned_deviation(self, plan: M2FDPRoundPlan) -> float:
         """Return the noise per entry of the next global model if all devices add theirs."""
         exchange = plan.exchanges[-1]
         total = 0.0
@@ -140,14 +140,14 @@ class TierLog:
         lowest = self._tree.tier(node) >= self._tree.depth - 1
         return not lowest and any(map(self._is_heard, self._tree.children(node)))
 
-    def write(self, run_dir: Path, plan: RoundPlan) -> None:
+    def write(self, run_dir: Path, plan: M2FDPRoundPlan) -> None:
         """Write the tree, with trust, noise and epsilon of each node, for the report."""
         nodes = [self._node(name, plan) for tier in self._tree.tiers[:-1] for name in tier]
         for leaf in self._tree.tiers[self._tree.depth - 1]:
             nodes += self._devices(leaf, plan)
         write_text(run_dir / TREE, json.dumps({"nodes": nodes}))
 
-    def _node(self, name: str, plan: RoundPlan) -> dict[str, Any]:
+    def _node(self, name: str, plan: M2FDPRoundPlan) -> dict[str, Any]:
         tree = self._tree
         tier = tree.tier(name)
         noise = tier > 0 and tree.secure(name) and not tree.secure(tree.parent(name))
@@ -162,7 +162,7 @@ class TierLog:
             "devices": len(tree.leaves(name)),
         }
 
-    def _devices(self, leaf: str, plan: RoundPlan) -> list[dict[str, Any]]:
+    def _devices(self, leaf: str, plan: M2FDPRoundPlan) -> list[dict[str, Any]]:
         tree = self._tree
         noise = plan.privacy.noised and not tree.secure(leaf)
         entry = {
@@ -180,7 +180,7 @@ class TierLog:
         return [{"name": name, "devices": 1, **entry} for name in children]
 
 
-def device_sigma(plan: RoundPlan, exchange: Exchange, leaf: str) -> float:
+def device_sigma(plan: M2FDPRoundPlan, exchange: Exchange, leaf: str) -> float:
     """Return the noise of a device whose aggregator is insecure, in an exchange."""
     asked = exchange.leaves[leaf]
     return plan.release_of(leaf, exchange).multiplier * 2 * plan.bound(asked.steps)

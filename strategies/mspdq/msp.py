@@ -207,7 +207,7 @@ class MSP(DrawnStrategy):
         return self.renewed(server_round, released, metrics, float(weight)), metrics
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the round config of a learning round; visible sub-states are averaged.
+        """Return the terms of a learning round; visible sub-states are averaged.
 
         A client's counts as often as it was drawn.
         """

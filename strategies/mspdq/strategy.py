@@ -178,7 +178,7 @@ class MSPDQ(MSP):
     # -- A learning round --------------------------------------------------------------------
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the round config of a learning round, with the first width where it is known.
+        """Return the terms of a learning round, with the first width where it is known.
 
         If all start from the split of one client, that client is told.
         """

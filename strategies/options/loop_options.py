@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.stragglers import StragglerModel
+
+if TYPE_CHECKING:
+    from flwr_privacy.wire.pins import Pins
 
 __all__ = ["LoopOptions"]
 
@@ -45,13 +48,23 @@ class LoopOptions:
         Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
     resume : bool, default False
         Whether to go on from the checkpoint in `run_dir`.
+    accept_lost_rounds : bool, default False
+        Whether to go on from a checkpoint that is older than what `run_dir` shows, such as one from
+        a backup. The rounds after it are given up: their charges stay on the privacy card, and the
+        training goes on after them with the checkpoint's model. By default it is refused.
+    pins : path, optional
+        TOML file with the long-term keys of all clients, as the nodes' ``privacy-pins``. A node
+        takes part only if it signs its hello with the key that is pinned for its client. By default
+        the first key of each client is kept for the experiment.
+    forget_keys : tuple of str, default ()
+        On a resume without pins: clients whose kept key is forgotten, because they have a new one.
     on_round : callable, optional
         Called with the history line of every round.
 
     Raises
     ------
     InvalidParameterError
-        If a value is not allowed, or there is no such folder.
+        If a value is not allowed, there is no such folder, or the pins cannot be read.
 
     Examples
     --------
@@ -68,6 +81,9 @@ class LoopOptions:
     max_reply_bytes: int = 2**30
     run_dir: str | Path | None = None
     resume: bool = False
+    accept_lost_rounds: bool = False
+    pins: str | Path | None = None
+    forget_keys: tuple[str, ...] = ()
     on_round: Callable[[dict[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +94,29 @@ class LoopOptions:
         check_integer("max_reply_bytes", self.max_reply_bytes, minimum=1)
         if self.deadline is not None:
             check_number("deadline", self.deadline, minimum=1e-9)
+        if self.accept_lost_rounds and not self.resume:
+            raise InvalidParameterError("accept_lost_rounds", True, "resume=True beside it")
         if self.resume and self.run_dir is None:
             raise InvalidParameterError("run_dir", self.run_dir, "the folder to resume from")
+        if not isinstance(self.forget_keys, list | tuple):
+            raise InvalidParameterError("forget_keys", self.forget_keys, "a list of client ids")
+        object.__setattr__(self, "forget_keys", tuple(self.forget_keys))  # TOML has lists
+        if self.forget_keys and (self.pins is not None or not self.resume):
+            allowed = "nothing, but on a resume without pins: the pins say the keys"
+            raise InvalidParameterError("forget_keys", self.forget_keys, allowed)
         if self.run_dir is not None and not Path(self.run_dir).is_dir():
             raise InvalidParameterError("run_dir", str(self.run_dir), "a folder that exists")
+
+    def read_pins(self) -> "Pins | None":
+        """Return the clients' long-term keys; None without a file of them.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the file cannot be read or holds no pins.
+        """
+        if self.pins is None:
+            return None
+        from flwr_privacy.wire.pins import Pins  # late: it loads cryptography
+
+        return Pins.read(self.pins)

@@ -1,5 +1,6 @@
 """Builds the messages of a request: content for all clients, for groups, for single clients."""
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,8 +83,12 @@ def messages_of(
         request_log.largest = max(
             request_log.largest, _ALLOWANCE + _GROWTH * told_bytes * len(asked)
         )
+        # A message's id is a hash of it: who guesses it could answer for its node, or delete it.
+        group = f"{request_log.header.server_round}-{secrets.token_hex(16)}"
         # The ttl is the deadline: an answer that comes later is not waited for by anybody.
-        messages.append(Message(question, node, message_type, ttl=request_log.seconds))
+        messages.append(
+            Message(question, node, message_type, ttl=request_log.seconds, group_id=group)
+        )
     return messages
 
 

@@ -3,13 +3,13 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from .pulling import pull
+from .pulling import announced, let_go, pull
 from .request_log import RequestLog
 
 __all__ = ["exchange", "persistent_exchange"]
@@ -32,8 +32,12 @@ def exchange(
     idle: float = math.inf,
     enough: Callable[[], bool] = lambda: False,
     left_open: dict[str, int] | None = None,
+    earlier: Mapping[str, int] | None = None,
 ) -> Iterator[Message]:
     """Send messages and yield each reply as soon as it arrives.
+
+    When the deadline is over, every message is looked at once more, so that what one of the replies
+    takes is not at the others' expense.
 
     Parameters
     ----------
@@ -51,6 +55,9 @@ def exchange(
         Asked after every reply: whether the rest is not needed any more.
     left_open : dict, optional
         Takes the ids of the requests without a reply, with their nodes.
+    earlier : mapping, optional
+        Ids of earlier requests without a reply, with their nodes, which are asked again now. Their
+        replies are taken as well, and waited for if they are on their way.
 
     Yields
     ------
@@ -69,24 +76,43 @@ def exchange(
     if len(pending) < len(messages):
         logger.warning("%d of %d messages not sent", len(messages) - len(pending), len(messages))
     asked = len(pending)
+    earlier = dict(earlier or {})
+    pending |= earlier
+    twice, answered = set(earlier.values()), set[int]()  # nodes with two requests
+
+    def awaited() -> bool:
+        return any(
+            node not in answered and (message_id not in earlier or announced(grid, message_id))
+            for message_id, node in pending.items()
+        )
+
+    def over() -> bool:
+        return time.monotonic() - began > deadline
+
+    local = getattr(grid, "local", False)  # its clients work while it is looked at
+    last_look = False
     try:
-        while pending and not enough() and time.monotonic() - began <= deadline:
+        while awaited() and not enough() and not (last_look or (local and over())):
+            last_look = over()
             before, looked = len(pending), time.monotonic()
             for message_id, node in list(pending.items()):
-                for reply in pull(grid, message_id, node, largest):
+                for reply in [] if node in answered else pull(grid, message_id, node, largest):
                     pending.pop(message_id, None)
+                    if node in twice and reply.has_content():
+                        answered.add(node)
                     yield reply
-                    if enough() or time.monotonic() - began > deadline:
+                    if enough() or (local and over()):
                         return
             now = time.monotonic()
             if len(pending) < before:
                 last = now
                 continue
-            if before < asked and now - last > idle:
+            if len(pending) < asked + len(earlier) and now - last > idle:
                 return
             pause = max(_SHORTEST_PAUSE, _LATENESS * (now - last), (now - looked) / _LOOKING)
             time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, began + deadline - now)))
     finally:
+        let_go(grid, pending, for_good=left_open is None)
         if left_open is not None:
             left_open.update(pending)
 
@@ -98,13 +124,14 @@ def persistent_exchange(
     deadline: float,
     again: bool,
     logs: Callable[[int], RequestLog],
+    left_open: dict[str, int] | None = None,
     **options: Any,
 ) -> Iterator[Message]:
     """Carry out an exchange; send the same messages once more to nodes that say nothing.
 
     Parameters
     ----------
-    grid, messages, deadline
+    grid, messages, deadline, left_open
         As for `exchange`.
     again : bool
         Whether silent nodes are asked a second time, for at most a minute.
@@ -114,18 +141,33 @@ def persistent_exchange(
         The other parameters of `exchange`.
     """
     messages = list(messages)
-    yield from exchange(grid, messages, deadline=deadline, **options)
-    silent = [
-        m for m in messages if m.metadata.dst_node_id not in logs(m.metadata.dst_node_id).spoke
-    ]
-    if not again or not silent or options.get("enough", lambda: False)():
-        return
-    logger.warning("%d nodes are silent: they are asked again", len(silent))
-    time.sleep(_BEFORE_AGAIN)
-    deadline = min(deadline, _AGAIN)
-    copies = []
-    for message in silent:
-        node, kind = message.metadata.dst_node_id, message.metadata.message_type
-        logs(node).asked_again.add(node)
-        copies.append(Message(message.content, node, kind, ttl=deadline))
-    yield from exchange(grid, copies, deadline=deadline, **options)
+    first: dict[str, int] = {}
+    try:
+        yield from exchange(grid, messages, deadline=deadline, left_open=first, **options)
+        silent = [
+            m for m in messages if m.metadata.dst_node_id not in logs(m.metadata.dst_node_id).spoke
+        ]
+        if not again or not silent or options.get("enough", lambda: False)():
+            return
+        logger.warning("%d nodes are silent: they are asked again", len(silent))
+        time.sleep(_BEFORE_AGAIN)
+        copies = []
+        for message in silent:
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
+            logs(node).asked_again.add(node)
+            group, ttl = message.metadata.group_id, min(deadline, _AGAIN)
+            copies.append(Message(message.content, node, kind, ttl=ttl, group_id=group))
+        earlier, first = first, {}
+        yield from exchange(
+            grid,
+            copies,
+            deadline=min(deadline, _AGAIN),
+            earlier=earlier,
+            left_open=first,
+            **options,
+        )
+    finally:
+        if left_open is None:
+            let_go(grid, first, for_good=True)
+        else:
+            left_open.update(first)

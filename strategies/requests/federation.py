@@ -1,27 +1,35 @@
 """Tracks the connected nodes and their clients, and samples clients.
 
 Every node says once who it is (the hello exchange). From then on clients are known by their own
-identity; Flower's node ids only serve as addresses. A conflict of identities ends the run before
-it begins; later a node that comes with a bad hello is only kept out, or any node could end it.
+identity; Flower's node ids only serve as addresses. A node whose hello is not signed with the key
+that its client's name belongs to is kept out and named, and the run goes on without it.
 """
 
 import logging
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_privacy.errors import ProtocolError, check_integer
+from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.wire.hello import NONCE, NONCE_BYTES
 from flwr_privacy.wire.identity import derive_seed, fingerprints, places, stream
 from flwr_privacy.wire.message import RECORD, Fields, Header, payload_bytes
 
+from .client_keys import REASON, ClientKeys
 from .exchange import persistent_exchange
 from .request_log import ClientReply, RequestLog
+
+if TYPE_CHECKING:  # it loads cryptography
+    from flwr_privacy.wire.pins import Pins
 
 __all__ = ["Federation"]
 
@@ -31,6 +39,7 @@ _SETTLE = 0.1  # seconds between two looks at the nodes before they are counted
 _SILENCE = 60.0  # seconds without a further hello after which the silent nodes are left out
 _PATIENCE = 3  # replies that no app of ours sends, after which a node is left out of the run
 _LARGEST = 2**20  # bytes of a hello
+_MOST_CONFLICTS = 3  # that an error names
 _JOINING = 60.0  # seconds for the hello of nodes that come later: each starts a process for it
 
 
@@ -43,17 +52,28 @@ class Federation:
         Number of simulated clients, named "0", "1", ... By default every node is one client.
     min_available_nodes : int, default 2
         Number of nodes to wait for.
+    pins : Pins, optional
+        The clients' long-term keys; see `ClientKeys`.
 
     Attributes
     ----------
+    keys : ClientKeys
+        Which key belongs to which client.
     introductions : dict
         What each node said of itself in its hello beyond its identity, by its client.
     """
 
-    def __init__(self, *, virtual_clients: int | None = None, min_available_nodes: int = 2) -> None:
+    def __init__(
+        self,
+        *,
+        virtual_clients: int | None = None,
+        min_available_nodes: int = 2,
+        pins: "Pins | None" = None,
+    ) -> None:
         self.virtual_clients = virtual_clients
         self.met = False
         self.cohorts = False
+        self.keys = ClientKeys(pins)
         self.introductions: dict[str, Fields] = {}
         self._minimum = min_available_nodes
         self._connected: list[int] = []
@@ -107,7 +127,7 @@ class Federation:
         Raises
         ------
         ProtocolError
-            At the first meeting: if two nodes have one identity, or no node answers.
+            At the first meeting: if no node answers, or fewer than `min_available_nodes` remain.
         """
         alive = {node for node in grid.get_node_ids() if self._garbage[node] < _PATIENCE}
         self._nodes = {client: node for client, node in self._nodes.items() if node in alive}
@@ -119,7 +139,8 @@ class Federation:
         self._meetings += 1
         if not strangers:
             return [], []
-        question = RecordDict({RECORD: ConfigRecord(header.write())})
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        question = RecordDict({RECORD: ConfigRecord(header.write({NONCE: nonce}))})
         size = payload_bytes(question)
         # One log for each node: one identity from two nodes is a conflict, not a repeated reply.
         logs = {
@@ -130,7 +151,8 @@ class Federation:
         }
         deadline = min(timeout, _JOINING) if self.met else timeout
         messages = [Message(question, node, MessageType.TRAIN, ttl=deadline) for node in strangers]
-        joined = []
+        joined: list[str] = []
+        conflicts: list[str] = []
         for message in persistent_exchange(
             grid,
             messages,
@@ -141,26 +163,40 @@ class Federation:
             idle=_SILENCE,
         ):
             node = message.metadata.src_node_id
-            for reply in logs.get(node, RequestLog(header, {})).replies([message]):
-                if isinstance(reply, ClientReply) and self._admit(node, reply):
-                    joined.append(reply.client_id)
+            request_log = logs.get(node, RequestLog(header, {}))
+            for reply in request_log.replies([message]):
+                if not isinstance(reply, ClientReply):
+                    continue
+                client, fields = reply.client_id, reply.fields
+                own, holder = replace(header, client_id=client), self._nodes.get(client)
+                try:
+                    self.keys.admit(own, fields, nonce=nonce, node=node, holder=holder)
+                except ReplyRefusedError as error:
+                    request_log.withdraw(reply, error)
+                    conflicts.append(str(error).removeprefix(f"{REASON}: "))
+                    continue
+                self._nodes[client], self.introductions[client] = node, fields
+                joined.append(client)
         for node in strangers:
             if node not in self._nodes.values():
                 self._failures[node] += 1
                 self._next_try[node] = self._meetings + 2 ** self._failures[node]
-        if not self.met and not self._nodes:
+        if not self.met and not self._nodes and not conflicts:
             raise ProtocolError(
                 f"hello: none of {len(strangers)} nodes said who it is "
                 f"({_refusals(logs.values())}): wrap their app in the client half of "
                 f"'{header.scheme}'"
             )
-        if not self.met and len(self._nodes) < self._minimum:
+        if not self.met and len(self._nodes) < max(1, self._minimum):
             raise ProtocolError(
                 f"hello: {len(self._nodes)} of min_available_nodes = {self._minimum} nodes said "
-                f"who they are ({_refusals(logs.values())}): start again when the others answer"
+                f"who they are ({_refusals(logs.values())}): "
+                + (_few(conflicts) or "start again when the others answer")
             )
-        if len(joined) < len(strangers):
-            logger.warning("%d of %d nodes were kept out", len(strangers) - len(joined), len(logs))
+        if conflicts:
+            logger.error("hello: %d refused, the run goes on: %s", len(conflicts), _few(conflicts))
+        if missing := len(strangers) - len(joined) - len(conflicts):
+            logger.warning("%d of %d nodes were kept out", missing, len(logs))
         if not self.met:
             self.met = True
             self.cohorts = not set(self._virtual) <= set(self._nodes)
@@ -377,20 +413,10 @@ class Federation:
     def _workers(self) -> list[str]:
         return sorted(c for c in self._nodes if self.introductions[c].get("plays") == "any")
 
-    def _admit(self, node: int, reply: ClientReply) -> bool:
-        client = reply.client_id
-        holder = self._nodes.setdefault(client, node)
-        if holder == node:
-            self.introductions[client] = reply.fields
-            return True
-        conflict = ProtocolError(
-            f"two nodes say that they are client '{client}' (nodes {holder} and {node}): give each "
-            "its own client-id in its node configuration"
-        )
-        if not self.met:
-            raise conflict
-        logger.warning("%s", conflict)
-        return False
+
+def _few(conflicts: Sequence[str]) -> str:
+    more = len(conflicts) - _MOST_CONFLICTS
+    return "; ".join([*conflicts[:_MOST_CONFLICTS], *([f"{more} more"] if more > 0 else [])])
 
 
 def _refusals(logs: Iterable[RequestLog]) -> str:

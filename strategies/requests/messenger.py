@@ -23,7 +23,7 @@ from flwr_privacy.wire.message import EVALUATE, HELLO, RECORD, Fields, Header
 from .addressing import messages_of
 from .exchange import persistent_exchange
 from .federation import Federation
-from .pulling import pull
+from .pulling import let_go, pull
 from .request_log import RequestLog
 from .tally import Tally
 
@@ -297,7 +297,7 @@ class Messenger:
             )
         finally:  # also when whoever reads has had enough
             if not request_log.cohorts:
-                self.federation.leave_out(request_log.garbage)
+                self.federation.leave_out(request_log.newest_garbage())
             self._open |= {
                 message: (request_log, node, expires) for message, node in left_open.items()
             }
@@ -353,11 +353,15 @@ class Messenger:
         for message_id, (request_log, node, _) in list(self._open.items()):
             for reply in pull(grid, message_id, node, request_log.largest)[:1]:
                 del self._open[message_id]
-                self._tally.add_late(request_log, reply)
-                if not reply.has_error():
+                if self._tally.add_late(request_log, reply):
                     self._came_late.append((request_log, request_log.addressed(node)))
+                if not request_log.cohorts:
+                    self.federation.leave_out(request_log.newest_garbage())
         now = time.monotonic()
-        self._open = {key: owed for key, owed in self._open.items() if owed[2] > now}
+        given_up = [key for key, (_, _, expires) in self._open.items() if expires <= now]
+        let_go(grid, given_up, for_good=True)
+        for key in given_up:
+            del self._open[key]
         return {node for _, node, _ in self._open.values()}
 
     def _late(

@@ -5,6 +5,7 @@ like any other. The network's failures are not a node's: they are raised.
 """
 
 import logging
+from collections.abc import Iterable
 from functools import cache
 from types import ModuleType
 
@@ -12,7 +13,7 @@ import httpx
 from flwr.app import Error, Message, MessageType, Metadata
 from flwr.serverapp import Grid
 
-__all__ = ["IMPOSTOR_CODE", "MALFORMED_CODE", "pull"]
+__all__ = ["IMPOSTOR_CODE", "MALFORMED_CODE", "announced", "let_go", "pull"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -47,13 +48,9 @@ def pull(grid: Grid, message_id: str, node: int, largest: int) -> list[Message]:
     """
     if getattr(grid, "local", False):  # an exception is a defect of that engine, not of a node
         return [_of_node(reply, message_id, node) for reply in grid.pull_messages([message_id])]
-    superlink = _superlink() if hasattr(type(grid), "_runtime_client") else None
+    superlink = _superlink_of(grid)
     try:
-        # Who has replaced the grid's method wants it called.
-        if superlink is None or (
-            "pull_messages" in vars(grid)
-            or type(grid).pull_messages is not superlink.HttpGrid.pull_messages
-        ):
+        if superlink is None:
             replies = list(grid.pull_messages([message_id]))
         else:
             replies = superlink.pull(grid, message_id, largest)
@@ -67,6 +64,19 @@ def pull(grid: Grid, message_id: str, node: int, largest: int) -> list[Message]:
         code = _LOST_CODE if lost else MALFORMED_CODE
         return [_error_reply(message_id, node, Error(code, reason))]
     return [_of_node(reply, message_id, node) for reply in replies]
+
+
+def announced(grid: Grid, message_id: str) -> bool:
+    """Tell whether a reply to a message is known to be on its way."""
+    superlink = _superlink_of(grid)
+    return superlink is not None and superlink.announced(grid, message_id)
+
+
+def let_go(grid: Grid, message_ids: Iterable[str], *, for_good: bool) -> None:
+    """Free what was downloaded of replies that nobody waits for now, or ever again."""
+    superlink = _superlink_of(grid)
+    if superlink is not None:
+        superlink.let_go(grid, message_ids, for_good=for_good)
 
 
 def _of_node(reply: Message, message_id: str, node: int) -> Message:
@@ -91,6 +101,18 @@ def _error_reply(message_id: str, node: int, error: Error) -> Message:
     )
     reply: Message = Message(error=error, metadata=metadata)  # type: ignore[call-overload]
     return reply
+
+
+def _superlink_of(grid: Grid) -> ModuleType | None:
+    """Return the module that pulls from a SuperLink, if that is how this grid's replies come."""
+    superlink = _superlink() if hasattr(type(grid), "_runtime_client") else None
+    # Who has replaced the grid's method wants it called.
+    if superlink is None or (
+        "pull_messages" in vars(grid)
+        or type(grid).pull_messages is not superlink.HttpGrid.pull_messages
+    ):
+        return None
+    return superlink
 
 
 @cache

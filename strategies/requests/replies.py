@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
@@ -43,7 +43,9 @@ def add_up(
     Returns
     -------
     list of RecordDict
-        The records of each reply that are no arrays, if they are kept.
+        The records of each reply that are no arrays, if they are kept. The metrics of all have one
+        form, because a user's function cannot mix them: that which most replies have. Arrays count
+        whatever the metrics are.
     """
     contents: list[RecordDict] = []
     for reply in request_log.replies(messages):
@@ -51,7 +53,7 @@ def add_up(
             if isinstance(reply, PartialSum):
                 _merge(mean, reply)
             elif keep:
-                _check_alike(reply, contents)
+                reply.metrics()  # it has one record of them
                 take(mean, reply)
                 contents.append(_without_arrays(reply.content))
             else:
@@ -60,7 +62,7 @@ def add_up(
         except ReplyRefusedError as error:
             request_log.withdraw(reply, error)
         del reply  # or its arrays would live while the next reply is made
-    return contents
+    return _alike(contents)
 
 
 def _without_arrays(content: RecordDict) -> RecordDict:
@@ -70,21 +72,25 @@ def _without_arrays(content: RecordDict) -> RecordDict:
     )
 
 
-def _check_alike(reply: ClientReply, earlier: list[RecordDict]) -> None:
-    """Refuse metrics in another form than the first reply's: a user's function cannot mix them.
-
-    Raises
-    ------
-    ReplyRefusedError
-        If they have.
-    """
-    if not earlier:
-        return
-    (expected,) = (dict(r) for r in earlier[0].values() if isinstance(r, MetricRecord))
-    if _form(reply.metrics()) != _form(expected):
-        raise ReplyRefusedError(
-            "malformed", "its metrics have another form than the first reply's", by_others=True
+def _alike(contents: list[RecordDict]) -> list[RecordDict]:
+    """Return those whose metrics have the form that most have, whoever came first."""
+    forms = [_form(content) for content in contents]
+    counts = Counter(forms)
+    most = min(counts, key=lambda form: (-counts[form], form), default=())
+    if counts[most] < len(contents):
+        logger.warning(
+            "the metrics of %d of %d replies have another form than most have: they are left out "
+            "of train_metrics_aggr_fn or evaluate_metrics_aggr_fn",
+            *(len(contents) - counts[most], len(contents)),
         )
+    return [content for content, form in zip(contents, forms, strict=True) if form == most]
+
+
+def _form(content: RecordDict) -> tuple[tuple[str, int], ...]:
+    """Return the names and lengths of metrics, sorted; a number has the length -1."""
+    (metrics,) = (record for record in content.values() if isinstance(record, MetricRecord))
+    lengths = {key: len(v) if isinstance(v, list) else -1 for key, v in metrics.items()}
+    return tuple(sorted(lengths.items()))
 
 
 def _warn_of_metrics(reply: ClientReply) -> None:
@@ -92,10 +98,6 @@ def _warn_of_metrics(reply: ClientReply) -> None:
     values = {name: value for name, value in reply.metrics().items() if isinstance(value, float)}
     if strange := sorted(name for name, value in values.items() if not math.isfinite(value)):
         logger.warning("client %s: metrics %s are not finite: left out", reply.client_id, strange)
-
-
-def _form(metrics: Mapping[str, Any]) -> dict[str, int | None]:
-    return {key: len(v) if isinstance(v, list) else None for key, v in metrics.items()}
 
 
 def _merge(mean: WeightedMean, reply: PartialSum) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.wire.arrays import decode_npy
 from flwr_privacy.wire.cohort import CohortAnswer
@@ -32,7 +32,7 @@ from flwr_privacy.wire.message import (
 
 from .pulling import IMPOSTOR_CODE, MALFORMED_CODE
 
-__all__ = ["ClientReply", "PartialSum", "RequestLog", "arrays_of", "bytes_of"]
+__all__ = ["ClientReply", "PartialSum", "RequestLog", "arrays_of"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -43,6 +43,7 @@ REASONS = {
     "duplicate",
     "error",
     "failed",
+    "identity",
     "malformed",
     "names",
     "not finite",
@@ -131,20 +132,6 @@ class PartialSum:
     fields: Fields
 
 
-def bytes_of(content: RecordDict) -> int:
-    """Return the bytes of a reply's records.
-
-    Raises
-    ------
-    ReplyRefusedError
-        If they cannot be serialised.
-    """
-    try:
-        return payload_bytes(content)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ReplyRefusedError("malformed", f"it cannot be serialised ({error})") from error
-
-
 def arrays_of(record: ArrayRecord) -> dict[str, Any]:
     """Decode a record of arrays, without copies.
 
@@ -223,12 +210,43 @@ class RequestLog:
             try:
                 yield from self._counted(message)
             except (ReplyRefusedError, ProtocolError, InvalidParameterError) as error:
-                reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
-                node = message.metadata.src_node_id
-                lost = self.asked.get(node, []) if self.cohorts and node not in self._heard else []
-                self.refuse(reason, f"node {node}: {error}", clients=max(1, len(lost)))
-                self.garbage[node] += reason in _GARBAGE
+                self._refuse_message(message, error)
             del message  # or its arrays would live while the next one is made
+
+    def read_late(self, message: Message) -> int | None:
+        """Return the bytes of an answer that came after the exchange; None if it is no answer.
+
+        Nothing of it is used, so that what it costs and whether it is garbage is all that counts.
+        """
+        node = message.metadata.src_node_id
+        try:
+            if message.has_error():
+                reason = _REASON_OF_CODE.get(message.error.code, "error")
+                if reason in _GARBAGE:
+                    raise ReplyRefusedError(reason, message.error.reason or "")
+                return None
+            size = self._size(message.content)
+            client_id, _ = self._header(message.content)
+            if not self.cohorts and self.asked.get(node) not in ([""], [client_id]):
+                raise ReplyRefusedError("unknown client", f"{client_id[:64]!r} does not sit there")
+            if node in self._heard:  # it was asked twice, and has answered in time
+                raise ReplyRefusedError("duplicate", "it has answered already")
+        except (ReplyRefusedError, ProtocolError) as error:
+            self._refuse_message(message, error)
+            return None
+        return size
+
+    def newest_garbage(self) -> Counter[int]:
+        """Return the replies by node that no app of ours sends, since the last call."""
+        garbage, self.garbage = self.garbage, Counter()
+        return garbage
+
+    def _refuse_message(self, message: Message, error: FlwrPrivacyError) -> None:
+        reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
+        node = message.metadata.src_node_id
+        lost = self.asked.get(node, []) if self.cohorts and node not in self._heard else []
+        self.refuse(reason, f"node {node}: {error}", clients=max(1, len(lost)))
+        self.garbage[node] += reason in _GARBAGE
 
     def _counted(self, message: Message) -> Iterator[ClientReply | PartialSum]:
         for reply in self._read(message):
@@ -295,9 +313,7 @@ class RequestLog:
                 self._silent.update(self.addressed(node))
             raise ReplyRefusedError(reason, text.strip().partition("\n")[0])
         content = message.content
-        size = bytes_of(content)
-        if size > self.largest:
-            raise ReplyRefusedError("malformed", f"{size} bytes; {self.largest} is the most")
+        size = self._size(content)
         self.wire_bytes_up += size
         if node not in self.asked:
             raise ReplyRefusedError("unknown node", "it was not asked")
@@ -361,6 +377,15 @@ class RequestLog:
             except (ReplyRefusedError, ProtocolError) as error:
                 reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
                 self.refuse(reason, f"client {client}: {error}")
+
+    def _size(self, content: RecordDict) -> int:
+        try:
+            size = payload_bytes(content)
+        except (ValueError, TypeError, OverflowError, MemoryError) as error:
+            raise ReplyRefusedError("malformed", f"it cannot be serialised ({error})") from error
+        if size > self.largest:
+            raise ReplyRefusedError("malformed", f"{size} bytes; {self.largest} is the most")
+        return size
 
     def _header(self, content: RecordDict) -> tuple[str, Fields]:
         """Return the client and the scheme's fields of a reply, if it answers this request."""

@@ -6,10 +6,9 @@ from typing import Any
 
 from flwr.app import Message
 
-from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.wire.message import EVALUATE, HELLO, TRAIN
 
-from .request_log import RequestLog, bytes_of
+from .request_log import RequestLog
 
 __all__ = ["Tally"]
 
@@ -32,16 +31,12 @@ class Tally:
         """Register exchanges to be counted."""
         self._logs.extend(logs)
 
-    def add_late(self, request_log: RequestLog, reply: Message) -> None:
-        """Count an answer that came after its exchange."""
-        if reply.has_error():
-            return
-        try:
-            self._late_bytes += bytes_of(reply.content)
-        except ReplyRefusedError as error:
-            request_log.refuse(error.reason, f"a late reply: {error}")
-            return
-        self._late_answers += request_log.header.phase == TRAIN
+    def add_late(self, request_log: RequestLog, reply: Message) -> bool:
+        """Count what came after its exchange; return whether it is an answer."""
+        size = request_log.read_late(reply)
+        self._late_bytes += size or 0
+        self._late_answers += size is not None and request_log.header.phase == TRAIN
+        return size is not None
 
     def close(self) -> tuple[dict[str, Any], float]:
         """Return the counts and the virtual seconds since the last call.

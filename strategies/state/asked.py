@@ -12,9 +12,9 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import CheckpointError
 from flwr_privacy.wire.files import write_text
 
-__all__ = ["AskedNotes"]
+__all__ = ["ASKED", "AskedNotes"]
 
-_FILE = "asked.json"
+ASKED = "asked.json"
 
 Asked = dict[str, dict[str, Charge]]
 """What a question costs each client that it was put to, by the question's name."""
@@ -30,7 +30,7 @@ class AskedNotes:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._path = None if folder is None else folder / _FILE
+        self._path = None if folder is None else folder / ASKED
         self._asked: Asked = {}
         self._before: Asked = {}  # by a run that broke off
 

@@ -9,7 +9,7 @@ from flwr_privacy.wire.files import DamagedFileError, read_checksummed, write_ch
 
 __all__ = ["load", "save"]
 
-_MAGIC = b"flwr-privacy checkpoint 5\n"
+_MAGIC = b"flwr-privacy checkpoint 6\n"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -29,7 +29,7 @@ def load(path: Path) -> dict[str, Any]:
     Raises
     ------
     CheckpointError
-        If the file is missing or damaged.
+        If the file is missing or damaged, or cannot be read.
     """
     try:
         return loads(read_checksummed(path, _MAGIC))
@@ -37,3 +37,6 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"there is no checkpoint {path}") from None
     except DamagedFileError as error:
         raise CheckpointError(f"the checkpoint {path} {error}") from error
+    except OSError as error:
+        text = f"the checkpoint {path} cannot be read: {error.strerror}"
+        raise CheckpointError(text) from error

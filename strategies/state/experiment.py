@@ -1,5 +1,6 @@
 """The parts of an experiment that survive a run: identity, seed, history and checkpoint."""
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,23 @@ from flwr_privacy.wire.files import write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
 from . import checkpoint
-from .asked import AskedNotes
+from .asked import ASKED, AskedNotes
 from .history import History
+from .lost_rounds import (
+    after_lost_rounds,
+    card_in,
+    last_round_shown,
+    question_names,
+    round_of,
+)
 
 __all__ = ["Experiment", "SchemeResult"]
 
+logger = logging.getLogger("flwr.privacy")
+
 CHECKPOINT = "checkpoint.bin"
 CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
+METRICS = "metrics.jsonl"
 
 
 @dataclass(repr=False)  # Flower's own does not print the model
@@ -63,8 +74,9 @@ class Experiment:
         self._id = loop.experiment_id
         self.run_dir = None if loop.run_dir is None else Path(loop.run_dir)
         self._resume = loop.resume
+        self._accept_lost_rounds = loop.accept_lost_rounds
         self.asked = AskedNotes(self.run_dir)
-        metrics = None if self.run_dir is None else self.run_dir / "metrics.jsonl"
+        metrics = None if self.run_dir is None else self.run_dir / METRICS
         self.history = History(metrics, loop.on_round)
 
     @property
@@ -85,20 +97,15 @@ class Experiment:
         Raises
         ------
         CheckpointError
-            If the checkpoint is missing, damaged or of another experiment.
+            If the checkpoint is missing, damaged, of another experiment, or older than what the
+            folder shows.
         InvalidParameterError
-            If the experiment begins and the folder has a checkpoint already.
+            If the experiment begins and the folder has a checkpoint already, or one of its files
+            is a folder.
         """
+        self._check_files()
         if not self._resume or self.run_dir is None:
-            if self.run_dir is not None and (self.run_dir / CHECKPOINT).exists():
-                raise InvalidParameterError(
-                    "run_dir",
-                    str(self.run_dir),
-                    f"a folder without a {CHECKPOINT}, or resume=True to go on from it",
-                )
-            if self._id is not None:  # a run of it may have come to no checkpoint
-                self.asked.take_up(self._id, lambda question: True)
-            self.history.restart()
+            self._begin_anew()
             return None
         path = self.run_dir / CHECKPOINT
         state = checkpoint.load(path)
@@ -107,10 +114,65 @@ class Experiment:
         done, settled = state["round"] - bool(state["line"]), state["settled"]
         self.asked.take_up(
             state["experiment_id"],
-            lambda question: int(question.rsplit(" ", 2)[1]) > done and question not in settled,
+            lambda question: round_of(question) > done and question not in settled,
         )
+        state = self._compared(state, self.run_dir, done)
         self.history.restart(state["history"])
         return state
+
+    def _check_files(self) -> None:
+        """Raise InvalidParameterError if a file that the run writes is a folder."""
+        if self.run_dir is None:
+            return
+        for name in (CHECKPOINT, CARD, CARD_PAGE, METRICS, ASKED):
+            if (self.run_dir / name).is_dir():
+                allowed = f"a folder in which {name} is a file, if it is there"
+                raise InvalidParameterError("run_dir", str(self.run_dir), allowed)
+
+    def _begin_anew(self) -> None:
+        """Begin the experiment; of one that has begun only what no checkpoint was written of."""
+        if self.run_dir is not None and (self.run_dir / CHECKPOINT).exists():
+            raise InvalidParameterError(
+                "run_dir",
+                str(self.run_dir),
+                f"a folder without a {CHECKPOINT}, or resume=True to go on from it",
+            )
+        if self._id is not None:  # a run of it may have come to no checkpoint
+            if lines := self.history.written():
+                raise CheckpointError(
+                    f"there is no {CHECKPOINT} in {self.run_dir}, and its metrics.jsonl shows that "
+                    f"round {lines[-1]['round']} is over: a run that began again would ask for "
+                    "these rounds again, and its card would lack their charges. Put the checkpoint "
+                    "back, or begin a new experiment in an empty folder"
+                )
+            self.asked.take_up(self._id, lambda question: True)
+        self.history.restart()
+
+    def _compared(self, state: dict[str, Any], run_dir: Path, done: int) -> dict[str, Any]:
+        """Return the state to go on from, after a comparison with what the folder shows.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder shows rounds that the checkpoint lacks, and they are not given up.
+        """
+        lines, card = self.history.written(), card_in(run_dir / CARD, self.id)
+        last = last_round_shown(state, lines, card, self.asked.questions)
+        if last <= done:
+            return state
+        lost = f"round {last}" if last == done + 1 else f"rounds {done + 1} to {last}"
+        if not self._accept_lost_rounds:
+            raise CheckpointError(
+                f"the checkpoint {run_dir / CHECKPOINT} is older than its folder: {CARD} or "
+                f"metrics.jsonl shows {lost}, which it lacks. Put the newest checkpoint back. "
+                "Without it, accept_lost_rounds=True (--accept-lost-rounds) gives up what was "
+                "trained later: the charges stay on the card, and the training goes on after it"
+            )
+        charged = set() if card is None else question_names(card)
+        self.asked.take_up(self.id, lambda question: question not in charged)
+        last = max([last, *map(round_of, self.asked.questions)])
+        logger.warning("%s lost: the training goes on with round %d", lost, last + 1)
+        return after_lost_rounds(state, lines, card, done=done, last=last)
 
     def end_training(
         self, line: dict[str, Any], arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
@@ -136,6 +198,20 @@ class Experiment:
         history = self.history.text_with(line) if self.run_dir is not None else ""
         self._save(arrays, card, state, round=line["round"], line={}, history=history)
         self.history.add(line)
+
+    def end_run(
+        self, server_round: int, arrays: ArrayRecord, *, card: PrivacyCard, **state: Any
+    ) -> None:
+        """Write checkpoint and privacy card where the state changed after the last round.
+
+        Parameters
+        ----------
+        server_round : int
+            The last round.
+        arrays, card, **state
+            As for `end_round`.
+        """
+        self._save(arrays, card, state, round=server_round, line={})
 
     def _save(
         self, arrays: ArrayRecord, card: PrivacyCard, state: dict[str, Any], **document: Any

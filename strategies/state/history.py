@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flwr_privacy.errors import CheckpointError
 from flwr_privacy.wire.files import PRIVATE, open_private, write_text
 
 __all__ = ["History"]
@@ -42,6 +43,30 @@ class History:
         self.lines = [json.loads(entry) for entry in self._encoded]
         if self._path is not None:
             write_text(self._path, text, mode=PRIVATE)
+
+    def written(self) -> list[Line]:
+        """Return the whole lines of the file, which may be newer than the checkpoint.
+
+        A last line that was cut when the run was killed is left out.
+
+        Raises
+        ------
+        CheckpointError
+            If another line is damaged.
+        """
+        if self._path is None or not self._path.exists():
+            return []
+        lines: list[Line] = []
+        whole = self._path.read_bytes().rpartition(b"\n")[0]
+        for number, entry in enumerate(whole.splitlines(), start=1):
+            try:
+                line = json.loads(entry)
+                line["round"] = int(line["round"])
+            except (ValueError, TypeError, KeyError) as error:
+                text = f"{self._path} is damaged: its line {number} is of no round"
+                raise CheckpointError(text) from error
+            lines.append(line)
+        return lines
 
     def text_with(self, *lines: Line) -> str:
         """Return all lines as the file has them, and some more."""

@@ -10,11 +10,22 @@ from flwr.serverapp import Grid
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.secure_sum import Session
-from flwr_privacy.secure_sum.messages import DEAL, KEYS, OPEN, SHARES, Dealt, Opening, Revealed
+from flwr_privacy.secure_sum.messages import (
+    DEAL,
+    KEYS,
+    OPEN,
+    SHARES,
+    SIGNED,
+    Dealt,
+    Opening,
+    Revealed,
+)
 from flwr_privacy.strategies.requests.messenger import Assigned, Messenger, only
 from flwr_privacy.strategies.requests.request_log import ClientReply, PartialSum
+from flwr_privacy.strategies.state.experiment import Experiment
 from flwr_privacy.wire.channel import check_usable
 from flwr_privacy.wire.fields import read, write
+from flwr_privacy.wire.pins import Pins
 
 __all__ = ["Dealing", "Revealing", "SumExchanges", "names_in"]
 
@@ -45,6 +56,10 @@ class SumExchanges:
     ----------
     messenger : Messenger
         How the clients are talked to.
+    experiment : Experiment
+        Gives the identity that keys are signed for.
+    pins : str, optional
+        File with the clients' long-term keys: see `SecureSum`.
 
     Attributes
     ----------
@@ -52,7 +67,11 @@ class SumExchanges:
         Public key of each client, and the signature on it or nothing.
     """
 
-    def __init__(self, messenger: Messenger) -> None:
+    def __init__(
+        self, messenger: Messenger, experiment: Experiment, *, pins: str | None = None
+    ) -> None:
+        self._experiment = experiment
+        self._pins = None if pins is None else Pins.read(pins)
         self.keys: dict[str, tuple[bytes, bytes]] = {}
         self._messenger = messenger
         self._tries: Counter[str] = Counter()
@@ -117,7 +136,12 @@ class SumExchanges:
         if type(key) is not bytes or len(key) != _KEY_BYTES or not lengths <= _LENGTHS:
             raise ReplyRefusedError("malformed", "no public key, or a signature of another length")
         check_usable(key)
-        self.keys[reply.clients[0]] = key, signature
+        client = reply.clients[0]
+        if self._pins is not None:
+            # One key that does not check out, and every other client refuses the whole cohort.
+            signed = f"{SIGNED} key", self._experiment.id, client, key
+            self._pins.verify(client, signature, *signed)
+        self.keys[client] = key, signature
 
 
 def _take_shares(
@@ -126,16 +150,21 @@ def _take_shares(
     dealing: Dealing | None,
     own: Mapping[str, RecordDict],
 ) -> None:
-    client = reply.clients[0]
+    client, damaged = reply.clients[0], list[str]()
     if revealing is not None and OPEN in own[client]:
         revealed = read(Revealed, _record(reply, OPEN))
-        revealing.session.take_revealed(client, revealing.survivors, revealed.keys, revealed.seeds)
+        damaged = revealing.session.take_revealed(
+            client, revealing.survivors, revealed.keys, revealed.seeds
+        )
     if dealing is not None and DEAL in own[client]:
         record = _record(reply, DEAL)
         # What it revealed above counts all the same.
         if "refused" in record:
             raise ReplyRefusedError("error", f"client {client}: {record['refused']}")
         dealing.session.take_dealt(client, read(Dealt, record))
+    if damaged:  # the other shares count all the same; the dealers may have announced other ones
+        detail = f"client {client}: damaged shares of clients {damaged}"
+        raise ReplyRefusedError("malformed", detail, by_others=True)
 
 
 def names_in(assigned: Assigned) -> list[str]:

@@ -108,7 +108,7 @@ class Summed:
         self._draw = draw
         self._is_last = is_last
         self._bounds_of = bounds_of
-        self._exchanges = SumExchanges(messenger)
+        self._exchanges = SumExchanges(messenger, experiment, pins=settings.pins)
         self._guarantee = SumGuarantee()
         self._grid: Grid | None = None  # of the round that was prepared
         self._now: Dealing | None = None

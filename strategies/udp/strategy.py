@@ -103,8 +103,8 @@ class UDP(SchemeStrategy):
     ---------
     Adversary: an honest-but-curious server, and everybody who sees its messages. Each upload by
     itself is protected, whether it arrives in time or not; with `shared_noise` the sum of a round,
-    against the server and the clients that collude with it. What binds a server that does not
-    follow the protocol is the node's policy: see `flwr_privacy.clients.UDPClient`.
+    against the server and the clients that collude with it. What binds a server whose messages
+    do not follow the protocol is the node's policy: see `flwr_privacy.clients.UDPClient`.
     Neighbours: at record level data of equal size that differ in one record; at user level any two
     data sets of one client.
     Covered: the uploads of the whole training, (epsilon, delta) per client, by Gaussian
@@ -224,7 +224,7 @@ class UDP(SchemeStrategy):
         return super().configure_train(server_round, arrays, config, grid)
 
     def instruct(self, server_round: int) -> Instruction:
-        """Return the round config, with noise and budget of clients that have their own."""
+        """Return the terms, with noise and budget of clients that have their own."""
         self._asked = True
         self._loss = None  # of the round before
         honest = 0

@@ -21,7 +21,7 @@ _OWN = ("noise-multiplier", "epsilon", "delta", "gap")  # fields that can differ
 
 
 class SpentBudgets:
-    """The budget that each client's trainings have spent; see `NoisePlan.multiplier`."""
+    """The budget that each client's trainings have spent; see `UDPNoisePlan.multiplier`."""
 
     def __init__(self) -> None:
         self._squares: Counter[str] = Counter()
@@ -46,7 +46,7 @@ def training_request(
     spent: Callable[[], Counter[str]],
     honest: int,
 ) -> tuple[UDPTerms, Instruction]:
-    """Return the round config of all clients, and the instruction with that of single ones.
+    """Return the terms of all clients, and the instruction with those of single ones.
 
     Parameters
     ----------

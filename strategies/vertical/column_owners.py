@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
+from flwr_privacy.fedvs.options import ColumnFeatures
 from flwr_privacy.fedvs.rows import order
 from flwr_privacy.fedvs.terms import ENROL
 from flwr_privacy.privacy.averaging import WeightedMean
@@ -34,7 +35,7 @@ class ColumnOwners(SchemeStrategy):
 
     _enrolled: dict[str, Enrolled]
     _labels: dict[str, NDArray[Any]]
-    order: int | Mapping[str, int]
+    data: ColumnFeatures
     parties: int | None
     batch_size: int
     _delays: dict[str, Any] | None
@@ -161,9 +162,9 @@ class ColumnOwners(SchemeStrategy):
         return order(self._rows(part), seed)
 
     def _order_of(self, client: str) -> int:
-        if not isinstance(self.order, Mapping):
-            return self.order
-        if client not in self.order:
+        if not isinstance(self.data.order, Mapping):
+            return self.data.order
+        if client not in self.data.order:
             allowed = f"an order for every client by its name, the text '{client}' among them"
-            raise InvalidParameterError("order", self.order, allowed)
-        return self.order[client]
+            raise InvalidParameterError("order", self.data.order, allowed)
+        return self.data.order[client]

@@ -3,7 +3,7 @@
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -11,23 +11,20 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_privacy.coding.field import MERSENNE_31
 from flwr_privacy.coding.thresholds import recovery_threshold, usual_partitions
 from flwr_privacy.errors import (
     CheckpointError,
     InvalidParameterError,
     ProtocolError,
     check_choice,
-    check_flag,
-    check_integer,
-    check_number,
 )
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.guarantee import guarantee_of
+from flwr_privacy.fedvs.options import LagrangeCoding, Quantisation
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.sharing import maskers
 from flwr_privacy.fedvs.terms import CODE, SEAL_BYTES, SEALED, Chunk, CodeTerms
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.wire import fields as records
@@ -50,7 +47,7 @@ class DataCoding(VerticalStrategy):
 
     Parameters
     ----------
-    K, T, prime, ..., paper
+    coding, quantisation, evaluation
         As in `FedVS`.
 
     Raises
@@ -59,36 +56,13 @@ class DataCoding(VerticalStrategy):
         If a parameter is out of range.
     """
 
-    K: int | None = None
-    T: int = 1
-    prime: int = MERSENNE_31
-    data_bits: int = 8
-    weight_bits: int = 8
-    w_max: float = 2.0
-    zero_mask: bool | None = None
-    spare: int = 0
-    least_dealers: int | None = None
+    coding: LagrangeCoding = field(default_factory=LagrangeCoding)
+    quantisation: Quantisation = field(default_factory=Quantisation)
     evaluation: Literal["secure", "oracle", "none"] = "secure"
-    relay_limit: int = 2**26
-    paper: bool = False
 
     def __post_init__(self) -> None:
-        check_flag("paper", self.paper)
-        self._zero_mask = (
-            not self.paper if self.zero_mask is None else check_flag("zero_mask", self.zero_mask)
-        )
-        if self.paper and self._zero_mask:
-            raise InvalidParameterError("zero_mask", True, "false with paper=True")
-        if self.K is not None:
-            check_integer("K", self.K, minimum=1)
-        check_integer("T", self.T, minimum=1)
-        check_integer("prime", self.prime, minimum=3, maximum=2**31 - 1)
-        check_number("w_max", self.w_max, minimum=1e-12)
-        check_integer("spare", self.spare, minimum=0)
-        if self.least_dealers is not None:
-            check_integer("least_dealers", self.least_dealers, minimum=2)
+        check_options(DataCoding, self, "coding", "quantisation")
         check_choice("evaluation", self.evaluation, EVALUATIONS)
-        check_integer("relay_limit", self.relay_limit, minimum=1)
         super().__post_init__()
 
     def _build(self) -> None:
@@ -172,18 +146,18 @@ class DataCoding(VerticalStrategy):
 
     def _new_terms(self, generation: str) -> CodeTerms:
         told = [self._enrolled[name] for name in self.members]
-        N, T = len(told), self.T
-        K = usual_partitions(N, T) if self.K is None else self.K
+        N, T = len(told), self.coding.T
+        K = usual_partitions(N, T) if self.coding.K is None else self.coding.K
         needed = recovery_threshold(K, T)
         for name, entry in zip(self.members, told, strict=True):
             try:
                 check_usable(entry.key)
             except ProtocolError as error:
                 raise ProtocolError(f"client {name}: {error}") from error
-        if self.spare > max(0, N - needed):
+        if self.coding.spare > max(0, N - needed):
             allowed = f"at most {N - needed}: {needed} of {N} answers are needed"
-            raise InvalidParameterError("spare", self.spare, allowed)
-        least = N if self.least_dealers is None else self.least_dealers
+            raise InvalidParameterError("spare", self.coding.spare, allowed)
+        least = N if self.coding.least_dealers is None else self.coding.least_dealers
         if needed <= N and not needed <= least <= N:
             allowed = f"from {needed}, the answers that are needed, to the {N} clients"
             raise InvalidParameterError("least_dealers", least, allowed)
@@ -199,23 +173,23 @@ class DataCoding(VerticalStrategy):
             partitions=K,
             privacy=T,
             least=min(least, N),
-            prime=self.prime,
-            data_bits=self.data_bits,
-            weight_bits=self.weight_bits,
-            x_max=self.x_max,
-            w_max=self.w_max,
+            prime=self.quantisation.prime,
+            data_bits=self.quantisation.data_bits,
+            weight_bits=self.quantisation.weight_bits,
+            x_max=self.data.x_max,
+            w_max=self.quantisation.w_max,
             embedding=self.embedding,
-            bias=self.bias,
+            bias=self.data.bias,
             mean=self._mean,
-            zero_mask=self._zero_mask,
-            project=not self.paper,
-            paper=self.paper,
+            zero_mask=self.coding.masked,
+            project=not self.coding.paper,
+            paper=self.coding.paper,
         )
 
     def _chunks(self, terms: CodeTerms) -> list[Chunk]:
         """Return the chunks in which the coded rows are dealt."""
         row = terms.bytes_of(terms.offsets[-1]) * (len(terms.members) - 1)
-        most = max(1, self.relay_limit // row)
+        most = max(1, self.coding.relay_limit // row)
         chunks = []
         for part in terms.parts:
             length = terms.segments(part).length
@@ -268,20 +242,23 @@ class DataCoding(VerticalStrategy):
         if state["terms"] is None:
             return
         terms = records.read(CodeTerms, state["terms"])
-        bits, order = (self.data_bits, self.weight_bits), self._order_of_all()
+        rounding, order = self.quantisation, self._order_of_all()
         mine = {
             "order": (order, state["order"]),
-            "bias": (self.bias, terms.bias),
-            "x_max": (self.x_max, terms.x_max),
-            "paper": (self.paper, terms.paper),
-            "least_dealers": (self.least_dealers or len(terms.members), terms.least),
-            "K": (self.K or terms.partitions, terms.partitions),
-            "T": (self.T, terms.privacy),
-            "prime": (self.prime, terms.prime),
-            "data_bits, weight_bits": (bits, (terms.data_bits, terms.weight_bits)),
+            "bias": (self.data.bias, terms.bias),
+            "x_max": (self.data.x_max, terms.x_max),
+            "paper": (self.coding.paper, terms.paper),
+            "least_dealers": (self.coding.least_dealers or len(terms.members), terms.least),
+            "K": (self.coding.K or terms.partitions, terms.partitions),
+            "T": (self.coding.T, terms.privacy),
+            "prime": (rounding.prime, terms.prime),
+            "data_bits, weight_bits": (
+                (rounding.data_bits, rounding.weight_bits),
+                (terms.data_bits, terms.weight_bits),
+            ),
             "embedding": (self.embedding, terms.embedding),
-            "w_max": (self.w_max, terms.w_max),
-            "zero_mask": (self._zero_mask, terms.zero_mask),
+            "w_max": (rounding.w_max, terms.w_max),
+            "zero_mask": (self.coding.masked, terms.zero_mask),
             "aggregation": (self._mean, terms.mean),
         }
         for name, (now, then) in mine.items():
@@ -290,7 +267,7 @@ class DataCoding(VerticalStrategy):
         self.terms = terms
 
     def _order_of_all(self) -> int | dict[str, int]:
-        return dict(self.order) if isinstance(self.order, Mapping) else self.order
+        return dict(self.data.order) if isinstance(self.data.order, Mapping) else self.data.order
 
     def segments(self, part: str) -> Segments:
         """Return the segments of a part's rows in its coded rows."""
@@ -309,15 +286,15 @@ class DataCoding(VerticalStrategy):
         if terms.zero_mask:
             dealers = maskers(len(terms.members), terms.privacy)
             per_row = terms.bytes_of(terms.embedding) * len(terms.members) * dealers
-            return max(1, self.relay_limit // per_row)
+            return max(1, self.coding.relay_limit // per_row)
         # As large as a batch whose answers can be independent (FedVS has no rule).
         return max(1, terms.offsets[-1] // (terms.partitions + terms.privacy) // 2)
 
     def _maskers(self, server_round: int) -> list[str]:
         """Return the clients that add zero masks, in turns: one more than needed."""
-        if not self._zero_mask:
+        if not self.coding.masked:
             return []
-        count = maskers(len(self.members), self.T)
+        count = maskers(len(self.members), self.coding.T)
         first = server_round * count
         chosen = {(first + step) % len(self.members) for step in range(count)}
         return [self.members[place] for place in sorted(chosen)]

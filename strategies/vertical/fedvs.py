@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import (
     NotEnoughSharesError,
     ProtocolError,
-    check_integer,
 )
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
 from flwr_privacy.fedvs.quantisation import dequantise
@@ -35,7 +34,7 @@ from flwr_privacy.fedvs.terms import (
     ORACLE,
     SEALED,
     Chunk,
-    Dealing,
+    DealRequest,
     Evaluation,
 )
 from flwr_privacy.keywords import checked_keywords
@@ -62,37 +61,14 @@ class FedVS(DataCoding):
     ----------
     fraction_train, ..., labels, server_model, ...
         Those of `VerticalStrategy`.
-    K : int, optional
-        Segments of the rows: the more, the less a client computes, and the more answers it takes.
-        By default the most with which half of the clients may straggle, or 1.
-    T : int, default 1
-        How many colluding clients learn nothing from shares.
-    prime : int, default 2**31 - 1
-        Size p of the field, below 2**31. One below 2**22 makes shares smaller and products faster,
-        if the scales fit.
-    data_bits, weight_bits : int, default 8
-        Bits of the grids on which features and weights are rounded, l_x and l_w.
-    w_max : float, default 2.0
-        Bound of the absolute value of a weight, to which the clients cut them.
-    zero_mask : bool, default True
-        Whether some clients add shares of zero to the answers, so that these say their sum only.
-    spare : int, default 0
-        Answers beyond the R that are needed for which a round waits, to find wrong ones.
-    least_dealers : int, optional
-        Least number of clients over which embeddings are summed, R or more; by default all. With
-        fewer, who deals no weights in time is left out of the round and misses its gradient. That
-        shows the server the embeddings of single clients: sums of two rounds with and without one
-        differ by little else.
+    coding : LagrangeCoding
+        How rows and weights are divided into shares: `LagrangeCoding.K` segments, of which
+        `LagrangeCoding.T` colluding clients learn nothing.
+    quantisation : Quantisation
+        The field, and the grids of features and weights.
     evaluation : {"secure", "oracle", "none"}, default "secure"
         How test rows are evaluated: coded as the others; from plain embeddings, in simulations
         only; not at all.
-    refresh_every : int, optional
-        Rounds after which the data are coded anew, and the old shares are deleted.
-    relay_limit : int, default 2**26
-        Bytes of shares that the server passes on at a time during the setup.
-    paper : bool, default False
-        Whether everything is as printed: no zero masks, pads of zeros, weights without bounds. The
-        clients must allow it.
 
     Raises
     ------
@@ -127,12 +103,16 @@ class FedVS(DataCoding):
     --------
     >>> from functools import partial
     >>> from flwr_privacy.clients.torch import TorchServerModel, mlp
-    >>> from flwr_privacy.strategies import FedVS
+    >>> from flwr_privacy.strategies import ColumnFeatures, FedVS, LagrangeCoding
     >>> server_model = TorchServerModel(partial(mlp, (64, 32, 2)))
-    >>> strategy = FedVS(labels=[0, 1, 1, 0], server_model=server_model, T=1, batch_size=2, order=1)
+    >>> strategy = FedVS(
+    ...     labels=[0, 1, 1, 0],
+    ...     server_model=server_model,
+    ...     data=ColumnFeatures(order=1),
+    ...     coding=LagrangeCoding(T=1),
+    ...     batch_size=2,
+    ... )
     """
-
-    refresh_every: int | None = None
 
     scheme: ClassVar[str] = "fedvs"
     untimed: ClassVar[frozenset[str]] = frozenset(
@@ -140,8 +120,6 @@ class FedVS(DataCoding):
     )
 
     def __post_init__(self) -> None:
-        if self.refresh_every is not None:
-            check_integer("refresh_every", self.refresh_every, minimum=1)
         super().__post_init__()
         if self.evaluation == "none":
             self._labels.pop(TEST_PART, None)
@@ -161,7 +139,7 @@ class FedVS(DataCoding):
             If answers contradict each other, or the data cannot be coded anew.
         """
         training = part == TRAIN_PART
-        every = self.refresh_every
+        every = self.coding.refresh_every
         due = every is not None and server_round > 1 and (server_round - 1) % every == 0
         self._stale |= training and due
         if self._stale:
@@ -196,7 +174,7 @@ class FedVS(DataCoding):
 
     def _dealt(
         self, grid: Grid, server_round: int, phase: str, part: str, coded: NDArray[np.int64]
-    ) -> tuple[Dealing, dict[str, NDArray[np.uint8]]]:
+    ) -> tuple[DealRequest, dict[str, NDArray[np.uint8]]]:
         """Send the clients the pending gradient; return the shares of weights that they deal."""
         terms = self._agreed()
         dealing = self._dealing(
@@ -229,7 +207,7 @@ class FedVS(DataCoding):
         grid: Grid,
         server_round: int,
         phase: str,
-        dealing: Dealing,
+        dealing: DealRequest,
         dealers: list[str],
         shares: Mapping[str, NDArray[np.uint8]],
     ) -> dict[int, NDArray[np.int64]]:
@@ -240,7 +218,7 @@ class FedVS(DataCoding):
         )
         self._answer_shape = (len(dealing.evaluated_rows), terms.embedding)
         assigned = only(self._assigned(grid, server_round, phase), set(dealers))
-        quorum = min(terms.code.threshold + self.spare, len(dealers))
+        quorum = min(terms.code.threshold + self.coding.spare, len(dealers))
         answers = self.ask_all(
             grid,
             server_round,
@@ -333,9 +311,9 @@ class FedVS(DataCoding):
 
     def _dealing(
         self, share_set: str | None, *, part: str, rows: list[int], maskers: list[str]
-    ) -> Dealing:
+    ) -> DealRequest:
         pending = self._pending
-        return Dealing(
+        return DealRequest(
             generation=self._agreed().generation,
             session=self._session,
             update=self._updates,

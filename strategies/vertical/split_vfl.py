@@ -4,9 +4,9 @@ Each takes one exchange a round: a client takes in its last gradient and answers
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import RecordDict
@@ -18,15 +18,14 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     NotEnoughSharesError,
     ProtocolError,
-    check_choice,
-    check_number,
 )
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
+from flwr_privacy.fedvs.options import VAFL, IgnoreStragglers, WaitForAll, WaitNoised
 from flwr_privacy.fedvs.rows import batch_of
-from flwr_privacy.fedvs.split_vfl import METHODS, Step
+from flwr_privacy.fedvs.split_vfl import EmbeddingRequest
 from flwr_privacy.fedvs.terms import ENROL
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.grid import GridMean
 from flwr_privacy.privacy.guarantee import Guarantee
@@ -49,7 +48,6 @@ logger = logging.getLogger("flwr.privacy")
 
 EMBED, SETTLE = "embed", "settle"
 EMBEDDING, GRADIENT = "embedding", "gradient"
-WAIT, IGNORE, VAFL, WAIT_DP = METHODS
 
 
 @checked_keywords
@@ -62,18 +60,8 @@ class SplitVFL(VerticalStrategy):
     fraction_train, ..., labels, server_model, ...
         Those of `VerticalStrategy`. With a `secure_sum` the server sees sums of embeddings; use
         ``threshold`` of all clients to wait for all. Tests are on plain embeddings even then.
-    method : {"wait", "ignore", "vafl", "wait-dp"}, default "wait"
-        ``wait``: for everybody. ``ignore``: the stragglers are never asked, in tests neither.
-        ``vafl``: no wait, each client's gradient is computed with the last embeddings of the others
-        (a round is one answer). ``wait-dp``: everybody, with Laplace noise on the embeddings.
-    fast : sequence of str, optional
-        Who is no straggler, for ``ignore``; by default who is not slow in `delays`, or whoever
-        answers within the `deadline`.
-    epsilon : float, default 5.0
-        With ``wait-dp``: the noise's scale is the spread of the embeddings through this number.
-    clip : float, optional
-        With ``wait-dp``: bound to which embeddings are cut; their spread is twice that. By default
-        it is taken from each batch.
+    method : WaitForAll, IgnoreStragglers, VAFL or WaitNoised, default WaitForAll()
+        For whose embeddings the server waits, and whether they have noise.
 
     Raises
     ------
@@ -82,30 +70,24 @@ class SplitVFL(VerticalStrategy):
 
     Guarantee
     ---------
-    None without a secure sum: the server sees all embeddings. The noise of ``wait-dp`` has no
+    None without a secure sum: the server sees all embeddings. The noise of `WaitNoised` has no
     guarantee either (`flwr_privacy.fedvs.split_vfl.noisy`). Under a secure sum the server sees sums
     of embeddings, with what FedVS's sums say of the features.
     """
 
-    method: Literal["wait", "ignore", "vafl", "wait-dp"] = "wait"
-    fast: Sequence[str] | None = None
-    epsilon: float = 5.0
-    clip: float | None = None
+    method: WaitForAll | IgnoreStragglers | VAFL | WaitNoised = field(default_factory=WaitForAll)
 
     scheme: ClassVar[str] = "split-vfl"
     summable: ClassVar[bool] = True
     untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE, ENROL, EMBED, SETTLE})
 
     def __post_init__(self) -> None:
-        self._method = check_choice("method", self.method, METHODS)
-        self._fast = None if self.fast is None else [str(name) for name in self.fast]
-        self._epsilon = check_number("epsilon", self.epsilon, minimum=1e-9)
-        self._clip = 0.0 if self.clip is None else check_number("clip", self.clip, minimum=1e-9)
-        if self.secure_sum is not None and self.method != WAIT:
-            raise InvalidParameterError("method", self.method, "'wait' under a secure sum")
+        check_options(SplitVFL, self, "method")
+        if self.secure_sum is not None and not isinstance(self.method, WaitForAll):
+            raise InvalidParameterError("method", self.method, "WaitForAll() under a secure sum")
         super().__post_init__()
-        if isinstance(self.order, Mapping) and len(set(self.order.values())) > 1:
-            raise InvalidParameterError("order", self.order, "one order of all clients")
+        if isinstance(self.data.order, Mapping) and len(set(self.data.order.values())) > 1:
+            raise InvalidParameterError("order", self.data.order, "one order of all clients")
 
     def _build(self) -> None:
         super()._build()
@@ -129,7 +111,7 @@ class SplitVFL(VerticalStrategy):
             self._enrolled = self.enrol(grid, 0)
             self.members = natural(self._enrolled)
         self.simulate_delays()
-        if self._method == VAFL:
+        if isinstance(self.method, VAFL):
             self._begin_queue(grid)
         self.announce()
 
@@ -171,7 +153,7 @@ class SplitVFL(VerticalStrategy):
         self._shape = (len(coded), self.embedding)
         if training and self.secure_sum is not None:
             return self._summed(grid, server_round, rows)
-        if self._method == VAFL:
+        if isinstance(self.method, VAFL):
             self.deliver(grid, server_round)
         phase = TRAIN if training else EMBED
         assigned = self._asked(self._assigned(grid, server_round, phase))
@@ -185,7 +167,7 @@ class SplitVFL(VerticalStrategy):
             own=to_each({client: {"update": count} for client, count in self._gradients.items()}),
         )
         waited = {client for clients in assigned.values() for client in clients}
-        partly = self._method == IGNORE and self._known_fast() is None
+        partly = isinstance(self.method, IgnoreStragglers) and self._known_fast() is None
         if not found or ((waited | self._everybody()) - set(found) and not partly):
             missing = natural((waited | self._everybody()).difference(found))
             raise NotEnoughSharesError(len(missing) + len(found), len(found), missing)
@@ -257,7 +239,7 @@ class SplitVFL(VerticalStrategy):
     def train_round(self, grid: Grid, server_round: int, arrays: Any, config: Any) -> Any:
         """Make one step; under vafl the gradient is for the client that has answered."""
         result = super().train_round(grid, server_round, arrays, config)
-        if self._method == VAFL and self._pending is not None:
+        if isinstance(self.method, VAFL) and self._pending is not None:
             client, rows = self._arriving
             self._owed[client] = Pending(
                 rows=rows.tolist(), clients=self.members, gradient=self._pending.gradient
@@ -267,7 +249,7 @@ class SplitVFL(VerticalStrategy):
 
     def deliver(self, grid: Grid, server_round: int) -> None:
         """Send the clients their pending gradients, and ask nothing else."""
-        if self._method == VAFL:
+        if isinstance(self.method, VAFL):
             for client, owed in list(self._owed.items()):
                 assigned = only(self._assigned(grid, server_round, SETTLE), {client})
                 self._settle(grid, server_round, owed, assigned, self._gradients[client])
@@ -300,7 +282,7 @@ class SplitVFL(VerticalStrategy):
             raise ReplyRefusedError("shape", f"embeddings of shape {found.shape}")
         if not np.isfinite(found).all():
             raise ReplyRefusedError("not finite", "embeddings that are not finite")
-        return found.copy() if self._method == VAFL else found
+        return found.copy() if isinstance(self.method, VAFL) else found
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes; every client weighs 1."""
@@ -339,15 +321,16 @@ class SplitVFL(VerticalStrategy):
         CheckpointError
             Under vafl: the last embeddings of all clients are no part of a checkpoint.
         """
-        if self._method == VAFL:
-            raise CheckpointError("a training with method = 'vafl' cannot be resumed")
+        if isinstance(self.method, VAFL):
+            raise CheckpointError("a training with VAFL() cannot be resumed")
         super().load_state_dict(state)
 
     # -- Parts -------------------------------------------------------------------------------
 
     def _fields(self, part: str, rows: list[int], owed: Pending | None, *, update: int) -> Fields:
-        noisy = self._method == WAIT_DP
-        step = Step(
+        order = self.data.order
+        noise = self.method if isinstance(self.method, WaitNoised) else None
+        step = EmbeddingRequest(
             training=self._training,
             session=self._session,
             update=update,
@@ -357,12 +340,12 @@ class SplitVFL(VerticalStrategy):
             divisor=1 if owed is None or not self._mean else len(owed.clients),
             part=part,
             rows=rows,
-            order=self.order if isinstance(self.order, int) else min(self.order.values()),
-            bias=self.bias,
-            x_max=self.x_max,
+            order=order if isinstance(order, int) else min(order.values()),
+            bias=self.data.bias,
+            x_max=self.data.x_max,
             embedding=self.embedding,
-            epsilon=self._epsilon if noisy else 0.0,
-            clip=self._clip if noisy else 0.0,
+            epsilon=0.0 if noise is None else noise.epsilon,
+            clip=0.0 if noise is None else noise.clip or 0.0,
         )
         terms = {} if self.secure_sum is None else self._sum_terms(self.secure_sum).write()
         return {**records.write(step), **terms}
@@ -377,17 +360,17 @@ class SplitVFL(VerticalStrategy):
 
     def _known_fast(self) -> list[str] | None:
         """Return the clients that are known not to be stragglers."""
-        if self._fast is not None:
-            return self._fast
+        if isinstance(self.method, IgnoreStragglers) and self.method.fast is not None:
+            return [str(name) for name in self.method.fast]
         delays = self.messenger.stragglers
         return list(delays.fast) if isinstance(delays, HalfSlow) else None
 
     def _everybody(self) -> set[str]:
         """Return the clients that a round waits for."""
-        if self._method != IGNORE:
+        if not isinstance(self.method, IgnoreStragglers):
             return set(self.members)
         return set(self._known_fast() or ())
 
     def _asked(self, assigned: Assigned) -> Assigned:
-        fast = self._known_fast() if self._method == IGNORE else None
+        fast = self._known_fast() if isinstance(self.method, IgnoreStragglers) else None
         return assigned if fast is None else only(assigned, set(fast))

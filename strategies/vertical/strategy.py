@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,15 +22,15 @@ from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
     check_choice,
-    check_flag,
     check_integer,
     check_number,
 )
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
+from flwr_privacy.fedvs.options import ColumnFeatures
 from flwr_privacy.fedvs.rows import Segments, batch_of
 from flwr_privacy.fedvs.server_model import ServerModel
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.strategies.requests.request_log import arrays_of
 from flwr_privacy.strategies.state.experiment import SchemeResult
 from flwr_privacy.wire.identity import derive_seed
@@ -63,12 +63,8 @@ class VerticalStrategy(ColumnOwners):
         Labels of the clients' part ``test``; without them nothing is evaluated.
     embedding : int, default 64
         h, the width of the embeddings.
-    order : int or dict, default 2
-        D, the highest power of the features, of all clients or of each by its name.
-    bias : bool, default False
-        Whether the clients append a column of ones.
-    x_max : float, default 1.0
-        Bound of the absolute value of a feature.
+    data : ColumnFeatures
+        The features that clients make of their columns, and their bound.
     batch_size : int, default 32
         Rows of a mini-batch.
     learning_rate : float, default 0.05
@@ -99,9 +95,7 @@ class VerticalStrategy(ColumnOwners):
     server_model: ServerModel
     test_labels: ArrayLike | None = None
     embedding: int = 64
-    order: int | Mapping[str, int] = 2
-    bias: bool = False
-    x_max: float = 1.0
+    data: ColumnFeatures = field(default_factory=ColumnFeatures)
     batch_size: int = 32
     learning_rate: float = 0.05
     client_learning_rate: float | None = None
@@ -131,10 +125,7 @@ class VerticalStrategy(ColumnOwners):
         if self.test_labels is not None:
             self._labels[TEST_PART] = label_vector("test_labels", self.test_labels)
         check_integer("embedding", self.embedding, minimum=1)
-        for degree in self.order.values() if isinstance(self.order, Mapping) else [self.order]:
-            check_integer("order", degree, minimum=1, maximum=64)
-        check_flag("bias", self.bias)
-        check_number("x_max", self.x_max, minimum=1e-12)
+        check_options(VerticalStrategy, self, "data")
         check_integer("batch_size", self.batch_size, minimum=1)
         check_number("learning_rate", self.learning_rate, minimum=0)
         own = self.learning_rate if self.client_learning_rate is None else self.client_learning_rate

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from flwr_privacy.acfl.descent import effective_rate
 from flwr_privacy.acfl.guarantee import guarantee_of, setup_privacy
-from flwr_privacy.acfl.sums import GRADIENT, SIZE, heard
+from flwr_privacy.acfl.sums import GRADIENT, SIZE, round_sums
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.simulations.research.acfl.scfl import eps_projected
 from flwr_privacy.strategies import ACFL
 
 SEED = 11
@@ -325,7 +326,7 @@ def test_the_size_of_noised_gradients_is_that_of_their_mean_norm() -> None:
     for _ in range(5000):
         noise = draws.normal(size=6).sum() * terms.sigma
         sums = {GRADIENT: np.full((3, 2), 6.0), SIZE: np.array([6 * 0.1 * 10.0 + noise])}
-        told = heard(sums, 6, terms)
+        told = round_sums(sums, 6, terms)
         np.testing.assert_array_equal(told.gradient, np.full((3, 2), 12.0))
         found.append(told.squares)
     error = np.std(found) / math.sqrt(len(found))
@@ -409,6 +410,14 @@ def test_parameters_that_are_not_allowed_are_refused_at_once(options: Any, text:
     with pytest.raises(InvalidParameterError) as error:
         make(ACFL, **options)
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0, 4.0])
+def test_projected_features_are_noised_for_their_bound(bound: float) -> None:
+    options = {"noise": "paper", "encoding": "scfl", "alpha": 0.5, "mi_epsilon": 0.7}
+    terms = setup_terms(**options, feature_bound=bound)
+    level = eps_projected(terms.features, terms.sigma_features**2, B_X=bound)
+    assert level == pytest.approx(0.7)
 
 
 def test_noise_that_is_too_little_for_so_many_records_is_refused() -> None:

@@ -55,11 +55,14 @@ def test_the_noise_of_a_level(eps: float, expected: float) -> None:
     assert s == pytest.approx(10 / math.expm1(2 * eps))
     assert eps_projected(10, s) == pytest.approx(eps)
     assert eps_projected(10, 0) == math.inf
+    assert sigma2_for_eps_projected(eps, 10, B_X=0.1) == pytest.approx(s / 100)
+    assert eps_projected(10, s / 100, B_X=0.1) == pytest.approx(eps)
 
 
+@pytest.mark.parametrize("bound", [0.1, 1.0, 3.0])
 @pytest.mark.parametrize("s", [0.1, 1.0, 20.0])
-def test_two_points_tell_less_than_the_level(s: float) -> None:
-    # Who knows the projection sees a channel whose means are 2 |column| / sqrt(s) apart.
+def test_two_points_tell_less_than_the_level(s: float, bound: float) -> None:
+    # Who knows the projection sees a channel whose means are 2 bound |column| / sqrt(s) apart.
     def information(distance: float) -> float:
         def term(y: float) -> float:
             value = (math.exp(-(y**2) / 2) + math.exp(-((y - distance) ** 2) / 2)) / 2
@@ -71,8 +74,8 @@ def test_two_points_tell_less_than_the_level(s: float) -> None:
 
     rng = np.random.default_rng(0)
     columns = np.linalg.norm(rng.standard_normal((200, C)), axis=1)
-    mean = np.mean([information(2 * column / math.sqrt(s)) for column in columns])
-    assert 0 < mean <= eps_projected(C, s)
+    mean = np.mean([information(2 * bound * column / math.sqrt(s)) for column in columns])
+    assert 0 < mean <= eps_projected(C, s, B_X=bound)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,8 @@ def test_two_points_tell_less_than_the_level(s: float) -> None:
         (lambda: sigma2_for_eps_projected(0, 1), "eps"),
         (lambda: sigma2_for_eps_projected(1e4, 1), "eps"),
         (lambda: sigma2_for_eps_projected(1, 0), "c"),
+        (lambda: sigma2_for_eps_projected(1, 1, B_X=0), "B_X"),
+        (lambda: eps_projected(1, 1.0, B_X=-1), "B_X"),
     ],
 )
 def test_what_is_out_of_range_is_refused(call: Callable[[], float], name: str) -> None:

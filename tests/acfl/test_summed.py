@@ -140,7 +140,7 @@ def test_the_noise_of_the_sum_is_what_is_promised_or_more(mode: str, colluders: 
     exact = sum(X.T @ X for X, _ in map(data_fn, contexts))
     off = strategy.coded.features - exact
     plan = ACFLPlan(
-        wish=wish_of(**options, alpha=1.0), features=WIDE, labels=LABELS, rounds=1
+        options=wish_of(**options, alpha=1.0), features=WIDE, labels=LABELS, rounds=1
     ).setup_terms(parties=0)
     honest = 3 - colluders
     expected = plan.sigma_features**2 * 5 / honest

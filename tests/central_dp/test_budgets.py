@@ -14,7 +14,7 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.ledger import Entry, Ledger
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
-from flwr_privacy.strategies import CentralDP, LoopOptions
+from flwr_privacy.strategies import AdaptiveClipping, CentralDP, LoopOptions
 
 
 def charges(state: Path, name: str) -> list[Entry]:
@@ -32,7 +32,10 @@ def test_the_card_recomputes_epsilon_and_counts_whoever_was_lost_or_late(tmp_pat
         Fault(kind="drop", client="1", server_round=1),
         Fault(kind="drop", client="2", server_round=2, phase="shares"),
     ]
-    strategy = CentralDP(loop=LoopOptions(seed=1, run_dir=run_dir, deadline=0.5), quantile=0.5)
+    strategy = CentralDP(
+        loop=LoopOptions(seed=1, run_dir=run_dir, deadline=0.5),
+        clipping=AdaptiveClipping(quantile=0.5),
+    )
     run(strategy, state=state, faults=faults)
     card = PrivacyCard.from_json((run_dir / "privacy-card.json").read_text())
     numbers = card.verify()
@@ -171,7 +174,7 @@ def test_where_the_server_adds_noise_a_round_that_broke_off_is_done_again(tmp_pa
 
 def test_a_second_start_is_another_training() -> None:
     # At a quantile of 0.5 two noised counts that are cut to 0 and 1 would undo each other.
-    strategy = CentralDP(loop=LoopOptions(seed=1), quantile=0.3)
+    strategy = CentralDP(loop=LoopOptions(seed=1), clipping=AdaptiveClipping(quantile=0.3))
     run(strategy, num_rounds=2)
     moved = strategy.clipping_norm
     run(strategy, num_rounds=1)

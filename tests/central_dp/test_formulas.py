@@ -18,7 +18,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.curves import ORDERS
-from flwr_privacy.central_dp.plan import CentralDPPlan
+from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.central_dp.sensitivity import sensitivity
 from flwr_privacy.central_dp.terms import SHARE_REACH, CentralDPTerms
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
@@ -56,7 +56,7 @@ def epsilon_by(accountant: PLDAccountant | RdpAccountant, event: DpEvent, delta:
 def test_without_amplification_the_budget_is_spent_and_not_more(
     noise: str, sampling: str, q: float
 ) -> None:
-    schedule = CentralDPPlan(noise=noise, sampling=sampling, **{**BUDGET, "q": q})
+    schedule = CentralDPNoisePlan(noise=noise, sampling=sampling, **{**BUDGET, "q": q})
     assert schedule.releases == participations(60, q)
     assert schedule.charge().sampling == 1
     single = GaussianDpEvent(schedule.noise_multiplier)
@@ -69,7 +69,7 @@ def test_without_amplification_the_budget_is_spent_and_not_more(
 
 @pytest.mark.parametrize("q", [0.05, 0.2])
 def test_secret_poisson_samples_amplify_and_every_round_is_charged(q: float) -> None:
-    schedule = CentralDPPlan(**SECRET, **{**BUDGET, "q": q})
+    schedule = CentralDPNoisePlan(**SECRET, **{**BUDGET, "q": q})
     assert schedule.releases == 60
     assert schedule.charge().sampling == q
     single = PoissonSampledDpEvent(q, GaussianDpEvent(schedule.noise_multiplier))
@@ -82,8 +82,8 @@ def test_secret_poisson_samples_amplify_and_every_round_is_charged(q: float) -> 
 
 
 def test_secret_poisson_samples_of_everybody_are_plain_rounds_with_half_the_sensitivity() -> None:
-    schedule = CentralDPPlan(**SECRET, **{**BUDGET, "q": 1.0})
-    plain = CentralDPPlan(noise="server", sampling="fixed", **{**BUDGET, "q": 1.0})
+    schedule = CentralDPNoisePlan(**SECRET, **{**BUDGET, "q": 1.0})
+    plain = CentralDPNoisePlan(noise="server", sampling="fixed", **{**BUDGET, "q": 1.0})
     assert schedule.noise_multiplier == plain.noise_multiplier
     options = {"noise": "server"}
     assert 2 * sensitivity(3.0, sampling="poisson", **options) == sensitivity(
@@ -93,7 +93,7 @@ def test_secret_poisson_samples_of_everybody_are_plain_rounds_with_half_the_sens
 
 @pytest.mark.parametrize(("epsilon", "rounds", "q"), [(2.0, 100, 0.1), (8.0, 500, 0.01)])
 def test_pld_would_do_with_5_to_8_percent_less_noise(epsilon: float, rounds: int, q: float) -> None:
-    schedule = CentralDPPlan(**SECRET, epsilon=epsilon, delta=1e-6, rounds=rounds, q=q)
+    schedule = CentralDPNoisePlan(**SECRET, epsilon=epsilon, delta=1e-6, rounds=rounds, q=q)
     low, high = (
         Charge(noise_multiplier=share * schedule.noise_multiplier, sampling=q, count=rounds)
         for share in (0.92, 0.95)
@@ -104,26 +104,28 @@ def test_pld_would_do_with_5_to_8_percent_less_noise(epsilon: float, rounds: int
 
 @pytest.mark.parametrize(("noise", "sampling"), MODES)
 def test_a_client_is_charged_as_often_as_its_budget_is_meant_for(noise: str, sampling: str) -> None:
-    schedule = CentralDPPlan(noise=noise, sampling=sampling, **BUDGET)
+    schedule = CentralDPNoisePlan(noise=noise, sampling=sampling, **BUDGET)
     assert [n for n in range(100) if schedule.affordable(n)] == list(range(schedule.releases))
     assert schedule.gap * schedule.releases == pytest.approx(GRID_SHARE * 4.0)
 
 
 def test_at_most_a_tenth_of_epsilon_is_set_aside_for_the_grid() -> None:
-    schedule = CentralDPPlan(noise="server", sampling="fixed", **{**BUDGET, "epsilon": 1000.0})
+    schedule = CentralDPNoisePlan(noise="server", sampling="fixed", **{**BUDGET, "epsilon": 1000.0})
     assert schedule.gap * schedule.releases == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3])
 def test_the_joint_release_costs_what_dp_accounting_says_of_the_two(share: float) -> None:
-    schedule = CentralDPPlan(noise="distributed", sampling="fixed", **BUDGET, count_share=share)
+    schedule = CentralDPNoisePlan(
+        noise="distributed", sampling="fixed", **BUDGET, count_share=share
+    )
     update, count = schedule.update_noise_multiplier, schedule.count_noise_multiplier
     assert count is not None
     pair = ComposedDpEvent([GaussianDpEvent(update), GaussianDpEvent(count)])
     theirs = epsilon_by(PLDAccountant(), SelfComposedDpEvent(pair, schedule.releases), LEFT_DELTA)
     assert theirs == pytest.approx(LEFT, rel=1e-3)
 
-    secret = CentralDPPlan(**SECRET, **BUDGET, count_share=share)
+    secret = CentralDPNoisePlan(**SECRET, **BUDGET, count_share=share)
     update, count = secret.update_noise_multiplier, secret.count_noise_multiplier
     assert count is not None
     pair = ComposedDpEvent([GaussianDpEvent(update), GaussianDpEvent(count)])
@@ -133,7 +135,7 @@ def test_the_joint_release_costs_what_dp_accounting_says_of_the_two(share: float
 
 
 def test_fixed_clipping_has_no_count() -> None:
-    schedule = CentralDPPlan(noise="server", sampling="fixed", **BUDGET)
+    schedule = CentralDPNoisePlan(noise="server", sampling="fixed", **BUDGET)
     assert schedule.count_noise_multiplier is None
     assert schedule.update_noise_multiplier == schedule.noise_multiplier
 
@@ -334,7 +336,7 @@ def test_terms_that_are_refused(change: dict[str, object], error: type, text: st
 )
 def test_a_schedule_of_no_budget_is_refused(change: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
-        CentralDPPlan(**{"noise": "server", "sampling": "fixed", **BUDGET, **change})
+        CentralDPNoisePlan(**{"noise": "server", "sampling": "fixed", **BUDGET, **change})
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,13 @@ from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import Update, clip, released_names
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import Fault
-from flwr_privacy.strategies import CentralDP, LoopOptions
+from flwr_privacy.strategies import (
+    AdaptiveClipping,
+    CentralDP,
+    DistributedNoise,
+    LoopOptions,
+    ServerNoise,
+)
 
 # -- The sum and its noise -----------------------------------------------------------------------
 
@@ -75,7 +81,7 @@ def test_an_aggregation_of_ones_own_sees_no_sum_without_the_servers_noise() -> N
             return self.renewed(server_round, mean.finish(), metrics, mean.weight), metrics
 
     app = numpy_client_app(lambda context: CentralDPClient(Still(), context))
-    strategy = Own(noise="server", loop=LoopOptions(seed=1))
+    strategy = Own(privacy=ServerNoise(), loop=LoopOptions(seed=1))
     run_strategy(strategy, app, nodes=5, num_rounds=1)
     assert seen
     assert any(np.any(sums) for sums in seen[0].values())
@@ -86,7 +92,9 @@ def test_the_opened_sum_is_the_survivors_codes_and_shares_bit_for_bit(
     lost: tuple[int, ...],
 ) -> None:
     strategy = Looking(
-        quantile=0.5, loop=LoopOptions(seed=1, experiment_id="e", deadline=1.0), clipping_norm=2.5
+        privacy=DistributedNoise(clipping_norm=2.5),
+        clipping=AdaptiveClipping(quantile=0.5),
+        loop=LoopOptions(seed=1, experiment_id="e", deadline=1.0),
     )
     faults = [Fault(kind="drop", client=str(i)) for i in lost]
     result = run(strategy, faults=faults, num_rounds=1, insecure_seed=SEED)
@@ -136,8 +144,8 @@ def test_the_noise_of_an_opened_sum_is_what_is_charged_or_more(
     strategy = CentralDP(
         loop=LoopOptions(seed=1, deadline=1.0),
         secure_sum=SecureSum(colluders=colluders),
-        quantile=quantile,
-        clipping_norm=0.7,
+        privacy=DistributedNoise(clipping_norm=0.7),
+        clipping=AdaptiveClipping(quantile=quantile) if quantile else None,
     )
     mean, terms = noise_of(strategy, faults=faults)
     survivors = 5 - lost
@@ -154,7 +162,7 @@ def test_the_noise_of_an_opened_sum_is_what_is_charged_or_more(
 @pytest.mark.parametrize("secure_sum", [None, SecureSum()])
 def test_a_trusted_server_adds_the_noise_of_the_charge_once(secure_sum: SecureSum | None) -> None:
     strategy = CentralDP(
-        noise="server", insecure_seed=1, loop=LoopOptions(seed=1), secure_sum=secure_sum
+        privacy=ServerNoise(insecure_seed=1), loop=LoopOptions(seed=1), secure_sum=secure_sum
     )
     mean, terms = noise_of(strategy)
     assert terms.parties == 1
@@ -182,10 +190,8 @@ def test_the_servers_noise_differs_from_round_to_round_and_run_to_run() -> None:
 @pytest.mark.usefixtures("no_pld")
 def test_a_poisson_sum_is_divided_by_the_expected_number_and_has_half_the_sensitivity() -> None:
     strategy = CentralDP(
-        noise="server",
-        sampling="poisson",
+        privacy=ServerNoise(sampling="poisson", insecure_seed=1),
         fraction_train=0.6,
-        insecure_seed=1,
         loop=LoopOptions(seed=1),
     )
     mean, terms = noise_of(strategy)
@@ -218,5 +224,8 @@ def test_without_noise_to_speak_of_it_is_the_mean_of_the_clipped_updates() -> No
 
 @pytest.mark.usefixtures("no_pld")
 def test_server_optimisers_see_the_noised_mean() -> None:
-    result = run(CentralDP(loop=LoopOptions(seed=1), inner=FedAdam(), epsilon=1e3), num_rounds=2)
+    result = run(
+        CentralDP(loop=LoopOptions(seed=1), inner=FedAdam(), privacy=DistributedNoise(epsilon=1e3)),
+        num_rounds=2,
+    )
     assert all(np.isfinite(a.numpy()).all() for a in result.arrays.values())

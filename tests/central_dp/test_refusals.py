@@ -19,7 +19,7 @@ from flwr_privacy.privacy.failures import FAILED_NAME
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import CentralDP, LoopOptions
+from flwr_privacy.strategies import CentralDP, LoopOptions, ServerNoise, UserLevel
 
 POISSON = {"noise": "server", "sampling": "poisson"}
 
@@ -54,8 +54,14 @@ def test_the_client_declines_outside_of_a_secure_sum_whoever_asks(caplog: Any) -
         ({"quantile": 0.5, "clipping_learning_rate": 0.0}, r"learning_rate = 0\.0"),
         ({"quantile": 0.5, "count_share": 0.0}, r"count_share = 0\.0"),
         ({"quantile": 0.5, "count_share": 1.0}, r"count_share = 1\.0"),
+        ({"count_share": 0.2}, "AdaptiveClipping needs 'quantile': it is required"),
+        (
+            {"privacy": UserLevel()},
+            r"privacy = .*: expected DistributedNoise\(...\) or ServerNoise",
+        ),
+        ({"clipping": 0.5}, r"clipping = 0.5: expected AdaptiveClipping\(...\) or None"),
         ({"grid_bits": 31}, "grid_bits = 31"),
-        ({"insecure_seed": 1}, "insecure_seed = 1: expected None: the clients draw the noise"),
+        ({"insecure_seed": 1}, "CentralDP has no 'insecure_seed': only with noise=server"),
         ({"noise": "server", "insecure_seed": -1}, "insecure_seed = -1"),
         ({**POISSON, "secure_sum": SecureSum()}, "secure_sum = .*: the clients of a secure sum"),
         (
@@ -95,7 +101,7 @@ def test_a_start_of_ones_own_has_to_say_how_many_rounds_there_are() -> None:
         start = Strategy.start
 
     with pytest.raises(InvalidParameterError, match="rounds = None"):
-        run(Own(noise="server"))
+        run(Own(privacy=ServerNoise()))
 
 
 def test_a_resume_with_other_terms_is_refused(tmp_path: Path) -> None:

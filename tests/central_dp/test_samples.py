@@ -12,7 +12,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.clients import CentralDPClient, as_mod
-from flwr_privacy.strategies import CentralDP, LoopOptions, participants
+from flwr_privacy.strategies import (
+    AdaptiveClipping,
+    CentralDP,
+    DistributedNoise,
+    LoopOptions,
+    ServerNoise,
+    participants,
+)
 from flwr_privacy.strategies.requests.messenger import only
 
 # -- Samples -------------------------------------------------------------------------------------
@@ -20,13 +27,10 @@ from flwr_privacy.strategies.requests.messenger import only
 
 def test_secret_poisson_samples_charge_everybody_and_have_the_expected_size() -> None:
     strategy = CentralDP(
-        noise="server",
-        sampling="poisson",
+        privacy=ServerNoise(epsilon=1.0, sampling="poisson", insecure_seed=5),
         fraction_train=0.25,
         loop=LoopOptions(clients=40, seed=1),
         min_available_nodes=1,
-        insecure_seed=5,
-        epsilon=1.0,
     )
     result = run(strategy, nodes=1, num_rounds=30)
     sizes = [line["asked"] for line in result.history[1:]]
@@ -78,12 +82,10 @@ def test_noise_is_released_also_if_nobody_is_drawn(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(participants, "each_by_itself", only_in_round_2)
     strategy = CentralDP(
-        noise="server",
-        sampling="poisson",
+        privacy=ServerNoise(sampling="poisson", insecure_seed=1),
+        clipping=AdaptiveClipping(quantile=0.5),
         fraction_train=0.4,
-        insecure_seed=1,
         loop=LoopOptions(seed=1),
-        quantile=0.5,
     )
     result = run_strategy(strategy, still(), arrays=record(BIG), nodes=5, num_rounds=1)
     line = result.history[1]
@@ -102,7 +104,9 @@ def test_nothing_is_released_beyond_the_planned_releases_whoever_runs_the_rounds
     for sampling in ("poisson", "fixed"):
         models: list[Any] = []
         strategy = Own(
-            noise="server", sampling=sampling, rounds=2, insecure_seed=1, loop=LoopOptions(seed=1)
+            privacy=ServerNoise(sampling=sampling, insecure_seed=1),
+            rounds=2,
+            loop=LoopOptions(seed=1),
         )
         run(strategy, num_rounds=4, evaluate_fn=lambda _, a: models.append(model_of(a)))  # noqa: B023
         assert len(strategy.releases) == 2
@@ -119,7 +123,7 @@ def test_a_round_with_too_few_drawn_for_a_sum_is_skipped(
         return only(assigned, {"0"}) if server_round == 2 else assigned
 
     monkeypatch.setattr(participants, "each_by_itself", one_in_round_2)
-    strategy = CentralDP(sampling="poisson", loop=LoopOptions(seed=1))
+    strategy = CentralDP(privacy=DistributedNoise(sampling="poisson"), loop=LoopOptions(seed=1))
     with caplog.at_level("WARNING", "flwr.privacy"):
         result = run(strategy)
     assert [line["skipped"] for line in result.history[1:]] == [False, True, False]

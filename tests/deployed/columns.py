@@ -7,6 +7,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from flwr_privacy.clients import VerticalData
+from flwr_privacy.strategies import ColumnFeatures, LagrangeCoding
 from flwr_privacy.wire.identity import derive_seed
 
 ROWS = 12
@@ -28,13 +29,12 @@ def parameters() -> dict[str, Any]:
         "labels": LABELS,
         "server_model": TorchServerModel(partial(linear, 4, 2)),
         "embedding": 4,
-        "order": 1,
+        "data": ColumnFeatures(order=1),
         "batch_size": 6,
         "learning_rate": 0.5,
         "client_learning_rate": 3.0,
         "parties": 3,
-        "K": 1,
-        "T": 1,
+        "coding": LagrangeCoding(K=1),
     }
 
 

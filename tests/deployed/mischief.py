@@ -8,7 +8,7 @@ from typing import Any
 
 from clock import set_clock
 from flwr.app import Context, Message
-from plan import Plan, digest_of
+from plan import PlannedFaults, digest_of
 
 from flwr_privacy.simulations.engines.inline import Fault
 
@@ -21,7 +21,7 @@ def mischief(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Answer a question, unless the plan has it that something goes wrong."""
-    plan = Plan(context.run_config)
+    plan = PlannedFaults(context.run_config)
     entry: Any = message.content.get("flwr-privacy", {})
     if not plan.strikes or entry.get("phase") != "train":
         return call_next(message, context)

@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import RecordDict
 
 
-class Plan:
+class PlannedFaults:
     """Faults by round and client, and the folder for files.
 
     Parameters

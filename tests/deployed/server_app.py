@@ -10,7 +10,7 @@ import numpy as np
 from columns import initial, parameters
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
-from plan import Plan
+from plan import PlannedFaults
 from unreliable import Unreliable
 
 from flwr_privacy.m2fdp import EventSchedule, TierTree
@@ -21,6 +21,7 @@ from flwr_privacy.strategies import (
     UDP,
     CentralDP,
     DeviceNoise,
+    DistributedNoise,
     FedAvg,
     FedVS,
     LoopOptions,
@@ -47,7 +48,7 @@ STRATEGIES: dict[str, Callable[..., SchemeStrategy]] = {
         bound=16.0,
     ),
     "udp": partial(UDP, privacy=UserLevel(epsilon=8.0, delta=1e-5)),
-    "central-dp": partial(CentralDP, epsilon=8.0, delta=1e-5),
+    "central-dp": partial(CentralDP, privacy=DistributedNoise(epsilon=8.0, delta=1e-5)),
     "m2fdp": partial(M2FDP, **TIERS, relay=True),
     "fedvs": lambda **given: FedVS(**given, **parameters()),
 }
@@ -76,7 +77,7 @@ def everything_in(message: Message) -> bytes:
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes = int(config["nodes"])
-    plan = Plan(config)
+    plan = PlannedFaults(config)
     more: dict[str, Any] = {}
     observed: dict[str, Any] = {"timeout": TIMEOUT}
     if plan.strikes:
@@ -94,6 +95,8 @@ def main(grid: Grid, context: Context) -> None:
         observed["evaluate_fn"] = unreliable.keep
     elif config["scheme"] in NAMES:
         more |= {"experiment_id": NAMES[str(config["scheme"])], "seed": 1}
+    if config["pins"]:
+        more |= {"pins": config["pins"]}
     strategy = STRATEGIES[str(config["scheme"])](
         loop=LoopOptions(**more),
         min_train_nodes=0 if config["scheme"] == "m2fdp" else nodes,  # not all of its nodes train

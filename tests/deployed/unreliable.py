@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
-from plan import Plan, digest_of
+from plan import PlannedFaults, digest_of
 
 KILLS = {
     "killed before": "move",
@@ -27,7 +27,7 @@ class Unreliable:
     ----------
     grid : Grid
         The grid; its methods are replaced.
-    plan : Plan
+    plan : PlannedFaults
         What shall go wrong.
     nodes : int
         Number of nodes.
@@ -35,7 +35,7 @@ class Unreliable:
         Which run of the experiment it is.
     """
 
-    def __init__(self, grid: Any, plan: Plan, *, nodes: int, run: int) -> None:
+    def __init__(self, grid: Any, plan: PlannedFaults, *, nodes: int, run: int) -> None:
         self._grid: Grid = grid
         self._plan, self._nodes, self._run = plan, nodes, run
         self._push, self._pull = grid.push_messages, grid.pull_messages

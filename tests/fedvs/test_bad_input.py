@@ -65,6 +65,12 @@ def test_F6_fewer_clients_than_answers_are_needed_share_nothing(
         assert number in text
 
 
+def test_one_client_shares_nothing() -> None:
+    assert "clients = 1: expected at least 2: the sum of one client's" in refused(
+        1, min_available_nodes=1
+    )
+
+
 @pytest.mark.parametrize(
     ("prime", "text"),
     [

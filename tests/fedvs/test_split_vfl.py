@@ -213,8 +213,8 @@ def test_another_training_of_the_same_name_begins_anew(tmp_path: Path) -> None:
     ("changes", "parameter"),
     [
         ({"method": "hurry"}, "method"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"clip": -1.0}, "clip"),
+        ({"method": "wait-dp", "epsilon": 0.0}, "epsilon"),
+        ({"method": "wait-dp", "clip": -1.0}, "clip"),
         ({"method": "vafl", "secure_sum": SecureSum()}, "method"),
         ({"order": {"0": 1, "1": 2}}, "order"),
         ({"quorum": 2}, "quorum"),

@@ -24,6 +24,7 @@ DUTY: Fields = {
     "children": ["a", "b"],
     "senders": ["a", "b"],
     "sealed": [b"1", b"2"],
+    "round_model": bytes(32),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp import Drift, EventSchedule, RoundPlan, TierPrivacy, TierTree
+from flwr_privacy.m2fdp import Drift, EventSchedule, M2FDPRoundPlan, TierPrivacy, TierTree
 from flwr_privacy.m2fdp.paper_noise import sigma
 from flwr_privacy.m2fdp.plan import boundary_tier, exchanges
 from flwr_privacy.m2fdp.sensitivity import sensitivity_worst_case
@@ -48,8 +48,8 @@ def plan(
     total_steps: int | None = None,
     step_rule: str = "constant",
     **changes: Any,
-) -> RoundPlan:
-    return RoundPlan(
+) -> M2FDPRoundPlan:
+    return M2FDPRoundPlan(
         tree=tree,
         schedule=schedule,
         privacy=privacy(**changes),
@@ -133,6 +133,15 @@ def test_steps_that_fall_scale_the_clipping() -> None:
         pytest.approx(20 * 0.25 / 3),
     )
     assert plan(server_round=8).bound(20) == 5.0
+
+
+def test_codes_have_room_for_what_smooth_losses_may_add_up_to() -> None:
+    """After each clean event the distance grows with every step, and own data add to it."""
+    release = plan(clean_events="smooth", smoothness=0.05).release(1, 3)
+    moved, own = 0.0, 2 * 5 * 0.25 / 5
+    for _ in range(4):
+        moved = moved * 1.05**5 + own
+    assert release.sensitivity == pytest.approx(moved, rel=1e-9)
 
 
 def test_A17_steps_of_the_theorem_are_the_papers() -> None:

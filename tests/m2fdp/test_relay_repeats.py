@@ -1,6 +1,7 @@
 """A server that asks M2FDP's nodes to release the same data twice."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,19 @@ def test_a_zone_hands_out_one_average_per_period(change: str, lost: str, tmp_pat
         else:
             again = server.average("t1-0", sealed, **changes)["arrays"]["codes"]
             np.testing.assert_array_equal(again, first)
+        assert len(server.entries("t1-0")) == 1
+
+    attack(ZONE, tmp_path, work, **PLAIN)
+
+
+def test_an_average_of_another_model_is_not_handed_out(tmp_path: Path) -> None:
+    """A server that lost its last checkpoint asks the same period about another model."""
+
+    def work(server: Server) -> None:
+        server.average("t1-0", server.sealed("012"))
+        anew = server.sealed("012")
+        again = partial(server.average, "t1-0", anew, round_model=bytes(32))
+        refuses("was answered before, with other terms", again)
         assert len(server.entries("t1-0")) == 1
 
     attack(ZONE, tmp_path, work, **PLAIN)

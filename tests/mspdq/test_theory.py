@@ -126,6 +126,9 @@ def test_F16_the_papers_number_of_mixing_steps():
     options = {"mu": 1.0, "L": 4.0, "E": 10, "t": 200, "lam": 0.9}
     assert k_rounds(**options, quantized=False) == 46
     assert k_rounds(**options, quantized=True) == 116
+    # eta is 1/40, and floats say that its inverse is a little more than 40; 0.2^3 is 1/125
+    assert k_rounds(mu=0.27, L=10.0, E=1, t=1, lam=0.9, quantized=True) == 40
+    assert k_rounds(mu=1.0, L=31.25, E=1, t=1, lam=0.2, quantized=False) == 3
     assert k_rounds(mu=1e-3, L=1e-4, E=1, t=1, lam=0.9, quantized=False) == 1  # eta is 2000
 
 

@@ -10,6 +10,7 @@ from grid_tap import tapped
 from pinned import pinned_nodes
 
 from flwr_privacy.clients import SecureSumClient, as_mod
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.secure_sum.messages import DEAL
 from flwr_privacy.strategies import FedAvg, LoopOptions
@@ -34,13 +35,17 @@ def swapping(victim: str, *, from_round: int) -> Any:
     return tapped(lambda message: swap(message.content))
 
 
-def trained(folder: Path, *, pinned: bool, before: Any = None, rounds: int = 1) -> Any:
-    strategy = FedAvg(loop=LoopOptions(seed=3, deadline=1.0), secure_sum=SecureSum())
+def trained(
+    folder: Path, *, pinned: bool, before: Any = None, rounds: int = 1, checked: bool = False
+) -> Any:
+    nodes = pinned_nodes(folder, CLIENTS, pinned=pinned)
+    secure_sum = SecureSum(pins=str(folder / "pins.toml") if checked else None)
+    strategy = FedAvg(loop=LoopOptions(seed=3, deadline=1.0), secure_sum=secure_sum)
     return run_strategy(
         strategy,
         message_app([as_mod(SecureSumClient)]),
         arrays=record(),
-        nodes=pinned_nodes(folder, CLIENTS, pinned=pinned),
+        nodes=nodes,
         num_rounds=rounds,
         before=before,
     )
@@ -105,3 +110,40 @@ def test_a_signature_of_another_length_is_refused_before_it_is_handed_on(
         result = trained(tmp_path, pinned=False)
     assert result.history[1]["scheme"]["sum_opened"] == 2
     assert "no public key, or a signature of another length" in caplog.text
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("wrong", ["key", "signature"])
+def test_a_wrong_signature_costs_its_own_client_where_the_server_has_the_pins(
+    wrong: str, checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    sign, other = Identity.sign, Identity.generate()
+
+    def forged(self: Identity, *parts: Any) -> bytes:
+        if "ward-1" not in parts:
+            return sign(self, *parts)
+        signed = (*parts[:-1], KeyPair().public) if wrong == "key" else parts
+        return sign(self if wrong == "key" else other, *signed)
+
+    monkeypatch.setattr(Identity, "sign", forged)
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        result = trained(tmp_path, pinned=True, checked=checked, rounds=2)
+    assert "the signature of client 'ward-1' does not fit its pinned key" in caplog.text
+    for line in result.history[1:]:
+        if checked:
+            assert line["scheme"]["sum_opened"] == 2
+        else:  # all others refuse to deal
+            assert line["skipped"]
+
+
+def test_the_nodes_still_check_what_the_server_has_checked(tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        swap = swapping("ward-1", from_round=0)
+        result = trained(tmp_path, pinned=True, before=swap, checked=True)
+    assert result.history[1]["skipped"]
+    assert "signature" in caplog.text
+
+
+def test_pins_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match="pins = "):
+        SecureSum(pins=str(tmp_path / "nowhere.toml"))

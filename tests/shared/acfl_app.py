@@ -15,7 +15,7 @@ from grid_tap import tapped
 from numpy.typing import NDArray
 from pinned import pinned_nodes
 
-from flwr_privacy.acfl.plan import ACFLPlan, Wish
+from flwr_privacy.acfl.plan import ACFLOptions, ACFLPlan
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.clients import acfl_client_app
 from flwr_privacy.clients.acfl import ACFLClient
@@ -213,31 +213,31 @@ def descend(
     return models
 
 
-def setup_terms(*, features: int = FEATURES, labels: int = LABELS, **wish: Any) -> SetupTerms:
+def setup_terms(*, features: int = FEATURES, labels: int = LABELS, **options: Any) -> SetupTerms:
     """Return the terms of a setup; `parties` as those of a plan."""
-    parties, rounds = wish.pop("parties", 0), wish.pop("rounds", 5)
-    asked = wish_of(**{"max_records": 20, **wish})
-    plan = ACFLPlan(wish=asked, features=features, labels=labels, rounds=rounds)
+    parties, rounds = options.pop("parties", 0), options.pop("rounds", 5)
+    asked = wish_of(**{"max_records": 20, **options})
+    plan = ACFLPlan(options=asked, features=features, labels=labels, rounds=rounds)
     return plan.setup_terms(parties=parties)
 
 
-def gradient_terms(*, model: Any = None, **wish: Any) -> GradientTerms:
+def gradient_terms(*, model: Any = None, **options: Any) -> GradientTerms:
     """Return the terms of a gradient at a model, by default at zeros."""
-    parties, rounds = wish.pop("parties", 0), wish.pop("rounds", 5)
+    parties, rounds = options.pop("parties", 0), options.pop("rounds", 5)
     model = np.zeros((FEATURES, LABELS)) if model is None else model
     features, labels = model.shape
-    asked = wish_of(**{"max_records": 20, **wish})
-    plan = ACFLPlan(wish=asked, features=features, labels=labels, rounds=rounds)
+    asked = wish_of(**{"max_records": 20, **options})
+    plan = ACFLPlan(options=asked, features=features, labels=labels, rounds=rounds)
     return plan.gradient_terms(model, parties=parties)
 
 
-def wish_of(**values: Any) -> Wish:
+def wish_of(**values: Any) -> ACFLOptions:
     """Return what a user asks for, from flat keys; `data_features` is the feature map."""
     if "data_features" in values:
         values["features"] = values.pop("data_features")
     asked = keywords_of(ACFL, values)
     asked.pop("loop")
-    return Wish(**asked)
+    return ACFLOptions(**asked)
 
 
 ALL_ALLOWED = 'allow_unprotected = ["acfl"]'

@@ -7,6 +7,7 @@ bring their own client.
 import contextlib
 import inspect
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,9 @@ from flwr.serverapp.strategy import Strategy
 from grid_tap import tapped
 
 from flwr_privacy.clients import SchemeClient, as_mod, numpy_client_app
-from flwr_privacy.errors import FlwrPrivacyError, ProtocolError
+from flwr_privacy.errors import CheckpointError, FlwrPrivacyError, ProtocolError
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.guarantee import APPS
 from flwr_privacy.secure_sum.messages import KEYS, SHARES
 from flwr_privacy.simulations.engines.inline import Fault, InlineGrid
 from flwr_privacy.simulations.engines.inline.faults import KINDS
@@ -34,6 +37,7 @@ from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.strategies.state.experiment import Experiment
 from flwr_privacy.wire.message import DECLINED_CODE, HELLO, RECORD, Header, payload_bytes
 
+ONCE_A_RUN = {HELLO, KEYS, SHARES}
 HARMLESS = {"delay", "reorder", "duplicate"}  # with a deadline that is longer than the delay
 
 
@@ -188,6 +192,43 @@ class SchemeConformance:
         assert lines == resumed.history
         assert resumed.train_metrics_clientapp == unbroken.train_metrics_clientapp
 
+    def test_an_older_checkpoint_is_refused_or_gone_on_from_after_the_lost_rounds(
+        self, tmp_path: Path
+    ) -> None:
+        """As after a disk lost the last one: no client is asked a question for two models."""
+        older, card = tmp_path / "older", tmp_path / "privacy-card.json"
+        asked: list[tuple[int, str, int, int]] = []
+
+        def ask(question: Message) -> None:
+            fields = question.content[RECORD]
+            if fields["phase"] not in ONCE_A_RUN:
+                name = fields["phase"], fields["round"], fields["request"]
+                asked.append((question.metadata.dst_node_id, *name))
+
+        def back_up(line: dict[str, Any]) -> None:
+            if line["round"] == 1:
+                shutil.copy(tmp_path / "checkpoint.bin", older)
+            if line["round"] == 3:
+                raise Killed
+
+        options = {"experiment_id": "e", "run_dir": tmp_path, "before": tapped(ask)}
+        planned = {"rounds": 5} if "rounds" in self.options else {}
+        options |= {"num_rounds": 5, **planned}
+        with pytest.raises(Killed):
+            self.run(**options, on_round=back_up)
+        charged = PrivacyCard.from_json(card.read_bytes()).charges()
+        shutil.copy(older, tmp_path / "checkpoint.bin")
+        before = len(asked)
+        with pytest.raises(CheckpointError, match="shows rounds 2 to 3, which it lacks"):
+            self.run(**options, resume=True)
+        assert len(asked) == before
+        options |= {"resume": True, "accept_lost_rounds": True}
+        result = self.run(**options)
+        assert [line["round"] for line in result.history] == [0, 1, 2, 3, 4, 5]
+        assert {name[2] for name in asked[before:]} == {4, 5}
+        charges = PrivacyCard.from_json(card.read_bytes()).charges()
+        assert all(len(charges[client]) >= len(own) for client, own in charged.items())
+
     @pytest.mark.parametrize("killed_in", [1, 3])
     def test_killed_between_training_and_end_of_a_round_it_shows_no_other_model(
         self, killed_in: int, tmp_path: Any
@@ -218,6 +259,7 @@ class SchemeConformance:
         unbroken = self.run(experiment_id="e", evaluate_fn=show)
         assert same(unbroken.arrays, resumed.arrays)
         assert resumed.guarantee == unbroken.guarantee
+        assert (APPS in resumed.guarantee.assumptions) == (resumed.guarantee.adversary != "nobody")
         assert resumed.train_metrics_clientapp == unbroken.train_metrics_clientapp
         assert resumed.evaluate_metrics_clientapp == unbroken.evaluate_metrics_clientapp
         # Nodes are greeted again, and deal again for a secure sum.

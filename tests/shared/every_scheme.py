@@ -34,8 +34,8 @@ from flwr_privacy.clients.mspdq.baselines import (
 from flwr_privacy.clients.node.context_store import ContextStore
 from flwr_privacy.clients.node.data_cache import DataCache
 from flwr_privacy.clients.vertical import columns as client_columns
-from flwr_privacy.fedvs.split_vfl import Step
-from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
+from flwr_privacy.fedvs.split_vfl import EmbeddingRequest
+from flwr_privacy.fedvs.terms import Chunk, CodeTerms, DealRequest, Evaluation
 from flwr_privacy.m2fdp.messages import going_down, packed
 from flwr_privacy.m2fdp.sensitivity import Reach
 from flwr_privacy.pipeline.experiment_keys import channel_to
@@ -92,7 +92,7 @@ DEVICE = m2fdp.M2FDPTerms(
     event=0,
     tier=0,
 )
-EMBED = Step(
+EMBED = EmbeddingRequest(
     training="t",
     session="s",
     update=0,
@@ -150,7 +150,7 @@ def coding(node: "Node") -> Fields:
 
 
 CIRCLE = ("0", "1", "2")
-BATCH = Dealing(
+BATCH = DealRequest(
     generation="g",
     session="r",
     update=1,
@@ -273,6 +273,7 @@ def average(node: "Node", way: str) -> Fields:
         children=devices,
         senders=devices,
         sealed=sealed,
+        round_model=bytes(32),
     )
     up = node.keys_of(parent, "parent-key", "parent-signature") if way == m2fdp.UP else {}
     return {**write(duty), **up, **{key: [own[key] for own in told] for key in told[0]}}

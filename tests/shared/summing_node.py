@@ -10,7 +10,7 @@ import numpy as np
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.pipeline import answer as pipeline
-from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Plan, Release
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, Release, ReleasePlan
 from flwr_privacy.pipeline.node_store import NodeStore
 from flwr_privacy.pipeline.reply_cache import ReplyCache
 from flwr_privacy.pipeline.request import Request
@@ -34,11 +34,11 @@ class Sum(Mechanism):
     parties: int = 0
     least_records: int = 0
 
-    def plan(self, start: Any, facts: Facts) -> Plan:
+    def plan(self, start: Any, facts: Facts) -> ReleasePlan:
         if facts.records is not None and facts.records < self.least_records:
             raise InvalidParameterError("records", facts.records, "more")
         charge = Charge(noise_multiplier=self.noise_multiplier) if self.noise_multiplier else None
-        return Plan(
+        return ReleasePlan(
             unit="user",
             charge=charge,
             epsilon=self.epsilon,
@@ -56,7 +56,7 @@ class Sum(Mechanism):
     def failed(self, start: Any) -> float | None:
         return 0.0 if self.zero else None
 
-    def noise(self, measured: float, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: float, plan: ReleasePlan, random: SecureRandom) -> Answer:
         noise = random.uint64(1) if plan.charge is not None else np.zeros(1, np.uint64)
         return {"sum": np.array([measured]), "noise": noise}, {"metrics": {}}
 

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from flwr_privacy.clients import VerticalData, fedvs_client_app, split_vfl_client_app
 from flwr_privacy.clients.vertical.fedvs import FedVSClient
-from flwr_privacy.fedvs.terms import Chunk, CodeTerms, Dealing, Evaluation
+from flwr_privacy.fedvs.terms import Chunk, CodeTerms, DealRequest, Evaluation
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import FedVS, SplitVFL
 from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL
@@ -389,7 +389,7 @@ class Circle:
         ]
         return {"sealed": np.concatenate(pieces)}
 
-    def dealing(self, share_set: str = "s1", **changes: Any) -> Dealing:
+    def dealing(self, share_set: str = "s1", **changes: Any) -> DealRequest:
         usual = {
             "generation": self.terms.generation,
             "session": "r1",
@@ -403,9 +403,9 @@ class Circle:
             "evaluated_rows": [0, 3, 7],
             "maskers": self.names if self.terms.zero_mask else [],
         }
-        return Dealing(**{**usual, **changes})
+        return DealRequest(**{**usual, **changes})
 
-    def deal(self, dealing: Dealing, *, server_round: int = 1, arrays: Any = None) -> Any:
+    def deal(self, dealing: DealRequest, *, server_round: int = 1, arrays: Any = None) -> Any:
         """Return everybody's sealed shares of weights."""
         fields = records.write(dealing)
         return {

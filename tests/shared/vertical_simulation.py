@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from flwr_privacy.simulations.research.fedvs.numpy_simulation import TrainingCurve, simulate
-from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSettings, SyntheticData
+from flwr_privacy.simulations.research.fedvs.numpy_simulation import FedVSTrainingCurve, simulate
+from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSettings, FedVSSyntheticData
 
 Floats = NDArray[np.float32]
 Arrays = Mapping[str, NDArray[Any]]
@@ -72,13 +72,13 @@ class Perceptron:
         return layers
 
 
-def small(clients: int = 6, rows: int = 41, seed: int = 0) -> SyntheticData:
+def small(clients: int = 6, rows: int = 41, seed: int = 0) -> FedVSSyntheticData:
     """Return a data whose clients have 1 to 3 columns, and whose rows are no multiple of K."""
     rng = np.random.default_rng(seed)
     columns = [1 + n % 3 for n in range(clients)]
     blocks = [rng.uniform(-1, 1, (rows, d)) for d in columns]
     tests = [rng.uniform(-1, 1, (15, d)) for d in columns]
-    return SyntheticData(
+    return FedVSSyntheticData(
         blocks=blocks,
         labels=(sum(block[:, 0] for block in blocks) > 0).astype(np.int64),
         test_blocks=tests,
@@ -101,8 +101,8 @@ def setting(**values: Any) -> FedVSSettings:
 
 
 def curve(
-    data: SyntheticData, own: FedVSSettings, *, rounds: int = 12, seed: int = 1, **values: Any
-) -> TrainingCurve:
+    data: FedVSSyntheticData, own: FedVSSettings, *, rounds: int = 12, seed: int = 1, **values: Any
+) -> FedVSTrainingCurve:
     wide = data.clients if own.aggregation == "concatenate" else 1
     server_model = values.pop("server_model", None) or Perceptron((wide * own.embedding, 8, 2))
     watch = values.pop("watch", [rounds])
@@ -113,12 +113,12 @@ def curve(
 
 
 @cache
-def digits() -> SyntheticData:
+def digits() -> FedVSSyntheticData:
     features, labels = load_digits(return_X_y=True)
     places = np.random.default_rng(0).permutation(len(labels))
     train, test = places[360:], places[:360]
     blocks = np.array_split(features / 16, 16, axis=1)
-    return SyntheticData(
+    return FedVSSyntheticData(
         blocks=[block[train] for block in blocks],
         labels=labels[train],
         test_blocks=[block[test] for block in blocks],

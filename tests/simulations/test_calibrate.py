@@ -102,14 +102,14 @@ def test_F12_where_not_everybody_takes_part_it_is_shown_for_each_view(
 def test_each_formula_keeps_its_claim_for_what_it_is_meant_for() -> None:
     rows = formulas(epsilon=8.0, rounds=200, q=0.6)
     mean = gaussian_epsilon(math.sqrt(120) / rows["gdp"].noise_multiplier)
-    assert mean == pytest.approx(8.0, rel=1e-9)
-    assert rows[DEFAULT].often == pytest.approx(8.0, rel=1e-9)
-    assert rows["gdp_worst"].every_round == pytest.approx(8.0, rel=1e-9)
+    assert mean == pytest.approx(8.0, rel=1e-8)
+    assert rows[DEFAULT].often == pytest.approx(8.0, rel=1e-8)
+    assert rows["gdp_worst"].every_round == pytest.approx(8.0, rel=1e-8)
     assert rows["pld_secret"].hidden == pytest.approx(8.0, rel=1e-5)
     assert rows["pld_secret"].noise_multiplier == pytest.approx(4.121, abs=6e-4)  # section 7.2
     # The moments of the paper, over 120 rounds: a / 2 + sqrt(2 a ln(1 / delta)).
     a = 120 / rows["zcdp"].noise_multiplier ** 2
-    assert a / 2 + math.sqrt(2 * a * math.log(1 / DELTA)) == pytest.approx(8.0, rel=1e-9)
+    assert a / 2 + math.sqrt(2 * a * math.log(1 / DELTA)) == pytest.approx(8.0, rel=1e-8)
     assert rows["paper"].often > 8
     assert rows["paper"].server > 8
     assert all(row.often < row.often_rdp for row in rows.values())

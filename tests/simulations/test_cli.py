@@ -167,6 +167,7 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
         (("--task", "mnist-mlp", "--data-root", "nowhere"), 3, "nowhere"),
         (("--clients", "2000"), 3, "client"),
         (("--resume", "nowhere"), 2, "run folder = 'nowhere': expected a folder that exists"),
+        (("--accept-lost-rounds",), 2, "--accept-lost-rounds = True: expected --resume FOLDER"),
         (("--test-seed", "-1"), 2, "--test-seed = -1: expected an integer of at least 0"),
         (
             ("--engine", "ray", "--ray-address", "127.0.0.1:1", "--test-seed", "1"),

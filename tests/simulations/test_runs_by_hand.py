@@ -57,3 +57,31 @@ def test_a_finished_run_and_a_crashed_one_are_told_apart(
     assert done.returncode == 2
     assert "a run that was deployed and is not complete" in done.stderr
     assert start(tmp_path / "crashed", resume=True).summary["status"] == "completed"
+
+
+def test_a_run_whose_disk_lost_the_last_checkpoint(command: Command, tmp_path: Path) -> None:
+    done = command("run", *("--engine", "inline", "--clients", "2", "--rounds", "1", "--out", "r"))
+    assert done.returncode == 0, done.stderr
+    run = RunFolder.open(tmp_path / "r")
+    older = run.checkpoint_path.read_bytes()
+    longer = run.settings_path.read_text().replace("rounds = 1\n", "rounds = 4\n")
+    run.settings_path.write_text(longer.replace("rounds = 4", "rounds = 3"))
+    run.finish("interrupted")
+    assert command("run", "--resume", "r").returncode == 0
+    run.settings_path.write_text(longer)
+    run.checkpoint_path.write_bytes(older)
+    run.finish("interrupted")
+    done = command("run", "--resume", "r")
+    assert done.returncode == 5, done.stderr
+    assert "shows rounds 2 to 3, which it lacks" in done.stderr
+    assert "--accept-lost-rounds" in done.stderr
+    assert run.summary["status"] == "failed"
+    run.checkpoint_path.unlink()
+    done = command("run", "--resume", "r")
+    assert "shows that round 3 is over" in done.stderr
+    run.checkpoint_path.write_bytes(older)
+    done = command("run", "--resume", "r", "--accept-lost-rounds")
+    assert done.returncode == 0, done.stderr
+    assert [(line["round"], "lost" in line) for line in run.rounds()] == [
+        *((0, False), (1, False), (2, True), (3, True), (4, False))
+    ]

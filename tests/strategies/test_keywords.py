@@ -5,12 +5,13 @@ import inspect
 import re
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from vertical import LinearServerModel
 
 from flwr_privacy import strategies
-from flwr_privacy.errors import InvalidParameterError, KeywordError
+from flwr_privacy.errors import InvalidParameterError, KeywordError, check_integer, check_number
 from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.strategies import (
     M2FDP,
@@ -196,3 +197,26 @@ def test_a_keyword_is_explained_where_a_subclass_has_types_that_are_not_there() 
 def test_a_class_is_no_validation() -> None:
     with pytest.raises(InvalidParameterError, match=r"^validation = .*expected a function"):
         Discounting(validation=ClientLosses)
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    loop = LoopOptions(clients=np.int64(5), deadline=np.float32(2.5))
+    noise = RecordLevel(learning_rate=np.float32(0.5), local_epochs=np.int32(2))
+    for options, name, value in (
+        (loop, "clients", 5),
+        (loop, "deadline", 2.5),
+        (noise, "learning_rate", 0.5),
+        (noise, "local_epochs", 2),
+    ):
+        assert getattr(options, name) == value
+        assert type(getattr(options, name)) is type(value), name
+    assert type(check_number("x", np.float32(0.5))) is float
+    assert type(check_integer("x", np.uint8(3))) is int
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), np.float32("nan"), np.zeros(1), "1", 1j])
+def test_what_is_no_finite_number_is_none_of_numpy_either(value: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"^x = .*expected a finite number"):
+        check_number("x", value)
+    with pytest.raises(InvalidParameterError, match=r"^x = .*expected an integer"):
+        check_integer("x", value)

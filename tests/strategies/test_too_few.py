@@ -24,10 +24,13 @@ from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies import (
     UDP,
+    AdaptiveClipping,
     CentralDP,
+    DistributedNoise,
     LoopOptions,
     RecordLevel,
     SchemeStrategy,
+    ServerNoise,
     UserLevel,
 )
 from flwr_privacy.udp.plan import UDPPlan
@@ -50,12 +53,13 @@ def shared(**options: Any) -> UDP:
 
 
 def central(**options: Any) -> CentralDP:
-    options = {"epsilon": 60.0, "clipping_norm": 0.3, **options}
-    return CentralDP(secure_sum=SUM, **options)
+    epsilon = options.pop("epsilon", 60.0)
+    privacy = DistributedNoise(epsilon=epsilon, clipping_norm=0.3)
+    return CentralDP(privacy=privacy, secure_sum=SUM, **options)
 
 
 def adaptive(**options: Any) -> CentralDP:
-    return central(quantile=0.5, **options)
+    return central(clipping=AdaptiveClipping(quantile=0.5), **options)
 
 
 MODES: dict[str, Halves] = {
@@ -213,6 +217,29 @@ def test_a_run_of_which_all_trainings_fail_ends_and_says_so(
     assert again.trained.rounds == 20 - ended
 
 
+def test_a_run_that_is_killed_before_it_says_so_ends_when_it_goes_on(tmp_path: Path) -> None:
+    """Whoever goes on has not read that clients have to be repaired: no more is spent."""
+    runs = tmp_path / "run"
+    runs.mkdir()
+
+    def die(line: dict[str, Any]) -> None:
+        if first.trained.too_few:
+            raise Killed
+
+    failing = dict.fromkeys(ALL, "raises")
+    options: dict[str, Any] = {"epsilon": 5000.0, "rounds": 20}
+    first = udp(loop=LoopOptions(seed=1, run_dir=runs, on_round=die), **options)
+    assert isinstance(train(first, UDPClient, tmp_path, failing, 20), Killed)
+    spent = [release.server_round for release in first.releases]
+    again = udp(loop=LoopOptions(seed=1, run_dir=runs, resume=True), **options)
+    error = train(again, UDPClient, tmp_path, failing, 20)
+    assert isinstance(error, TooFewTrainedError)
+    assert [release.server_round for release in again.releases] == spent
+    once_more = udp(loop=LoopOptions(seed=1, run_dir=runs, resume=True), **options)
+    result = train(once_more, UDPClient, tmp_path, {}, 20)
+    assert [line["round"] for line in result.history] == list(range(21))
+
+
 def test_the_quorum_is_how_many_have_to_train(tmp_path: Path) -> None:
     """The inline engine answers in the order of the clients: the first ones are healthy."""
     for quorum, ends in ((None, True), (5, True), (3, True), (2, False)):
@@ -282,8 +309,8 @@ def test_what_is_learned_is_bit_for_bit_what_it_was_without_the_count(
         UDP(privacy=UserLevel(noise="paper"), rounds=3),
         UDP(privacy=UserLevel(noise="none"), rounds=3),
         UDP(privacy=RecordLevel(learning_rate=0.1), rounds=3),
-        CentralDP(noise="server", rounds=3),
-        CentralDP(noise="server", sampling="poisson", rounds=3),
+        CentralDP(privacy=ServerNoise(), rounds=3),
+        CentralDP(privacy=ServerNoise(sampling="poisson"), rounds=3),
     ],
     ids=["paper", "no noise", "records", "trusted server", "secret samples"],
 )

@@ -19,7 +19,7 @@ from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import UDP, ClientLosses, Discounting, LoopOptions, UserLevel
-from flwr_privacy.udp import NoisePlan
+from flwr_privacy.udp import UDPNoisePlan
 
 NAMES = ("a", "b", "c", "d")
 EPSILON = {"a": 1.0, "b": 4.0, "c": 8.0, "d": 2.0, "elsewhere": 50.0}
@@ -41,7 +41,7 @@ def charges(state: Path, name: str) -> list[Charge]:
 
 
 def z_of(epsilon: float, delta: float, rounds: int) -> float:
-    plan = NoisePlan(noise="gdp_fixed", epsilon=epsilon, delta=delta, rounds=rounds, q=1.0)
+    plan = UDPNoisePlan(noise="gdp_fixed", epsilon=epsilon, delta=delta, rounds=rounds, q=1.0)
     return plan.noise_multiplier
 
 
@@ -214,7 +214,7 @@ def test_the_card_charges_what_the_clients_charge_where_noise_follows_from_the_r
     result = run_strategy(strategy, app(), nodes=nodes(), num_rounds=7, state=tmp_path / "state")
     card = PrivacyCard.from_json((tmp_path / "run" / "privacy-card.json").read_text())
     card.verify()
-    plan = NoisePlan(noise=noise, epsilon=4.0, delta=1e-5, rounds=7, q=0.5)
+    plan = UDPNoisePlan(noise=noise, epsilon=4.0, delta=1e-5, rounds=7, q=0.5)
     took_part: dict[str, list[int]] = {name: [] for name in NAMES}
     for release in card.releases:
         for client in release.clients:

@@ -27,7 +27,7 @@ from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
-from flwr_privacy.udp import NoisePlan, UDPTerms
+from flwr_privacy.udp import UDPNoisePlan, UDPTerms
 from flwr_privacy.wire.fields import write
 from flwr_privacy.wire.message import Header
 
@@ -108,7 +108,7 @@ def test_F21_the_noise_has_the_variance_that_is_charged(node: Node) -> None:
 
 
 def test_F23_the_cap_holds_however_often_the_server_asks(node: Node) -> None:
-    schedule = NoisePlan(noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=5, q=1.0)
+    schedule = UDPNoisePlan(noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=5, q=1.0)
     terms = UDPTerms(
         unit="user",
         noise_multiplier=schedule.noise_multiplier,

@@ -21,7 +21,7 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import Fault
-from flwr_privacy.simulations.research.udp.noise_formulas import sigma_crd
+from flwr_privacy.simulations.research.udp.noise_theory import sigma_crd
 from flwr_privacy.strategies import (
     UDP,
     ClientLosses,

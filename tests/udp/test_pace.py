@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
-from flwr_privacy.simulations.research.udp.noise_formulas import m_t, sigma_crd
+from flwr_privacy.simulations.research.udp.noise_theory import m_t, sigma_crd
 from flwr_privacy.udp import (
     Discounted,
     LinearDecay,

@@ -9,20 +9,20 @@ from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_privacy.accounting import Charge, new_accountant, spent
+from flwr_privacy.accounting import Charge, new_accountant, noise_multiplier, spent
 from flwr_privacy.accounting.accountants import GdpAccountant
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.udp.noise_formulas import sigma_gdp, sigma_zcdp
-from flwr_privacy.udp import NOISES, NoisePlan, budget, participations, sigma_paper
+from flwr_privacy.simulations.research.udp.noise_theory import sigma_zcdp
+from flwr_privacy.udp import NOISES, UDPNoisePlan, budget, participations, sigma_paper
 
 DELTA = 1e-3
 SPENDING = ("gdp", "gdp_worst", "zcdp")
 
 
-def schedule(noise: str, **changes: Any) -> NoisePlan:
+def schedule(noise: str, **changes: Any) -> UDPNoisePlan:
     options: dict[str, Any] = {"epsilon": 8.0, "delta": DELTA, "rounds": 200, "q": 1.0}
-    return NoisePlan(**{"noise": noise, **options, **changes})
+    return UDPNoisePlan(**{"noise": noise, **options, **changes})
 
 
 @given(
@@ -37,7 +37,7 @@ def test_F23_no_way_to_choose_T_is_refused_or_crosses_the_cap(
     noise: str, epsilon: float, delta: float, rounds: int, q: float, draws: random.Random
 ) -> None:
     """T may even grow again here, and who takes part follows no rule."""
-    plan = NoisePlan(noise=noise, epsilon=epsilon, delta=delta, rounds=rounds, q=q)
+    plan = UDPNoisePlan(noise=noise, epsilon=epsilon, delta=delta, rounds=rounds, q=q)
     accountant, square = GdpAccountant(), 0.0
     for _ in range(rounds):
         z = plan.multiplier(draws.choice([1, rounds, draws.randint(1, rounds)]), square)
@@ -135,9 +135,9 @@ def test_the_budget_constants_of_each_way(epsilon: int) -> None:
     assert 200 / z**2 == pytest.approx(paper, rel=5e-6)
 
 
-def test_with_everybody_gdp_is_sigma_gdp_apart_from_the_grids_share() -> None:
+def test_with_everybody_gdp_is_the_exact_noise_apart_from_the_grids_share() -> None:
     for epsilon in (0.5, 4.0, 8.0, 20.0):
-        exact = sigma_gdp(releases=200, epsilon=epsilon, delta=DELTA)
+        exact = noise_multiplier(releases=200, epsilon=epsilon, delta=DELTA)
         noises = [
             schedule(noise, epsilon=epsilon).noise_multiplier
             for noise in ("gdp", "gdp_worst", "gdp_fixed")
@@ -150,15 +150,15 @@ def test_with_everybody_gdp_is_sigma_gdp_apart_from_the_grids_share() -> None:
 @settings(max_examples=50)
 def test_zcdp_has_at_least_the_noise_of_gdp(epsilon: float, delta: float, q: float) -> None:
     options = {"epsilon": epsilon, "delta": delta, "rounds": 50, "q": q}
-    zcdp = NoisePlan(noise="zcdp", **options)  # type: ignore[arg-type]
-    gdp = NoisePlan(noise="gdp", **options)  # type: ignore[arg-type]
+    zcdp = UDPNoisePlan(noise="zcdp", **options)  # type: ignore[arg-type]
+    gdp = UDPNoisePlan(noise="gdp", **options)  # type: ignore[arg-type]
     for left in (50, 20, 1):
         ours, least = zcdp.multiplier(left, 0.0), gdp.multiplier(left, 0.0)
         assert ours is not None
         assert least is not None
         assert ours >= least
     own = sigma_zcdp(rounds=50, q=1.0, epsilon=epsilon, delta=delta)
-    everybody = NoisePlan(noise="zcdp", **{**options, "q": 1.0})  # type: ignore[arg-type]
+    everybody = UDPNoisePlan(noise="zcdp", **{**options, "q": 1.0})  # type: ignore[arg-type]
     assert own < everybody.noise_multiplier < own * 1.05
 
 

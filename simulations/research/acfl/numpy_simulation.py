@@ -1,9 +1,9 @@
 """Simulates many ACFL trainings at once in NumPy, to compare policies round by round.
 
 The schemes of "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation"
-(arXiv, 2024), sections 3 and 5, on the data of one `SyntheticData`: ACFL with each of its policies,
-and what it is compared with. All settings of a call meet the same stragglers and the same noise, up
-to its scale, so their difference is that of the settings.
+(arXiv, 2024), sections 3 and 5, on the data of one `ACFLSyntheticData`: ACFL with each of its
+policies, and what it is compared with. All settings of a call meet the same stragglers and the same
+noise, up to its scale, so their difference is that of the settings.
 
 The noise is drawn for the sum of the devices only, ``N(0, N s)``, floating point, from a seeded
 generator: this rehearses a training and protects nobody.
@@ -23,9 +23,9 @@ from flwr_privacy.acfl.weights import AlphaPolicy, Weights, coded_energy
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.wire.identity import stream
 
-from .synthetic_data import SyntheticData
+from .synthetic_data import ACFLSyntheticData
 
-__all__ = ["ACFLSettings", "TrainingCurve", "coded_set", "simulate", "stragglers"]
+__all__ = ["ACFLSettings", "ACFLTrainingCurve", "coded_set", "simulate", "stragglers"]
 
 Array = NDArray[np.float64]
 
@@ -109,7 +109,7 @@ class ACFLSettings:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingCurve:
+class ACFLTrainingCurve:
     """Losses and weights of the simulated trainings; S settings, T rounds.
 
     Parameters
@@ -138,7 +138,7 @@ class TrainingCurve:
 
 
 def stragglers(
-    data: SyntheticData, setting: ACFLSettings, *, rounds: int, seed: int
+    data: ACFLSyntheticData, setting: ACFLSettings, *, rounds: int, seed: int
 ) -> NDArray[np.bool_]:
     """Return who answers in which round, shape (rounds, N).
 
@@ -149,7 +149,7 @@ def stragglers(
     return _answered(chances, setting.straggler_rate, setting.silent)
 
 
-def coded_set(data: SyntheticData, setting: ACFLSettings, *, seed: int) -> Moments:
+def coded_set(data: ACFLSyntheticData, setting: ACFLSettings, *, seed: int) -> Moments:
     """Return the sum of all coded data sets, so that the coded gradient is ``features W - labels``.
 
     Of ``moments`` ACFL, (4). The sum ``(Xt, Yt)`` of SCFL's projected data has the gradient
@@ -172,19 +172,19 @@ def coded_set(data: SyntheticData, setting: ACFLSettings, *, seed: int) -> Momen
 
 
 def simulate(
-    data: SyntheticData,
+    data: ACFLSyntheticData,
     settings: Sequence[ACFLSettings],
     *,
     rounds: int,
     steps: StepSize,
     seed: int,
     ridge: float = 0.0,
-) -> TrainingCurve:
+) -> ACFLTrainingCurve:
     """Train all settings at once, ACFL, (7) to (10), section 3.2.
 
     Parameters
     ----------
-    data : SyntheticData
+    data : ACFLSyntheticData
         The data, and the first model.
     settings : Sequence of ACFLSettings
         What to train, at least one.
@@ -218,7 +218,7 @@ def simulate(
     check_number("ridge", ridge, minimum=0)
     for setting in settings:
         check_integer("silent", setting.silent, minimum=0, maximum=data.devices)
-    curve = TrainingCurve(
+    curve = ACFLTrainingCurve(
         excess=np.empty((len(settings), rounds + 1)),
         least_loss=data.least_loss,
         coded=np.empty((len(settings), rounds)),
@@ -256,7 +256,7 @@ class _Answers:
     """
 
     def __init__(
-        self, settings: Sequence[ACFLSettings], data: SyntheticData, *, rounds: int, seed: int
+        self, settings: Sequence[ACFLSettings], data: ACFLSyntheticData, *, rounds: int, seed: int
     ) -> None:
         streams = list(dict.fromkeys((one.straggler_rate, one.silent) for one in settings))
         self._streams = streams
@@ -290,7 +290,7 @@ class _Answers:
 class _Weighing:
     """`AlphaPolicy` for all settings at once; what the rare cases are for is said there."""
 
-    def __init__(self, settings: Sequence[ACFLSettings], data: SyntheticData) -> None:
+    def __init__(self, settings: Sequence[ACFLSettings], data: ACFLSyntheticData) -> None:
         d, o = data.start.shape
         self._rate = np.array([one.rate for one in settings])
         self._noise = np.array([(d * one.sigma1_sq, d * o * one.sigma2_sq) for one in settings])
@@ -318,7 +318,7 @@ class _Weighing:
         )
 
 
-def _constant(setting: ACFLSettings, data: SyntheticData) -> Weights | None:
+def _constant(setting: ACFLSettings, data: ACFLSyntheticData) -> Weights | None:
     """Return the weights of a setting that has the same in all rounds."""
     if setting.alpha in ("estimated", "horizon"):
         return None
@@ -356,5 +356,5 @@ def _dot(first: Array, second: Array) -> Array:
     return products
 
 
-def _excess(apart: Array, data: SyntheticData) -> Array:
+def _excess(apart: Array, data: ACFLSyntheticData) -> Array:
     return _dot(apart, data.curvature @ apart) / 2

@@ -40,7 +40,17 @@ from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.identity import stream
 from flwr_privacy.wire.message import TRAIN
 
-__all__ = ["DELTA", "EPSILON", "MI_EPSILON", "RATE", "STEP", "TASKS", "Devices", "Heard", "listen"]
+__all__ = [
+    "DELTA",
+    "EPSILON",
+    "MI_EPSILON",
+    "RATE",
+    "STEP",
+    "TASKS",
+    "Devices",
+    "ServerView",
+    "listen",
+]
 
 TASKS = ("digits-pixels", "digits-rff")
 """Linear regressions on the digits: of the pixels as they are, and of random Fourier features."""
@@ -134,7 +144,7 @@ class Devices:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Heard:
+class ServerView:
     """Everything that the server receives in a training.
 
     Parameters
@@ -182,7 +192,7 @@ class Heard:
         return self.uploads
 
 
-def listen(devices: Devices, *, noise: str, rounds: int, secure: bool = False) -> Heard:
+def listen(devices: Devices, *, noise: str, rounds: int, secure: bool = False) -> ServerView:
     """Train, with stragglers, and return what the server has.
 
     Parameters
@@ -206,7 +216,7 @@ def listen(devices: Devices, *, noise: str, rounds: int, secure: bool = False) -
     strategy = _KeepingServer(
         privacy=privacy,
         # In a secure sum one may miss the dealing or the round.
-        weighting=Weighting(straggler_rate=None if secure else RATE),
+        weighting=Weighting(alpha="estimated", straggler_rate=None if secure else RATE),
         data=DataBounds(
             feature_bound=bound,
             feature_norm=norm,
@@ -260,7 +270,7 @@ class _Kept:
     in_sum: list[set[str]] = field(default_factory=list)
     gradients: list[dict[str, Matrix]] = field(default_factory=list)
 
-    def heard(self, devices: int) -> Heard:
+    def heard(self, devices: int) -> ServerView:
         """Return it in the order of the devices."""
         if self.setup is None or self.terms is None or self.coded is None:
             raise RuntimeError("nothing was trained")
@@ -275,7 +285,7 @@ class _Kept:
             gradients = np.array(
                 [[answers.get(name, nothing) for name in names] for answers in self.gradients]
             )
-        return Heard(
+        return ServerView(
             models=np.array(self.models),
             answered=np.array([[name in those for name in names] for those in self.in_sum]),
             sums=np.array(self.sums),

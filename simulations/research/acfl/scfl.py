@@ -42,11 +42,11 @@ def encode_projected(X: Array, Y: Array, c: int, s: float, rng: np.random.Genera
     )
 
 
-def eps_projected(c: int, s: float) -> float:
-    """Return the nats that an encoding tells of one feature, ``ln(1 + c / s) / 2``, at most.
+def eps_projected(c: int, s: float, *, B_X: float = 1.0) -> float:
+    """Return the nats that an encoding tells of one feature: ``ln(1 + c B_X^2 / s) / 2``, at most.
 
-    For features in [-1, 1], and even for somebody who knows the projection. It is no bound for an
-    entry of the labels, which get no noise.
+    For features in [-B_X, B_X], and even for somebody who knows the projection. It is no bound for
+    an entry of the labels, which get no noise.
 
     Examples
     --------
@@ -55,9 +55,10 @@ def eps_projected(c: int, s: float) -> float:
     1.0
     """
     check_integer("c", c, minimum=1)
+    check_number("B_X", B_X, minimum=0)
     if check_number("s", s, minimum=0) == 0:
         return math.inf
-    return math.log1p(c / s) / 2
+    return math.log1p(c * B_X**2 / s) / 2
 
 
 def projected_mse(data: Sequence[tuple[Array, Array]], W: Array, *, c: int, s: float) -> float:

@@ -14,7 +14,7 @@ from flwr_privacy.simulations.research.attacks.membership import roc
 
 from .gram_matrix import leaked_records, span_distance
 from .linear_gradients import Recovered, estimate_moments, recover_from_sums, recover_moments
-from .regression import RATE, STEP, Devices, Heard, listen
+from .regression import RATE, STEP, Devices, ServerView, listen
 
 __all__ = ["FOUND", "NOISED", "PLAIN", "SUMMED", "Attacked", "SolvedView", "attack"]
 
@@ -144,14 +144,14 @@ class _Estimate:
     moments: Moments
 
 
-def _upload(heard: Heard) -> _Estimate:
+def _upload(heard: ServerView) -> _Estimate:
     """Take the setup uploads for the moments."""
     features, labels = heard.each_upload
     symmetric = (features + features.transpose(0, 2, 1)) / 2
     return _Estimate(name="upload", moments=Moments(symmetric, labels))
 
 
-def _even(heard: Heard) -> _Estimate:
+def _even(heard: ServerView) -> _Estimate:
     """Take an even share of the sum of the setups for the moments of each device."""
     count = heard.answered.shape[1]
     features = (heard.coded.features + heard.coded.features.T) / 2
@@ -161,7 +161,7 @@ def _even(heard: Heard) -> _Estimate:
     return _Estimate(name="sum of uploads", moments=Moments(*shares))
 
 
-def _solved(heard: Heard, most: int) -> _Estimate:
+def _solved(heard: ServerView, most: int) -> _Estimate:
     """Solve for each device from its first answers."""
     found = [
         recover_moments(models[:most], gradients[:most]) for models, gradients in heard.each_device
@@ -174,7 +174,7 @@ def _solved(heard: Heard, most: int) -> _Estimate:
     )
 
 
-def _taken_apart(heard: Heard, rounds: int) -> _Estimate:
+def _taken_apart(heard: ServerView, rounds: int) -> _Estimate:
     """Solve for all devices from the first sums."""
     found = recover_from_sums(heard.models[:rounds], heard.sums[:rounds], heard.answered[:rounds])
     return _Estimate(
@@ -184,7 +184,7 @@ def _taken_apart(heard: Heard, rounds: int) -> _Estimate:
     )
 
 
-def _weighed(heard: Heard, most: int) -> _Estimate:
+def _weighed(heard: ServerView, most: int) -> _Estimate:
     """Weigh the uploads and the first noised answers against each other."""
     found = [
         estimate_moments(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.wire.identity import stream
 
-__all__ = ["SyntheticData", "heterogeneous_data", "paper_data"]
+__all__ = ["ACFLSyntheticData", "heterogeneous_data", "paper_data"]
 
 Array = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ _SCALES = (0.1, 1.0)  # of a device's features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SyntheticData:
+class ACFLSyntheticData:
     """The data of all devices, and the model that a training starts from.
 
     Parameters
@@ -100,7 +100,9 @@ class SyntheticData:
         return float(np.linalg.eigvalsh(self.curvature)[0])
 
 
-def paper_data(seed: int, *, N: int = 100, m: int = 100, d: int = 10, o: int = 10) -> SyntheticData:
+def paper_data(
+    seed: int, *, N: int = 100, m: int = 100, d: int = 10, o: int = 10
+) -> ACFLSyntheticData:
     """Return the paper's data (Fig. 3 and 4): one model fits all devices exactly.
 
     Features are uniform on [-1, 1]; the true model and the first one have independent entries that
@@ -124,12 +126,12 @@ def paper_data(seed: int, *, N: int = 100, m: int = 100, d: int = 10, o: int = 1
     _check(N, m, d, o)
     features = stream(seed, "acfl scene", "features").uniform(-1, 1, (N, m, d))
     truth = stream(seed, "acfl scene", "truth").uniform(0, _SPREAD, (d, o))
-    return SyntheticData(features=features, labels=features @ truth, start=_start(seed, d, o))
+    return ACFLSyntheticData(features=features, labels=features @ truth, start=_start(seed, d, o))
 
 
 def heterogeneous_data(
     seed: int, *, N: int = 20, m: int = 100, d: int = 10, o: int = 10
-) -> SyntheticData:
+) -> ACFLSyntheticData:
     """Return data of devices that differ, in their features and in what fits them (ours).
 
     Features of a device are uniform on [-s, s] with an s for each device and feature, uniform on
@@ -159,7 +161,7 @@ def heterogeneous_data(
     truth = stream(seed, "acfl scene", "truth").uniform(0, _SPREAD, (d, o))
     own = stream(seed, "acfl scene", "own truths").uniform(-_SPREAD, _SPREAD, (N, d, o))
     labels = features @ (truth + _DIFFERENCE * own)
-    return SyntheticData(features=features, labels=labels, start=_start(seed, d, o))
+    return ACFLSyntheticData(features=features, labels=labels, start=_start(seed, d, o))
 
 
 def _check(N: int, m: int, d: int, o: int) -> None:

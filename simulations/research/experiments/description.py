@@ -29,7 +29,7 @@ from .functions import FUNCTIONS
 __all__ = [
     "AXES",
     "Curve",
-    "Experiment",
+    "ExperimentDescription",
     "Planned",
     "Range",
     "Sweep",
@@ -154,7 +154,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class ExperimentDescription:
     """An experiment, as its TOML file describes it.
 
     Parameters
@@ -317,7 +317,7 @@ def names() -> list[str]:
     )
 
 
-def experiment(name: str) -> Experiment:
+def experiment(name: str) -> ExperimentDescription:
     """Read an experiment by its name.
 
     Raises
@@ -334,7 +334,7 @@ def experiment(name: str) -> Experiment:
     return read(RESEARCH / scheme / "figures" / f"{figure}.toml", name)
 
 
-def read(path: Path, name: str) -> Experiment:
+def read(path: Path, name: str) -> ExperimentDescription:
     """Read an experiment from a file; errors are those of `experiment`."""
     text = path.read_text(encoding="utf-8")
     try:
@@ -353,7 +353,7 @@ def read(path: Path, name: str) -> Experiment:
         values["curves"] = [_curve(entry) for entry in curves]
         if "sweep" in values:
             values["sweep"] = Sweep(**values["sweep"])
-        return Experiment(**values)
+        return ExperimentDescription(**values)
     except TypeError as error:  # a key too many or too few
         raise InvalidParameterError("experiment", str(path), f"known keys ({error})") from error
 

@@ -14,11 +14,11 @@ from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.errors import InvalidParameterError, check_choice
 from flwr_privacy.simulations.research.acfl.numpy_simulation import (
     ACFLSettings,
-    TrainingCurve,
+    ACFLTrainingCurve,
     simulate,
 )
 from flwr_privacy.simulations.research.acfl.synthetic_data import (
-    SyntheticData,
+    ACFLSyntheticData,
     heterogeneous_data,
     paper_data,
 )
@@ -87,8 +87,8 @@ def acfl_bound(point: Point) -> float:
 class _Stage:
     """Data of a rehearsal from a seed, and its step size."""
 
-    data: Callable[[int], SyntheticData]
-    steps: Callable[[SyntheticData], StepSize]
+    data: Callable[[int], ACFLSyntheticData]
+    steps: Callable[[ACFLSyntheticData], StepSize]
 
 
 _STAGES = {
@@ -128,12 +128,12 @@ def acfl_excess(points: Sequence[Point], seed: int) -> list[float]:
 
 
 def _rehearsed(
-    points: Sequence[Point], seed: int, of: Callable[[TrainingCurve, int, int], float]
+    points: Sequence[Point], seed: int, of: Callable[[ACFLTrainingCurve, int, int], float]
 ) -> list[float]:
     """Train each setting once, all on the same data together, and read the points off."""
     places: dict[str, dict[ACFLSettings, int]] = {}  # rows by setting, by data
     rounds: dict[str, int] = {}
-    data_sets: dict[str, SyntheticData] = {}
+    data_sets: dict[str, ACFLSyntheticData] = {}
     read = []
     for point in points:
         for key in point:
@@ -158,7 +158,7 @@ def _rehearsed(
     return [float(of(curves[name], row, t)) for name, row, t in read]
 
 
-def _setting(point: Point, data: SyntheticData) -> ACFLSettings:
+def _setting(point: Point, data: ACFLSyntheticData) -> ACFLSettings:
     own = {key: value for key, value in point.items() if key in _OF_SETTING}
     projected = own.get("encoding") == "scfl"
     s = point.get("noise", 0.0)

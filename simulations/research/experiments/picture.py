@@ -14,7 +14,7 @@ from flwr_privacy.simulations.reports.figures import LOG_SPAN, Style
 from flwr_privacy.simulations.reports.style import drawing
 
 from .curves import MEASURES, TrainedRun
-from .description import Experiment, Sweep
+from .description import ExperimentDescription, Sweep
 from .functions import FUNCTIONS
 
 __all__ = ["draw"]
@@ -32,12 +32,12 @@ NAMES = {"planned": "rounds planned", "rounds": "rounds taken"}
 
 
 @drawing()
-def draw(chosen: Experiment, runs: Sequence[TrainedRun], *, size: str) -> Figure:
+def draw(chosen: ExperimentDescription, runs: Sequence[TrainedRun], *, size: str) -> Figure:
     """Return a figure with a row for each metric and a column for each axis, or for the sweep.
 
     Parameters
     ----------
-    chosen : Experiment
+    chosen : ExperimentDescription
         What was trained.
     runs : Sequence of TrainedRun
         For each curve one run per seed.
@@ -78,7 +78,7 @@ def draw(chosen: Experiment, runs: Sequence[TrainedRun], *, size: str) -> Figure
 
 
 def _over_rounds(
-    axes: Axes, chosen: Experiment, runs: Sequence[TrainedRun], x: str, metric: str
+    axes: Axes, chosen: ExperimentDescription, runs: Sequence[TrainedRun], x: str, metric: str
 ) -> None:
     for index, curve in enumerate(chosen.curves):
         own = [run for run in runs if run.curve == curve.label]
@@ -96,7 +96,7 @@ def _over_rounds(
 
 
 def _over_setting(
-    axes: Axes, chosen: Experiment, runs: Sequence[TrainedRun], sweep: Sweep, metric: str
+    axes: Axes, chosen: ExperimentDescription, runs: Sequence[TrainedRun], sweep: Sweep, metric: str
 ) -> None:
     xs: list[float] = []
     for index, curve in enumerate(chosen.curves):

@@ -17,12 +17,12 @@ from flwr_privacy.wire.files import write_text
 
 from .claims import Target
 from .curves import Searched, TrainedRun
-from .description import Curve, Experiment
+from .description import Curve, ExperimentDescription
 from .functions import FUNCTIONS
 from .picture import draw
 from .verdicts import CheckedClaim, check_claim
 
-__all__ = ["FULL", "RESULTS", "Results", "save"]
+__all__ = ["FULL", "RESULTS", "ExperimentResults", "save"]
 
 RESULTS = "experiment.json"
 FULL = "paper's size"
@@ -31,12 +31,12 @@ SIMULATED = "NumPy simulation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
+class ExperimentResults:
     """An experiment with its runs and findings.
 
     Parameters
     ----------
-    experiment : Experiment
+    experiment : ExperimentDescription
         What was trained.
     full : bool
         Whether at the paper's size.
@@ -44,7 +44,7 @@ class Results:
         For each curve one run per seed.
     """
 
-    experiment: Experiment
+    experiment: ExperimentDescription
     full: bool
     runs: Sequence[TrainedRun]
 
@@ -159,7 +159,7 @@ def _claim(finding: CheckedClaim) -> dict[str, Any]:
     }
 
 
-def save(results: Results, out: Path) -> tuple[Path, Path]:
+def save(results: ExperimentResults, out: Path) -> tuple[Path, Path]:
     """Write the picture and the numbers into a folder; return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     picture, numbers = out / "figure.png", out / RESULTS

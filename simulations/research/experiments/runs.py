@@ -31,7 +31,7 @@ from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.settings.schemes import scheme
 
 from .curves import TrainedRun, diverged
-from .description import Curve, Experiment
+from .description import Curve, ExperimentDescription
 from .functions import FUNCTIONS
 from .search import chosen as best_runs
 
@@ -41,7 +41,7 @@ _SPAWN = multiprocessing.get_context("spawn")  # torch and threads do not surviv
 
 
 def train(
-    chosen: Experiment,
+    chosen: ExperimentDescription,
     out: Path,
     *,
     seeds: Sequence[int],
@@ -57,7 +57,7 @@ def train(
 
     Parameters
     ----------
-    chosen : Experiment
+    chosen : ExperimentDescription
         What to train.
     out : Path
         Folder for the runs, one folder each.
@@ -126,7 +126,12 @@ def train(
 
 
 def _values(
-    chosen: Experiment, *, seeds: Sequence[int], jobs: int, full: bool, data_root: Path | None
+    chosen: ExperimentDescription,
+    *,
+    seeds: Sequence[int],
+    jobs: int,
+    full: bool,
+    data_root: Path | None,
 ) -> list[TrainedRun]:
     """Return the points of a function's curves, for each seed if it depends on one."""
     function = FUNCTIONS[chosen.function]
@@ -141,7 +146,7 @@ def _values(
         return [run for runs in pool.map(_alone_points, work) for run in runs]
 
 
-def _alone_points(work: tuple[Experiment, int, bool, Path | None]) -> list[TrainedRun]:
+def _alone_points(work: tuple[ExperimentDescription, int, bool, Path | None]) -> list[TrainedRun]:
     try:
         with threadpool_limits(1):  # as many as processes would stand in each other's way
             return _points(*work)
@@ -149,7 +154,9 @@ def _alone_points(work: tuple[Experiment, int, bool, Path | None]) -> list[Train
         raise EngineError(str(error)) from None
 
 
-def function_points(chosen: Experiment, *, full: bool) -> list[tuple[Curve, float, dict[str, Any]]]:
+def function_points(
+    chosen: ExperimentDescription, *, full: bool
+) -> list[tuple[Curve, float, dict[str, Any]]]:
     """Return what a function is to draw: for each curve and place the settings of the point."""
     sweep = chosen.sweep
     assert sweep is not None  # checked when the file was read
@@ -162,7 +169,9 @@ def function_points(chosen: Experiment, *, full: bool) -> list[tuple[Curve, floa
     return found
 
 
-def _points(chosen: Experiment, seed: int, full: bool, data_root: Path | None) -> list[TrainedRun]:
+def _points(
+    chosen: ExperimentDescription, seed: int, full: bool, data_root: Path | None
+) -> list[TrainedRun]:
     """Return all points of a function's curves for one seed."""
     function = FUNCTIONS[chosen.function]
     places = function_points(chosen, full=full)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from .results import Results
+from .results import ExperimentResults
 from .verdicts import VERDICTS
 
 __all__ = ["claim_rows", "curve_rows", "tables", "target_rows"]
@@ -18,7 +18,7 @@ Rows = tuple[list[str], list[list[str]]]
 """Names of the columns, and the cells."""
 
 
-def tables(results: Results) -> list[Table]:
+def tables(results: ExperimentResults) -> list[Table]:
     """Return what the curves came to, what reaching the targets cost, and the verdicts."""
     table = results.to_dict()
     found = [

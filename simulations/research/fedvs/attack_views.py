@@ -17,12 +17,18 @@ from flwr_privacy.fedvs.network import expand
 from flwr_privacy.fedvs.sharing import decode_rows
 from flwr_privacy.privacy.randomness import SecureRandom
 
-from .coalition import Opened, data_coefficients, open_shares, small_secrets, weight_coefficients
+from .coalition import (
+    OpenedShares,
+    data_coefficients,
+    open_shares,
+    small_secrets,
+    weight_coefficients,
+)
 from .gram_from_sums import gram_correlation, neighbours_found, recover_gram
 from .known_weights import features_from_moves, features_from_sum, missing_embedding
 from .label_gradients import pairs_told_apart, similarities, spread_labels
 from .share_enumeration import enumerate_views, rounds_distance, total_variation
-from .split_learning import BITS, ORDER, PIXEL_STEP, RATE, Dealt, Owners, Seen, answer
+from .split_learning import BITS, ORDER, PIXEL_STEP, RATE, Owners, RoundShares, Seen, answer
 
 __all__ = [
     "Coalition",
@@ -74,7 +80,7 @@ class Coalition:
     images: Matrix
 
 
-def coalitions(owners: Owners, dealt: Dealt) -> list[Coalition]:
+def coalitions(owners: Owners, dealt: RoundShares) -> list[Coalition]:
     """Return what the last clients open of all data, for one of them up to K + T."""
     code = dealt.code
     return [
@@ -83,7 +89,7 @@ def coalitions(owners: Owners, dealt: Dealt) -> list[Coalition]:
     ]
 
 
-def _coalition(owners: Owners, dealt: Dealt, who: Sequence[int]) -> Coalition:
+def _coalition(owners: Owners, dealt: RoundShares, who: Sequence[int]) -> Coalition:
     code, holders = dealt.code, list(who)
     images = np.zeros((dealt.segments[0].shape[1] * code.K, owners.pixels.shape[1]))
     relations, segments, found, weights = 0, code.K, 0.0, True
@@ -118,7 +124,7 @@ def _coalition(owners: Owners, dealt: Dealt, who: Sequence[int]) -> Coalition:
     )
 
 
-def _pixels(opened: Opened, share: NDArray[np.int64]) -> tuple[Matrix, bool]:
+def _pixels(opened: OpenedShares, share: NDArray[np.int64]) -> tuple[Matrix, bool]:
     """Return the pixels that fit best, or else a share as if it were pixels."""
     if len(opened.relations):
         step = round(PIXEL_STEP * 2**BITS)
@@ -378,7 +384,7 @@ def from_moves(owners: Owners, seen: Seen, *, weight_bits: int, rounds: int) -> 
     return Rows.of(f"T + 1 clients, {weight_bits} bits", images, owners.pixels)
 
 
-def left_out(dealt: Dealt, owner: int) -> bool:
+def left_out(dealt: RoundShares, owner: int) -> bool:
     """Return whether two sums, one without an owner, give the owner's embedding away exactly."""
     code = dealt.code
     sums = [

@@ -10,7 +10,7 @@ from flwr_privacy.fedvs.sharing import maskers
 
 from .paper.conventions import transfer_seconds
 from .paper.costs import cost_model
-from .synthetic_data import FedVSSettings, SyntheticData
+from .synthetic_data import FedVSSettings, FedVSSyntheticData
 
 __all__ = ["Clock", "clock_of"]
 
@@ -32,12 +32,12 @@ class Clock(NamedTuple):
     """Until all have their shares of the data, once."""
 
 
-def clock_of(data: SyntheticData, setting: FedVSSettings, batch: int) -> Clock:
+def clock_of(data: FedVSSyntheticData, setting: FedVSSettings, batch: int) -> Clock:
     """Return the seconds of a system.
 
     Parameters
     ----------
-    data : SyntheticData
+    data : FedVSSyntheticData
         Its clients' columns.
     setting : FedVSSettings
         The system.

@@ -36,7 +36,7 @@ from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
 __all__ = [
-    "Opened",
+    "OpenedShares",
     "data_coefficients",
     "open_shares",
     "small_secrets",
@@ -49,7 +49,7 @@ _DELTA = 0.99  # of the Lovász condition
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Opened:
+class OpenedShares:
     """Everything that the shares of a coalition say about the secrets.
 
     Parameters
@@ -131,7 +131,7 @@ def weight_coefficients(code: LagrangeCode, coalition: Sequence[int]) -> Integer
 
 def open_shares(
     shares: ArrayLike, coefficients: ArrayLike, *, secrets: int, field: PrimeField
-) -> Opened:
+) -> OpenedShares:
     """Return all that shares say of secrets whatever the masks were.
 
     Parameters
@@ -179,7 +179,7 @@ def open_shares(
     reduced = galois.GF(field.p)(field.reduce(equations)).row_reduce(ncols=unknowns)
     rows = np.asarray(reduced, np.int64)
     rows = rows[~rows[:, :masks].any(axis=1) & rows[:, masks:unknowns].any(axis=1)]
-    return Opened(
+    return OpenedShares(
         field=field,
         relations=rows[:, masks:unknowns],
         values=rows[:, unknowns:].reshape(len(rows), *held.shape[1:]),
@@ -187,7 +187,7 @@ def open_shares(
 
 
 def small_secrets(
-    opened: Opened, *, lowest: int, highest: int, step: int = 1
+    opened: OpenedShares, *, lowest: int, highest: int, step: int = 1
 ) -> tuple[Integers, NDArray[np.bool_], bool]:
     """Return the secrets if they are known to be small, from few relations.
 
@@ -196,7 +196,7 @@ def small_secrets(
 
     Parameters
     ----------
-    opened : Opened
+    opened : OpenedShares
         What is known.
     lowest, highest : int
         Between which the secrets lie, as signed integers.
@@ -225,7 +225,7 @@ def small_secrets(
 
     >>> field = PrimeField(2**31 - 1)
     >>> value = np.array([[3 + 1234567 * 9]])
-    >>> opened = Opened(field=field, relations=np.array([[1, 1234567]]), values=value)
+    >>> opened = OpenedShares(field=field, relations=np.array([[1, 1234567]]), values=value)
     >>> found, fits, certain = small_secrets(opened, lowest=0, highest=9)
     >>> found.ravel(), bool(fits.all()), certain
     (array([3, 9]), True, True)

@@ -33,8 +33,8 @@ from flwr_privacy.simulations.research.fedvs.paper.costs import Costs, cost_mode
 from flwr_privacy.simulations.research.points import Point, Values
 from flwr_privacy.wire.identity import derive_seed
 
-from .numpy_simulation import TrainingCurve, simulate
-from .synthetic_data import FedVSSettings, SyntheticData
+from .numpy_simulation import FedVSTrainingCurve, simulate
+from .synthetic_data import FedVSSettings, FedVSSyntheticData
 
 __all__ = ["COUNTS", "TABLE", "check", "costs", "curves", "epochs"]
 
@@ -240,7 +240,7 @@ def _widths(sizes: _Sizes) -> list[int]:
 
 def _trained(
     point: Point, watch: Sequence[float], by: str, seed: int, data_root: Path | None
-) -> TrainingCurve:
+) -> FedVSTrainingCurve:
     from flwr_privacy.clients.torch import TorchServerModel
     from flwr_privacy.simulations.tasks.vertical_tasks import vertical_task
 
@@ -266,7 +266,7 @@ def _data(
     test_records: int | None,
     seed: int,
     data_root: Path | None,
-) -> SyntheticData:
+) -> FedVSSyntheticData:
     """Return the data of a task as the rehearsal takes them."""
     from flwr_privacy.simulations.settings.run_settings import Settings
     from flwr_privacy.simulations.tasks.vertical_tasks import (
@@ -290,6 +290,6 @@ def _data(
         parts = [vertical_part(task, settings, n, clients) for n in range(clients)]
         blocks = [[part[i].astype(np.float32) for part in parts] for i in (0, 1)]
     labels, test_labels = vertical_labels(task, settings)
-    return SyntheticData(
+    return FedVSSyntheticData(
         blocks=blocks[0], labels=labels, test_blocks=blocks[1], test_labels=test_labels
     )

@@ -32,10 +32,10 @@ from flwr_privacy.wire.identity import derive_seed
 
 from .clock import clock_of
 from .parties import Clients, aggregate, gradients
-from .synthetic_data import FedVSSettings, SyntheticData
+from .synthetic_data import FedVSSettings, FedVSSyntheticData
 from .vafl import Queue
 
-__all__ = ["Delays", "TrainingCurve", "simulate"]
+__all__ = ["Delays", "FedVSTrainingCurve", "simulate"]
 
 AXES = ("seconds", "rounds")
 _MASKED_BITS = 16  # of the grid on which a masked sum adds
@@ -60,7 +60,7 @@ class Delays(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingCurve:
+class FedVSTrainingCurve:
     """Accuracy and loss of a simulated training at W moments.
 
     Parameters
@@ -113,7 +113,7 @@ class _System(Protocol):
 
 
 def simulate(
-    data: SyntheticData,
+    data: FedVSSyntheticData,
     setting: FedVSSettings,
     server_model: ServerModel,
     *,
@@ -122,12 +122,12 @@ def simulate(
     rounds: int,
     seed: int,
     delays: Delays | None = None,
-) -> TrainingCurve:
+) -> FedVSTrainingCurve:
     """Train one setting and look at it at some moments.
 
     Parameters
     ----------
-    data : SyntheticData
+    data : FedVSSyntheticData
         The data.
     setting : FedVSSettings
         What to train.
@@ -174,7 +174,7 @@ def simulate(
         seen["rounds"].append(done)
         seen["seconds"].append(now)
         seen["share_seconds"].append(system.share_seconds)
-    return TrainingCurve(
+    return FedVSTrainingCurve(
         **{name: np.array(values) for name, values in seen.items()},
         arrays=system.arrays,
         weights=system.clients.weights,
@@ -187,7 +187,7 @@ class _Rounds:
 
     def __init__(
         self,
-        data: SyntheticData,
+        data: FedVSSyntheticData,
         setting: FedVSSettings,
         server_model: ServerModel,
         delays: Delays,
@@ -357,7 +357,7 @@ class _QueueOfClients(Queue):
 
     def __init__(
         self,
-        data: SyntheticData,
+        data: FedVSSyntheticData,
         setting: FedVSSettings,
         server_model: ServerModel,
         delays: Delays,

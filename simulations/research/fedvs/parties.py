@@ -11,7 +11,7 @@ from flwr_privacy.fedvs.quantisation import round_half_up
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.identity import derive_seed, stream
 
-from .synthetic_data import FedVSSettings, SyntheticData
+from .synthetic_data import FedVSSettings, FedVSSyntheticData
 
 __all__ = ["Clients", "aggregate", "gradients"]
 
@@ -26,7 +26,7 @@ class Clients:
 
     Parameters
     ----------
-    data : SyntheticData
+    data : FedVSSyntheticData
         The data.
     setting : FedVSSettings
         The system.
@@ -41,7 +41,7 @@ class Clients:
         The weights.
     """
 
-    def __init__(self, data: SyntheticData, setting: FedVSSettings, seed: int) -> None:
+    def __init__(self, data: FedVSSyntheticData, setting: FedVSSettings, seed: int) -> None:
         self._setting, self._seed = setting, seed
         self.data = [self._expanded(block) for block in data.blocks]
         self.test = [self._expanded(block) for block in data.test_blocks]

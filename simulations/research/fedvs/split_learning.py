@@ -23,7 +23,7 @@ from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.tasks.data import load
 from flwr_privacy.wire.identity import stream
 
-__all__ = ["BITS", "ORDER", "PIXEL_STEP", "RATE", "Dealt", "Owners", "Seen", "answer", "deal"]
+__all__ = ["BITS", "ORDER", "PIXEL_STEP", "RATE", "Owners", "RoundShares", "Seen", "answer", "deal"]
 
 BITS = 8  # of the scales, unless something else is said
 ORDER = 2  # of the polynomial networks
@@ -166,7 +166,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Dealt:
+class RoundShares:
     """Shares of a round, of all clients.
 
     Parameters
@@ -195,13 +195,13 @@ class Dealt:
 
 def deal(
     owners: Owners, code: LagrangeCode, weights: Sequence[Matrix], random: SecureRandom
-) -> Dealt:
+) -> RoundShares:
     """Deal shares of the data and weights of all clients; rows beyond a multiple of K are left."""
     field, h = code.field, weights[0].shape[1]
     length = len(owners.pixels) // code.K
     elements = [quantise(x[: length * code.K], BITS, field) for x in owners.expanded]
     models = [quantise_stochastic(w, BITS, field, random) for w in weights]
-    return Dealt(
+    return RoundShares(
         code=code,
         data=[data_shares(code, block, random) for block in elements],
         weights=[weight_shares(code, model, random) for model in models],
@@ -211,7 +211,7 @@ def deal(
     )
 
 
-def answer(dealt: Dealt, holder: int, without: Sequence[int] = ()) -> Elements:
+def answer(dealt: RoundShares, holder: int, without: Sequence[int] = ()) -> Elements:
     """Return what a holder answers the server with, with the weights of some owners left out."""
     there = [n for n in range(dealt.code.N) if n not in without]
     return evaluate(

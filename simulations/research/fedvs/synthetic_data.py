@@ -23,7 +23,7 @@ from flwr_privacy.fedvs.network import expanded_width
 from flwr_privacy.fedvs.quantisation import Scales
 from flwr_privacy.wire.identity import stream
 
-__all__ = ["AGGREGATIONS", "METHODS", "FedVSSettings", "SyntheticData"]
+__all__ = ["AGGREGATIONS", "METHODS", "FedVSSettings", "FedVSSyntheticData"]
 
 METHODS = ("fedvs", "wait", "masked", "ignore", "vafl", "wait-dp")
 AGGREGATIONS = ("mean", "sum", "concatenate", "max")
@@ -34,7 +34,7 @@ Block = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SyntheticData:
+class FedVSSyntheticData:
     """The data of a rehearsal: N clients with columns of the same rows.
 
     Parameters
@@ -221,7 +221,7 @@ class FedVSSettings:
         """FedVS's field."""
         return PrimeField(self.prime)
 
-    def widths(self, data: SyntheticData) -> list[int]:
+    def widths(self, data: FedVSSyntheticData) -> list[int]:
         """Return the columns e_n of each client's expanded data."""
         return [expanded_width(columns, self.order) for columns in data.columns]
 
@@ -260,7 +260,7 @@ class FedVSSettings:
     def _slow_ones(self, clients: int) -> int:
         return clients // 2 if self.stragglers is None else self.stragglers
 
-    def check(self, data: SyntheticData) -> None:
+    def check(self, data: FedVSSyntheticData) -> None:
         """Refuse what does not fit the data.
 
         Raises

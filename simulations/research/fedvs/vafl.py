@@ -20,7 +20,7 @@ from flwr_privacy.fedvs.server_model import ServerModel
 from flwr_privacy.wire.identity import stream
 
 from .parties import Clients, aggregate, gradients
-from .synthetic_data import FedVSSettings, SyntheticData
+from .synthetic_data import FedVSSettings, FedVSSyntheticData
 
 __all__ = ["Queue"]
 
@@ -54,7 +54,7 @@ class Queue:
 
     def __init__(
         self,
-        data: SyntheticData,
+        data: FedVSSyntheticData,
         setting: FedVSSettings,
         server_model: ServerModel,
         seconds: Callable[[int, int], float],

@@ -78,8 +78,13 @@ def k_rounds(*, mu: float, L: float, E: int, t: int, lam: float, quantized: bool
     inverse = mu * (shift_theta(mu=mu, L=L, E=E) + check_integer("t", t, minimum=1)) / 2
     if not 0 < check_number("lam", lam) < 1:
         raise InvalidParameterError("lam", lam, "a number between 0 and 1, neither of them")
-    steps = math.ceil(-math.log(inverse) / math.log(lam))
-    return max(1, steps, math.ceil(inverse) if quantized else 1)
+    steps = _ceil(-math.log(inverse) / math.log(lam))
+    return max(1, steps, _ceil(inverse) if quantized else 1)
+
+
+def _ceil(value: float) -> int:
+    """Return the ceiling of a value that rounding may have lifted above a whole number."""
+    return math.ceil(value - 1e-12 * abs(value))
 
 
 def shift_theta(*, mu: float, L: float, E: int) -> float:

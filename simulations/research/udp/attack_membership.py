@@ -29,7 +29,7 @@ from flwr_privacy.simulations.research.attacks.membership import (
 from flwr_privacy.simulations.tasks import tasks
 from flwr_privacy.simulations.tasks.data import load
 from flwr_privacy.strategies import UDP
-from flwr_privacy.udp import RECORD_UNIT, NoisePlan, sensitivity
+from flwr_privacy.udp import RECORD_UNIT, UDPNoisePlan, sensitivity
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.identity import stream
 
@@ -138,7 +138,7 @@ def infer(
     strategy = UDP(privacy=level(epsilon, _STEP), **everybody(clients), rounds=rounds)
     start = partial(initialise, chosen.model, seed)
     model = train_inline(strategy, UDPClient, start, parts(coins), functional.cross_entropy, rounds)
-    noise = NoisePlan(**budget(epsilon), rounds=rounds, q=1.0).noise_multiplier
+    noise = UDPNoisePlan(**budget(epsilon), rounds=rounds, q=1.0).noise_multiplier
     sigma = noise * sensitivity(
         RECORD_UNIT, clipping_norm=1.0, learning_rate=_STEP, records=records
     )

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from flwr_privacy.clients import UDPClient
 from flwr_privacy.clients.node.base import Train
 from flwr_privacy.errors import check_integer
-from flwr_privacy.pipeline.mechanism import Answer, Plan, Release
+from flwr_privacy.pipeline.mechanism import Answer, Release, ReleasePlan
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.research.attacks.audit import (
@@ -76,7 +76,7 @@ _OTHERS = 64  # records of a client without canaries
 class _WeakNoise(UDPTerms):
     """A mechanism whose noise is less than its plan says."""
 
-    def noise(self, measured: Any, plan: Plan, random: SecureRandom) -> Answer:
+    def noise(self, measured: Any, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the answer with too little noise."""
         weak = replace(self, noise_multiplier=self.noise_multiplier / BROKEN)
         return UDPTerms.noise(weak, measured, plan, random)

@@ -12,7 +12,7 @@ from flwr_privacy.acfl.encoding import one_hot
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.acfl import attack as acfl
 from flwr_privacy.simulations.research.acfl.linear_gradients import recover_moments
-from flwr_privacy.simulations.research.acfl.regression import Devices, Heard, listen
+from flwr_privacy.simulations.research.acfl.regression import Devices, ServerView, listen
 from flwr_privacy.simulations.research.acfl.solving import NOISED, PLAIN, SUMMED, Attacked, attack
 from flwr_privacy.simulations.research.attack import ATTACKS
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions
@@ -26,12 +26,12 @@ def devices() -> Devices:
 
 
 @pytest.fixture(scope="module")
-def heard(devices: Devices) -> Heard:
+def heard(devices: Devices) -> ServerView:
     return listen(devices, noise="paper", rounds=12)
 
 
 @pytest.fixture(scope="module")
-def summed(devices: Devices) -> Heard:
+def summed(devices: Devices) -> ServerView:
     return listen(devices, noise="paper", rounds=8, secure=True)
 
 
@@ -50,7 +50,7 @@ def test_devices_have_digits_of_their_own_sorted_by_class(devices: Devices) -> N
     assert devices.start.shape == (64, 10)
 
 
-def test_what_is_kept_is_what_the_devices_computed(devices: Devices, heard: Heard) -> None:
+def test_what_is_kept_is_what_the_devices_computed(devices: Devices, heard: ServerView) -> None:
     assert heard.models.shape == (12, 64, 10)
     assert heard.gradients is not None
     np.testing.assert_array_equal(heard.models[0], devices.start)
@@ -67,7 +67,7 @@ def test_what_is_kept_is_what_the_devices_computed(devices: Devices, heard: Hear
     assert heard.terms.sigma == 0
 
 
-def test_uploads_have_the_noise_that_was_asked_for(devices: Devices, heard: Heard) -> None:
+def test_uploads_have_the_noise_that_was_asked_for(devices: Devices, heard: ServerView) -> None:
     errors = heard.each_upload.features - devices.moments.features
     sigma = heard.setup.sigma_features
     # d = 64, o = 10, one nat: 1 / (exp(1 / (63.5 + 5)) - 1), with the bounds of the entries at 1.
@@ -78,7 +78,7 @@ def test_uploads_have_the_noise_that_was_asked_for(devices: Devices, heard: Hear
 
 
 def test_under_a_secure_sum_the_server_has_sums_and_who_is_in_them(
-    devices: Devices, summed: Heard
+    devices: Devices, summed: ServerView
 ) -> None:
     assert 2 <= len(summed.models) <= 8
     assert summed.gradients is None

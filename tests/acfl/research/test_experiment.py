@@ -17,7 +17,7 @@ from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
 from flwr_privacy.simulations.research.acfl.theory import record_epsilon
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import Results, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
 from flwr_privacy.simulations.research.experiments.runs import train
 
 
@@ -58,7 +58,7 @@ def test_F6_the_bound_of_acfl_is_least_for_the_adaptive_weight(tmp_path: Path) -
     curves = [curve.label for curve in chosen_figure.curves]
     for x, *row in BOUNDS:
         assert [values[label, x] for label in curves] == pytest.approx(row, abs=1e-6)
-    findings = Results(experiment=chosen_figure, full=False, runs=runs).findings()
+    findings = ExperimentResults(experiment=chosen_figure, full=False, runs=runs).findings()
     assert [finding.verdict for finding in findings] == [YES, YES, YES]
 
 
@@ -95,14 +95,14 @@ metric = "loss"
 
 
 @pytest.fixture
-def rehearsed(tmp_path: Path) -> experiments.Experiment:
+def rehearsed(tmp_path: Path) -> experiments.ExperimentDescription:
     path = tmp_path / "rehearsed.toml"
     path.write_text(REHEARSED)
     return experiments.read(path, "papers/rehearsed")
 
 
 def test_a_function_of_a_seed_is_judged_over_seeds(
-    rehearsed: experiments.Experiment, tmp_path: Path
+    rehearsed: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
     runs = train(rehearsed, tmp_path, seeds=[3, 4, 5], engine=INLINE)
     assert [(run.seed, run.curve, run.x) for run in runs[:5]] == [
@@ -122,7 +122,7 @@ def test_a_function_of_a_seed_is_judged_over_seeds(
         )
         own = [run.values["loss"][0] for run in runs if run.seed == seed]
         assert own == pytest.approx(curve.losses[:, [0, 20]].ravel().tolist(), rel=1e-12)
-    results = Results(experiment=rehearsed, full=False, runs=runs)
+    results = ExperimentResults(experiment=rehearsed, full=False, runs=runs)
     assert results.seeds == [3, 4, 5]
     (finding,) = results.findings()
     assert finding.verdict == YES
@@ -130,12 +130,12 @@ def test_a_function_of_a_seed_is_judged_over_seeds(
     save(results, tmp_path)
     assert "| ACFL | 20 | " in replication(tmp_path)
     two = train(rehearsed, tmp_path, seeds=[3, 4], engine=INLINE)
-    (finding,) = Results(experiment=rehearsed, full=False, runs=two).findings()
+    (finding,) = ExperimentResults(experiment=rehearsed, full=False, runs=two).findings()
     assert finding.verdict == OPEN
 
 
 def test_a_rehearsal_at_an_epsilon_has_the_noise_of_its_encoding(
-    rehearsed: experiments.Experiment, tmp_path: Path
+    rehearsed: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
     def loss(**settings: Any) -> float:
         curve = replace(rehearsed.curves[0], settings={"alpha": 0.5, **settings})
@@ -149,13 +149,13 @@ def test_a_rehearsal_at_an_epsilon_has_the_noise_of_its_encoding(
 
 
 def test_a_rehearsal_that_diverged_is_a_result(
-    rehearsed: experiments.Experiment, tmp_path: Path
+    rehearsed: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
     wild = replace(rehearsed.curves[1], settings={"alpha": 1.0, "noise": 1e60})
     chosen_figure = replace(rehearsed, curves=[rehearsed.curves[0], wild])
     runs = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE)
     assert [run.diverged for run in runs[:4]] == [False, False, False, True]
-    results = Results(experiment=chosen_figure, full=False, runs=runs)
+    results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
     assert results.findings()[0].verdict == YES
     save(results, tmp_path)
     assert "| NA (diverged: 3) | 20 | diverged |" in replication(tmp_path)

@@ -16,14 +16,14 @@ from flwr_privacy.acfl.weights import coded_energy
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.acfl.numpy_simulation import (
     ACFLSettings,
-    TrainingCurve,
+    ACFLTrainingCurve,
     coded_set,
     simulate,
     stragglers,
 )
 from flwr_privacy.simulations.research.acfl.scfl import projected_mse
 from flwr_privacy.simulations.research.acfl.synthetic_data import (
-    SyntheticData,
+    ACFLSyntheticData,
     heterogeneous_data,
     paper_data,
 )
@@ -38,12 +38,12 @@ def noise(s: float) -> dict[str, float]:
     return {"sigma1_sq": s, "sigma2_sq": s}
 
 
-def falling(data: SyntheticData) -> StepSize:
+def falling(data: ACFLSyntheticData) -> StepSize:
     """Return 1 / (lambda (t + 3))."""
     return StepSize(1 / (3 * data.convexity), "shifted", 3)
 
 
-def small(kind: str = "heterogeneous") -> SyntheticData:
+def small(kind: str = "heterogeneous") -> ACFLSyntheticData:
     make = heterogeneous_data if kind == "heterogeneous" else paper_data
     return make(3, N=6, m=12, d=4, o=3)
 
@@ -52,7 +52,7 @@ def small(kind: str = "heterogeneous") -> SyntheticData:
 
 
 def plainly(
-    data: SyntheticData,
+    data: ACFLSyntheticData,
     setting: ACFLSettings,
     *,
     rounds: int,
@@ -89,7 +89,7 @@ def plainly(
     return losses, weights, W
 
 
-def loss(data: SyntheticData, W: Array) -> float:
+def loss(data: ACFLSyntheticData, W: Array) -> float:
     return sum(
         float(np.sum((X @ W - Y) ** 2)) / 2 for X, Y in zip(data.features, data.labels, strict=True)
     )
@@ -126,7 +126,7 @@ SEED = 2  # at a rate of 0.9 nobody answers in its first three rounds
 
 
 @cache
-def together(kind: str) -> TrainingCurve:
+def together(kind: str) -> ACFLTrainingCurve:
     data = small(kind)
     settings = list(SETTINGS.values())
     return simulate(data, settings, rounds=ROUNDS, steps=falling(data), seed=SEED, ridge=RIDGE)
@@ -224,7 +224,7 @@ def test_the_scenes_are_what_they_are_said_to_be() -> None:
     assert (paper_data(1).features != data.features).all()
 
 
-def rehearsed_start(data: SyntheticData) -> float:
+def rehearsed_start(data: ACFLSyntheticData) -> float:
     curve = simulate(data, [ACFLSettings()], rounds=1, steps=PAPER_STEPS, seed=0)
     return float(curve.losses[0, 0])
 

@@ -29,8 +29,8 @@ from flwr_privacy.simulations.research.fedvs.attack_views import (
 )
 from flwr_privacy.simulations.research.fedvs.split_learning import (
     BITS,
-    Dealt,
     Owners,
+    RoundShares,
     Seen,
     answer,
     deal,
@@ -49,7 +49,7 @@ def owners() -> Owners:
 
 
 @pytest.fixture(scope="module")
-def dealt(owners: Owners) -> Dealt:
+def dealt(owners: Owners) -> RoundShares:
     code = LagrangeCode(N=CLIENTS, K=6, T=1, field=PrimeField())
     return deal(owners, code, owners.first_weights(WIDTH, random("weights")), random("shares"))
 
@@ -78,7 +78,9 @@ def test_columns_are_dealt_out_and_rows_are_of_nobody_else(owners: Owners) -> No
         np.testing.assert_array_equal(block, np.concatenate([X, X**2], axis=1))
 
 
-def test_sums_in_the_open_are_those_that_shares_decode_to(owners: Owners, dealt: Dealt) -> None:
+def test_sums_in_the_open_are_those_that_shares_decode_to(
+    owners: Owners, dealt: RoundShares
+) -> None:
     code, field = dealt.code, dealt.code.field
     decoded = decode_rows(code, {n: answer(dealt, n) for n in range(3, 16)})
     blocks = [block.reshape(30, -1) for block in dealt.segments]
@@ -89,7 +91,7 @@ def test_sums_in_the_open_are_those_that_shares_decode_to(owners: Owners, dealt:
     np.testing.assert_array_equal(seen.embeddings[0, :30] * CLIENTS * 2.0 ** (2 * BITS), true)
 
 
-def test_F14_what_coalitions_open_of_the_digits(owners: Owners, dealt: Dealt) -> None:
+def test_F14_what_coalitions_open_of_the_digits(owners: Owners, dealt: RoundShares) -> None:
     found = coalitions(owners, dealt)
     assert [one.holders for one in found] == list(range(1, 8))
     assert [one.weights for one in found] == [False] + 6 * [True]
@@ -102,7 +104,7 @@ def test_F14_what_coalitions_open_of_the_digits(owners: Owners, dealt: Dealt) ->
     np.testing.assert_array_equal(found[2].images, owners.pixels[:30])
 
 
-def test_a_share_is_noise(owners: Owners, dealt: Dealt) -> None:
+def test_a_share_is_noise(owners: Owners, dealt: RoundShares) -> None:
     alone = coalitions(owners, dealt)[0].images[:5]  # one for each coded row
     # Uniform on [0, 1]: the mean of 320 within 5 standard errors.
     assert abs(alone.mean() - 0.5) < 5 / math.sqrt(12 * alone.size)
@@ -159,7 +161,7 @@ def test_weights_that_are_opened_give_the_rows_away(
     assert fine.error < 0.25 * spread
 
 
-def test_a_sum_without_a_client_gives_its_embedding_away(dealt: Dealt) -> None:
+def test_a_sum_without_a_client_gives_its_embedding_away(dealt: RoundShares) -> None:
     assert left_out(dealt, 0)
     assert left_out(dealt, 11)
 

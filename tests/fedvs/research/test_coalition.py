@@ -12,7 +12,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.fedvs.sharing import data_shares, weight_shares
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.research.fedvs.coalition import (
-    Opened,
+    OpenedShares,
     data_coefficients,
     open_shares,
     small_secrets,
@@ -105,7 +105,7 @@ def test_a_share_that_does_not_fit_leaves_what_the_first_ones_say() -> None:
     assert opened.secrets == {0: 5}
 
 
-def small(lagrange: LagrangeCode, X: np.ndarray, holders: list[int]) -> Opened:
+def small(lagrange: LagrangeCode, X: np.ndarray, holders: list[int]) -> OpenedShares:
     shares = data_shares(lagrange, lagrange.field.reduce(X), random("small"))
     return open_shares(
         shares[holders],

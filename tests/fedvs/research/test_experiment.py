@@ -14,7 +14,7 @@ from flwr_privacy.simulations.research.experiments.runs import function_points
 from flwr_privacy.simulations.research.fedvs import experiment as vertical
 from flwr_privacy.simulations.research.fedvs import numpy_simulation as rehearsal
 from flwr_privacy.simulations.research.fedvs.numpy_simulation import simulate
-from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSettings, SyntheticData
+from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSettings, FedVSSyntheticData
 from flwr_privacy.simulations.tasks import vertical_tasks
 from flwr_privacy.simulations.tasks.data import load
 from flwr_privacy.wire.identity import derive_seed
@@ -23,13 +23,13 @@ POINT = {"data": "digits-rows", "rounds": 6, "embedding": 8, "learning_rate": 0.
 FIGURES = ("1a", "1b", "1c", "2-fashion", "2-handwritten", "2-credit", "2-parkinson", "3a", "3b")
 
 
-def digits(clients: int) -> SyntheticData:
+def digits(clients: int) -> FedVSSyntheticData:
     images = load("digits")
     pixels = [
         np.array_split(part.reshape(len(part), -1).astype(np.float64), clients, axis=1)
         for part in (images.features, images.test_features)
     ]
-    return SyntheticData(
+    return FedVSSyntheticData(
         blocks=pixels[0],
         labels=images.labels,
         test_blocks=pixels[1],
@@ -69,7 +69,7 @@ def test_points_that_differ_in_when_they_are_read_share_a_training(
 ) -> None:
     calls: list[Any] = []
 
-    def counted(*arguments: Any, **values: Any) -> rehearsal.TrainingCurve:
+    def counted(*arguments: Any, **values: Any) -> rehearsal.FedVSTrainingCurve:
         calls.append(values["watch"])
         return simulate(*arguments, **values)
 

@@ -13,14 +13,14 @@ from vertical_simulation import Arrays, Perceptron, accuracy, curve, setting, sm
 from flwr_privacy.coding.thresholds import recovery_threshold
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.fedvs.delays import HalfSlow
-from flwr_privacy.simulations.research.fedvs.numpy_simulation import TrainingCurve
+from flwr_privacy.simulations.research.fedvs.numpy_simulation import FedVSTrainingCurve
 from flwr_privacy.simulations.research.fedvs.parties import Clients, aggregate, gradients
-from flwr_privacy.simulations.research.fedvs.synthetic_data import METHODS, SyntheticData
+from flwr_privacy.simulations.research.fedvs.synthetic_data import METHODS, FedVSSyntheticData
 
 Array = NDArray[np.float64]
 
 
-def same(one: TrainingCurve, other: TrainingCurve) -> bool:
+def same(one: FedVSTrainingCurve, other: FedVSTrainingCurve) -> bool:
     """Tell whether two trainings came to the same models, bit for bit."""
     return all(np.array_equal(one.arrays[name], other.arrays[name]) for name in one.arrays) and all(
         np.array_equal(*pair) for pair in zip(one.weights, other.weights, strict=True)
@@ -108,7 +108,7 @@ def test_the_most_segments_are_those_that_half_of_the_clients_can_decode() -> No
 
 
 def plainly(
-    data: SyntheticData, weights: list[Array], batches: Sequence[NDArray[np.int64]]
+    data: FedVSSyntheticData, weights: list[Array], batches: Sequence[NDArray[np.int64]]
 ) -> list[Array]:
     """Train by waiting for all on given batches, by autograd of one matrix of all columns."""
     server_model = Perceptron((5, 8, 2))
@@ -147,7 +147,7 @@ def test_who_is_ignored_never_learns_and_is_not_in_the_mean() -> None:
     start = Clients(data, own, seed=1).weights
     assert all(np.array_equal(found.weights[n], start[n]) for n in (3, 4, 5))
     assert not any(np.array_equal(found.weights[n], start[n]) for n in (0, 1, 2))
-    fast = SyntheticData(
+    fast = FedVSSyntheticData(
         blocks=data.blocks[:3],
         labels=data.labels,
         test_blocks=data.test_blocks[:3],

@@ -9,7 +9,7 @@ import pytest
 from vertical_simulation import NO_TIME, Arrays, Perceptron, curve, setting, small
 
 from flwr_privacy.simulations.research.fedvs.parties import Clients
-from flwr_privacy.simulations.research.fedvs.synthetic_data import SyntheticData
+from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSyntheticData
 from flwr_privacy.simulations.research.fedvs.vafl import Queue
 
 
@@ -27,7 +27,7 @@ class Steady:
         return self.times[int(client_id)]
 
 
-def queue(data: SyntheticData, times: tuple[float, ...], **values: Any) -> Queue:
+def queue(data: FedVSSyntheticData, times: tuple[float, ...], **values: Any) -> Queue:
     own = setting(method="vafl", **values)
     return Queue(data, own, Perceptron((5, 8, 2)), lambda n, cycle: times[n], 0.0, seed=1)
 

@@ -397,3 +397,20 @@ def test_the_replaced_element_is_the_pair_of_mixtures_that_we_mean(q, z):
         delta = np.maximum(p - math.exp(epsilon) * r, 0).sum() * (x[1] - x[0])
         assert delta > 0
         assert replaced(q, z).get_delta_for_epsilon(epsilon) == pytest.approx(delta, rel=1e-3)
+
+
+@pytest.mark.parametrize("noise", [5e-324, 1e-30, 1e-4, 0.01, 1e50, 1e100])
+@pytest.mark.parametrize("sampling", [1.0, 0.1])
+@pytest.mark.parametrize("name", ["gdp", "rdp", "pld"])
+def test_noise_that_nobody_would_choose_has_a_cost_all_the_same(
+    name: str, sampling: float, noise: float
+) -> None:
+    charge = Charge(noise_multiplier=noise, sampling=sampling)
+    if supports(charge, name):
+        cost = spent([charge], delta=1e-5, accountant=name)
+        assert cost == pytest.approx(0.0, abs=0.02) if noise > 1 else cost > 1000
+
+
+def test_noise_whose_square_is_no_float_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match=r"^noise_multiplier = 1e\+200"):
+        Charge(noise_multiplier=1e200)

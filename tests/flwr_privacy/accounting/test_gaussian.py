@@ -90,6 +90,18 @@ def test_the_papers_noise_is_too_little_above_epsilon_7_at_delta_one_thousandth(
     assert delta_of(20 / math.sqrt(2 * math.log(1000)), 20) == pytest.approx(0.1164, abs=5e-5)
 
 
+@pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.9])
+def test_a_budget_is_found_however_large_mu_and_epsilon_are(delta):
+    """Of 5e20 the part of epsilon that depends on delta is less than a bit of the other."""
+    for exponent in range(-30, 154):
+        mu = 5.280373890944614 * 10.0**exponent
+        epsilon = epsilon_of(mu, delta)
+        assert math.isinf(epsilon) or delta_of(mu, epsilon) <= delta
+    for exponent in range(-300, 308):
+        epsilon = 1.318 * 10.0**exponent
+        assert delta_of(mu_of(epsilon, delta), epsilon) <= delta
+
+
 def test_extremes():
     assert delta_of(0.0, 0.0) == 0.0
     assert delta_of(0.0, 3.0) == 0.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flwr_privacy.acfl.encoding import check_data
-from flwr_privacy.acfl.release import CodedData, CodedGradient
+from flwr_privacy.acfl.release import CodedGradient, LocalCodedData
 from flwr_privacy.acfl.terms import GradientTerms, SetupTerms
 from flwr_privacy.central_dp.mean import ClippedUpdate
 from flwr_privacy.clients.acfl_data import PreparedData
@@ -164,7 +164,7 @@ def test_tables_that_are_taken_are_within_what_they_may_move(
     except InvalidParameterError:
         return
     count, random = len(tables.features), SecureRandom.insecure(3)
-    coded = CodedData(SETUP)
+    coded = LocalCodedData(SETUP)
     moments = coded.measure({}, tables)
     assert np.linalg.norm(moments.features) <= count * SETUP.feature_norm**2 * (1 + 1e-9)
     bound = count * SETUP.feature_norm * SETUP.label_norm

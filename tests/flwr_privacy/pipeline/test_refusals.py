@@ -14,7 +14,13 @@ from summing_node import QUESTION, Sum, ask, store_in
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, LedgerError
 from flwr_privacy.pipeline import answer as pipeline
-from flwr_privacy.pipeline.mechanism import Answer, Mechanism, NoFactsError, Plan, Unprotected
+from flwr_privacy.pipeline.mechanism import (
+    Answer,
+    Mechanism,
+    NoFactsError,
+    ReleasePlan,
+    Unprotected,
+)
 from flwr_privacy.pipeline.node_store import NodeRules
 from flwr_privacy.privacy.ledger import Entry
 from flwr_privacy.privacy.policy import Policy
@@ -176,7 +182,7 @@ def test_the_disk_that_questions_can_fill_is_bounded(tmp_path: Path) -> None:
 
     @dataclass(frozen=True)
     class Large(Sum):
-        def noise(self, measured: float, plan: Plan, random: SecureRandom) -> Answer:
+        def noise(self, measured: float, plan: ReleasePlan, random: SecureRandom) -> Answer:
             return model, {"metrics": {}}
 
     store = store_in(tmp_path, Policy(max_disk=limit))

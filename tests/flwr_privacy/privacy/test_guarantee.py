@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.privacy.guarantee import APPS, Guarantee
 
 FULL = Guarantee(
     scheme="udp",
@@ -40,6 +40,12 @@ def test_what_is_not_known_is_not_said():
 
 def test_that_nothing_was_spent_is_said():
     assert "Spent so far: epsilon 0 (gdp)" in dataclasses.replace(FULL, spent=0.0).text()
+
+
+def test_a_promise_says_that_the_server_may_send_any_app_to_a_node_that_runs_any():
+    assert FULL.assuming_apps().assumptions == ("a clock", APPS)
+    nothing = Guarantee(scheme="fedavg", protects="nothing", adversary="nobody")
+    assert nothing.assuming_apps() == nothing
 
 
 def test_a_void_promise_says_so_first_and_wherever_it_is_shown():

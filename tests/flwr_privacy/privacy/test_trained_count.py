@@ -58,4 +58,6 @@ def test_the_state_is_taken_up_and_a_run_that_was_ended_begins_anew() -> None:
         "of 220 answers in 2 rounds about 26 came of a training that worked (standard deviation "
         "3), and at least 110 have to"
     )
+    assert TrainedCount.from_state(count.state()) == count
+    count.told = True
     assert TrainedCount.from_state(count.state()) == TrainedCount(tests=2)

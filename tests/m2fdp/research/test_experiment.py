@@ -14,7 +14,7 @@ from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import Results, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import (
     LocalSteps,
@@ -84,7 +84,7 @@ better = ["Trusted @ end", "Half @ end"]
 """
 
 
-def tiers(tmp_path: Path, old: str = "", new: str = "") -> experiments.Experiment:
+def tiers(tmp_path: Path, old: str = "", new: str = "") -> experiments.ExperimentDescription:
     assert old in TIERS
     path = tmp_path / "tiers.toml"
     path.write_text(TIERS.replace(old, new) if old else TIERS)
@@ -115,7 +115,7 @@ def test_a_rehearsal_of_tiers_is_read_off_by_round(tmp_path: Path) -> None:
     jumps = np.abs(np.diff(curve.accuracy)).mean()
     (last,) = [run for run in runs if (run.curve, run.seed, run.x) == ("Trusted", 1, 6)]
     assert last.values["jitter"][0] == pytest.approx(jumps, abs=1e-3)
-    results = Results(experiment=chosen_figure, full=False, runs=runs)
+    results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
     (comparison,) = results.findings()[0].comparisons
     assert (comparison.first, comparison.values[0][1]) == ("Trusted @ end", own[-1])
     assert results.size == "NumPy simulation, scaled down"
@@ -134,7 +134,7 @@ def test_the_papers_size_of_a_rehearsal_is_called_by_its_flag(tmp_path: Path) ->
     chosen_figure = tiers(tmp_path)
     runs = train(chosen_figure, tmp_path, seeds=[0], engine=INLINE, full=True)
     assert [run.x for run in runs] == [0, 8] * 3
-    save(Results(experiment=chosen_figure, full=True, runs=runs), tmp_path)
+    save(ExperimentResults(experiment=chosen_figure, full=True, runs=runs), tmp_path)
     page = replication(tmp_path)
     assert "`flwr-privacy experiment papers/tiers --full`" in page
     assert "| `papers/tiers` | NumPy simulation |" in page
@@ -158,7 +158,7 @@ def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> Non
     device = [f"{float(f'{costs.device[tier]:.3g}'):,.10g}" for tier in (1, 2)]
     assert notes["Half"].startswith(f"epsilon of a device {device[0]} / {device[1]}, of a record ")
     assert notes["Plain"] == "no privacy"
-    save(Results(experiment=chosen_figure, full=False, runs=runs), tmp_path)
+    save(ExperimentResults(experiment=chosen_figure, full=False, runs=runs), tmp_path)
     assert f"| {notes['Half']} |" in replication(tmp_path)
     legend = draw(chosen_figure, runs, size="small").legends[0]
     assert [text.get_text() for text in legend.get_texts()][1] == f"Half: {notes['Half']}"
@@ -179,7 +179,7 @@ def test_an_accuracy_that_is_not_reached_costs_infinitely_much(tmp_path: Path) -
     assert {run.values["energy"][0] for run in runs if run.x == 0.05} == {0.0}
     far = [run for run in runs if run.x == 0.999]
     assert all(run.diverged and run.values["delay"][0] == math.inf for run in far)
-    results = Results(experiment=chosen_figure, full=False, runs=runs)
+    results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
     assert results.findings()[0].verdict == OPEN
     save(results, tmp_path)
     assert "| Half (not reached: 3) | 0.999 | not reached | not reached |" in replication(tmp_path)
@@ -205,7 +205,7 @@ def test_a_controller_of_tiers_is_a_function_without_seeds(tmp_path: Path) -> No
     ).decide(4000)
     assert (first.steps, first.secure, first.insecure) == (4, 1, 1)
     assert values["D.5, as printed", 1.0]["steps"][0] <= 4
-    findings = Results(experiment=chosen_figure, full=False, runs=runs).findings()
+    findings = ExperimentResults(experiment=chosen_figure, full=False, runs=runs).findings()
     assert {finding.verdict for finding in findings} == {YES, NO}
 
 

@@ -249,7 +249,7 @@ def test_what_a_deployment_writes_is_its_owners_alone(tmp_path: Path) -> None:
         own = Deployment(nodes=[], folder=tmp_path)
         (tmp_path / "flower-superlink").write_text(f"#!/bin/sh\ntouch {tmp_path}/superlink.db\n")
         (tmp_path / "flower-superlink").chmod(0o700)
-        own._keep("superlink", [str(tmp_path / "flower-superlink")], dict(os.environ))
+        own._keep("superlink", [[str(tmp_path / "flower-superlink")]], dict(os.environ))
         end = time.monotonic() + 30
         while not (tmp_path / "superlink.db").exists():
             assert time.monotonic() < end
@@ -293,9 +293,7 @@ def test_a_nodes_configuration_is_toml_as_flower_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(
-        Deployment, "_keep", lambda self, name, command, own: commands.append(command)
-    )
+    monkeypatch.setattr(Deployment, "_keep", lambda self, name, given, own: commands.extend(given))
     monkeypatch.setattr(Deployment, "_listed", lambda self, *command: {"node-id": "1"})
     config = {"client-id": "Zürich 🏥", "partition-id": 0, "shift": 0.5}
     Deployment(nodes=[config], folder=tmp_path).start(0)

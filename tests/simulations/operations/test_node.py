@@ -60,11 +60,13 @@ class Node:
         self.key, _ = keys.write_node_key(folder)
         keys.write_certificates(folder)
         self.certificate = folder / "ca.pem"
-        for path in (self.policy, self.pins):
+        self.allowed_apps = folder / "allowed-apps.toml"
+        self.allowed_apps.write_text(f'[[app]]\nname = "ours/app 1.0"\nsha256 = "{"0" * 64}"\n')
+        for path in (self.policy, self.pins, self.allowed_apps):
             path.chmod(0o644)
 
     def options(self) -> list[str]:
-        return [f"--{name}={path}" for name, path in vars(self).items()]
+        return [f"--{name.replace('_', '-')}={path}" for name, path in vars(self).items()]
 
     def check(self, *more: str) -> Result:
         return run("check", *self.options(), *more)
@@ -106,6 +108,9 @@ def test_a_good_node_has_one_warning(node: Node) -> None:
             lambda n: n.policy.write_text("max_epsilon = 9\nmax_disk = 100"),
             "fail  max_disk: ",
         ),
+        (lambda n: n.allowed_apps.unlink(), "fail  allowed-apps: allowed-apps = "),
+        (lambda n: n.allowed_apps.write_text(""), "expected tables [[app]], as `flwr-privacy node"),
+        (lambda n: n.allowed_apps.chmod(0o664), "fail  allowed-apps: other users may change them"),
         (lambda n: n.identity.chmod(0o644), "fail  identity: identity ="),
         (lambda n: n.key.chmod(0o640), "fail  key: other users may use"),
         (lambda n: n.key.unlink(), "fail  key: there is no file"),
@@ -160,6 +165,7 @@ def test_a_node_without_anything_has_no_policy() -> None:
     done = run("check")
     assert done.exit_code == 1
     assert "fail  policy: none is set" in done.stdout
+    assert "fail  allowed-apps: none are listed: the node runs any app" in done.stdout
 
 
 def test_the_nodes_environment_names_its_files(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +174,11 @@ def test_the_nodes_environment_names_its_files(node: Node, monkeypatch: pytest.M
         (context_store.POLICY_VARIABLE, node.policy),
         (context_store.IDENTITY_VARIABLE, node.identity),
         (PINS_VARIABLE, node.pins),
+        ("FLWR_PRIVACY_ALLOWED_APPS", node.allowed_apps),
     ):
         monkeypatch.setenv(variable, str(path))
     text = run("check").stdout
-    for path in (node.state, node.policy, node.identity, node.pins):
+    for path in (node.state, node.policy, node.identity, node.pins, node.allowed_apps):
         assert f"{path}" in text
 
 
@@ -241,7 +248,7 @@ def test_an_open_door_of_another_machine_is_an_error(
     node: Node, superlink: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "flwr_privacy.simulations.operations.superlink_checks._is_loopback", lambda host: False
+        "flwr_privacy.simulations.operations.superlink_checks.is_loopback", lambda host: False
     )
     assert "fail  apps: whoever reaches" in node.check("--superlink", superlink).stdout
 
@@ -349,12 +356,15 @@ EXTRA = (
         "state prune",
         "node check",
         "key",
+        "executor --help",
     ],
 )
 def test_a_node_without_the_simulation_extra_has_the_commands(node: Node, command: str) -> None:
-    arguments = [*command.split(), str(node.state)]
-    if command.startswith("node"):
-        arguments = [*command.split(), *node.options()]
+    arguments = command.split()
+    if command == "node check":
+        arguments += node.options()
+    elif "--help" not in command:
+        arguments.append(str(node.state))
     if command == "key":
         arguments = ["key", str(node.state / "new.pem")]
     code = BARE.format(extra=EXTRA, arguments=arguments)

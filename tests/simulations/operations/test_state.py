@@ -23,7 +23,7 @@ from flwr_privacy.simulations.cli import app
 from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.simulations.operations import prune as pruning
-from flwr_privacy.simulations.operations.state_files import KINDS, OTHER, state_files
+from flwr_privacy.simulations.operations.state_files import KINDS, OTHER, StateFile, state_files
 from flwr_privacy.simulations.runner.jobs import CLIENT_APP
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.wire.files import exclusive_lock
@@ -112,10 +112,9 @@ def test_every_file_of_a_training_has_its_client_and_its_kind(
     assert sum(row["bytes"] for row in shown["files"]) == sum(file.size for file in files)
     text = run("show", found.state).stdout
     assert all(f"{kind}: {KINDS[kind][1]}" in text for kind in found.kinds())
-    if name in ("udp", "acfl"):
-        assert [row["experiment"] for row in shown["experiments"]] == [found.experiment]
-    else:
-        assert [row["experiment"] for row in shown["experiments"]] == ["(without a known id)"]
+    assert [row["experiment"] for row in shown["experiments"]] == [found.experiment]
+    named = [file for file in files if file.name]
+    assert [row["files"] for row in shown["experiments"]] == [len(named)]
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -197,6 +196,18 @@ def test_the_key_of_a_zone_goes_with_its_experiment(tmp_path: Path) -> None:
     assert own_pair(store, "m2fdp", "f").public == other.public
 
 
+def test_the_key_with_which_a_client_says_hello_stays(tmp_path: Path) -> None:
+    kept(tmp_path)
+    for name in ("a.identity", "a.identity.lock", "a.identity.new"):
+        (tmp_path / name).write_text("key")
+    os.utime(tmp_path / "a.identity.new", (time.time() - 90_000,) * 2)
+    found = {f.path.name: (f.client, f.kind) for f in state_files(tmp_path)}
+    assert found["a.identity"] == ("a", "identity")
+    assert found["a.identity.lock"] == ("a", "locks")
+    run("prune", tmp_path, "--over", "e", "--yes")
+    assert {f.name for f in tmp_path.glob("a.identity*")} == {"a.identity", "a.identity.lock"}
+
+
 def test_a_reply_that_is_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "LOCK_TIMEOUT", 0.1)
     reply = kept(tmp_path)
@@ -226,6 +237,42 @@ def test_a_damaged_ledger_or_reply_does_not_hide_the_rest(tmp_path: Path) -> Non
     shown = json.loads(run("show", tmp_path, "--json").stdout)
     assert {row["kind"] for row in shown["files"]} == {"ledger", "replies", "locks"}
     assert [row["experiment"] for row in shown["experiments"]] == ["e", "(without a known id)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "files"), [("secure sum", "*.secure-sum/*"), ("fedvs", "*/*/state")]
+)
+def test_a_damaged_memory_names_no_experiment(
+    trained: Any, name: str, files: str, tmp_path: Path
+) -> None:
+    found = trained(name, tmp_path)
+    for path in found.state.glob(files):
+        if path.suffix != ".lock":
+            path.write_bytes(b"damaged\n" + path.read_bytes()[:40])
+    shown = json.loads(run("show", found.state, "--json").stdout)
+    assert [row["experiment"] for row in shown["experiments"]] == ["(without a known id)"]
+
+
+def test_showing_many_clients_takes_one_look_at_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    seen = StateFile.__getattribute__
+
+    def look(self: StateFile, name: str) -> Any:
+        looks.append(name)
+        return seen(self, name)
+
+    counted = []
+    for clients in (50, 100):
+        for client in range(clients):
+            (tmp_path / f"{client}.ledger.lock").touch()
+        looks.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(StateFile, "__getattribute__", look)
+            run("show", tmp_path, "--json")
+        counted.append(len(looks))
+    assert counted[1] < 2.1 * counted[0]
 
 
 def test_replies_that_simulated_clients_share_are_of_all(tmp_path: Path) -> None:

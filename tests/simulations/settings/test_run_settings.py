@@ -1,6 +1,7 @@
 import pytest
 
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.settings.run_settings import Settings, parse_assignments
 
 
@@ -71,3 +72,12 @@ def test_assignments() -> None:
     }
     with pytest.raises(InvalidParameterError, match="--set = 'rounds': expected key=value"):
         parse_assignments(["rounds"])
+
+
+def test_noise_before_aggregation_is_for_the_client_with_the_fewest_records() -> None:
+    iid = {"scheme": "mspdq-ldp", "clients": 20}
+    assert settings_of(iid).strategy["smallest_data"] == 71
+    split = {**iid, "partition.kind": "dirichlet", "partition.alpha": 0.3}
+    assert settings_of(split).strategy["smallest_data"] < 71
+    chosen = {**iid, "strategy.smallest_data": 5}
+    assert settings_of(chosen).strategy["smallest_data"] == 5

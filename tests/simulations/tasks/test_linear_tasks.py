@@ -10,16 +10,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from typer.testing import CliRunner
 
 from flwr_privacy.acfl.encoding import check_data
+from flwr_privacy.acfl.options import NoisedRecords, Weighting
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.app import client_app
 from flwr_privacy.simulations.app.server_app import app as server_app
 from flwr_privacy.simulations.app.server_app import build_strategy
 from flwr_privacy.simulations.cli import app
+from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.engines.inline import InlineGrid, run_inline
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
-from flwr_privacy.simulations.settings.schemes import scheme
 from flwr_privacy.simulations.tasks import tasks
 from flwr_privacy.simulations.tasks.linear_tasks import LinearModel, half_squared_error
 from flwr_privacy.wire.message import RECORD, Header
@@ -218,18 +219,17 @@ def test_what_does_not_go_together_is_refused_before_anything_starts(changes, te
         build_strategy(replace(ACFL, **changes), None)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "usual"),
-    [
-        ({}, {"noise": "record", "alpha": "horizon", "clipping_norm": 0.7}),
-        ({"alpha": 0}, {"noise": "record", "alpha": 0, "clipping_norm": 0.7}),
-        ({"noise": "paper"}, {"noise": "paper"}),
-        ({"noise": "paper", "alpha": 0.5}, {"noise": "paper", "alpha": 0.5}),
-    ],
-    ids=["nothing", "alpha", "paper", "both"],
-)
-def test_what_is_usual_leaves_what_was_chosen(chosen, usual):
-    assert scheme("acfl").usual(chosen) == usual
+def test_the_command_line_has_the_defaults_of_the_class(capsys):
+    found = settings_of({"scheme": "acfl", "task": "digits-rff"})
+    assert found.strategy == {}
+    strategy = build_strategy(found, None)
+    assert strategy.privacy == NoisedRecords()
+    assert strategy.weighting == Weighting()
+    assert strategy.descent._alpha == "horizon"
+    plain = settings_of({"scheme": "acfl", "task": "digits-rff", "strategy.noise": "paper"})
+    assert build_strategy(plain, None).descent._alpha == "estimated"
+    fixed = settings_of({"scheme": "acfl", "task": "digits-rff", "strategy.alpha": 0})
+    assert build_strategy(fixed, None).descent._alpha == 0
 
 
 # -- Runs ----------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_the_command_runs_with_no_other_option_and_keeps_to_the_budget(tmp_path)
     # Seven trainings with other noise ended at 0.88 to 0.91, with a standard deviation of 0.007.
     assert lines[-1]["server"]["accuracy"] > 0.75
     assert lines[-1]["scheme"]["epsilon"] <= 8
-    assert RunFolder.open(out).settings.strategy == scheme("acfl").usual({})
+    assert RunFolder.open(out).settings.strategy == {}
     verified = CliRunner().invoke(app, ["verify", str(out)])
     assert verified.exit_code == 0, verified.output
 

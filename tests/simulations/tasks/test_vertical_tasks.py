@@ -341,11 +341,11 @@ def test_the_strategy_gets_what_follows_from_the_task(scheme):
     assert strategy.learning_rate == 0.7
     assert strategy._client_rate == 0.7 * DIGITS.client_rate
     assert strategy.batch_size == 24
-    assert strategy.order == DIGITS.order
+    assert strategy.data.order == DIGITS.order
     assert strategy.embedding == DIGITS.embedding
     chosen = {"learning_rate": 0.2, "batch_size": 8, "order": 1, "embedding": 16}
     strategy = build_strategy(replace(settings, strategy=chosen), None)
-    assert (strategy.learning_rate, strategy.batch_size, strategy.order) == (0.2, 8, 1)
+    assert (strategy.learning_rate, strategy.batch_size, strategy.data.order) == (0.2, 8, 1)
     start = initial_arrays(replace(settings, strategy=chosen))
     assert start["1.weight"].numpy().shape == (64, strategy.embedding)
     for name in ("labels", "test_labels", "server_model"):
@@ -363,7 +363,7 @@ def test_what_tells_a_baseline_from_the_others_is_not_chosen():
         BASELINES, ("wait", "ignore", "vafl", "wait-dp", "wait"), strict=True
     ):
         strategy = build_strategy(replace(settings, scheme=scheme), None)
-        assert strategy._method == method
+        assert strategy.method.name == method
         assert (strategy.secure_sum is not None) == (scheme == "split-masked")
     assert strategy.secure_sum.threshold == 8  # of all clients or none
     own = SecureSum(threshold=5)

@@ -31,8 +31,9 @@ def test_more_clients_per_round_than_there_are() -> None:
 
 
 def test_two_nodes_with_one_identity_are_refused_before_training() -> None:
+    strategy, nodes = FedAvg(min_available_nodes=3), identified("ward-1", "ward-2", "ward-1")
     with pytest.raises(ProtocolError, match="two nodes say that they are client 'ward-1'"):
-        run_strategy(FedAvg(), nodes=identified("ward-1", "ward-2", "ward-1"))
+        run_strategy(strategy, nodes=nodes)
 
 
 def test_a_malformed_identity_is_refused() -> None:
@@ -206,10 +207,25 @@ def test_checkpoint_that_is_damaged(tmp_path: Any) -> None:
     with pytest.raises(CheckpointError, match="is damaged: its checksum does not fit"):
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.write_bytes(content[:10])
-    with pytest.raises(CheckpointError, match="does not begin with 'flwr-privacy checkpoint 5'"):
+    with pytest.raises(CheckpointError, match="does not begin with 'flwr-privacy checkpoint 6'"):
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.unlink()
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
+
+
+@pytest.mark.parametrize("name", ["checkpoint.bin", "metrics.jsonl", "asked.json"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_of_the_run_that_is_a_folder(tmp_path: Any, name: str, resume: bool) -> None:
+    (tmp_path / name).mkdir()
+    loop = LoopOptions(run_dir=tmp_path, resume=resume)
+    with pytest.raises(InvalidParameterError, match=f"a folder in which {name} is a file"):
+        run_strategy(FedAvg(loop=loop))
+
+
+def test_a_checkpoint_that_cannot_be_read(tmp_path: Any) -> None:
+    (tmp_path / "checkpoint.bin").symlink_to("checkpoint.bin")
+    with pytest.raises(CheckpointError, match="cannot be read: Too many levels of symbolic links"):
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
 
 

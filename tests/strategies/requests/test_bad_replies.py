@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from hostile_nodes import Change, entries, tampered
 
 from flwr_privacy.clients import FedAvgClient, as_mod
+from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.wire.message import COHORT, RECORD
 
@@ -186,14 +187,34 @@ def test_a_reply_is_no_larger_than_its_request_allows() -> None:
 
 
 def test_who_answers_first_decides_about_nobody_else() -> None:
-    """Metrics of another form than the first reply's are refused; nobody is left out for it."""
-    change = metric(num_examples=1, strange=1.0)
+    """Metrics in the form that most replies have reach the user's function; all arrays count."""
+    seen: list[list[set[str]]] = []
+
+    def spy(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
+        seen.append([set(content["metrics"]) for content in contents])
+        return MetricRecord()
+
+    change = metric(num_examples=1, strange=1.0)  # of client 0, the first
     strategy = FedAvg(
         loop=LoopOptions(seed=1),
         fraction_evaluate=0,
         min_available_nodes=4,
-        train_metrics_aggr_fn=lambda contents, weighted_by: MetricRecord(),
+        train_metrics_aggr_fn=spy,
     )
-    result = run_strategy(strategy, tampered(change), nodes=4, num_rounds=5)
-    assert [line["asked"] for line in result.history[1:]] == [4] * 5
-    assert all(line["refused"]["malformed"] for line in result.history[1:])
+    result = run_strategy(strategy, tampered(change), nodes=4, num_rounds=2)
+    assert [line["accumulated"] for line in result.history[1:]] == [4, 4]
+    assert [line["refused"] for line in result.history[1:]] == [{}, {}]
+    assert [len(contents) for contents in seen] == [3, 3]
+    assert all("strange" not in names for contents in seen for names in contents)
+
+
+def test_a_list_of_another_length_decides_about_no_mean_but_by_its_weight() -> None:
+    for order in ((0, 1, 2), (1, 0, 2), (1, 2, 0)):
+        mean, other = (WeightedMean({}) for _ in range(2))
+        told: list[Any] = [[7.0, 7.0, 7.0], 1.0, 3.0]
+        for client in order:
+            part = mean if client else other
+            part.accumulate(f"c{client}", {}, weight=1, metrics={"loss": told[client]})
+        arrays, fields = other.state()
+        mean.merge(mean.from_state(arrays, fields))
+        assert mean.metrics() == {"loss": 2.0}

@@ -2,55 +2,48 @@
 
 import json
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from apps import record
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.run import Run
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
+from stored_replies import (
+    NODE,
+    OTHER,
+    Objects,
+    SuperLink,
+    connected,
+    content,
+    many,
+    reply,
+    request,
+    stored,
+)
 
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies.requests import pulling
-from flwr_privacy.strategies.requests.pulling import IMPOSTOR_CODE, MALFORMED_CODE, pull
-from flwr_privacy.strategies.requests.superlink import MalformedReplyError, _head, checked
+from flwr_privacy.strategies.requests.pulling import (
+    IMPOSTOR_CODE,
+    MALFORMED_CODE,
+    announced,
+    let_go,
+    pull,
+)
+from flwr_privacy.strategies.requests.superlink import Download, MalformedReplyError, _head
 
-NODE, OTHER = 7, 8
 LARGEST = 100_000
-Objects = dict[str, bytes]
 
 
 @pytest.fixture(autouse=True)
 def as_server() -> Iterator[None]:
     with acting_as_server(1):
         yield
-
-
-def request(node: int = NODE) -> Message:
-    message = Message(RecordDict(), node, "train")
-    message.metadata.__dict__.update({"_message_id": "asked", "_run_id": 1})
-    return message
-
-
-def content() -> RecordDict:
-    arrays = record({"w": np.arange(6, dtype=np.float32), "b": np.zeros(2, np.float32)})
-    return RecordDict(
-        {"arrays": arrays, "own": ConfigRecord({"round": 1}), "metrics": MetricRecord({"n": 2})}
-    )
-
-
-def stored(message: Message) -> tuple[str, Objects]:
-    """Return a message as a SuperLink keeps it."""
-    objects = {name: each.deflate() for name, each in get_all_nested_objects(message).items()}
-    return message.object_id, objects
-
-
-def reply() -> tuple[str, Objects]:
-    return stored(Message(content(), reply_to=request()))
 
 
 def rewritten(kind: str, change: Callable[[bytes], bytes], head: str | None = None) -> Any:
@@ -104,47 +97,6 @@ def lost(root: str, objects: Objects) -> tuple[str, Objects]:
     return root, dict(list(objects.items())[1:])
 
 
-class SuperLink:
-    """The part of a SuperLink that a server's grid talks to."""
-
-    def __init__(self, root: str, objects: Objects) -> None:
-        self.root, self.objects = root, objects
-        self.status: int | None = None
-        self.announced = self.read = 0
-        self.missing: set[str] = set()
-        self.confirmed: list[str] = []
-
-    def PullMessages(self, asked: Any) -> Any:
-        if self.status is not None:
-            response = httpx.Response(self.status, request=httpx.Request("POST", "http://link"))
-            response.raise_for_status()
-        self.announced += 1
-        if self.announced > 1:  # it says so once
-            return SimpleNamespace(messages_list=[])
-        metadata = SimpleNamespace(message_id=self.root, reply_to_message_id=asked.message_ids[0])
-        return SimpleNamespace(messages_list=[SimpleNamespace(metadata=metadata)])
-
-    def PullObject(self, asked: Any) -> Any:
-        self.read += 1
-        found = self.objects.get(asked.object_id)
-        there = found is not None and asked.object_id not in self.missing
-        return SimpleNamespace(
-            object_found=found is not None,
-            object_available=there,
-            object_content=found if there else b"",
-        )
-
-    def ConfirmMessageReceived(self, asked: Any) -> None:
-        self.confirmed.append(asked.message_object_id)
-
-
-def connected(superlink: SuperLink) -> HttpGrid:
-    grid = HttpGrid(token="none")
-    grid.__dict__["_client"] = superlink
-    grid.set_run(Run.create_empty(1))
-    return grid
-
-
 def test_a_reply_comes_as_flower_would_build_it() -> None:
     superlink = SuperLink(*reply())
     (got,) = pull(connected(superlink), "asked", NODE, LARGEST)
@@ -152,7 +104,7 @@ def test_a_reply_comes_as_flower_would_build_it() -> None:
     assert got.metadata.message_id == superlink.root
     assert got.content == content()
     assert superlink.confirmed == [superlink.root]
-    assert superlink.read == len(superlink.objects)
+    assert sorted(superlink.read) == sorted(superlink.objects)
 
 
 @pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED.keys())
@@ -167,7 +119,7 @@ def test_a_reply_in_another_form_is_one_of_a_named_node(change: Any) -> None:
 def test_an_object_of_another_kind_is_refused_before_anything_is_built(name: str) -> None:
     root, objects = MALFORMED[name](*reply())
     with pytest.raises(MalformedReplyError, match="stands for"):
-        checked(objects.__getitem__, root, LARGEST)
+        Download(root, LARGEST).go_on(objects.__getitem__)
 
 
 def test_a_reply_whose_objects_are_gone_is_no_answer_and_nobodys_fault() -> None:
@@ -196,25 +148,25 @@ def test_no_more_is_downloaded_than_a_reply_may_have() -> None:
     (got,) = pull(connected(superlink), "asked", NODE, 20_000)
     assert got.error.code == MALFORMED_CODE
     assert "more than the 20000 bytes" in got.error.reason
-    assert superlink.read < 20
+    assert len(superlink.read) < 20
 
 
 def test_many_small_objects_are_too_many() -> None:
     names = {f"a{i}": np.full(1, i, np.float32) for i in range(4000)}
     root, objects = stored(Message(RecordDict({"arrays": record(names)}), reply_to=request()))
     with pytest.raises(MalformedReplyError, match="more than"):
-        checked(objects.__getitem__, root, 10**7)
+        Download(root, 10**7).go_on(objects.__getitem__)
 
 
 def test_a_repeated_chunk_is_counted_as_often_as_it_is_named() -> None:
     zeros = record({"w": np.zeros(10_000, np.float32)})
     root, objects = stored(Message(RecordDict({"arrays": zeros}), reply_to=request()))
     twice = rewritten("Array", entry(arraychunk_ids=[0, 0]))
-    checked(objects.__getitem__, root, 60_000)
+    Download(root, 60_000).go_on(objects.__getitem__)
     root, objects = twice(root, objects)
-    checked(objects.__getitem__, root, 90_000)
+    Download(root, 90_000).go_on(objects.__getitem__)
     with pytest.raises(MalformedReplyError, match="it is 8"):
-        checked(objects.__getitem__, root, 60_000)
+        Download(root, 60_000).go_on(objects.__getitem__)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -240,19 +192,111 @@ def test_a_record_counts_as_often_as_it_has_a_name() -> None:
     note = ConfigRecord({"text": b"x" * 10_000})
     once = RecordDict({"0": note})
     root, objects = stored(Message(once, reply_to=request()))
-    checked(objects.__getitem__, root, 50_000)
+    Download(root, 800_000).go_on(objects.__getitem__)
     often = RecordDict({str(i): note for i in range(10)})
     root, objects = stored(Message(often, reply_to=request()))
-    assert sum(map(len, objects.values())) < 50_000
+    assert sum(map(len, objects.values())) < 12_500
     with pytest.raises(MalformedReplyError, match="when it is built"):
-        checked(objects.__getitem__, root, 50_000)
+        Download(root, 800_000).go_on(objects.__getitem__)
+
+
+@pytest.mark.parametrize("body", [b"\n\x00" * 40_000, b"\n\x03\n\x01a" * 16_000])
+@pytest.mark.parametrize("kind", ["ConfigRecord", "MetricRecord", "Message"])
+def test_what_becomes_small_objects_of_python_counts_as_what_they_take(
+    kind: str, body: bytes
+) -> None:
+    root, objects = rewritten(kind, lambda _: body)(*reply())
+    assert sum(map(len, objects.values())) < LARGEST
+    with pytest.raises(MalformedReplyError, match="counts as 64"):
+        Download(root, LARGEST).go_on(objects.__getitem__)
+
+
+def test_a_reply_that_is_never_uploaded_costs_one_call_whenever_it_is_looked_at() -> None:
+    superlink = SuperLink(*many(500))
+    grid = connected(superlink)
+    superlink.missing = {next(iter(superlink.objects))}
+    assert pull(grid, "asked", NODE, 10**7) == []
+    before = len(superlink.read)
+    for _ in range(20):
+        assert pull(grid, "asked", NODE, 10**7) == []
+    assert len(superlink.read) == before + 20
+
+
+def test_however_slowly_a_reply_is_uploaded_an_object_is_downloaded_twice_at_most() -> None:
+    superlink = SuperLink(*many(300))
+    grid = connected(superlink)
+    superlink.missing = set(superlink.objects)
+    looks, got = 0, []
+    while not got:
+        looks += 1
+        got = pull(grid, "asked", NODE, 10**7)
+        superlink.missing.discard(superlink.read[-1])
+    assert looks > len(superlink.objects)
+    assert len(superlink.read) <= 2 * len(superlink.objects) + looks
+
+
+class Clock:
+    """A clock that every read object moves by a tenth of a second."""
+
+    def __init__(self, superlink: SuperLink) -> None:
+        self.monotonic = lambda: len(superlink.read) / 10
+
+
+def test_a_long_download_goes_on_where_it_was_and_the_others_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    superlink = SuperLink(*many(40), other=many(40, 0.5), small=reply())
+    monkeypatch.setattr("flwr_privacy.strategies.requests.superlink.time", Clock(superlink))
+    grid, waiting, came, most = connected(superlink), ["asked", "other", "small"], [], 0
+    for _ in range(100):
+        for message in list(waiting):
+            before = len(superlink.read)
+            if pull(grid, message, NODE, 10**7):
+                waiting.remove(message)
+                came.append(message)
+            most = max(most, len(superlink.read) - before)
+    assert came == ["small", "asked", "other"]
+    assert most <= 12  # a second, and the object at which it was over
+    objects = len(superlink.objects)
+    assert len(superlink.read) <= 3 * objects  # the other one is looked at, and then downloaded
+
+
+def test_what_nobody_waits_for_is_forgotten() -> None:
+    superlink = SuperLink(*many(5))
+    grid = connected(superlink)
+    superlink.missing = {superlink.root}
+    assert pull(grid, "asked", NODE, 10**7) == []
+    assert announced(grid, "asked")
+    let_go(grid, ["asked"], for_good=False)
+    assert announced(grid, "asked")
+    let_go(grid, ["asked", "never"], for_good=True)
+    assert not announced(grid, "asked")
+
+
+def test_an_object_that_is_too_large_is_not_downloaded() -> None:
+    def answer(asked: httpx.Request) -> httpx.Response:
+        def body() -> Iterator[bytes]:
+            raise AssertionError("it is downloaded")
+            yield
+
+        return httpx.Response(200, headers={"content-length": str(2**40)}, content=body())
+
+    client = RuntimeHttpClient("http://link")
+    client._client = httpx.Client(transport=httpx.MockTransport(answer))
+    grid = HttpGrid(token="none")
+    grid.__dict__["_client"] = client
+    grid.set_run(Run.create_empty(1))
+    (got,) = pull(grid, "asked", NODE, LARGEST)
+    assert got.error.code == MALFORMED_CODE
+    assert str(2**40) in got.error.reason
+    assert client._client.event_hooks["response"] == []
 
 
 @pytest.mark.parametrize("parts", ["," * 5000, f"{'a' * 64},{'a' * 64}"])
 def test_a_head_of_commas_or_of_one_part_twice_is_refused(parts: str) -> None:
     head = f"RecordDict {parts} 2".encode() + b"\x00{}"
     with pytest.raises(MalformedReplyError, match=r"no head|part twice|stands for"):
-        checked({"root": head}.__getitem__, "root", 10**6)
+        Download("root", 10**6).go_on({"root": head}.__getitem__)
     with pytest.raises(MalformedReplyError, match=r"no head|part twice"):
         _head(head)
 

@@ -23,7 +23,7 @@ from flwr_privacy.simulations.research.udp.canaries import (
     WeakNoiseUDPClient,
     audit,
 )
-from flwr_privacy.udp import NoisePlan
+from flwr_privacy.udp import UDPNoisePlan
 
 ROUNDS = 3  # the scores have the same law for any number of rounds
 
@@ -53,7 +53,7 @@ def test_the_server_reads_the_coins_in_the_noise_that_was_added(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
     found: Audited = request.getfixturevalue(kind)
-    schedule = NoisePlan(noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=ROUNDS, q=1.0)
+    schedule = UDPNoisePlan(noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=ROUNDS, q=1.0)
     # The sensitivity is that of a canary turned: 2 in the unit of the scores.
     sigma = 2 * schedule.noise_multiplier / math.sqrt(ROUNDS)
     sigma /= BROKEN if kind == "broken" else 1

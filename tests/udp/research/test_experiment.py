@@ -7,7 +7,7 @@ from experiment_files import INLINE, NO, YES
 
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import Results, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
 from flwr_privacy.simulations.research.experiments.runs import train
 
 # -- The files in papers/ -----------------------------------------------------------------------
@@ -36,7 +36,7 @@ def test_the_bound_of_udp_is_none_for_every_order(tmp_path: Path) -> None:
     # F15: at r = 0.25, q = 0.9 and lambda = 100 the moment is 305.005, above 284.0625.
     assert values["(c) exact", 100] == pytest.approx(305.005, abs=1e-3)
     assert values["(c) bound, q = 0.9, 400 records", 100] == pytest.approx(284.0625)
-    results = Results(experiment=chosen_figure, full=False, runs=runs)
+    results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
     findings = results.findings()
     assert [finding.verdict for finding in findings] == [YES, YES, NO]
     fails = [c.second for c in findings[2].comparisons if c.verdict == NO]

@@ -26,6 +26,7 @@ from flwr_privacy.strategies import (
     FedAvg,
     LoopOptions,
     SchemeResult,
+    ServerNoise,
     UserLevel,
 )
 
@@ -88,7 +89,7 @@ def _strategy(part: str, *, sigma: float, virtual: bool) -> Strategy:
     if part == "fedavg":
         return FedAvg(**asked)
     if part == "central-dp":
-        return CentralDP(noise="server", rounds=work.BUDGETED_ROUNDS, **budget, **asked)
+        return CentralDP(privacy=ServerNoise(**budget), rounds=work.BUDGETED_ROUNDS, **asked)
     if part == "udp":
         return UDP(privacy=UserLevel(**budget), rounds=work.BUDGETED_ROUNDS, **asked)
     if part == "mspdq":

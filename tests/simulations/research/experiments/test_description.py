@@ -60,7 +60,9 @@ def test_F27_the_papers_size_of_unlike_clients(name: str, sizes: set[int]) -> No
     assert check_data(chosen.settings(chosen.curves[0], seed=0)) is not None
 
 
-def test_the_papers_size_goes_over_what_the_curves_share(steps: experiments.Experiment) -> None:
+def test_the_papers_size_goes_over_what_the_curves_share(
+    steps: experiments.ExperimentDescription,
+) -> None:
     large, small = steps.curves
     scaled = steps.settings(small, seed=4, data_root=Path("/data"))
     assert (scaled.rounds, scaled.training.epochs, scaled.training.learning_rate) == (3, 1, 1e-3)

@@ -16,13 +16,15 @@ from flwr_privacy.simulations.research.experiments import runs as experiment_run
 from flwr_privacy.simulations.research.experiments.curves import TrainedRun, diverged
 from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import Results, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.runner.jobs import Engine
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 
-def test_curves_are_trained_once_and_drawn(steps: experiments.Experiment, tmp_path: Path) -> None:
+def test_curves_are_trained_once_and_drawn(
+    steps: experiments.ExperimentDescription, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     runs = train(steps, out, seeds=[0, 1], engine=INLINE)
     assert [(run.curve, run.seed) for run in runs] == [
@@ -41,7 +43,7 @@ def test_curves_are_trained_once_and_drawn(steps: experiments.Experiment, tmp_pa
     again = {path for path in kept if path.stat().st_mtime_ns != kept[path]}
     assert again == {broken.metrics_path}
     assert broken.summary["status"] == "completed"
-    results = Results(experiment=steps, full=False, runs=runs)
+    results = ExperimentResults(experiment=steps, full=False, runs=runs)
     (finding,) = results.findings()
     assert finding.verdict == "reproduced"
     picture, numbers = save(results, out)
@@ -62,13 +64,15 @@ def test_curves_are_trained_once_and_drawn(steps: experiments.Experiment, tmp_pa
 
 
 @pytest.mark.filterwarnings("error")  # of matplotlib, where a curve has no point
-def test_a_run_that_diverges_is_a_result(steps: experiments.Experiment, tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_a_result(
+    steps: experiments.ExperimentDescription, tmp_path: Path
+) -> None:
     explodes = replace(steps.curves[1], settings={"training.learning_rate": 1e30})
     chosen = replace(steps, curves=[steps.curves[0], explodes])
     runs = train(chosen, tmp_path / "out", seeds=[0, 1, 2], engine=INLINE)
     assert [run.diverged for run in runs] == [False, True] * 3
     assert all(len(run.values["loss"]) == 1 for run in runs if run.diverged)
-    results = Results(experiment=chosen, full=False, runs=runs)
+    results = ExperimentResults(experiment=chosen, full=False, runs=runs)
     assert results.findings()[0].verdict == "reproduced"
     _, numbers = save(results, tmp_path / "out")
     assert json.loads(numbers.read_text())["claims"][0]["comparisons"][0]["mean"] == "inf"
@@ -79,7 +83,7 @@ def test_a_run_that_diverges_is_a_result(steps: experiments.Experiment, tmp_path
 
 
 def test_a_run_that_fails_otherwise_is_an_error(
-    steps: experiments.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: experiments.ExperimentDescription, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(runs: list[RunFolder], engine: Engine) -> None:
         runs[0].append({"round": 0, "server": {"loss": 2.3, "accuracy": 0.1}})
@@ -92,7 +96,7 @@ def test_a_run_that_fails_otherwise_is_an_error(
 
 
 def test_several_runs_at_a_time_give_the_same(
-    steps: experiments.Experiment, tmp_path: Path
+    steps: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
     alone = train(steps, tmp_path / "alone", seeds=[0], engine=INLINE)
     together = train(steps, tmp_path / "together", seeds=[0], engine=INLINE, jobs=2)
@@ -102,7 +106,7 @@ def test_several_runs_at_a_time_give_the_same(
 
 
 def test_a_run_that_plans_fewer_rounds_keeps_its_last_model_in_the_picture(
-    steps: experiments.Experiment, tmp_path: Path
+    steps: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
     runs = []
     for seed, planned in enumerate(([4, 3], [4, 4, 4])):

@@ -17,13 +17,15 @@ from flwr_privacy.simulations.research.experiments.claims import Claim
 from flwr_privacy.simulations.research.experiments.curves import Searched, TrainedRun
 from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import Results, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.experiments.search import chosen
 from flwr_privacy.simulations.research.experiments.verdicts import check_claim
 
 
-def test_a_sweep_trains_each_setting_once(sweep: experiments.Experiment, tmp_path: Path) -> None:
+def test_a_sweep_trains_each_setting_once(
+    sweep: experiments.ExperimentDescription, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     runs = train(sweep, out, seeds=[0, 1, 2], engine=INLINE)
     assert [(run.curve, run.x) for run in runs if run.seed == 1] == [
@@ -38,7 +40,7 @@ def test_a_sweep_trains_each_setting_once(sweep: experiments.Experiment, tmp_pat
             assert best.values == two.values
             assert best.searched is not None
             assert (best.searched.value, best.searched.rounds) == (2, [1, 2])
-    results = Results(experiment=sweep, full=False, runs=runs)
+    results = ExperimentResults(experiment=sweep, full=False, runs=runs)
     (finding,) = results.findings()
     assert finding.verdict == "reproduced"
     assert (finding.comparisons[0].first, finding.comparisons[0].second) == (
@@ -177,7 +179,7 @@ def test_a_search_is_judged_by_the_other_seeds() -> None:
 
 @pytest.mark.parametrize(("worst", "scale"), [(0.9, "linear"), (1.1, "log")])
 def test_losses_over_a_setting_that_lie_far_apart_are_on_a_log_axis(
-    sweep: experiments.Experiment, worst: float, scale: str
+    sweep: experiments.ExperimentDescription, worst: float, scale: str
 ) -> None:
     rows = {0.001: [worst] * 3, 0.1: [0.1] * 3, 1.0: [0.2] * 3}
     runs = [*swept("Two rounds", rows), *swept("Best", rows)]
@@ -185,14 +187,16 @@ def test_losses_over_a_setting_that_lie_far_apart_are_on_a_log_axis(
 
 
 def test_the_cost_of_a_search_is_that_of_all_of_its_runs(
-    sweep: experiments.Experiment, tmp_path: Path
+    sweep: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
     def found(label: str) -> list[TrainedRun]:
         search = Searched(value=1, rounds=(10, 25, 50, 75), epsilon=4.0, delta=1e-3)
         return swept(label, {0.001: A, 0.1: A, 1.0: A}, searched=search)
 
     runs = [*swept("Two rounds", {0.001: A, 0.1: A, 1.0: A}), *found("Best")]
-    point = Results(experiment=sweep, full=False, runs=runs).to_dict()["curves"][1]["points"][0]
+    point = ExperimentResults(experiment=sweep, full=False, runs=runs).to_dict()["curves"][1][
+        "points"
+    ][0]
     # Four times the mu of one, 1.2150, composes to twice that.
     assert (point["search"]["runs"], point["search"]["rounds"]) == (4, 160)
     assert point["search"]["epsilon"] == pytest.approx(epsilon_of(2 * 1.2150, 1e-3), rel=1e-3)

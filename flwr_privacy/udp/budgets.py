@@ -1,7 +1,7 @@
-"""Converts budgets to noise and back, by the paper's formulas and by sound ones.
+"""Checks the budget of a training, and says how much noise it allows to how many releases.
 
-Symbols: q is the fraction of the clients that is asked in a round, T the number of rounds, Dl the
-L2 sensitivity of one release.
+The sound noise for a number of releases is `flwr_privacy.accounting.noise_multiplier`, the paper's
+`flwr_privacy.udp.paper_noise.sigma_paper`.
 """
 
 import math
@@ -16,23 +16,7 @@ __all__ = [
     "budget",
     "check_budget",
     "participations",
-    "sigma_paper",
 ]
-
-
-def sigma_paper(*, rounds: int, q: float, epsilon: float, delta: float, Dl: float = 1.0) -> float:
-    """Return the paper's noise, equation (10): ``Dl * sqrt(2 q T ln(1/delta)) / epsilon``.
-
-    It claims (epsilon, delta) for the whole training and does not give it: the proof uses an
-    inequality backwards, and counts the expected number of participations, which the server sees.
-
-    Examples
-    --------
-    >>> round(sigma_paper(rounds=200, q=1.0, epsilon=8.0, delta=1e-3), 6)
-    6.570652
-    """
-    check_budget(rounds=rounds, q=q, epsilon=epsilon, delta=delta)
-    return Dl * math.sqrt(2 * q * rounds * math.log(1 / delta)) / epsilon
 
 
 def budget(mode: str, *, epsilon: float, delta: float) -> float:

@@ -1,8 +1,6 @@
-"""Converts noise to epsilon and back, by the paper's formulas and by sound ones.
+"""Converts noise to epsilon and back: what the paper claims, and what its own moments prove.
 
-Symbols as in `flwr_privacy.udp.formulas`: q is the fraction of the clients that is asked in a
-round, T the number of rounds, Dl the L2 sensitivity of one release, a the sum of the squares of
-Dl / sigma.
+Symbols as in `flwr_privacy.udp.paper_noise`; a is the sum of the squares of Dl / sigma.
 """
 
 import math
@@ -11,9 +9,9 @@ from fractions import Fraction
 from itertools import pairwise
 
 from flwr_privacy.accounting import Charge, spent
-from flwr_privacy.accounting.gaussian import epsilon_of, mu_of
+from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.udp.formulas import budget, check_budget
+from flwr_privacy.udp.budgets import budget, check_budget
 
 __all__ = [
     "eps_paper",
@@ -22,7 +20,6 @@ __all__ = [
     "m_t",
     "rounds_paper",
     "sigma_crd",
-    "sigma_gdp",
     "sigma_zcdp",
 ]
 
@@ -63,22 +60,6 @@ def sigma_zcdp(*, rounds: int, q: float, epsilon: float, delta: float, Dl: float
     check_budget(rounds=rounds, q=q, epsilon=epsilon, delta=delta)
     log = math.log(1 / delta)
     return Dl * math.sqrt(q * rounds / 2) / (math.sqrt(log + epsilon) - math.sqrt(log))
-
-
-def sigma_gdp(*, releases: int, epsilon: float, delta: float, Dl: float = 1.0) -> float:
-    """Return the noise at which so many releases together are exactly (epsilon, delta).
-
-    Gaussian differential privacy (Dong, Roth, Su 2022): ``Dl * sqrt(releases) / mu``, with mu of
-    `flwr_privacy.accounting.gaussian.mu_of`.
-
-    Examples
-    --------
-    >>> round(sigma_gdp(releases=200, epsilon=8.0, delta=1e-3), 3)
-    6.788
-    """
-    check_integer("releases", releases, minimum=1)
-    check_budget(epsilon=epsilon, delta=delta)
-    return Dl * math.sqrt(releases) / mu_of(epsilon, delta)
 
 
 def sigma_crd(

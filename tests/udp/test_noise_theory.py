@@ -8,20 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
-from flwr_privacy.accounting import Charge, spent
+from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.accounting.gaussian import delta_of, epsilon_of, mu_of
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
-from flwr_privacy.simulations.research.udp.noise_formulas import (
+from flwr_privacy.simulations.research.udp.noise_theory import (
     eps_paper,
     eps_spent,
     eps_zcdp,
     rounds_paper,
-    sigma_gdp,
     sigma_zcdp,
 )
 from flwr_privacy.udp import (
     GRID_SHARE,
-    NoisePlan,
+    UDPNoisePlan,
     UDPTerms,
     participations,
     sensitivity,
@@ -111,7 +110,7 @@ def test_F10_the_zcdp_bound_of_the_same_moments() -> None:
         assert close(zcdp, sigma, rel=2e-5)
         assert close(eps_zcdp(a=200 / zcdp**2, delta=DELTA), epsilon, rel=1e-12)
         assert zcdp >= sigma_paper(rounds=200, q=1.0, **options)
-        assert zcdp >= sigma_gdp(releases=200, **options)
+        assert zcdp >= noise_multiplier(releases=200, **options)
 
 
 def test_F11_gaussian_differential_privacy() -> None:
@@ -119,7 +118,7 @@ def test_F11_gaussian_differential_privacy() -> None:
     sigmas = [11.6401, 6.7884, 5.0212, 4.0815, 3.4892]
     for epsilon, mu, sigma in zip(EPSILONS, mus, sigmas, strict=True):
         assert close(mu_of(epsilon, DELTA), mu, rel=5e-5)
-        z = sigma_gdp(releases=200, epsilon=epsilon, delta=DELTA)
+        z = noise_multiplier(releases=200, epsilon=epsilon, delta=DELTA)
         assert close(z, sigma, rel=2e-5)
         charges = [Charge(noise_multiplier=z, count=200)]
         assert close(spent(charges, delta=DELTA, accountant="pld"), epsilon, rel=1e-3)
@@ -149,7 +148,7 @@ def test_F12_the_server_sees_who_takes_part() -> None:
 def test_F13_one_round() -> None:
     for epsilon, paper, exact in ((1.0, 3.716922, 2.574657), (8.0, 0.464615, 0.480014)):
         assert close(sigma_paper(rounds=1, q=1.0, epsilon=epsilon, delta=DELTA), paper)
-        assert close(sigma_gdp(releases=1, epsilon=epsilon, delta=DELTA), exact)
+        assert close(noise_multiplier(releases=1, epsilon=epsilon, delta=DELTA), exact)
 
 
 @pytest.mark.parametrize(
@@ -171,12 +170,12 @@ def test_F14_what_no_budget_can_be(change: dict[str, float], text: str) -> None:
         with pytest.raises(InvalidParameterError, match=text):
             function(**values)  # type: ignore[arg-type]
     with pytest.raises(InvalidParameterError, match=text):
-        NoisePlan(noise="gdp_fixed", **values)  # type: ignore[arg-type]
+        UDPNoisePlan(noise="gdp_fixed", **values)  # type: ignore[arg-type]
 
 
 def test_F14_no_noise_for_a_budget_without_end() -> None:
     assert sigma_paper(rounds=200, q=1.0, epsilon=1e9, delta=DELTA) < 1e-7
-    assert sigma_gdp(releases=200, epsilon=1e6, delta=DELTA) < 0.02
+    assert noise_multiplier(releases=200, epsilon=1e6, delta=DELTA) < 0.02
 
 
 @given(
@@ -210,7 +209,7 @@ def test_all_but_a_hundredth_of_the_clients_take_part_at_most_so_often(
 def test_the_default_schedule_spends_its_budget_and_not_more(
     q: float, sampling_rate: float
 ) -> None:
-    schedule = NoisePlan(
+    schedule = UDPNoisePlan(
         noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=60, q=q, sampling_rate=sampling_rate
     )
     charge = Charge(
@@ -224,12 +223,12 @@ def test_the_default_schedule_spends_its_budget_and_not_more(
 
 
 def test_the_papers_schedule_is_capped_at_what_it_truly_gives() -> None:
-    schedule = NoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=200, q=1.0)
+    schedule = UDPNoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=200, q=1.0)
     charge = Charge(noise_multiplier=schedule.noise_multiplier, gap=schedule.gap, count=200)
     assert spent([charge], delta=DELTA) == pytest.approx(schedule.cap)
     assert schedule.cap == pytest.approx(8.3527 + 8e-3, rel=1e-3)
     with pytest.raises(InvalidParameterError, match=r"sampling_rate = 0\.5"):
-        NoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=2, q=1.0, sampling_rate=0.5)
+        UDPNoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=2, q=1.0, sampling_rate=0.5)
 
 
 TERMS = UDPTerms(

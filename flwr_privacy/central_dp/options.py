@@ -1,0 +1,135 @@
+"""Constructor options of central DP: the budget, who adds the noise, and adaptive clipping."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from flwr_privacy.errors import check_integer, check_number
+from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
+
+from .plan import CentralDPNoisePlan
+from .sensitivity import DISTRIBUTED, SERVER, sensitivity
+
+__all__ = ["AdaptiveClipping", "CentralNoise", "DistributedNoise", "ServerNoise"]
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveClipping:
+    """Moves the clipping norm from round to round, until a fraction of the updates is within it.
+
+    Parameters
+    ----------
+    quantile : float
+        Fraction of the updates that the clipping norm aims to leave as they are.
+    clipping_learning_rate : float, default 0.2
+        Step of the norm, as an exponent.
+    count_share : float, default 0.1
+        Share of a round's budget that goes to the count of updates within the norm; up to 0.99.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    quantile: float
+    clipping_learning_rate: float = 0.2
+    count_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        rate = self.clipping_learning_rate
+        next_clipping_norm(1.0, 0.5, quantile=self.quantile, learning_rate=rate)  # or refuses it
+        check_number("count_share", self.count_share, minimum=1e-6, maximum=LARGEST_SHARE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralNoise:
+    """Base of `DistributedNoise` and `ServerNoise`: what both have."""
+
+    noise: ClassVar[str]
+
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    clipping_norm: float = 1.0
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    grid_bits: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.grid_bits is not None:
+            check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)
+        sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)  # or refuses it
+        self.plan(None, rounds=1, q=1.0)  # or refuses the budget
+
+    def plan(
+        self, clipping: AdaptiveClipping | None, *, rounds: int, q: float
+    ) -> CentralDPNoisePlan:
+        """Return the noise of a training."""
+        return CentralDPNoisePlan(
+            noise=self.noise,
+            sampling=self.sampling,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            rounds=rounds,
+            q=q,
+            count_share=0.0 if clipping is None else clipping.count_share,
+        )
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class DistributedNoise(CentralNoise):
+    """The clients add the noise, each a share under a secure sum, so that nobody is trusted.
+
+    Parameters
+    ----------
+    epsilon, delta : float, default 8.0 and 1e-5
+        Budget of a client over the whole training.
+    clipping_norm : float, default 1.0
+        L2 bound of an update; of the first round, where clipping is adaptive.
+    sampling : {"fixed", "poisson"}, default "fixed"
+        Whether a cohort has a fixed number of clients, or as many as are drawn when each is drawn
+        by itself, with that number in expectation. Only a trusted server can draw in secret, and
+        only that makes the noise less.
+    grid_bits : int, optional
+        The grid has at least ``2**grid_bits`` steps up to the clipping norm; by default 18, or as
+        many as leave room in 31 bits for twelve standard deviations of a share.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    noise = DISTRIBUTED
+    insecure_seed = None
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class ServerNoise(CentralNoise):
+    """The server adds the noise: the operators of the nodes trust it with the sums.
+
+    Deployed nodes send it answers without noise only if they list ``central-dp`` in
+    ``allow_unprotected``.
+
+    Parameters
+    ----------
+    epsilon, delta, clipping_norm, sampling, grid_bits
+        As in `DistributedNoise`.
+    insecure_seed : int, optional
+        Seed of the server's noise and samples, for tests: nothing is protected then.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+    """
+
+    noise = SERVER
+    insecure_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.insecure_seed is not None:
+            check_integer("insecure_seed", self.insecure_seed, minimum=0)

@@ -1,0 +1,125 @@
+"""Finds the rounds that a run folder shows and its checkpoint lacks, and gives them up if asked.
+
+A checkpoint may be older than its folder: it was restored from a backup, or the disk lost the last
+one. Its card lacks the charges of the later rounds, and a run that goes on from it asks for these
+rounds again, about another model. So it is refused, unless the user gives the rounds up: then their
+charges stay on the card, and their numbers are not used again.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr_privacy.errors import CheckpointError, DataError
+from flwr_privacy.privacy.card import PrivacyCard
+
+__all__ = ["after_lost_rounds", "card_in", "last_round_shown", "question_names"]
+
+
+def card_in(path: Path, experiment_id: str) -> PrivacyCard | None:
+    """Return the privacy card of an experiment in a file; None if the file has none of it.
+
+    Raises
+    ------
+    CheckpointError
+        If the card is damaged.
+    """
+    try:
+        card = PrivacyCard.from_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except DataError as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}); without this file the run goes on from its checkpoint"
+        ) from error
+    return card if card.experiment_id == experiment_id else None
+
+
+def question_names(card: PrivacyCard) -> set[str]:
+    """Return the names of the questions that a card has charges of."""
+    return {f"{r.phase} {r.server_round} {r.request}" for r in card.releases}
+
+
+def last_round_shown(
+    state: dict[str, Any],
+    lines: Sequence[dict[str, Any]],
+    card: PrivacyCard | None,
+    asked: Collection[str],
+) -> int:
+    """Return the last round that a folder shows to be over; -1 if it shows none.
+
+    Parameters
+    ----------
+    state : dict
+        The checkpoint.
+    lines : sequence of dict
+        The history in the folder.
+    card : PrivacyCard, optional
+        The card in the folder. It is written before the checkpoint: a run that is killed in between
+        leaves a card with one round more.
+    asked : collection of str
+        The questions that were put since the newest checkpoint: they are not over.
+    """
+    rounds = [int(line["round"]) for line in lines]
+    if card is not None:
+        settled = question_names(PrivacyCard.from_json(state["card"])) | set(asked)
+        rounds += [round_of(question) for question in question_names(card) - settled]
+    return max(rounds, default=-1)
+
+
+def after_lost_rounds(
+    state: dict[str, Any],
+    lines: Sequence[dict[str, Any]],
+    card: PrivacyCard | None,
+    *,
+    done: int,
+    last: int,
+) -> dict[str, Any]:
+    """Return a checkpoint that goes on after the rounds that it lacks, with all their charges.
+
+    Parameters
+    ----------
+    state, lines, card
+        As of `last_round_shown`.
+    done : int
+        The last round that is over in the checkpoint.
+    last : int
+        The last round that is given up.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder does not have the charges of these rounds.
+    """
+    card = card or PrivacyCard.from_json(state["card"])
+    known = max(PrivacyCard.from_json(state["card"]).answers().charged, *map(_charged, lines), 0)
+    if card.answers().charged < known:
+        raise CheckpointError(
+            f"privacy-card.json is older than metrics.jsonl, too: it has {card.answers().charged} "
+            f"charges of {known}, and nothing else on the server has the others. Put the newest "
+            "card back, or begin a new experiment in an empty folder"
+        )
+    lost = [{**line, "lost": True} for line in lines if line["round"] > done]
+    text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lost)
+    history = "".join(
+        entry
+        for entry in state["history"].splitlines(keepends=True)
+        if json.loads(entry)["round"] <= done
+    )
+    return {
+        **state,
+        "round": last,
+        "line": {},
+        "history": history + text,
+        "card": card.to_json(),
+    }
+
+
+def round_of(question: str) -> int:
+    """Return the round of a question from its name."""
+    return int(question.rsplit(" ", 2)[1])
+
+
+def _charged(line: dict[str, Any]) -> int:
+    return int(line.get("charged", 0))
