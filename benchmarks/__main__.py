@@ -23,6 +23,7 @@ from .report import HEADER, Comparison
 from .rounds import cohorts, echo, fedavg, m2fdp, secure_fedavg, udp
 from .secure_sum import secure_sum
 from .simulators.rows import simulators
+from .single_exchange import imports, single_exchange
 from .stragglers import stragglers
 from .tiers import tiers
 
@@ -50,6 +51,8 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "secure-fedavg": secure_fedavg,
     "cohorts": cohorts,
     "exchanges": exchanges,
+    "single-exchange": single_exchange,
+    "imports": imports,
     "simulators": simulators,
 }
 

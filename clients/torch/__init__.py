@@ -1,6 +1,6 @@
 """All torch code of a client: models, training and evaluation."""
 
-from .computing import Loss, allotted_device
+from .computing import Loss
 from .extractor import FrozenExtractor
 from .models import cnn, linear, mlp
 from .per_record_evaluation import evaluate_per_record
@@ -14,7 +14,6 @@ __all__ = [
     "FrozenExtractor",
     "Loss",
     "TorchServerModel",
-    "allotted_device",
     "cnn",
     "evaluate",
     "evaluate_per_record",

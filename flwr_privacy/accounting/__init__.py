@@ -7,14 +7,12 @@ from flwr_privacy.lazy import lazy
 if TYPE_CHECKING:
     from .accountants import ACCOUNTANTS, Accountant, fitting, new_accountant, spent, supports
     from .calibration import noise_multiplier
-    from .charges import GAUSSIAN, LAPLACE, Charge
+    from .charges import Charge
 else:
     __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "ACCOUNTANTS",
-    "GAUSSIAN",
-    "LAPLACE",
     "Accountant",
     "Charge",
     "fitting",

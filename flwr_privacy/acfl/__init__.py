@@ -13,7 +13,7 @@ from flwr_privacy.lazy import lazy
 
 if TYPE_CHECKING:
     from .encoding import one_hot
-    from .features import FeatureMap, FourierFeatures, accuracy, predict
+    from .features import FourierFeatures, predict
     from .options import DataBounds, Exact, NoisedRecords, NoisedSetup, SetupVariances, Weighting
 else:
     __getattr__, __dir__ = lazy(__name__)
@@ -21,13 +21,11 @@ else:
 __all__ = [
     "DataBounds",
     "Exact",
-    "FeatureMap",
     "FourierFeatures",
     "NoisedRecords",
     "NoisedSetup",
     "SetupVariances",
     "Weighting",
-    "accuracy",
     "one_hot",
     "predict",
 ]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from flwr_privacy.lazy import lazy
 
 if TYPE_CHECKING:
-    from .codec import Codec, DecodedSum, centred, decode_start, encode_start, uncentred
+    from .codec import Codec, DecodedSum, centred, decode_start, encode_start
     from .hub import Hub, SumHub, code_sum, outweighs
     from .intervals import (
         Intervals,
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
         width_linf,
         widths_for_bound,
     )
-    from .member import Member, Said
+    from .member import Member
     from .mixing import Mixing, SubStates
-    from .splitting import NoiseSplit, Split, UniformSplit, noised
+    from .splitting import NoiseSplit, UniformSplit, noised
     from .terms import CODES, MIX, SYNC, MSPTerms
     from .theory import (
         lambda_min_U,
@@ -59,8 +59,6 @@ __all__ = [
     "Member",
     "Mixing",
     "NoiseSplit",
-    "Said",
-    "Split",
     "SubStates",
     "SumHub",
     "UniformSplit",
@@ -81,7 +79,6 @@ __all__ = [
     "residual",
     "rounds_needed",
     "spread_gain",
-    "uncentred",
     "width_linf",
     "widths_for_bound",
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flwr_privacy.lazy import lazy
 
 if TYPE_CHECKING:
-    from .masked import MaskedSum, add_masks
+    from .masked import MaskedSum
     from .messages import Invitation, Joined
     from .participant import Participant
     from .session import NotOpenedError, Session
@@ -28,5 +28,4 @@ __all__ = [
     "Participant",
     "SecureSum",
     "Session",
-    "add_masks",
 ]

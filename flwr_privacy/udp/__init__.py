@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from flwr_privacy.lazy import lazy
 
-from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, sensitivity
+from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
 
 if TYPE_CHECKING:
     from .budgets import budget, participations
@@ -22,26 +22,20 @@ if TYPE_CHECKING:
         LinearNoise,
         NoiseSchedule,
         PlateauNoise,
-        PrivacyLevel,
         RecordLevel,
         UserLevel,
     )
-    from .pace import Discounted, LinearDecay, Pace, PlateauDecay, Uniform, discount_T
+    from .pace import Discounted, LinearDecay, Uniform, discount_T
     from .paper_noise import sigma_paper
     from .plan import UDPPlan
-    from .schedule import GRID_SHARE, NOISES, NONE, PLD_SECRET, UDPNoisePlan
-    from .shared import RECORDS_NAME, SharedMean
+    from .schedule import NONE, PLD_SECRET, UDPNoisePlan
     from .terms import Steps, UDPTerms
 else:
     __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
-    "BOUNDS",
-    "GRID_SHARE",
-    "NOISES",
     "NONE",
     "PLD_SECRET",
-    "RECORDS_NAME",
     "RECORD_UNIT",
     "USER_UNIT",
     "ClientLosses",
@@ -52,12 +46,8 @@ __all__ = [
     "LossTerms",
     "MeanLoss",
     "NoiseSchedule",
-    "Pace",
-    "PlateauDecay",
     "PlateauNoise",
-    "PrivacyLevel",
     "RecordLevel",
-    "SharedMean",
     "Steps",
     "UDPNoisePlan",
     "UDPPlan",

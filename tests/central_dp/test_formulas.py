@@ -35,7 +35,8 @@ from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import clip
-from flwr_privacy.udp import GRID_SHARE, participations
+from flwr_privacy.udp import participations
+from flwr_privacy.udp.schedule import GRID_SHARE
 from flwr_privacy.wire import fields as records
 
 MODES = list(itertools.product(("distributed", "server"), ("fixed", "poisson")))

@@ -5,14 +5,19 @@ Flower starts a process for every message, so nothing of this is undone.
 
 import copy
 import json
+import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body
 
 CHUNK = 100_000  # bytes
 REPEATED = 10_000  # times: a gigabyte
+OBJECTS = 1000
 
 
 def hostile(
@@ -21,8 +26,12 @@ def hostile(
     """Answer a request; forge the answer to a training as the node's configuration has it."""
     reply = call_next(message, context)
     entry: Any = message.content.get("flwr-privacy", {})
-    if entry.get("phase") == "train" and (kind := context.node_config.get("hostile")):
-        FORGERIES[str(kind)](reply)
+    kind = str(context.node_config.get("hostile", ""))
+    if entry.get("phase") == "train" and kind:
+        FORGERIES[kind](reply)
+    if entry.get("round") == 2 and not kind and (marks := os.environ.get("HOSTILE_MARKS")):
+        while not all(Path(marks, each).exists() for each in ("drip", "flood")):
+            time.sleep(0.05)  # the others have begun
     return reply
 
 
@@ -63,4 +72,13 @@ def impostor(_: Message) -> None:
     Message.deflate = deflate  # type: ignore[method-assign]
 
 
-FORGERIES = {"garbage": garbage, "bomb": bomb, "impostor": impostor}
+def drip(reply: Message) -> None:
+    """Send a thousand objects, which the SuperNode uploads one by one."""
+    reply.content["arrays"] = ArrayRecord([np.full(1, i, np.float32) for i in range(OBJECTS // 2)])
+
+
+def flood(_: Message) -> None:
+    """Send an honest answer, which the SuperNode makes many of."""
+
+
+FORGERIES = {each.__name__: each for each in (garbage, bomb, impostor, drip, flood)}

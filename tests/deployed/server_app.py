@@ -78,7 +78,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes = int(config["nodes"])
     plan = PlannedFaults(config)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"quorum": config["quorum"]} if config["quorum"] else {}
     observed: dict[str, Any] = {"timeout": TIMEOUT}
     if plan.strikes:
         resume = bool(config["resume"])

@@ -15,8 +15,8 @@ from flwr_privacy.mspdq import (
     centred,
     decode_start,
     encode_start,
-    uncentred,
 )
+from flwr_privacy.mspdq.codec import uncentred
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import Bounds, MaskedSum
 from flwr_privacy.secure_sum.masked import MASKED, residues

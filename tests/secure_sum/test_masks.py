@@ -10,8 +10,8 @@ from scipy.stats import chi2
 
 from flwr_privacy.coding.packing import pack
 from flwr_privacy.privacy.averaging import ReplyRefusedError
-from flwr_privacy.secure_sum import Bounds, MaskedSum, add_masks
-from flwr_privacy.secure_sum.masked import MASKED, values_of
+from flwr_privacy.secure_sum import Bounds, MaskedSum
+from flwr_privacy.secure_sum.masked import MASKED, add_masks, values_of
 from flwr_privacy.secure_sum.secrets import Derivation
 from flwr_privacy.wire.channel import KeyPair
 

@@ -19,13 +19,13 @@ from flwr_privacy.simulations.research.udp.noise_theory import (
     sigma_zcdp,
 )
 from flwr_privacy.udp import (
-    GRID_SHARE,
     UDPNoisePlan,
     UDPTerms,
     participations,
     sensitivity,
     sigma_paper,
 )
+from flwr_privacy.udp.schedule import GRID_SHARE
 from flwr_privacy.wire.fields import read, write
 
 DELTA = 1e-3

@@ -13,13 +13,12 @@ from flwr_privacy.simulations.research.udp.noise_theory import m_t, sigma_crd
 from flwr_privacy.udp import (
     Discounted,
     LinearDecay,
-    Pace,
-    PlateauDecay,
     Uniform,
     budget,
     discount_T,
     sigma_paper,
 )
+from flwr_privacy.udp.pace import Pace, PlateauDecay
 
 DELTA = 1e-3
 

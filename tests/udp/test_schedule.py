@@ -14,7 +14,8 @@ from flwr_privacy.accounting.accountants import GdpAccountant
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.udp.noise_theory import sigma_zcdp
-from flwr_privacy.udp import NOISES, UDPNoisePlan, budget, participations, sigma_paper
+from flwr_privacy.udp import UDPNoisePlan, budget, participations, sigma_paper
+from flwr_privacy.udp.schedule import NOISES
 
 DELTA = 1e-3
 SPENDING = ("gdp", "gdp_worst", "zcdp")

@@ -24,7 +24,8 @@ from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum, masked
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
-from flwr_privacy.udp import RECORDS_NAME, UDPTerms
+from flwr_privacy.udp import UDPTerms
+from flwr_privacy.udp.shared import RECORDS_NAME
 from flwr_privacy.wire.fields import write
 
 BIG = {"w": np.zeros((160, 100), np.float32)}

@@ -147,7 +147,7 @@ def open_shares(
 
     Returns
     -------
-    Opened
+    OpenedShares
         The relations: by elimination of the masks.
 
     Raises

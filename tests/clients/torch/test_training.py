@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from flwr_privacy.clients.torch import (
-    allotted_device,
     cnn,
     evaluate,
     get_arrays,
@@ -17,6 +16,7 @@ from flwr_privacy.clients.torch import (
     set_arrays,
     train,
 )
+from flwr_privacy.clients.torch.computing import allotted_device
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.wire.identity import derive_seed
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flwr_privacy.accounting import LAPLACE, Charge
+from flwr_privacy.accounting import Charge
+from flwr_privacy.accounting.charges import LAPLACE
 from flwr_privacy.errors import InvalidParameterError, LedgerError
 from flwr_privacy.privacy.ledger import Entry, Ledger, Question
 from flwr_privacy.wire import files

@@ -209,12 +209,12 @@ def test_who_answers_first_decides_about_nobody_else() -> None:
 
 
 def test_a_list_of_another_length_decides_about_no_mean_but_by_its_weight() -> None:
+    told: list[Any] = [[7.0, 7.0, 7.0], 1.0, 3.0]
     for order in ((0, 1, 2), (1, 0, 2), (1, 2, 0)):
-        mean, other = (WeightedMean({}) for _ in range(2))
-        told: list[Any] = [[7.0, 7.0, 7.0], 1.0, 3.0]
+        mean, merged = WeightedMean({}), WeightedMean({})
         for client in order:
-            part = mean if client else other
-            part.accumulate(f"c{client}", {}, weight=1, metrics={"loss": told[client]})
-        arrays, fields = other.state()
-        mean.merge(mean.from_state(arrays, fields))
-        assert mean.metrics() == {"loss": 2.0}
+            alone = WeightedMean({})
+            for each in (mean, alone):
+                each.accumulate(f"c{client}", {}, weight=1, metrics={"loss": told[client]})
+            merged.merge(merged.from_state(*alone.state()))
+        assert mean.metrics() == merged.metrics() == {"loss": 2.0}

@@ -74,18 +74,28 @@ def test_at_the_deadline_the_others_are_looked_at_once_more() -> None:
 
 
 class Slow(SuperLink):
-    """One that has the first reply as a whole only after a minute."""
+    """One that has the first reply as a whole only after some time."""
+
+    def __init__(self, seconds: float, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.seconds = seconds
 
     def PullObject(self, asked: Any) -> Any:
-        self.missing = {self.root} if clock().monotonic() < 60 else set()
+        self.missing = {self.root} if clock().monotonic() < self.seconds else set()
         return super().PullObject(asked)
+
+
+def test_what_came_since_the_last_look_before_the_deadline_is_taken() -> None:
+    superlink = Slow(9.999, *stored(said(answer())))
+    grid = sending(superlink, "asked")
+    assert len(list(exchange(grid, ask(NODE), largest=10**6, deadline=10.0))) == 1
 
 
 @pytest.mark.parametrize("again", ["nothing", "a refusal"])
 def test_a_first_answer_on_its_way_is_waited_for_when_its_node_was_asked_again(again: str) -> None:
     refused = stored(said(Error(1001, "I had my one attempt")))
     more = {} if again == "nothing" else {"copy": refused}
-    superlink = Slow(*stored(said(answer())), **more)
+    superlink = Slow(60.0, *stored(said(answer())), **more)
     grid, book = sending(superlink, "asked", "copy"), log()
     left: dict[str, int] = {}
     messages = persistent_exchange(

@@ -28,6 +28,7 @@ from stored_replies import (
 
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.strategies.requests import pulling
+from flwr_privacy.strategies.requests import superlink as superlink_module
 from flwr_privacy.strategies.requests.pulling import (
     IMPOSTOR_CODE,
     MALFORMED_CODE,
@@ -246,7 +247,7 @@ def test_a_long_download_goes_on_where_it_was_and_the_others_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     superlink = SuperLink(*many(40), other=many(40, 0.5), small=reply())
-    monkeypatch.setattr("flwr_privacy.strategies.requests.superlink.time", Clock(superlink))
+    monkeypatch.setattr(superlink_module, "time", Clock(superlink))
     grid, waiting, came, most = connected(superlink), ["asked", "other", "small"], [], 0
     for _ in range(100):
         for message in list(waiting):
@@ -255,6 +256,8 @@ def test_a_long_download_goes_on_where_it_was_and_the_others_are_looked_at(
                 waiting.remove(message)
                 came.append(message)
             most = max(most, len(superlink.read) - before)
+            kept = [each for each in superlink_module._of(grid).waiting.values() if each.contents]
+            assert len(kept) <= 1  # memory is that of one reply
     assert came == ["small", "asked", "other"]
     assert most <= 12  # a second, and the object at which it was over
     objects = len(superlink.objects)
