@@ -123,8 +123,7 @@ class M2FDP(SchemeStrategy):
     sees noised models. With `relay` the server is beyond it, and what it passes on is sealed
     (`flwr_privacy.wire.channel`). Without, the server simulates the secure aggregators and is
     trusted: for simulations. Against messages that do not follow the protocol: see
-    `flwr_privacy.clients.M2FDPClient`; what binds a server is the policy of each node, of the
-    aggregators too.
+    `flwr_privacy.clients.M2FDPClient`; a server is bound by the policies of all these nodes.
     Neighbours: all data of one device replaced, or with `RecordNoise` one record more.
     Covered: everything that leaves the zone in the whole training, (epsilon, delta) per device, by
     Gaussian differential privacy (by a Renyi filter with `RecordNoise`) over the releases that each

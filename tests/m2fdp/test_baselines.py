@@ -15,7 +15,7 @@ PAPER = {"unit": "paper", "alpha": 1.0, "sampling_rate": 0.05}
 
 
 def built(name: str, **chosen: Any) -> M2FDP:
-    own = scheme(name).usual(chosen)
+    own = scheme(name).usual(chosen, None)
     strategy = build_strategy(Settings(scheme=name, clients=50, strategy=own), None)
     assert isinstance(strategy, M2FDP)
     return strategy

@@ -135,6 +135,15 @@ def test_steps_that_fall_scale_the_clipping() -> None:
     assert plan(server_round=8).bound(20) == 5.0
 
 
+def test_codes_have_room_for_what_smooth_losses_may_add_up_to() -> None:
+    """After each clean event the distance grows with every step, and own data add to it."""
+    release = plan(clean_events="smooth", smoothness=0.05).release(1, 3)
+    moved, own = 0.0, 2 * 5 * 0.25 / 5
+    for _ in range(4):
+        moved = moved * 1.05**5 + own
+    assert release.sensitivity == pytest.approx(moved, rel=1e-9)
+
+
 def test_A17_steps_of_the_theorem_are_the_papers() -> None:
     """The training's own step is 1 / beta, and its clipping norm goes with it."""
     theorem = plan(server_round=8, step_rule="theorem", total_steps=400)

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp.sensitivity import DRIFTS, Drift, Reach, sensitivity_worst_case
+from flwr_privacy.m2fdp.sensitivity import (
+    DRIFTS,
+    Drift,
+    Reach,
+    largest_weights,
+    sensitivity_worst_case,
+)
 from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
 from flwr_privacy.privacy.updates import clip
 from flwr_privacy.simulations.research.m2fdp.noise_theory import (
@@ -564,3 +570,10 @@ def test_errors_name_the_parameter(call: Callable[[], object], message: str) -> 
     with pytest.raises(InvalidParameterError) as caught:
         call()
     assert message in str(caught.value)
+
+
+def test_the_largest_weight_is_that_of_the_smallest_family() -> None:
+    """The first zone has three devices, the second two: one of those weighs a half there."""
+    edges = [("cloud", "a"), ("cloud", "b"), *[("a", name) for name in "012"]]
+    tree = TierTree.of_edges([*edges, ("b", "3"), ("b", "4")], trusted={"a", "b"})
+    assert largest_weights(tree, 1) == {1: 1.0, 2: 0.5}
