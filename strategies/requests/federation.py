@@ -150,7 +150,10 @@ class Federation:
             for node in strangers
         }
         deadline = min(timeout, _JOINING) if self.met else timeout
-        messages = [Message(question, node, MessageType.TRAIN, ttl=deadline) for node in strangers]
+        messages = [
+            Message(question, node, MessageType.TRAIN, ttl=deadline, group_id=secrets.token_hex(16))
+            for node in strangers  # a group of its own: nobody may guess another's message id
+        ]
         joined: list[str] = []
         conflicts: list[str] = []
         for message in persistent_exchange(
