@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.privacy.grid import CODE_LIMIT, MOST_WEIGHT, CodeGrid
-from flwr_privacy.wire.pins import Pins
 
 __all__ = ["COMPLETE_UP_TO", "LARGEST_COHORT", "Bounds", "SecureSum"]
 
@@ -45,10 +44,6 @@ class SecureSum:
     neighbours : int, optional
         Number of clients with which each one shares masks, even; by default all others in a cohort
         of up to 100 clients and as many as `flwr_privacy.secure_sum.graph.degree` says beyond.
-    pins : str, optional
-        TOML file with the clients' long-term keys, as their nodes have it. The server then passes
-        on no key that its client has not signed: where nodes pin each other, they refuse a cohort
-        with such a key. The nodes check for themselves all the same.
 
     Raises
     ------
@@ -69,11 +64,8 @@ class SecureSum:
     largest_weight: int = 2**16
     modulus_bits: int | None = None
     neighbours: int | None = None
-    pins: str | None = None
 
     def __post_init__(self) -> None:
-        if self.pins is not None:
-            Pins.read(self.pins)
         if self.threshold is not None:
             check_integer("secure_sum.threshold", self.threshold, minimum=2)
         if self.colluders is not None:

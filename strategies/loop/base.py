@@ -150,6 +150,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 draw=self.drawn,
                 is_last=self._is_last,
                 bounds_of=self.bounds_of,
+                pins=self.loop.read_pins(),
             )
         self.charge_log = ChargeLog(self.experiment)
         self.trained = TrainedCount()

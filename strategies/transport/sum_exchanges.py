@@ -58,8 +58,8 @@ class SumExchanges:
         How the clients are talked to.
     experiment : Experiment
         Gives the identity that keys are signed for.
-    pins : str, optional
-        File with the clients' long-term keys: see `SecureSum`.
+    pins : Pins, optional
+        The clients' long-term keys, where the server has them.
 
     Attributes
     ----------
@@ -68,10 +68,10 @@ class SumExchanges:
     """
 
     def __init__(
-        self, messenger: Messenger, experiment: Experiment, *, pins: str | None = None
+        self, messenger: Messenger, experiment: Experiment, *, pins: Pins | None = None
     ) -> None:
         self._experiment = experiment
-        self._pins = None if pins is None else Pins.read(pins)
+        self._pins = pins
         self.keys: dict[str, tuple[bytes, bytes]] = {}
         self._messenger = messenger
         self._tries: Counter[str] = Counter()

@@ -32,6 +32,7 @@ from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.state.experiment import Experiment
 from flwr_privacy.wire.digests import request_digest
 from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.pins import Pins
 
 from .sum_exchanges import Dealing, Revealing, SumExchanges, names_in
 from .sum_guarantee import SumGuarantee, is_complete
@@ -89,6 +90,9 @@ class Summed:
         Tells whether a round is the last one.
     bounds_of : callable
         Bounds of the vectors.
+    pins : Pins, optional
+        The clients' long-term keys. The server then passes on no key that its client has not
+        signed: nodes that pin each other refuse a cohort with such a key.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Summed:
         draw: Draw,
         is_last: Callable[[int], bool],
         bounds_of: BoundsOf,
+        pins: Pins | None = None,
     ) -> None:
         self._settings = settings
         self._experiment = experiment
@@ -108,7 +113,7 @@ class Summed:
         self._draw = draw
         self._is_last = is_last
         self._bounds_of = bounds_of
-        self._exchanges = SumExchanges(messenger, experiment, pins=settings.pins)
+        self._exchanges = SumExchanges(messenger, experiment, pins=pins)
         self._guarantee = SumGuarantee()
         self._grid: Grid | None = None  # of the round that was prepared
         self._now: Dealing | None = None
