@@ -65,8 +65,10 @@ class ColumnOwners(SchemeStrategy):
         else:
             assigned = self.messenger.sample(grid, server_round, ENROL, fraction=1.0, minimum=1)
         alone = not self.members and not self.federation.cohorts
-        if alone and set(grid.get_node_ids()).difference(assigned):
-            raise ProtocolError("a connected node has not said who it is: all columns are needed")
+        if alone and (unknown := sorted(set(grid.get_node_ids()).difference(assigned))):
+            kept_out = self.federation.kept_out
+            why = "; ".join(kept_out.get(node, f"node {node} did not answer") for node in unknown)
+            raise ProtocolError(f"all columns are needed; not all nodes said who they are: {why}")
         self._check_present(assigned)
         with self.messenger.patiently():
             told: dict[str, Enrolled] = self.ask_all(

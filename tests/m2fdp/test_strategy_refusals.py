@@ -53,7 +53,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "events of a star": ({"fanouts": (4,), "steps": 4, "events": 2}, "^tier of events = 1: .*none"),
     "clipping": ({"clipping_norm": None}, "^clipping_norm = None"),
     "drift smooth": ({"clean_events": "smooth"}, "^SmoothDrift needs 'smoothness': it is required"),
-    "a step rule": ({"step_rule": "theorem"}, "^step_rule = 'theorem': expected one of"),
+    "a step rule": ({"step_rule": "fast"}, "^step_rule = 'fast': expected one of"),
     "control of records": (
         {
             **{"unit": "record", "sampling_rate": 0.5, "control": "adaptive"},
