@@ -38,9 +38,9 @@ from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.identity import derive_seed
 from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
 
-from .arrivals import Arrivals
 from .columns import Aggregate, Enrolled, Pending, arrays_message, natural
 from .strategy import VerticalStrategy
+from .vafl_arrivals import Arrivals
 
 __all__ = ["SplitVFL"]
 
