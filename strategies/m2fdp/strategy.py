@@ -233,7 +233,8 @@ class M2FDP(SchemeStrategy):
             first, control=self.control, parameters=size, resources=resources
         )
         if self._resumed is not None:
-            self._tier_schedule.resume(**self._resumed)
+            lost_rounds = self.experiment.lost_rounds
+            self._tier_schedule.resume(**self._resumed, lost_rounds=lost_rounds)
         self._tiers = TierLog(self.tree, resources, size)
         if self.relay:
             self._relay = Relay(

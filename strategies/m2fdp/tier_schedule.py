@@ -104,8 +104,15 @@ class TierSchedule:
         if self._controller is not None:
             self.steps_left -= plan.schedule.steps
 
-    def resume(self, *, total_steps: int, steps_left: int) -> None:
+    def resume(self, *, total_steps: int, steps_left: int, lost_rounds: int) -> None:
         """Resume a training.
+
+        Parameters
+        ----------
+        total_steps, steps_left : int
+            Of the checkpoint.
+        lost_rounds : int
+            Number of rounds after it that were given up: the devices paid for their steps.
 
         Raises
         ------
@@ -120,3 +127,6 @@ class TierSchedule:
                 "the noise so far was for that many",
             )
         self.steps_left = steps_left
+        for server_round in range(lost_rounds):
+            if not self.ended:
+                self.take(self.plan(server_round))

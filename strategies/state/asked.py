@@ -12,6 +12,8 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import CheckpointError
 from flwr_privacy.wire.files import write_text
 
+from .run_files import content_of
+
 __all__ = ["ASKED", "AskedNotes"]
 
 ASKED = "asked.json"
@@ -48,7 +50,7 @@ class AskedNotes:
         Raises
         ------
         CheckpointError
-            If the note is damaged.
+            If the note is damaged or cannot be read.
         """
         noted = self._read(experiment_id)
         self._before = {question: costs for question, costs in noted.items() if wanted(question)}
@@ -90,10 +92,11 @@ class AskedNotes:
         self._asked, self._before = {}, {}
 
     def _read(self, experiment_id: str) -> Asked:
-        if self._path is None or not self._path.exists():
+        content = None if self._path is None else content_of(self._path)
+        if content is None:
             return {}
         try:
-            document = json.loads(self._path.read_bytes())
+            document = json.loads(content)
             if document["experiment_id"] != experiment_id:
                 return {}  # the folder was used before, and its run came to no checkpoint
             return {

@@ -66,6 +66,8 @@ class Experiment:
     ----------
     asked : AskedNotes
         What was asked since the last checkpoint.
+    lost_rounds : int
+        Number of rounds that were given up and are not in the checkpoint: clients paid for them.
     """
 
     def __init__(self, scheme: str, loop: LoopOptions) -> None:
@@ -78,6 +80,7 @@ class Experiment:
         self.asked = AskedNotes(self.run_dir)
         metrics = None if self.run_dir is None else self.run_dir / METRICS
         self.history = History(metrics, loop.on_round)
+        self.lost_rounds = 0
 
     @property
     def id(self) -> str:
@@ -98,7 +101,7 @@ class Experiment:
         ------
         CheckpointError
             If the checkpoint is missing, damaged, of another experiment, or older than what the
-            folder shows.
+            folder shows, or a file of the folder cannot be read.
         InvalidParameterError
             If the experiment begins and the folder has a checkpoint already, or one of its files
             is a folder.
@@ -137,15 +140,18 @@ class Experiment:
                 str(self.run_dir),
                 f"a folder without a {CHECKPOINT}, or resume=True to go on from it",
             )
-        if self._id is not None:  # a run of it may have come to no checkpoint
-            if lines := self.history.written():
+        # A run of it may have come to no checkpoint.
+        if self.run_dir is not None and self._id is not None:
+            self.asked.take_up(self._id, lambda question: True)
+            card = card_in(self.run_dir / CARD, self._id)
+            last = last_round_shown(self.history.written(), card, self.asked.questions)
+            if last >= 0:
                 raise CheckpointError(
-                    f"there is no {CHECKPOINT} in {self.run_dir}, and its metrics.jsonl shows that "
-                    f"round {lines[-1]['round']} is over: a run that began again would ask for "
+                    f"there is no {CHECKPOINT} in {self.run_dir}, and its {METRICS} or {CARD} "
+                    f"shows that round {last} is over: a run that began again would ask for "
                     "these rounds again, and its card would lack their charges. Put the checkpoint "
                     "back, or begin a new experiment in an empty folder"
                 )
-            self.asked.take_up(self._id, lambda question: True)
         self.history.restart()
 
     def _compared(self, state: dict[str, Any], run_dir: Path, done: int) -> dict[str, Any]:
@@ -157,7 +163,8 @@ class Experiment:
             If the folder shows rounds that the checkpoint lacks, and they are not given up.
         """
         lines, card = self.history.written(), card_in(run_dir / CARD, self.id)
-        last = last_round_shown(state, lines, card, self.asked.questions)
+        settled = question_names(PrivacyCard.from_json(state["card"])) | set(self.asked.questions)
+        last = last_round_shown(lines, card, settled)
         if last <= done:
             return state
         lost = f"round {last}" if last == done + 1 else f"rounds {done + 1} to {last}"
@@ -171,6 +178,8 @@ class Experiment:
         charged = set() if card is None else question_names(card)
         self.asked.take_up(self.id, lambda question: question not in charged)
         last = max([last, *map(round_of, self.asked.questions)])
+        # A checkpoint before an evaluation has its round's training already.
+        self.lost_rounds = last - state["round"]
         logger.warning("%s lost: the training goes on with round %d", lost, last + 1)
         return after_lost_rounds(state, lines, card, done=done, last=last)
 

@@ -10,6 +10,8 @@ from typing import Any
 from flwr_privacy.errors import CheckpointError
 from flwr_privacy.wire.files import PRIVATE, open_private, write_text
 
+from .run_files import content_of
+
 __all__ = ["History"]
 
 logger = logging.getLogger("flwr.privacy")
@@ -52,12 +54,13 @@ class History:
         Raises
         ------
         CheckpointError
-            If another line is damaged.
+            If another line is damaged, or the file cannot be read.
         """
-        if self._path is None or not self._path.exists():
+        content = None if self._path is None else content_of(self._path)
+        if content is None:
             return []
         lines: list[Line] = []
-        whole = self._path.read_bytes().rpartition(b"\n")[0]
+        whole = content.rpartition(b"\n")[0]
         for number, entry in enumerate(whole.splitlines(), start=1):
             try:
                 line = json.loads(entry)

@@ -14,6 +14,8 @@ from typing import Any
 from flwr_privacy.errors import CheckpointError, DataError
 from flwr_privacy.privacy.card import PrivacyCard
 
+from .run_files import content_of
+
 __all__ = ["after_lost_rounds", "card_in", "last_round_shown", "question_names"]
 
 
@@ -23,15 +25,16 @@ def card_in(path: Path, experiment_id: str) -> PrivacyCard | None:
     Raises
     ------
     CheckpointError
-        If the card is damaged.
+        If the card is damaged or cannot be read.
     """
-    try:
-        card = PrivacyCard.from_json(path.read_bytes())
-    except FileNotFoundError:
+    content = content_of(path)
+    if content is None:
         return None
+    try:
+        card = PrivacyCard.from_json(content)
     except DataError as error:
         raise CheckpointError(
-            f"{path} is damaged ({error}); without this file the run goes on from its checkpoint"
+            f"{path} is damaged ({error}); with the newest checkpoint a run goes on without it"
         ) from error
     return card if card.experiment_id == experiment_id else None
 
@@ -42,29 +45,24 @@ def question_names(card: PrivacyCard) -> set[str]:
 
 
 def last_round_shown(
-    state: dict[str, Any],
-    lines: Sequence[dict[str, Any]],
-    card: PrivacyCard | None,
-    asked: Collection[str],
+    lines: Sequence[dict[str, Any]], card: PrivacyCard | None, settled: Collection[str]
 ) -> int:
     """Return the last round that a folder shows to be over; -1 if it shows none.
 
     Parameters
     ----------
-    state : dict
-        The checkpoint.
     lines : sequence of dict
         The history in the folder.
     card : PrivacyCard, optional
         The card in the folder. It is written before the checkpoint: a run that is killed in between
         leaves a card with one round more.
-    asked : collection of str
-        The questions that were put since the newest checkpoint: they are not over.
+    settled : collection of str
+        The questions that show nothing: the checkpoint has their charges, or they were put since
+        the newest one and are not over.
     """
     rounds = [int(line["round"]) for line in lines]
     if card is not None:
-        settled = question_names(PrivacyCard.from_json(state["card"])) | set(asked)
-        rounds += [round_of(question) for question in question_names(card) - settled]
+        rounds += [round_of(question) for question in question_names(card) - set(settled)]
     return max(rounds, default=-1)
 
 
@@ -80,7 +78,9 @@ def after_lost_rounds(
 
     Parameters
     ----------
-    state, lines, card
+    state : dict
+        The checkpoint.
+    lines, card
         As of `last_round_shown`.
     done : int
         The last round that is over in the checkpoint.

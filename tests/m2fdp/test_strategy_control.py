@@ -1,12 +1,14 @@
 """M2FDP's two halves together where a controller chooses steps and devices."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from apps import same
 from conformance import Killed
+from flwr.app import ArrayRecord, MetricRecord
 from tier_training import HALF, Model, check_ledgers, descend, run, spent_of, stay
 
 from flwr_privacy.m2fdp import AdaptiveController, Decision, TierTree
@@ -97,6 +99,47 @@ def test_a_controlled_run_resumes_with_the_steps_that_are_left(tmp_path: Path) -
     assert steps[0] == steps[1]
     assert sum(steps[0]) == 9
     check_ledgers(strategy, folders[1])
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_steps_of_rounds_that_were_given_up_are_done(evaluated: bool, tmp_path: Path) -> None:
+    """Of round 1 there are two checkpoints: before its model is evaluated, and after."""
+    folder, old = tmp_path / "run", tmp_path / "old"
+    folder.mkdir()
+
+    def back_up(server_round: int) -> None:
+        if server_round == 1:
+            shutil.copy(folder / "checkpoint.bin", old)
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if not evaluated:
+            back_up(server_round)
+        return MetricRecord()
+
+    def ended(line: dict[str, Any]) -> None:
+        if evaluated:
+            back_up(line["round"])
+        if line["round"] == 4:
+            raise Killed
+
+    control = AdaptiveControl(total_steps=8, max_steps=2, initial_steps=2)
+    options: dict[str, Any] = {
+        "num_rounds": 20,
+        "control": control,
+        "run_dir": folder,
+        "engine": {"state": tmp_path / "state", "evaluate_fn": evaluate},
+    }
+    (tmp_path / "state").mkdir()
+    with pytest.raises(Killed):
+        run(HALF, descend, on_round=ended, **options)
+    shutil.copy(old, folder / "checkpoint.bin")
+    resumed, strategy = run(HALF, descend, resume=True, accept_lost_rounds=True, **options)
+    lines = resumed.history[1:]
+    lost = [line["round"] for line in lines if "lost" in line]
+    assert lost == ([2, 3, 4] if evaluated else [1, 2, 3, 4])
+    assert sum(line["scheme"]["steps"] for line in lines) == 8
+    assert all(line["refused"] == {} for line in lines)
+    check_ledgers(strategy, tmp_path / "state")
 
 
 LONG = {"num_rounds": 12, "steps": 20, "events": 5, "fanouts": "2,2", "clipping_norm": 0.1}

@@ -1,18 +1,22 @@
 """A checkpoint that is older than its folder is refused; given up rounds stay on the card."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from apps import make, message_app, run_strategy
+from apps import make, message_app, record, run_strategy
 
+from flwr_privacy.accounting import Charge
 from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
-from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card import CardRelease, PrivacyCard
+from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.strategies import UDP, LoopOptions
+from flwr_privacy.strategies.state.experiment import Experiment
 
 NAMES = "abcd"
 NODES = [{"client-id": name, "partition-id": i} for i, name in enumerate(NAMES)]
@@ -131,11 +135,64 @@ def test_a_card_that_is_as_old_as_the_checkpoint_is_not_enough(run: Run) -> None
         run.train(rounds=6, resume=True, accept_lost_rounds=True)
 
 
-def test_without_any_checkpoint_an_experiment_does_not_begin_again(run: Run) -> None:
+@pytest.mark.parametrize("shown_by", ["metrics.jsonl", "privacy-card.json"])
+def test_without_any_checkpoint_an_experiment_does_not_begin_again(run: Run, shown_by: str) -> None:
     (run.folder / "checkpoint.bin").unlink()
+    for name in {"metrics.jsonl", "privacy-card.json"} - {shown_by}:
+        (run.folder / name).unlink()
+    before = {path: path.read_bytes() for path in run.folder.iterdir()}
     with pytest.raises(CheckpointError, match="shows that round 4 is over"):
         run.train()
+    assert {path: path.read_bytes() for path in run.folder.iterdir()} == before
     assert [len(own) for own in run.charges().values()] == [ROUNDS] * 4
+
+
+def test_killed_between_its_first_card_and_its_first_checkpoint_it_begins_again(
+    tmp_path: Path,
+) -> None:
+    """What the card shows is still noted as asked."""
+    run = Run(tmp_path)
+    experiment = Experiment("udp", LoopOptions(experiment_id="e", run_dir=run.folder))
+    experiment.begin(record())
+    charge = Charge(noise_multiplier=1.0)
+    experiment.asked.note("e", "setup 0 0", {"a": charge})
+    release = CardRelease(
+        phase="setup", server_round=0, request=0, charge=charge, clients=("a",), unanswered=()
+    )
+    promise = Guarantee(scheme="udp", protects="nothing", adversary="nobody")
+    experiment.keep_card(PrivacyCard(experiment_id="e", guarantee=promise, releases=[release]))
+    run.train()
+    assert len(run.card().charges()["a"]) == ROUNDS + 1
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["asked.json", "metrics.jsonl", "privacy-card.json"])
+def test_a_file_that_cannot_be_read_is_said(run: Run, name: str, resume: bool) -> None:
+    """Not taken for one that is not there, either: a link to itself."""
+    if not resume:
+        (run.folder / "checkpoint.bin").unlink()
+    path = run.folder / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(name)
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read: Too many levels"):
+        run.train(resume=resume)
+
+
+@pytest.mark.parametrize("name", ["asked.json", "metrics.jsonl", "privacy-card.json"])
+def test_a_file_without_rights_is_said(
+    run: Run, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.folder / "asked.json").write_text('{"experiment_id": "e", "asked": {}}')
+    read = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read: Permission denied"):
+        run.train(resume=True)
 
 
 def test_damaged_files_are_said(run: Run) -> None:
