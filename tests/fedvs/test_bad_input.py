@@ -492,7 +492,7 @@ def test_with_pins_an_impostor_does_not_keep_the_others_from_training(
         result = vertical.train(num_rounds=1, nodes=federation, pins=pins)
         assert not result.history[1]["skipped"]
     if claims == "2":  # whose own node is not there
-        with pytest.raises(ProtocolError, match="all columns are needed.*its pinned key"):
+        with pytest.raises(ProtocolError, match=r"all columns are needed.*its pinned key"):
             vertical.train(num_rounds=1, nodes=[*nodes[:2], nodes[3], impostor], pins=pins)
 
 
