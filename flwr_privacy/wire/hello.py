@@ -10,7 +10,7 @@ changed. *Not covered*: the server, which may say of anybody what it likes; a se
 same client answers elsewhere, and which passes on another server's nonce as its own; what comes
 after the hello, for which Flower's node authentication stands; a client that has no key; which key
 is the right one: the server pins it, or believes the first one. What a key tells: a client has the
-same one in every experiment, as it has its ``client-id``, and no two clients share one.
+same one in every experiment, as it has its ``client-id``. No two should share one: pins refuse it.
 """
 
 from collections.abc import Mapping

@@ -5,6 +5,7 @@ import io
 import re
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,10 @@ def entry_of(fab: Path) -> str:
             config = tomllib.loads(archive.read("pyproject.toml").decode())
         project, app = config["project"], config["tool"]["flwr"]["app"]
         name = f"{app['publisher']}/{project['name']} {project['version']}"
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (
+        *(OSError, ValueError, KeyError, TypeError),
+        *(zipfile.BadZipFile, zlib.error, RuntimeError),  # damaged, or encrypted
+    ) as error:
         allowed = f"a FAB, as `flwr build` writes it ({error})"
         raise InvalidParameterError("fab", str(fab), allowed) from error
     name, digest = _entry({"name": name, "sha256": hashlib.sha256(content).hexdigest()})[::-1]

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_number
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.mspdq import outweighs
+from flwr_privacy.privacy.averaging import LARGEST_WEIGHT
 from flwr_privacy.secure_sum import NotOpenedError
 from flwr_privacy.strategies.requests.messenger import Assigned
 from flwr_privacy.wire.channel import derive
@@ -90,6 +91,10 @@ class DrawnStrategy(SchemeStrategy):
                 raise InvalidParameterError("shares", {client: share}, "numbers above 0")
         self._replacement = bool(self.replacement)
         self._shares = None if self.shares is None else dict(self.shares)
+        least, largest = (f(self._shares.values() if self._shares else [1]) for f in (min, max))
+        if least * LARGEST_WEIGHT < largest:
+            allowed = "numbers of which none is 2^53 times as large as another"
+            raise InvalidParameterError("shares", self.shares, allowed)
 
     def setup(self, grid: Grid) -> None:
         """Check that every connected client has a share.
@@ -120,7 +125,8 @@ class DrawnStrategy(SchemeStrategy):
         draws = self.draws(server_round)
         if self._shares is None or self._replacement:
             return dict(draws)
-        return {client: self._shares[client] for client in draws}
+        largest = max(self._shares.values())
+        return {client: self._shares[client] / largest for client in draws}
 
     def round_metrics(self, card: Any) -> dict[str, float]:
         """Return the number of draws of the round and of distinct clients; empty without draws."""

@@ -31,6 +31,7 @@ class ClientKeys:
     def __init__(self, pins: "Pins | None" = None) -> None:
         self._pins = pins
         self._kept: dict[str, str] = {}
+        self._retired: dict[str, str] = {}  # what was forgotten; it may have been stolen
 
     def admit(
         self, header: Header, fields: Fields, *, nonce: bytes, node: int, holder: int | None
@@ -68,34 +69,43 @@ class ClientKeys:
         if key:
             self._kept[client] = key
 
-    def state(self) -> dict[str, str]:
-        """Return the kept keys, for a checkpoint."""
-        return dict(self._kept)
+    @property
+    def pinned(self) -> frozenset[str] | None:
+        """The clients that have a pin; None without pins."""
+        return None if self._pins is None else frozenset(self._pins.clients)
 
-    def load_state(self, kept: Mapping[str, str], *, forget: Iterable[str] = ()) -> None:
+    def state(self) -> dict[str, dict[str, str]]:
+        """Return the keys that are kept, and those that were forgotten, for a checkpoint."""
+        return {"kept": dict(self._kept), "retired": dict(self._retired)}
+
+    def load_state(
+        self, state: Mapping[str, Mapping[str, str]], *, forget: Iterable[str] = ()
+    ) -> None:
         """Restore what `state` returned, but for the clients whose next key is to be kept.
 
         Parameters
         ----------
-        kept : Mapping
+        state : Mapping
             The keys.
         forget : iterable of str
-            Clients to forget.
+            Clients to forget. Their old key is refused from then on, and so is a hello without one.
 
         Raises
         ------
         InvalidParameterError
             If no key of one of them is kept.
         """
-        self._kept = dict(kept)
-        for client in forget:
-            check_choice("forget_keys", client, list(kept))
-            del self._kept[client]
+        self._kept, self._retired = dict(state["kept"]), dict(state["retired"])
+        for client in dict.fromkeys(forget):
+            check_choice("forget_keys", client, list(self._kept))
+            self._retired[client] = self._kept.pop(client)
 
     def _refusal(self, client: str, key: str) -> str:
         if self._pins is not None and client not in self._pins:
             return "the server has no pin of it"
         keys: Mapping[str, str] = self._kept if self._pins is None else self._pins.clients
+        if self._pins is None and client in self._retired and key in ("", self._retired[client]):
+            return "its old key was forgotten, and its new one is waited for"
         known = keys.get(client, key)
         if known == key:
             return ""

@@ -62,7 +62,7 @@ class Federation:
     introductions : dict
         What each node said of itself in its hello beyond its identity, by its client.
     kept_out : dict
-        Why the name that a node said is not its own, by node.
+        The name that a node said and why it is not its own, by node.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Federation:
         self.cohorts = False
         self.keys = ClientKeys(pins)
         self.introductions: dict[str, Fields] = {}
-        self.kept_out: dict[int, str] = {}
+        self.kept_out: dict[int, tuple[str, str]] = {}
         self._minimum = min_available_nodes
         self._connected: list[int] = []
         self._nodes: dict[str, int] = {}
@@ -179,9 +179,10 @@ class Federation:
                     self.keys.admit(own, fields, nonce=nonce, node=node, holder=holder)
                 except ReplyRefusedError as error:
                     request_log.withdraw(reply, error)
-                    self.kept_out[node] = str(error).removeprefix(f"{REASON}: ")
-                    conflicts.append(self.kept_out[node])
+                    conflicts.append(str(error).removeprefix(f"{REASON}: "))
+                    self.kept_out[node] = client, conflicts[-1]
                     continue
+                self.kept_out.pop(node, None)
                 self._nodes[client], self.introductions[client] = node, fields
                 joined.append(client)
         for node in strangers:

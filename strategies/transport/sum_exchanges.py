@@ -138,7 +138,10 @@ class SumExchanges:
         check_usable(key)
         client = reply.clients[0]
         if self._pins is not None:
-            # One key that does not check out, and every other client refuses the whole cohort.
+            if not signature:  # with the key that a node made itself it signs its hello alone
+                text = f"client {client} did not sign its key: it has no privacy-identity"
+                raise ReplyRefusedError("identity", text)
+            # One key that does not check out, and all clients with pins refuse the whole cohort.
             signed = f"{SIGNED} key", self._experiment.id, client, key
             self._pins.verify(client, signature, *signed)
         self.keys[client] = key, signature

@@ -50,6 +50,20 @@ class ColumnOwners(SchemeStrategy):
         """
         raise NotImplementedError
 
+    def _check_everybody(self, grid: Grid, assigned: Assigned) -> None:
+        """Refuse to begin where a node may own columns and is not asked."""
+        pinned = self.federation.keys.pinned
+        there = {client for clients in assigned.values() for client in clients}
+        reasons = []
+        for node in sorted(set(grid.get_node_ids()).difference(assigned)):
+            client, why = self.federation.kept_out.get(node, ("", f"node {node} did not answer"))
+            # The pins say whose a name is; without them, two nodes may both mean to be a client.
+            if client == "" or pinned is None or client in pinned - there:
+                reasons.append(why)
+        if reasons:
+            told = "; ".join(reasons)
+            raise ProtocolError(f"all columns are needed; not all nodes said who they are: {told}")
+
     def enrol(self, grid: Grid, server_round: int, **fields: str) -> dict[str, Enrolled]:
         """Ask all clients, or all members of a running experiment, for a description of their data.
 
@@ -64,11 +78,8 @@ class ColumnOwners(SchemeStrategy):
             assigned = self._assigned(grid, server_round, ENROL)
         else:
             assigned = self.messenger.sample(grid, server_round, ENROL, fraction=1.0, minimum=1)
-        alone = not self.members and not self.federation.cohorts
-        if alone and (unknown := sorted(set(grid.get_node_ids()).difference(assigned))):
-            kept_out = self.federation.kept_out
-            why = "; ".join(kept_out.get(node, f"node {node} did not answer") for node in unknown)
-            raise ProtocolError(f"all columns are needed; not all nodes said who they are: {why}")
+        if not self.members and not self.federation.cohorts:
+            self._check_everybody(grid, assigned)
         self._check_present(assigned)
         with self.messenger.patiently():
             told: dict[str, Enrolled] = self.ask_all(

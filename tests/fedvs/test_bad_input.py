@@ -477,6 +477,25 @@ def test_two_nodes_of_one_name_are_refused() -> None:
         vertical.train(nodes=nodes, num_rounds=1, app_options={"names": names})
 
 
+@pytest.mark.parametrize("claims", ["2", "stranger"])
+def test_with_pins_an_impostor_does_not_keep_the_others_from_training(
+    claims: str, tmp_path: Path
+) -> None:
+    nodes = pinned(tmp_path)
+    keys = [f'"{name}" = "{Identity.read(tmp_path / f"{name}.pem").public}"' for name in "0123"]
+    pins = tmp_path / "server.toml"
+    pins.write_text("\n".join(["[clients]", *keys]))
+    Identity.generate().write(tmp_path / "another.pem")
+    impostor = {**nodes[0], "client-id": claims, "privacy-identity": str(tmp_path / "another.pem")}
+    for place in (0, len(nodes)):
+        federation = [*nodes[:place], impostor, *nodes[place:]]
+        result = vertical.train(num_rounds=1, nodes=federation, pins=pins)
+        assert not result.history[1]["skipped"]
+    if claims == "2":  # whose own node is not there
+        with pytest.raises(ProtocolError, match=r"all columns are needed.*its pinned key"):
+            vertical.train(num_rounds=1, nodes=[*nodes[:2], nodes[3], impostor], pins=pins)
+
+
 def test_names_are_put_in_their_natural_order() -> None:
     """So that ten comes after nine, whatever the order in which nodes connect."""
     names = [f"site-{i}" for i in (10, 9, 2, 1)]

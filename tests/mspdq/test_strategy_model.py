@@ -118,7 +118,7 @@ def test_drawn_twice_weighs_twice(strategy: Any, near: float) -> None:
 def test_shares_without_replacement_are_the_weights_of_the_mean(
     strategy: Any, options: Any, near: float
 ) -> None:
-    shares = {"0": 10.0, "1": 1.0, "2": 5.0, "3": 0.5}
+    shares = {"0": 10e20, "1": 1e20, "2": 5e20, "3": 0.5e20}
     result = run(make(strategy, shares=shares, mixing_rounds=30, **options))
     models = [trained(int(client)) for client in shares]
     mean = np.average(models, axis=0, weights=list(shares.values()))

@@ -65,6 +65,7 @@ from flwr_privacy.strategies import MSP, MSPDQ
             "shares = .'0': 0.0.: expected numbers above 0",
         ),
         ({"shares": {"0": -1.0}, "replacement": True}, "shares = .*: expected numbers above 0"),
+        ({"shares": {"0": 1e-9, "1": 1e9}}, r"none is 2\^53 times as large as another"),
         (
             {"shares": {"0": math.nan}, "replacement": True},
             r"shares\['0'\] = nan: expected a finite number",
