@@ -60,6 +60,8 @@ class Session:
         For each client how many of its roster open a secret; by default its share of `threshold`.
     before : bytes
         Hash of what the clients were asked in the steps before.
+    colluders : int, default 0
+        Number of clients that may lie together about what they were dealt; one may in any case.
     """
 
     name: str
@@ -72,9 +74,12 @@ class Session:
     step: int = 0
     local_thresholds: Mapping[str, int] = field(default_factory=dict)
     before: bytes = b""
+    colluders: int = 0
     _dealt: dict[str, Dealt] = field(default_factory=dict)
     _shares: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     _revealed: set[str] = field(default_factory=set)
+    _disagreeing: dict[str, set[str]] = field(default_factory=dict)  # holders, by dealer
+    _misfits: dict[str, str] = field(default_factory=dict)  # what does not fit, by dealer
 
     def go_on(
         self, name: str, survivors: Collection[str], bounds: Bounds, asked: bytes = b""
@@ -107,6 +112,7 @@ class Session:
             bounds=bounds,
             local_thresholds={client: self._local(client) for client in there},
             before=asked_so_far(self.before, asked),
+            colluders=self.colluders,
         )
 
     @property
@@ -233,6 +239,7 @@ class Session:
                     self._revealed.add(client)
                 else:
                     damaged.add(dealer)
+                    self._disagreeing.setdefault(dealer, set()).add(client)
         return sorted(damaged)
 
     def open(
@@ -267,7 +274,7 @@ class Session:
         for client in sorted(survivors):
             seed = self._recovered(client, SEED)
             if self._derived.commitment(client, seed) != self._dealt[client].commitment:
-                raise NotOpenedError(f"client {client} dealt another seed than it announced")
+                raise self._misfit(client, "seed")
             masks.append((self._derived.self_seed(seed), -1))
         for client in sorted(set(self._dealt).difference(survivors)):
             # Its mask with each neighbour is in that neighbour's vector, with that one's sign.
@@ -276,7 +283,7 @@ class Session:
                 continue
             own = KeyPair.of(self._recovered(client, KEY))
             if own.public != self._dealt[client].mask_key:
-                raise NotOpenedError(f"client {client} dealt another key than it announced")
+                raise self._misfit(client, "key")
             for peer in there:
                 mask_key = self._dealt[peer].mask_key
                 pair = (client, peer)
@@ -284,6 +291,24 @@ class Session:
                 masks.append((seed, -1 if peer < client else 1))
         bits = self.bounds.modulus_bits
         return values_of(add_masks(total, bits, masks), bits)
+
+    def false_dealers(self) -> dict[str, str]:
+        """Return the dealers that did not follow the protocol, and what shows it.
+
+        Either recovered secrets are not what was announced, which no holder can bring about. Or
+        more holders disagree with the dealer than can lie: more than `colluders` and more than may
+        be missing around it. The dealer itself counts as missing if it gave no share of its own;
+        otherwise it could end every sum by staying away. Such a sum could not be opened.
+        """
+        found = dict(self._misfits)
+        for dealer, holders in self._disagreeing.items():
+            roster, needed = self.rosters[dealer], self._local(dealer)
+            own, others = roster.index(dealer), len(holders - {dealer})
+            gone = all(own not in self._shares.get((dealer, kind), {}) for kind in (KEY, SEED))
+            liars = max(1, min(self.colluders, needed - 1))
+            if others > liars and others + gone > len(roster) - needed:
+                found[dealer] = f"{others} clients hold other shares than it announced"
+        return found
 
     def check_survivors(self, survivors: Collection[str]) -> None:
         """Check that enough clients sent a vector to open the sum.
@@ -309,6 +334,10 @@ class Session:
 
     def _around(self, client: str) -> list[str]:
         return [member for member in self.rosters[client] if member in self._dealt]
+
+    def _misfit(self, dealer: str, what: str) -> NotOpenedError:
+        self._misfits[dealer] = f"it dealt another {what} than it announced"
+        return NotOpenedError(f"client {dealer} dealt another {what} than it announced")
 
     def _recovered(self, client: str, kind: str) -> bytes:
         shares, needed = self._shares.get((client, kind), {}), self._local(client)

@@ -215,6 +215,7 @@ class Summed:
             mean = self._open(heard, empty, request_digest(asked, without=OWN), instruction.again)
         except NotOpenedError as error:
             logger.warning("%s", error)
+            self._count_false_dealers(request_log)
             return empty
         mean.merge_metrics(heard)
         return mean
@@ -306,6 +307,15 @@ class Summed:
         self._summed = len(survivors)
         return opened_mean(empty, values, survivors, session.bounds)
 
+    def _count_false_dealers(self, request_log: RequestLog) -> None:
+        session, assigned = self._current()
+        false = session.false_dealers()
+        for dealer, why in false.items():
+            request_log.refuse("malformed", f"client {dealer}: {why}")
+        self._exchanges.count_garbage(only(assigned, false))
+        if false and self._next is not None and self._next.session.step == 0:
+            self._next = None  # drawn anew, as some of its clients may be left out from now on
+
     def _connected(self) -> Grid:
         if self._grid is None:
             raise ProtocolError("a round is asked that was not prepared")
@@ -339,7 +349,7 @@ class Summed:
         first, seed = not self._guarantee.least, self._experiment.seed
         try:
             bounds = self._bounds_of(asked, server_round)
-            threshold = self._settings.threshold_of(len(asked))
+            _, threshold, colluders = self._settings.quorum_of(len(asked))
         except InvalidParameterError as error:
             if first:
                 raise
@@ -366,6 +376,7 @@ class Summed:
             keys=self._exchanges.keys,
             threshold=threshold,
             bounds=bounds,
+            colluders=colluders,
         )
         return Dealing(session, assigned)
 
