@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -287,9 +288,10 @@ def test_no_error_tells_the_server_of_the_data(made: Any) -> None:
         run(make(ACFL, **NOISY), app, before=tapped(said=said.append))
     reasons = [reply.error.reason for reply in said if reply.has_error()]
     assert len(reasons) == 4
-    assert all(reason and "4711" not in reason for reason in reasons)
     assert reasons[0] in str(error.value)  # whoever runs the server sees why
-    assert "4711" not in str(error.value)
+    for text in (*reasons, str(error.value)):  # the digits may be in a node's random id
+        assert text
+        assert not re.search(r"(?<!\d)4711(?!\d)", text)
 
 
 def test_everybody_needs_the_feature_map_that_the_server_names(caplog: Any) -> None:
