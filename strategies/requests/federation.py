@@ -90,6 +90,7 @@ class Federation:
         self._next_try: dict[int, int] = {}
         self._most = 0
         self._garbage: Counter[int] = Counter()  # replies by node that no app of ours sends
+        self._left_out: set[int] = set()
 
     def wait(self, grid: Grid, timeout: float) -> None:
         """Wait until enough nodes are connected and their number no longer grows.
@@ -132,7 +133,7 @@ class Federation:
         ProtocolError
             At the first meeting: if no node answers, or fewer than `min_available_nodes` remain.
         """
-        alive = {node for node in grid.get_node_ids() if self._garbage[node] < _PATIENCE}
+        alive = set(grid.get_node_ids()) - self._left_out
         self._nodes = {client: node for client, node in self._nodes.items() if node in alive}
         strangers = sorted(
             node
@@ -210,26 +211,35 @@ class Federation:
             self.cohorts = not set(self._virtual) <= set(self._nodes)
         return list(logs.values()), [] if self.cohorts else joined
 
-    def leave_out(self, garbage: Mapping[int, int]) -> None:
-        """Count replies that no app of ours sends; a node with three takes no further part.
+    def count_garbage(self, garbage: Mapping[int, int]) -> None:
+        """Count replies that no app of ours sends; a node with three is left out of the run.
 
         Parameters
         ----------
         garbage : mapping
             The number of such replies by node.
         """
-        clients = {node: client for client, node in self._nodes.items()}
         for node, count in garbage.items():
-            before = self._garbage[node]
             self._garbage[node] += count
-            if before < _PATIENCE <= self._garbage[node]:
-                logger.error(
-                    "client %s is left out of this run: %d replies of its node %d were not in the "
-                    "form of this scheme",
-                    *(clients.get(node, "without a name"), self._garbage[node], node),
-                )
-                self._nodes.pop(clients.get(node, ""), None)
-                self._connected = [each for each in self._connected if each != node]
+            if self._garbage[node] >= _PATIENCE:
+                form = "replies were not in the form of this scheme"
+                self._leave_out(node, f"{self._garbage[node]} {form}")
+
+    def leave_out(self, client: str, why: str) -> None:
+        """Leave a client's node out of the run, unless it runs simulated clients."""
+        if client in self._nodes:
+            self._leave_out(self._nodes[client], why)
+
+    def _leave_out(self, node: int, why: str) -> None:
+        # Nodes with simulated clients are one operator's own.
+        if self.cohorts or node in self._left_out:
+            return
+        self._left_out.add(node)
+        names = [client for client, own in self._nodes.items() if own == node]
+        name = names[0] if names else "without a name"
+        logger.error("client %s (node %d) is left out of this run: %s", name, node, why)
+        self._nodes.pop(name, None)
+        self._connected = [each for each in self._connected if each != node]
 
     def clients(self) -> list[str]:
         """Return the identities of all available clients, in a fixed order.

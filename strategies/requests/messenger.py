@@ -296,8 +296,7 @@ class Messenger:
                 left_open=left_open,
             )
         finally:  # also when whoever reads has had enough
-            if not request_log.cohorts:
-                self.federation.leave_out(request_log.newest_garbage())
+            self.federation.count_garbage(request_log.newest_garbage())
             self._open |= {
                 message: (request_log, node, expires) for message, node in left_open.items()
             }
@@ -355,8 +354,7 @@ class Messenger:
                 del self._open[message_id]
                 if self._tally.add_late(request_log, reply):
                     self._came_late.append((request_log, request_log.addressed(node)))
-                if not request_log.cohorts:
-                    self.federation.leave_out(request_log.newest_garbage())
+                self.federation.count_garbage(request_log.newest_garbage())
         now = time.monotonic()
         given_up = [key for key, (_, _, expires) in self._open.items() if expires <= now]
         let_go(grid, given_up, for_good=True)
