@@ -212,7 +212,6 @@ class Summed:
         session, _ = self._current()
         for client, dealers in request_log.unopened.items():
             session.take_accusation(client, dealers)
-        self._take_conflicts(session)  # before the next clients are drawn
         mean = instruction.accumulator()
         asked, request_log.question = request_log.question, RecordDict()  # it holds a model
         if heard.weight:
@@ -317,14 +316,13 @@ class Summed:
         found = session.conflicts - self._conflicts
         if not found and not session.misfits:
             return
-        self._conflicts |= found
         for one, other in sorted(map(sorted, found)):
             logger.warning("clients %s and %s contradict each other about a share", one, other)
         why = f"it contradicts more than {session.liars} others about shares of a secure sum"
         false = dict.fromkeys(liars(session.conflicts, session.liars), why) | session.misfits
         self._exchanges.leave_out(false)
-        for pairs in (session.conflicts, self._conflicts):
-            pairs -= {pair for pair in pairs if pair & false.keys()}
+        both = self._conflicts | found
+        self._conflicts = {pair for pair in both if not pair & false.keys()}
         if self._next is not None and self._next.session.step == 0:
             self._next = None
 
