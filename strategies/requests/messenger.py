@@ -25,6 +25,7 @@ from .exchange import persistent_exchange
 from .federation import Federation
 from .pulling import let_go, pull
 from .request_log import RequestLog
+from .sampling import Sampler
 from .tally import Tally
 
 __all__ = ["Assigned", "Messenger", "only"]
@@ -64,6 +65,8 @@ class Messenger:
 
     Attributes
     ----------
+    sampler : Sampler
+        Draws the clients.
     timeout : float
         Real seconds that any exchange may take.
     recorded : bool
@@ -87,6 +90,7 @@ class Messenger:
         untimed: Collection[str] = (EVALUATE,),
     ) -> None:
         self.federation = federation
+        self.sampler = Sampler(federation)
         self.timeout = _FOREVER
         self.recorded = False
         self.virtual_seconds = 0.0
@@ -148,7 +152,7 @@ class Messenger:
             self.federation.wait(grid, self.timeout)
         if not self.recorded:
             self._release()
-        return self.federation.sample(
+        return self.sampler.sample(
             self._experiment.seed,
             (phase, server_round),
             fraction=fraction,
@@ -174,7 +178,7 @@ class Messenger:
         """
         if not self.recorded:
             self._release()
-        return self.federation.draw(
+        return self.sampler.draw(
             self._experiment.seed,
             (phase, server_round, attempt),
             fraction=fraction,
@@ -344,7 +348,7 @@ class Messenger:
         Between rounds: the next one may be prepared in one exchange with the end of this one.
         """
         for request_log in self._logs.values():
-            self.federation.release(request_log.free)
+            self.sampler.release(request_log.free)
             request_log.free = set()
 
     def _busy(self, grid: Grid) -> set[int]:
