@@ -341,7 +341,7 @@ class CentralDP(SchemeStrategy):
         """Return the plan; it is made once the number of clients is known."""
         if self.plan is None:
             rounds = rounds_of(self.rounds, self.planned_rounds)
-            asked, self._population = self.federation.sample_size(
+            asked, self._population = self.messenger.sampler.sample_size(
                 fraction=self.fraction_train, minimum=self.min_train_nodes
             )
             self.plan = self._plan_of(rounds=rounds, q=min(1.0, asked / self._population))
