@@ -1,6 +1,7 @@
 """The terms of MSP and MSPDQ: the parameters of a learning round on the wire."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from flwr_privacy.coding.quantize import MOST_LEVELS
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
@@ -89,7 +90,7 @@ class MSPTerms:
         if self.interval == "bound" and self.coupling == "random":
             raise InvalidParameterError("coupling", self.coupling, "one that is known beforehand")
 
-    @property
+    @cached_property
     def mixing(self) -> Mixing:
         """The mixing."""
         return Mixing(
