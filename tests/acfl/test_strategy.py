@@ -10,6 +10,7 @@ from acfl_app import (
     GOLDEN,
     GOLDEN_NOISE,
     LABELS,
+    NOISED_RECORDS,
     NOISY,
     Array,
     data_of,
@@ -259,6 +260,24 @@ def test_each_client_has_its_own_rate() -> None:
     total = (1 - a) * sum(G[i] / (1 - rates[str(i)]) for i in range(3)) - a * strategy.coded.labels
     assert result.history[1]["scheme"]["alpha"] == pytest.approx(a)
     np.testing.assert_allclose(model_after(result), -0.02 * total, rtol=1e-9)
+
+
+def test_noise_in_the_gradients_takes_weight_from_them() -> None:
+    """The default: (43) with t D, and the noise of a gradient beside what its stragglers miss."""
+    p, models = 0.3, []
+    strategy = make(ACFL, **NOISED_RECORDS, straggler_rate=p, stragglers=late({1: "2", 2: "01"}))
+    result = run(strategy, num_rounds=3, insecure_seed=3, evaluate_fn=keep_models(models))
+    setup, terms = strategy._set_up.terms, strategy._terms
+    noise = FEATURES * LABELS * terms.sigma**2
+    for t, line in enumerate([line["scheme"] for line in result.history[1:]], start=1):
+        C2 = float((models[t - 1] ** 2).sum())
+        D = FEATURES * setup.sigma_features**2 * C2
+        D += FEATURES * LABELS * setup.sigma_labels**2
+        missing = p * line["beta2"] + noise
+        # So much of it that the test would see that it is left out.
+        assert noise > 0.01 * missing
+        assert line["alpha"] == pytest.approx(missing / (missing + (1 - p) * t * D), rel=1e-9)
+        assert line["received_weight"] == pytest.approx((1 - line["alpha"]) / (1 - p), rel=1e-9)
 
 
 def test_the_rate_is_estimated_where_it_is_not_known() -> None:

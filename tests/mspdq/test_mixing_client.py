@@ -103,6 +103,20 @@ TABLE = {"drawn": ["ward-6", "ward-7"], "draws": [2, 2]}
 GLOBAL = MSPTerms(rounds=3, levels=16, start="global", interval="bound")
 
 
+def test_what_the_server_heard_is_what_was_sent_and_not_the_exact_sub_state(plain: Node) -> None:
+    """Else the mean of all clients would not keep its course: the average is of what was sent."""
+    model = {name: array.astype(np.float32) for name, array in SENT.items()}
+    sent, _ = plain.ask("train", model, **_fields(write(PLAIN)))
+    for step in range(2):
+        states = plain.state["flwr-privacy.sub-states"]
+        heard, visible = (states[name].numpy() for name in ("heard", "visible"))
+        message = np.concatenate([array.reshape(-1) for array in sent.values()])
+        assert (message.dtype, heard.dtype) == (np.float32, np.float64)
+        np.testing.assert_array_equal(heard, message.astype(np.float64))
+        assert (heard != visible).any()
+        sent, _ = plain.ask("mix", model, step=step, request=step)
+
+
 # -- What does not follow ------------------------------------------------------------------------
 
 
