@@ -23,7 +23,7 @@ from flwr_privacy.errors import (
     check_number,
 )
 from flwr_privacy.keywords import checked_keywords
-from flwr_privacy.mspdq import MIX, MSPTerms
+from flwr_privacy.mspdq import MIX, MSPTerms, TheorySteps
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
@@ -69,9 +69,9 @@ class MSP(DrawnStrategy):
         Coupling of the visible with each hidden sub-state; by default 0.3, with `paper` 0.1.
     coupling : {"const", "harmonic", "sqrt", "random"}, optional
         How the coupling goes on; by default constant.
-    mixing_rounds : int or callable, optional
-        Mixing steps K, or a function of the learning round from 1 that returns them (the theory's:
-        `flwr_privacy.simulations.research.mspdq.theory.k_rounds`). By default 10, with `paper` 4.
+    mixing_rounds : int, TheorySteps or callable, optional
+        Mixing steps K; or those of the theory, which grow with the learning round; or a function of
+        the learning round from 1 that returns them. By default 10, with `paper` 4.
     tolerance : float, optional
         Instead of `mixing_rounds`: as many steps as leave at most this share of the split.
     m : int, default 1
@@ -121,7 +121,7 @@ class MSP(DrawnStrategy):
     kappa: float = 0.5
     gamma: float | None = None
     coupling: Literal["const", "harmonic", "sqrt", "random"] | None = None
-    mixing_rounds: int | Callable[[int], int] | None = None
+    mixing_rounds: int | TheorySteps | Callable[[int], int] | None = None
     tolerance: float | None = None
     m: int = 1
     mass: Literal["paper", "normalized"] = "paper"
@@ -133,6 +133,7 @@ class MSP(DrawnStrategy):
     paper: bool = False
 
     scheme: ClassVar[str] = "msp"
+    quantizes: ClassVar[bool] = False
     keeps_statistics: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -238,6 +239,8 @@ class MSP(DrawnStrategy):
 
     def _terms_of(self, server_round: int) -> MSPTerms:
         rounds = self._mixing_rounds
+        if isinstance(rounds, TheorySteps):
+            rounds = rounds.rounds(server_round, self._terms.mixing, quantized=self.quantizes)
         rounds = rounds(server_round) if callable(rounds) else rounds
         check_integer("mixing_rounds", rounds, minimum=0)
         return replace(self._terms, rounds=rounds)

@@ -4,8 +4,8 @@ from mixing_rounds import Transcript, learning_round, terms_of
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import Codec, Mixing, SubStates, UniformSplit
+from flwr_privacy.mspdq.theory import lambda2_P
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.mspdq.theory import lambda2_P
 
 W, FIRST = np.array([[1.0], [3.0]]), np.array([[0.5], [4.0]])
 
