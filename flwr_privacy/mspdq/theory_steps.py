@@ -56,7 +56,7 @@ class TheorySteps:
         InvalidParameterError
             If lambda is not known: the coupling is random, or hidden sub-states weigh more than 1.
         """
-        if mixing.coupling == "random" or mixing.weight != 1:
+        if not mixing.known or mixing.weight != 1:
             raise InvalidParameterError(
                 "mixing_rounds",
                 "theory",

@@ -78,6 +78,9 @@ class MSP(DrawnStrategy):
         Hidden sub-states.
     mass : {"paper", "normalized"}, default "paper"
         What they weigh, see `flwr_privacy.mspdq.Mixing`.
+    m_mode : {"common", "iid"}, default "common"
+        Whether all clients have m hidden sub-states, or each draws its own number from 1 to m in
+        every learning round, in secret: the average is then right in the mean over the draws.
     split : {"uniform", "uniform_m", "laplace", "gaussian"}, default "uniform"
         Law of the first visible sub-state, see `flwr_privacy.mspdq.MSPTerms`.
     eps_s : float, default 0.3
@@ -125,6 +128,7 @@ class MSP(DrawnStrategy):
     tolerance: float | None = None
     m: int = 1
     mass: Literal["paper", "normalized"] = "paper"
+    m_mode: Literal["common", "iid"] = "common"
     split: Literal["uniform", "uniform_m", "laplace", "gaussian"] = "uniform"
     eps_s: float = 0.3
     scale: float = 1.0
@@ -156,6 +160,7 @@ class MSP(DrawnStrategy):
             coupling=usual["coupling"] if self.coupling is None else self.coupling,
             m=self.m,
             mass=self.mass,
+            m_mode=self.m_mode,
             paper=self.paper,
             split=self.split,
             eps_s=self.eps_s,
@@ -325,12 +330,11 @@ class MSP(DrawnStrategy):
         """Return the results of the mixing; empty before the first one."""
         if not self._current:
             return {}
-        known = self.terms.coupling != "random"
         done = replace(self.terms.mixing, rounds=self._mixed_rounds)
         return {
             **super().round_metrics(card),
             "mixing_rounds": self._mixed_rounds,
-            **({"residual": done.residual} if known else {}),
+            **({"residual": done.residual} if done.known else {}),
             "lost": self._lost,
             "given_up": int(self._given_up),
         }

@@ -1,6 +1,7 @@
 """A learning round by the classes of both ends is one of the inline engine."""
 
 from dataclasses import astuple
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,18 @@ METHODS: dict[str, tuple[type[MSP], dict[str, Any]]] = {
     "MSP, random couplings": (MSP, {"coupling": "random"}),
     "MSP, three hidden": (MSP, {"m": 3, "gamma": 0.2}),
     "MSP, normalized": (MSP, {"m": 3, "mass": "normalized"}),
+    "MSP, secret m": (MSP, {"m": 3, "m_mode": "iid", "gamma": 0.2}),
     "MSP, Laplace split": (MSP, {"split": "laplace", "scale": 0.5}),
     "MSPDQ": (MSPDQ, {}),
     "MSPDQ, as printed": (MSPDQ, {"paper": True, "replacement": False, "bits": 6}),
     "MSPDQ, one split, own widths": (MSPDQ, {"mixing_start": "reference", "interval": "self"}),
     "MSPDQ, global, linf": (MSPDQ, {"mixing_start": "global", "interval": "linf", "bits": 6}),
     "MSPDQ, global, fixed": (MSPDQ, {"mixing_start": "global", "interval": "fixed", "pi": 40.0}),
+    "MSPDQ, secret m": (MSPDQ, {"m": 3, "m_mode": "iid", "gamma": 0.2}),
+    "MSPDQ, secret m, global": (
+        MSPDQ,
+        {"m": 3, "m_mode": "iid", "gamma": 0.2, "mixing_start": "global", "interval": "self"},
+    ),
     "MSPDQ, global, bound": (MSPDQ, {"mixing_start": "global", "interval": "bound", "bound": 9.0}),
     "MSPDQ, saturated": (MSPDQ, {"mixing_start": "global", "interval": "fixed", "pi": 0.5}),
 }
@@ -41,6 +48,11 @@ def test_a_learning_round_is_that_of_the_inline_engine(method: str) -> None:
     result = run(strategy, insecure_seed=SEED, before=wire)
     terms = strategy.terms
 
+    @cache
+    def of(client: str, phase: str, request: int) -> SecureRandom:
+        question = Question(experiment_id="e", phase=phase, server_round=1, request=request)
+        return SecureRandom.insecure(SEED, "mixing", client, *astuple(question))
+
     def random(client: str, k: int) -> SecureRandom:
         """Return what a node draws message k from."""
         phase, request = MIX, k - 1
@@ -48,8 +60,7 @@ def test_a_learning_round_is_that_of_the_inline_engine(method: str) -> None:
             phase, request = (SYNC if k and terms.start == "reference" else TRAIN), 0
         elif terms.leaps:
             request = k - 2
-        question = Question(experiment_id="e", phase=phase, server_round=1, request=request)
-        return SecureRandom.insecure(SEED, "mixing", client, *astuple(question))
+        return of(client, phase, request)
 
     models = np.stack([trained(client) for client in range(CLIENTS)])
     seen = learning_round(

@@ -227,6 +227,33 @@ def test_the_theorys_steps_are_refused_where_there_are_none(
         make(MSP, **{**CONVEX, **options})
 
 
+SECRET_M = {"m": 3, "m_mode": "iid", "gamma": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        (MSP, {"m": 1}, "m_mode = 'iid': expected 'common' where hidden sub-states weigh 1"),
+        (MSP, {"mass": "normalized"}, "m_mode = 'iid': expected 'common'"),
+        (MSP, {"split": "uniform_m"}, "m_mode = 'iid': expected 'common' with interval"),
+        (MSP, {"tolerance": 0.1}, "m_mode = 'iid': expected 'common', known beforehand"),
+        (MSP, {"mixing_rounds": "theory"}, "mixing_rounds = 'theory'"),
+        (MSPDQ, {"secure_sum": SecureSum()}, "m_mode = 'iid': expected 'common' with interval"),
+    ],
+)
+def test_secret_numbers_are_refused_where_they_do_nothing_or_must_be_known(
+    kind: type[MSP], options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=text):
+        make(kind, **{**SECRET_M, **options})
+
+
+def test_with_secret_numbers_no_residual_is_stated() -> None:
+    scheme = run(MSP(**SECRET_M)).history[1]["scheme"]
+    assert "residual" not in scheme
+    assert scheme["mixing_rounds"] == 10
+
+
 def test_the_theorys_number_of_steps_grows_with_the_round() -> None:
     """mu = 1, L = 4, E = 10: theta is 31, so 1 / eta is 16, 32 and 48 here."""
 

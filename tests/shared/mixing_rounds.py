@@ -66,6 +66,7 @@ def learning_round(
     names = [str(row) for row in range(len(models))]
     intervals = terms.intervals if intervals is None else intervals
     draws = dict.fromkeys(names, 1)
+    weights = [terms.mixing.own_weight(source(name, 0)) for name in names]
     splits = visible
     if visible is None and terms.start != "global":
         splits = np.array(
@@ -82,14 +83,12 @@ def learning_round(
     hub = Hub(terms, intervals, draws, models[0] if start is None else start)
     members = []
     for row, (name, model) in enumerate(zip(names, models, strict=True)):
-        if terms.levels == 0:
-            members.append(Member.begin(terms, model, splits[row]))
-        elif terms.start == "independent":
+        first = start if terms.levels else splits[row]
+        if terms.levels and terms.start == "independent":
             codes, ends = encode_start(splits[row], terms.levels, source(name, 0))
             hub.begin(name, pack(codes, terms.bits), *ends)
-            members.append(Member.begin(terms, model, decode_start(codes, ends, terms.levels)))
-        else:
-            members.append(Member.begin(terms, model, start))
+            first = decode_start(codes, ends, terms.levels)
+        members.append(Member.begin(terms, model, first, weight=weights[row]))
     heard, averages = [[member.heard for member in members]], []
     widths, saturated = np.zeros((terms.rounds, len(models))), 0
     for k in range(terms.rounds + 1):
