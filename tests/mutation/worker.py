@@ -28,6 +28,10 @@ LIBRARIES = (
     "flwr.serverapp",
     "torch",
 )
+OPTIONS = (
+    *("-x", "-q", "-p", "no:cacheprovider", "-m", "not ray and not deployed"),
+    *("--doctest-modules", "--hypothesis-profile=mutants"),
+)
 FOREIGN = 99  # exit status: modules were imported that are not of the copy
 PATIENCE = 10  # how much longer tests may take than they may use a core: others use it, too
 MEMORY = 8 << 30  # bytes: a mutant may ask for more
@@ -46,8 +50,7 @@ def run(tests: list[str], log: Path) -> int:
     with log.open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    options = ["-x", "-q", "--hypothesis-profile=mutants", "-p", "no:cacheprovider"]
-    code = int(pytest.main([*options, "-m", "not ray and not deployed", *tests]))
+    code = int(pytest.main([*OPTIONS, *tests]))
     loaded = [m.__file__ or "" for n, m in sys.modules.items() if n.startswith("flwr_privacy")]
     if not all(file.startswith(os.getcwd()) for file in loaded):
         return FOREIGN
