@@ -36,6 +36,7 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitXor: ast.BitAnd,
 }
 PAIRS = ("min max", "floor ceil", "any all", "minimum maximum", "argmin argmax", "sum mean")
+COMMUTE = {"min", "max", "minimum", "maximum", "add", "multiply"}
 CALLED = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
 
 
@@ -162,16 +163,17 @@ def _expressions(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _calls(node: ast.Call) -> Iterator[ast.expr]:
+    name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
     match node.args:
-        case [ast.expr(), ast.expr(), *_] if not isinstance(node.args[0], ast.Starred):
+        case [ast.expr(), ast.expr(), *_] if not (
+            isinstance(node.args[0], ast.Starred) or name in COMMUTE
+        ):
             node.args[:2] = node.args[1], node.args[0]
             yield node
             node.args[:2] = node.args[1], node.args[0]
         case [ast.expr() as only] if not node.keywords and not isinstance(only, ast.Starred):
             yield only  # abs, sqrt, check_bound, ...
-    if isinstance(node.func, ast.Name) and node.func.id in CALLED:
-        node.func.id = CALLED[node.func.id]
-        yield node
-    elif isinstance(node.func, ast.Attribute) and node.func.attr in CALLED:
-        node.func.attr = CALLED[node.func.attr]
+    if name in CALLED:
+        field = "id" if isinstance(node.func, ast.Name) else "attr"
+        setattr(node.func, field, CALLED[name])
         yield node

@@ -48,7 +48,7 @@ def changed(line: str) -> set[str]:
         ("return sqrt(x)", {"return x"}),
         ("return clip(x, y=z)", {"return x"}),
         ("x = f(y, z)", {"x = f(z, y)"}),
-        ("x = min(y, z)", {"x = max(y, z)", "x = min(z, y)"}),
+        ("x = min(y, z)", {"x = max(y, z)"}),
         ("x = y.sum()", {"x = y.mean()"}),
         ("x = np.floor(y)", {"x = np.ceil(y)", "x = y"}),
         ("x: list[int | None] = f'{y + 1}'", set()),
