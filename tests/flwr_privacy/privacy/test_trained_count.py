@@ -24,6 +24,14 @@ def test_a_training_in_which_enough_train_is_seldom_ended(monkeypatch: pytest.Mo
     assert alarms > 0  # the bound is no idle one
 
 
+def test_as_many_as_have_to_are_enough_where_nothing_is_uncertain() -> None:
+    count = TrainedCount()
+    count.add(1, answers=20, failed=5.0, sigma=0.0, quorum=15)
+    assert not count.too_few
+    count.add(2, answers=20, failed=6.0, sigma=0.0, quorum=15)
+    assert count.too_few
+
+
 def test_what_may_go_wrong_adds_up_to_the_bound_over_any_number_of_rounds() -> None:
     rare = [math.exp(-(margin(r) ** 2) / 2) for r in range(1, 20_000)]
     assert 0.9999 * FALSE_ALARM < sum(rare) < FALSE_ALARM
