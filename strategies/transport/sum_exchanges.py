@@ -65,9 +65,6 @@ class SumExchanges:
     ----------
     keys : dict
         Public key of each client, and the signature on it or nothing.
-    first_keys : dict
-        The keys of the whole experiment. A resumed run asks for them again, as the signatures may
-        have changed. A client has one key: the others would all refuse to deal with another one.
     """
 
     def __init__(
@@ -76,7 +73,6 @@ class SumExchanges:
         self._experiment = experiment
         self._pins = pins
         self.keys: dict[str, tuple[bytes, bytes]] = {}
-        self.first_keys: dict[str, bytes] = {}
         self._messenger = messenger
         self._tries: Counter[str] = Counter()
 
@@ -146,9 +142,6 @@ class SumExchanges:
             raise ReplyRefusedError("malformed", "no public key, or a signature of another length")
         check_usable(key)
         client = reply.clients[0]
-        if self.first_keys.get(client, key) != key:
-            text = f"client {client} has another key than before: it takes part in no further sum"
-            raise ReplyRefusedError("identity", text)
         if self._pins is not None:
             if not signature:  # with the key that a node made itself it signs its hello alone
                 text = f"client {client} did not sign its key: it has no privacy-identity"
@@ -157,7 +150,6 @@ class SumExchanges:
             signed = f"{SIGNED} key", self._experiment.id, client, key
             self._pins.verify(client, signature, *signed)
         self.keys[client] = key, signature
-        self.first_keys[client] = key
 
 
 def _take_shares(

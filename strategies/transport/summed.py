@@ -11,7 +11,6 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -257,14 +256,13 @@ class Summed:
         """Add to a scheme's guarantee what the server does not see of the sums so far."""
         return replace(guarantee, secure_sum=self._guarantee.text())
 
-    def state(self) -> dict[str, Any]:
-        """Return the guarantee of the sums so far and the clients' keys, for a checkpoint."""
-        return {"least": dict(self._guarantee.least), "keys": dict(self._exchanges.first_keys)}
+    def state(self) -> dict[str, int]:
+        """Return the guarantee of the sums so far, for a checkpoint."""
+        return dict(self._guarantee.least)
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, int]) -> None:
         """Restore what `state` returned."""
-        self._guarantee.least = dict(state["least"])
-        self._exchanges.first_keys = dict(state["keys"])
+        self._guarantee.least = dict(state)
 
     def _current(self) -> Dealing:
         if self._now is None:

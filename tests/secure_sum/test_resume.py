@@ -1,6 +1,5 @@
 """A server that is killed in the middle of a round, and what the clients still answer."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +44,6 @@ def test_a_round_that_was_not_opened_is_done_again(tmp_path: Path) -> None:
     resumed = trained(**kept, resume=True)
     assert same(resumed.arrays, trained(None).arrays)
     assert [line["scheme"]["sum_opened"] for line in resumed.history] == [0, 4, 4, 4]
-
-
-def test_a_client_that_comes_back_with_another_key_ends_no_sum_of_the_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """By intent, or as its node has lost its folder; the others know the key that it had."""
-    kept = folders(tmp_path)
-    with pytest.raises(Killed):
-        trained(**kept, before=tapped(killed_when_asked_to_open))
-    shutil.rmtree(tmp_path / "state" / "1.secure-sum")
-    for _ in range(2):  # the checkpoint of a resumed run knows it, too
-        with pytest.raises(Killed):
-            trained(**kept, resume=True, before=tapped(killed_when_asked_to_open))
-    resumed = trained(**kept, resume=True)
-    assert [line["scheme"]["sum_opened"] for line in resumed.history] == [0, 4, 3, 3]
-    assert "client 1 has another key than before" in caplog.text
 
 
 def test_a_round_that_was_opened_is_not_opened_again(
