@@ -25,8 +25,8 @@ __all__ = [
     "NotEnoughSharesError",
     "NothingTrainedError",
     "ProtocolError",
+    "RefusedPeersError",
     "TooFewTrainedError",
-    "UnopenedSharesError",
     "check_choice",
     "check_flag",
     "check_integer",
@@ -129,21 +129,19 @@ class NotEnoughSharesError(ProtocolError):
         super().__init__(text + (f"; missing: {', '.join(missing)}" if missing else ""))
 
 
-class UnopenedSharesError(ProtocolError):
-    """A client of a secure sum cannot open what others dealt to it.
+class RefusedPeersError(ProtocolError):
+    """A client of a secure sum refuses others: their keys, or shares that it cannot open.
 
     Parameters
     ----------
     reasons : dict
-        Why not, by dealer.
+        Why, by client.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
-        self.dealers = tuple(reasons)
-        dealer, reason = next(iter(reasons.items()))
-        text = f"the share of client {dealer} cannot be used: {reason}"
-        more = f"; nor those of {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        super().__init__(text + more)
+        self.peers = tuple(reasons)
+        more = f"; and {len(reasons) - 1} more clients" if len(reasons) > 1 else ""
+        super().__init__(next(iter(reasons.values())) + more)
 
 
 class FieldRangeError(DataError):

@@ -14,7 +14,7 @@ from flwr_privacy.errors import (
     DeclinedError,
     FlwrPrivacyError,
     LedgerError,
-    UnopenedSharesError,
+    RefusedPeersError,
 )
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import (
@@ -23,7 +23,7 @@ from flwr_privacy.wire.message import (
     ERROR_CODE,
     FAILED_CODE,
     RECORD,
-    UNOPENED_CODE,
+    REFUSED_PEERS_CODE,
     Header,
 )
 
@@ -63,9 +63,9 @@ def or_refusal(reply: Callable[[], Message], message: Message) -> Message:
         return Message(Error(DECLINED_CODE, str(error)), reply_to=message)
     except ChargedFailureError as error:
         return Message(Error(FAILED_CODE, str(error)), reply_to=message)
-    except UnopenedSharesError as error:
-        logger.warning("refused to join a secure sum: %s", error)
-        return Message(Error(UNOPENED_CODE, " ".join(error.dealers)), reply_to=message)
+    except RefusedPeersError as error:
+        logger.warning("refused in a secure sum: %s", error)
+        return Message(Error(REFUSED_PEERS_CODE, " ".join(error.peers)), reply_to=message)
     except LedgerError as error:
         return Message(Error(ERROR_CODE, untold(error)), reply_to=message)
     except FlwrPrivacyError as error:

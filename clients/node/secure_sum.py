@@ -18,6 +18,7 @@ from flwr_privacy.errors import (
     DeclinedError,
     InvalidParameterError,
     ProtocolError,
+    RefusedPeersError,
 )
 from flwr_privacy.pipeline.experiment_keys import check_signature, signature_of
 from flwr_privacy.pipeline.experiment_state import hashed, locked_state
@@ -179,7 +180,8 @@ def answer_phase(context: Context, header: Header, content: RecordDict) -> Recor
                 if OPEN not in content:
                     raise
                 # What was revealed is sent all the same.
-                dealt = ConfigRecord({"refused": str(error)})
+                peers = list(error.peers) if isinstance(error, RefusedPeersError) else []
+                dealt = ConfigRecord({"refused": str(error), **({"peers": peers} if peers else {})})
             reply[DEAL] = dealt
     return reply
 
@@ -194,10 +196,15 @@ def _own_key(store: ContextStore, experiment_id: str) -> ConfigRecord:
 def _check_signatures(store: ContextStore, experiment_id: str, invitation: Invitation) -> None:
     if store.pins is None:
         return
-    keys, signatures = invitation.keys, invitation.signatures
+    keys, signatures, refused = invitation.keys, invitation.signatures, dict[str, str]()
     for member, key, signature in zip(invitation.roster, keys, signatures, strict=False):
         if member != store.client_id:
-            check_signature(store, SIGNED, experiment_id, member, key, signature)
+            try:
+                check_signature(store, SIGNED, experiment_id, member, key, signature)
+            except ProtocolError as error:
+                refused[member] = str(error)
+    if refused:
+        raise RefusedPeersError(refused)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""Decides what follows if clients contradict each other about a share that one dealt to the other.
+"""Decides what follows if clients of a secure sum contradict each other.
 
-A client is in conflict with a dealer if it says that it cannot open the share that the dealer
-sealed for it, or if it reveals another share than the dealer announced. Two clients that follow the
-protocol are never in conflict, so one of the two lies. Nobody else can tell which: the receiver
+A client is in conflict with another one if it refuses that one's key, if it says that it cannot
+open the share that the other sealed for it, or if it reveals another share than the other
+announced. Two clients that follow the protocol, with the same pins and their own memory, are never
+in conflict, so one of the two lies or has lost its files. Nobody else can tell which: the receiver
 could prove its word only with the key of the seal, and a server that had sent it the wrong bytes
 would then open the right ones. Hence two rules, for a server that follows the protocol:
 

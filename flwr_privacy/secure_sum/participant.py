@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.coding.shamir import deal
-from flwr_privacy.errors import ProtocolError, UnopenedSharesError
+from flwr_privacy.errors import ProtocolError, RefusedPeersError
 from flwr_privacy.wire.channel import Channel, KeyPair
 
 from .masked import add_masks
@@ -71,9 +71,11 @@ class Participant:
         Raises
         ------
         ProtocolError
-            If the invitation is malformed, repeated, late, or has another key of somebody; at a
-            later step also if this client has not just opened the sum before, or if roster or
+            If the invitation is malformed, repeated or late, or has another key of this client; at
+            a later step also if this client has not just opened the sum before, or if roster or
             threshold are not those of that sum's survivors.
+        RefusedPeersError
+            If it has another key of somebody than before.
         """
         self._check_invitation(invitation)
         earlier = self._step_before(invitation) if invitation.step else None
@@ -158,7 +160,7 @@ class Participant:
         ------
         ProtocolError
             If the session is another one, or too few dealt (at a later step: not all).
-        UnopenedSharesError
+        RefusedPeersError
             If shares are damaged. Such a dealer is not skipped: the seal is what tells the client
             that the dealer's mask key is not the server's.
         """
@@ -188,13 +190,13 @@ class Participant:
                 known = self.state["peers"][peer]
                 share = channel(peer, known).open(sealed, *associated, peer, me, key)
             except ProtocolError as error:
-                unopened[peer] = str(error)
+                unopened[peer] = f"the share of client {peer} cannot be used: {error}"
                 continue
             if len(share) != 2 * SECRET_BYTES:
-                unopened[peer] = f"it has {len(share)} bytes"
+                unopened[peer] = f"the share of client {peer} has {len(share)} bytes"
             shares[peer] = share
         if unopened:
-            raise UnopenedSharesError(unopened)
+            raise RefusedPeersError(unopened)
         session["asked"] = asked_so_far(session["before"], asked)
         session["dealers"] = dealers
         session["mask_keys"] = joined.mask_keys
@@ -319,9 +321,15 @@ class Participant:
                 "half of them"
             )
         known = {**self.state["peers"], self.client_id: self._own.public}
-        for peer, key in zip(roster, invitation.keys, strict=True):
-            if known.get(peer, key) != key:
-                raise ProtocolError(f"the key of client {peer} is another than before")
+        changed = {
+            peer: f"the key of client {peer} is another than before"
+            for peer, key in zip(roster, invitation.keys, strict=True)
+            if known.get(peer, key) != key
+        }
+        if self.client_id in changed:
+            raise ProtocolError(changed[self.client_id])
+        if changed:
+            raise RefusedPeersError(changed)
 
     def _step_before(self, invitation: Invitation) -> Any:
         """Return the session of the previous step; check that the invitation continues it."""

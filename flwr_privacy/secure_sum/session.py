@@ -200,11 +200,11 @@ class Session:
         )
 
     def take_accusation(self, client: str, accused: Collection[str]) -> None:
-        """Store that a client says it cannot open the shares of some dealers.
+        """Store that a client refuses the keys or shares of others, and so is not in the sum.
 
-        It is not in the sum then. Names of clients that dealt nothing to it have no effect.
+        Names of clients that are not in its roster have no effect.
         """
-        others = set(accused).intersection(self._around(client)) - {client}
+        others = set(accused).intersection(self.rosters.get(client, ())) - {client}
         self.conflicts.update(Conflict({client, dealer}) for dealer in others)
 
     def survivors_around(self, client: str, survivors: Collection[str]) -> list[str]:

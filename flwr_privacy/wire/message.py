@@ -19,8 +19,8 @@ __all__ = [
     "HELLO",
     "METRICS",
     "RECORD",
+    "REFUSED_PEERS_CODE",
     "TRAIN",
-    "UNOPENED_CODE",
     "VERSION",
     "Fields",
     "Header",
@@ -48,8 +48,8 @@ DECLINED_CODE = 1001
 FAILED_CODE = 1002
 """Code with which a client says that it was charged and cannot answer."""
 
-UNOPENED_CODE = 1005  # what lies between are codes of the server's own
-"""Code with which a client names the dealers whose shares it cannot open, as its reason."""
+REFUSED_PEERS_CODE = 1005  # what lies between are codes of the server's own
+"""Code with which a client of a secure sum names the others that it refuses, as its reason."""
 
 METRICS = "metrics"
 """Key under which a client half hands its metrics to the message's MetricRecord."""

@@ -128,6 +128,9 @@ class SumExchanges:
                 _take_shares(reply, revealing, dealing, own)
             except (ReplyRefusedError, ProtocolError) as error:
                 request_log.withdraw(reply, _refusal(error))
+        if dealing is not None:
+            for client, peers in request_log.refused_peers.items():
+                dealing.session.take_accusation(client, peers)
 
     def leave_out(self, reasons: Mapping[str, str]) -> None:
         """Leave clients out of the run, each for a reason."""
@@ -168,6 +171,8 @@ def _take_shares(
         record = _record(reply, DEAL)
         # What it revealed above counts all the same.
         if "refused" in record:
+            peers = record.get("peers", [])
+            dealing.session.take_accusation(client, peers if isinstance(peers, list) else [])
             raise ReplyRefusedError("error", f"client {client}: {record['refused']}")
         dealing.session.take_dealt(client, read(Dealt, record))
     if damaged:  # the other shares count all the same; the dealers may have announced other ones

@@ -137,6 +137,7 @@ class Summed:
         # The clients of this round may have dealt when the last sum was opened.
         self._now, self._next = self._next, None
         if self._now is not None and self._now.session.server_round == server_round:
+            self._take_conflicts(self._now.session)
             try:
                 self._now.session.check_dealers()
                 return
@@ -144,6 +145,7 @@ class Summed:
                 logger.warning("%s; asked again", error)
         self._now = self._new_session(grid, server_round)
         self._exchanges.share(grid, server_round, revealing=None, dealing=self._now)
+        self._take_conflicts(self._now.session)
         self._now.session.check_dealers()
 
     @property
@@ -210,7 +212,7 @@ class Summed:
         if not isinstance(heard, MaskedSum):
             return heard
         session, _ = self._current()
-        for client, dealers in request_log.unopened.items():
+        for client, dealers in request_log.refused_peers.items():
             session.take_accusation(client, dealers)
         mean = instruction.accumulator()
         asked, request_log.question = request_log.question, RecordDict()  # it holds a model
@@ -317,8 +319,8 @@ class Summed:
         if not found and not session.misfits:
             return
         for one, other in sorted(map(sorted, found)):
-            logger.warning("clients %s and %s contradict each other about a share", one, other)
-        why = f"it contradicts more than {session.liars} others about shares of a secure sum"
+            logger.warning("clients %s and %s contradict each other", one, other)
+        why = f"it contradicts more than {session.liars} others of a secure sum"
         false = dict.fromkeys(liars(session.conflicts, session.liars), why) | session.misfits
         self._exchanges.leave_out(false)
         both = self._conflicts | found

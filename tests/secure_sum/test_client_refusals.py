@@ -268,7 +268,7 @@ def bad_joins():
     yield (
         "short",
         lambda r: sealed_by_c02(r, bytes(63)),
-        "the share of client c02 cannot be used: it has 63",
+        "the share of client c02 has 63 bytes",
     )
     yield "unknown", lambda r: replace(shares(r), session="x" * 99), f"session '{'x' * 64}' is not"
 

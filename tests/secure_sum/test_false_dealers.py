@@ -11,12 +11,13 @@ from parties import masked
 from sum_session import CLIENTS, DEALT, JOINED, REVEALED, SENT, SURVIVORS, Sum, flipped
 
 from flwr_privacy.clients import SecureSumClient, as_mod
-from flwr_privacy.errors import ProtocolError, UnopenedSharesError
+from flwr_privacy.errors import ProtocolError, RefusedPeersError
 from flwr_privacy.secure_sum import NotOpenedError, SecureSum
 from flwr_privacy.secure_sum.conflicts import Conflict, apart, liars
 from flwr_privacy.secure_sum.messages import DEAL, JOIN, OPEN
 from flwr_privacy.strategies import FedAvg
-from flwr_privacy.wire.message import ERROR_CODE, UNOPENED_CODE
+from flwr_privacy.wire.channel import KeyPair
+from flwr_privacy.wire.message import ERROR_CODE, REFUSED_PEERS_CODE
 
 NAMES = "abcde"
 Change = Callable[[dict[str, Any]], None]
@@ -103,11 +104,11 @@ def test_a_client_names_all_dealers_whose_shares_it_cannot_open_and_stays_out() 
     joined = run.session.joined("c01")
     for dealer in ("c02", "c04"):
         joined.sealed[CLIENTS.index(dealer)] = bytes(92)
-    with pytest.raises(UnopenedSharesError) as raised:
+    with pytest.raises(RefusedPeersError) as raised:
         run.parties["c01"].join(joined)
-    assert raised.value.dealers == ("c02", "c04")
+    assert raised.value.peers == ("c02", "c04")
     assert "the share of client c02 cannot be used: damaged" in str(raised.value)
-    assert str(raised.value).endswith("; nor those of 1 more")
+    assert str(raised.value).endswith("; and 1 more clients")
     with pytest.raises(ProtocolError, match="has no vector of this client"):
         run.parties["c01"].reveal("first", SURVIVORS)
     with pytest.raises(ProtocolError, match="has no place for this client's vector"):
@@ -132,9 +133,21 @@ def test_who_accuses_is_missing_like_one_who_is_lost_and_one_secret_of_each_is_o
     run.assert_opens()
 
 
+def test_a_client_names_all_whose_keys_are_others_than_before() -> None:
+    run = Sum(DEALT)
+    run.begin(name="second", server_round=2)
+    invitation = run.session.invitation("c01")
+    for client in ("c00", "c03"):
+        invitation.keys[CLIENTS.index(client)] = KeyPair().public
+    with pytest.raises(RefusedPeersError, match="the key of client c00 is another") as raised:
+        run.parties["c01"].deal(invitation)
+    assert raised.value.peers == ("c00", "c03")
+    assert set(run.parties["c01"].state["sessions"]) == {"first"}
+
+
 def test_an_accusation_of_itself_or_of_strangers_has_no_effect() -> None:
     run = Sum(DEALT)
-    run.session.take_accusation("c01", ["c01", "x", "c02 c03", ""])
+    run.session.take_accusation("c01", ["c01", "x", "c02 c03", "", 7])
     assert run.session.conflicts == set()
 
 
@@ -194,7 +207,7 @@ def accusing(accused: Mapping[str, str]) -> Answer:
 
     def answer(client: str, message: Message, reply: Message) -> Message:
         if client in accused and JOIN in message.content:
-            return Message(Error(UNOPENED_CODE, " ".join(accused[client])), reply_to=message)
+            return Message(Error(REFUSED_PEERS_CODE, " ".join(accused[client])), reply_to=message)
         return reply
 
     return answer
@@ -230,7 +243,7 @@ def opened(result: Any) -> list[int]:
     return [line["scheme"]["sum_opened"] for line in result.history[1:]]
 
 
-CONTRADICTS = "it contradicts more than 2 others about shares of a secure sum"
+CONTRADICTS = "it contradicts more than 2 others of a secure sum"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A server that is killed in the middle of a round, and what the clients still answer."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,20 @@ def test_a_round_that_was_not_opened_is_done_again(tmp_path: Path) -> None:
     resumed = trained(**kept, resume=True)
     assert same(resumed.arrays, trained(None).arrays)
     assert [line["scheme"]["sum_opened"] for line in resumed.history] == [0, 4, 4, 4]
+
+
+def test_a_client_that_comes_back_with_another_key_costs_one_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By intent, or as its node has lost its folder; the others know the key that it had."""
+    kept = folders(tmp_path)
+    with pytest.raises(Killed):
+        trained(**kept, before=tapped(killed_when_asked_to_open))
+    shutil.rmtree(tmp_path / "state" / "1.secure-sum")
+    resumed = trained(**kept, resume=True)
+    assert [line["scheme"]["sum_opened"] for line in resumed.history] == [0, 4, 0, 3]
+    assert "the key of client 1 is another than before" in caplog.text
+    assert "client 1 (node" in caplog.text
 
 
 def test_a_round_that_was_opened_is_not_opened_again(

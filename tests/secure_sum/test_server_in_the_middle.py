@@ -25,7 +25,7 @@ def swapping(victim: str, *, from_round: int) -> Any:
 
     def swap(content: dict[str, Any]) -> None:
         record = content.get(DEAL)
-        if record is None or record["server-round"] < from_round:
+        if record is None or record["server-round"] < from_round or victim not in record["roster"]:
             return
         keys = list(record["keys"])
         keys[record["roster"].index(victim)] = own
@@ -74,7 +74,8 @@ def test_a_key_that_changes_within_a_run_is_refused_without_pins(
     with caplog.at_level("WARNING", "flwr.privacy"):
         swap = swapping("ward-1", from_round=2)
         result = trained(tmp_path, pinned=False, before=swap, rounds=2)
-    assert [line.get("skipped") for line in result.history] == [None, False, True]
+    # The others name it, and the next sum is without it.
+    assert [line["scheme"]["sum_opened"] for line in result.history[1:]] == [3, 2]
     assert "the key of client ward-1 is another than before" in caplog.text
 
 
@@ -129,11 +130,11 @@ def test_a_wrong_signature_costs_its_own_client_where_the_server_has_the_pins(
     with caplog.at_level("WARNING", "flwr.privacy"):
         result = trained(tmp_path, pinned=True, checked=checked, rounds=2)
     assert "the signature of client 'ward-1' does not fit its pinned key" in caplog.text
-    for line in result.history[1:]:
-        if checked:
-            assert line["scheme"]["sum_opened"] == 2
-        else:  # all others refuse to deal
-            assert line["skipped"]
+    # Without pins at the server all others refuse to deal in the first round, and name it.
+    opened = [line["scheme"]["sum_opened"] for line in result.history[1:]]
+    assert opened == ([2, 2] if checked else [0, 2])
+    left_out = "client ward-1 (node" in caplog.text and "is left out of this run" in caplog.text
+    assert left_out != checked
 
 
 def test_the_nodes_still_check_what_the_server_has_checked(tmp_path: Path, caplog: Any) -> None:
