@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flwr_privacy.coding.thresholds import recovery_threshold
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.fedvs.clock import transfer_seconds
 from flwr_privacy.fedvs.delays import (
     HalfSlow,
     expected_order_statistic,
@@ -20,7 +21,7 @@ from flwr_privacy.fedvs.delays import (
     mean_delays,
     sharing_factor,
 )
-from flwr_privacy.simulations.research.fedvs.paper.conventions import conventions, transfer_seconds
+from flwr_privacy.simulations.research.fedvs.paper.conventions import conventions
 from flwr_privacy.stragglers import StragglerModel
 
 NAMES = tuple("abcde")

@@ -40,7 +40,7 @@ class Reference:
     ) -> None:
         train, _, labels, _ = digits(clients)
         self.N, self.K, self.lx, self.lw = clients, K, lx, lw
-        self.divisor = clients if mean else 1
+        self.mean = mean
         places = order(ROWS, derive_seed("e", "vertical rows", "train"))
         self.labels = labels[places]
         self.X = []
@@ -59,8 +59,10 @@ class Reference:
     def stream(self, purpose: str, client: int, phase: str, server_round: int) -> SecureRandom:
         return SecureRandom.insecure(INSECURE, purpose, str(client), "e", phase, server_round, 0)
 
-    def step(self, server_round: int, batch_size: int = 8) -> None:
-        """Make one step; see FedVS, Algorithm 1."""
+    def step(self, server_round: int, batch_size: int = 8, without: int | None = None) -> None:
+        """Make one step, of all clients or without one; see FedVS, Algorithm 1."""
+        there = [i for i in range(self.N) if i != without]
+        divisor = len(there) if self.mean else 1
         length = math.ceil(ROWS / self.K)
         coded = batch_of(
             length,
@@ -70,17 +72,17 @@ class Reference:
         )
         rows = [k * length + b for k in range(self.K) for b in coded if k * length + b < ROWS]
         total = np.zeros((len(rows), EMBEDDING), np.int64)
-        for i, (X, W) in enumerate(zip(self.X, self.W, strict=True)):
+        for i in there:
             rounded = round_stochastic(
-                W * 2.0**self.lw, self.stream("rounding", i, server.DEAL, server_round)
+                self.W[i] * 2.0**self.lw, self.stream("rounding", i, server.DEAL, server_round)
             )
-            total += X[rows] @ rounded
+            total += self.X[i][rows] @ rounded
         self.sums.append(total)
-        H = (total * 2.0 ** -(self.lx + self.lw) / self.divisor).astype(np.float32)
+        H = (total * 2.0 ** -(self.lx + self.lw) / divisor).astype(np.float32)
         self.arrays, gradient, _ = self.server_model.step(self.arrays, H, self.labels[rows], RATE)
-        for i, X in enumerate(self.X):
-            real = X[rows] * 2.0**-self.lx
-            moved = real.T @ gradient.astype(np.float64) / self.divisor
+        for i in there:
+            real = self.X[i][rows] * 2.0**-self.lx
+            moved = real.T @ gradient.astype(np.float64) / divisor
             self.W[i] = np.clip(self.W[i] - CLIENT_RATE * moved, -2.0, 2.0)
 
 
@@ -206,6 +208,32 @@ def test_F6_one_answer_too_few_skips_the_round_and_names_the_missing(
     reference = Reference(4, K=1)
     reference.step(1)
     reference.step(3)
+    for key, array in model_of(result.arrays).items():
+        np.testing.assert_array_equal(array, reference.arrays[key])
+    for client, own in vertical.weights(tmp_path).items():
+        np.testing.assert_allclose(own, reference.W[int(client)], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_a_sum_without_a_client_is_divided_by_those_who_are_in_it(
+    mean: bool, tmp_path: Path
+) -> None:
+    """On the server, and by the clients that move by its gradient; the missing one does not."""
+    fault = Fault(kind="drop", client="2", phase=server.DEAL, server_round=2)
+    result = vertical.train(
+        num_rounds=3,
+        experiment_id="e",
+        evaluation="none",
+        aggregation="mean" if mean else "sum",
+        least_dealers=3,
+        deadline=1.0,
+        faults=[fault],
+        state=tmp_path,
+    )
+    assert [line["scheme"]["dealers"] for line in result.history[1:]] == [4, 3, 4]
+    reference = Reference(4, K=1, mean=mean)
+    for server_round, without in ((1, None), (2, 2), (3, None)):
+        reference.step(server_round, without=without)
     for key, array in model_of(result.arrays).items():
         np.testing.assert_array_equal(array, reference.arrays[key])
     for client, own in vertical.weights(tmp_path).items():

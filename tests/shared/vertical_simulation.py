@@ -130,6 +130,6 @@ def accuracy(method: str, **values: Any) -> float:
     own = FedVSSettings(method=method, embedding=32, learning_rate=0.1, slow="last", **values)
     server_model = Perceptron((32, 64, 32, 10))
     found = simulate(
-        digits(), own, server_model, watch=range(400, 601, 50), by="rounds", rounds=600, seed=0
+        digits(), own, server_model, watch=range(700, 901, 50), by="rounds", rounds=900, seed=0
     )
     return float(found.accuracy.mean())
