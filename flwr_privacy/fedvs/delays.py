@@ -224,7 +224,11 @@ class HalfSlow(Stragglers):
             check_number(f"delays.{name}", getattr(self, name), minimum=1e-9)
         for name in ("share_seconds", "upload_seconds"):
             given = getattr(self, name)
-            for seconds in given.values() if isinstance(given, Mapping) else (given or 0,):
+            own = given if isinstance(given, Mapping) else dict.fromkeys(self.clients, given or 0.0)
+            if set(own) != set(self.clients):
+                allowed = "a number for every client"
+                raise InvalidParameterError(f"delays.{name}", given, allowed)
+            for seconds in own.values():
                 check_number(f"delays.{name}", seconds, minimum=0)
         means = mean_delays(N, stragglers=self.stragglers).tolist()
         rows = batch_rows(self.batch_size, self.K, self.batch)
@@ -280,7 +284,7 @@ class HalfSlow(Stragglers):
         """
         mean = self.mean_of(client_id, phase=phase)
         given = {SHARE: self.share_seconds, UPLOAD: self.upload_seconds}.get(phase)
-        fixed = given.get(client_id, 0.0) if isinstance(given, Mapping) else given or 0.0
+        fixed = given[client_id] if isinstance(given, Mapping) else given or 0.0
         if mean == 0:
             return fixed
         draws = stream(seed, "half-slow", client_id, server_round, phase, request)

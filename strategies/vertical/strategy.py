@@ -143,7 +143,10 @@ class VerticalStrategy(ColumnOwners):
         if self.delays is not False:
             if self.loop.stragglers is not None:
                 raise InvalidParameterError("delays", self.delays, "false with other stragglers")
-            HalfSlow(**{"clients": ("0", "1"), **table})  # which checks the table
+            # It checks the table, but for what depends on the clients: they are not known yet.
+            later = [key for key, own in table.items() if isinstance(own, Mapping)]
+            later = [] if "clients" in table else [*later, "stragglers"]
+            HalfSlow(**{"clients": ("0", "1"), **table, **dict.fromkeys(later)})
         self._delays = None if self.delays is False else table
         super().__post_init__()
         self.fraction_evaluate = 0.0  # the strategy evaluates by itself

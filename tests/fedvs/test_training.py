@@ -17,6 +17,8 @@ from apps import make, model_of, same
 from vertical import CLASSES, EMBEDDING, ROWS, TEST_ROWS, Wire, digits, late
 
 from flwr_privacy.clients import VerticalData
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.fedvs.costs import cost_model
 from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.network import initial_weights, project
 from flwr_privacy.fedvs.quantisation import round_stochastic
@@ -273,6 +275,42 @@ def test_F20_more_answers_take_longer_and_never_another_model() -> None:
     assert found[3, 1][0] == pytest.approx(found[1, 3][0])
     for T in (2, 3):  # batches depend on K, and on nothing else here
         assert same(found[1, 1][1].arrays, found[1, T][1].arrays)
+
+
+RATES = {"scale": 0.0, "bandwidth_mbps": 1.0, "speed": 1e6}
+
+
+def clock(**changes: Any) -> list[float]:
+    """Return the virtual seconds after the setup and each round, with no delay but the clients'."""
+    result = vertical.train(num_rounds=3, evaluation="none", **changes)
+    return [line["virtual_seconds"] for line in result.history]
+
+
+def test_the_clock_counts_products_and_bytes() -> None:
+    found = clock(delays=RATES)
+    # Six of 24 pixels each, and their squares. Three of the four clients deal zero masks.
+    costs = cost_model(N=4, K=1, T=1, rows=ROWS, widths=[12] * 4, h=EMBEDDING, b=8)
+    weights = costs.weights_bytes[0]
+    share = (3 * (weights + costs.mask_bytes) + 3 * (weights + costs.mask_bytes)) * 8e-6
+    share += (costs.weights_macs[0] + costs.mask_macs) * 1e-6
+    upload = costs.answer_bytes * 8e-6 + costs.answer_macs * 1e-6
+    back = 4 * 8 * EMBEDDING * 8e-6 + 8 * 12 * EMBEDDING * 1e-6
+    setup = costs.encode_macs[0] * 1e-6 + 2 * 3 * costs.data_bytes[0] * 8e-6
+    rounds = [share + upload + back] * 3
+    assert np.diff(found).tolist() == pytest.approx(rounds)
+    assert found[0] == pytest.approx(setup)
+
+
+@pytest.mark.parametrize("own", [{"share_seconds": 0.25}, {"upload_seconds": 0.25}])
+def test_the_users_own_seconds_are_all_that_is_counted(own: dict[str, float]) -> None:
+    assert clock(delays={**RATES, **own}) == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_the_number_of_stragglers_is_checked_when_the_clients_are_known() -> None:
+    late = {"stragglers": 3, "share_seconds": 0.0}
+    assert len(clock(delays=late)) == 4
+    with pytest.raises(InvalidParameterError, match="stragglers = 5"):
+        clock(delays={**late, "stragglers": 5})
 
 
 # -- Rows --------------------------------------------------------------------------------------

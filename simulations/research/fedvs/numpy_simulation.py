@@ -5,8 +5,9 @@ decoding, waits, virtual clock and evaluation are those of `flwr_privacy.strateg
 `SplitVFL`, and a client's weights, embeddings and noise are made by the functions of
 `flwr_privacy.clients`. What is left out is Flower, the nodes' stores and the sealed shares: FedVS's
 answers are points of a polynomial through the clients' exact integer sums, so that the strategy
-decodes what it decodes from shares. A round is 20 to 100 times as fast as on the inline engine. A
-test compares the models, the weights, the clock and who answered with the inline engine's.
+decodes what it decodes from shares. A round is about ten times as fast as on the inline engine, and
+no data are coded before the first. A test compares the models, the weights, the clock and who
+answered with the inline engine's.
 
 The systems of "FedVS: Straggler-Resilient and Privacy-Preserving Vertical Federated Learning for
 Split Models" (ICML 2023), section 6. All of a seed start from the same weights and meet the same
