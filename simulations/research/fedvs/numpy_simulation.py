@@ -185,7 +185,7 @@ class _InProcess(VerticalStrategy):
         Raises
         ------
         InvalidParameterError
-            If the strategy was made for others, or a value is not allowed.
+            If a value is not allowed.
         """
         self.planned_rounds = check_integer("rounds", rounds, minimum=1)
         seed, experiment = int(self.experiment.seed), self.experiment.id
@@ -224,6 +224,7 @@ class _InProcess(VerticalStrategy):
     def _next(self, last: _Moment) -> _Moment:
         """Train for a round, and have the clients make their steps."""
         server_round = last.rounds + 1
+        self._summed_up: list[str] = []
         arrays, _ = self.train_round(_GRID, server_round, last.arrays, ConfigRecord())
         self.deliver(_GRID, server_round)
         counts = self.messenger.counts()
