@@ -1,5 +1,6 @@
 """Options of the loop: seed, identity, clients, deadlines and the run folder."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ class LoopOptions:
         if self.forget_keys and (self.pins is not None or not self.resume):
             allowed = "nothing, but on a resume without pins: the pins say the keys"
             raise InvalidParameterError("forget_keys", self.forget_keys, allowed)
-        if self.run_dir is not None and not Path(self.run_dir).is_dir():
+        if self.run_dir is not None and not os.path.isdir(self.run_dir):
             raise InvalidParameterError("run_dir", str(self.run_dir), "a folder that exists")
 
     def read_pins(self) -> "Pins | None":

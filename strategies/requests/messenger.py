@@ -25,6 +25,7 @@ from .exchange import persistent_exchange
 from .federation import Federation
 from .pulling import let_go, pull
 from .request_log import RequestLog
+from .sampling import Sampler
 from .tally import Tally
 
 __all__ = ["Assigned", "Messenger", "only"]
@@ -64,6 +65,8 @@ class Messenger:
 
     Attributes
     ----------
+    sampler : Sampler
+        Draws the clients.
     timeout : float
         Real seconds that any exchange may take.
     recorded : bool
@@ -87,6 +90,7 @@ class Messenger:
         untimed: Collection[str] = (EVALUATE,),
     ) -> None:
         self.federation = federation
+        self.sampler = Sampler(federation)
         self.timeout = _FOREVER
         self.recorded = False
         self.virtual_seconds = 0.0
@@ -148,7 +152,7 @@ class Messenger:
             self.federation.wait(grid, self.timeout)
         if not self.recorded:
             self._release()
-        return self.federation.sample(
+        return self.sampler.sample(
             self._experiment.seed,
             (phase, server_round),
             fraction=fraction,
@@ -174,7 +178,7 @@ class Messenger:
         """
         if not self.recorded:
             self._release()
-        return self.federation.draw(
+        return self.sampler.draw(
             self._experiment.seed,
             (phase, server_round, attempt),
             fraction=fraction,
@@ -296,8 +300,7 @@ class Messenger:
                 left_open=left_open,
             )
         finally:  # also when whoever reads has had enough
-            if not request_log.cohorts:
-                self.federation.leave_out(request_log.newest_garbage())
+            self.federation.count_garbage(request_log.newest_garbage())
             self._open |= {
                 message: (request_log, node, expires) for message, node in left_open.items()
             }
@@ -345,7 +348,7 @@ class Messenger:
         Between rounds: the next one may be prepared in one exchange with the end of this one.
         """
         for request_log in self._logs.values():
-            self.federation.release(request_log.free)
+            self.sampler.release(request_log.free)
             request_log.free = set()
 
     def _busy(self, grid: Grid) -> set[int]:
@@ -355,8 +358,7 @@ class Messenger:
                 del self._open[message_id]
                 if self._tally.add_late(request_log, reply):
                     self._came_late.append((request_log, request_log.addressed(node)))
-                if not request_log.cohorts:
-                    self.federation.leave_out(request_log.newest_garbage())
+                self.federation.count_garbage(request_log.newest_garbage())
         now = time.monotonic()
         given_up = [key for key, (_, _, expires) in self._open.items() if expires <= now]
         let_go(grid, given_up, for_good=True)
