@@ -516,7 +516,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if self.charge_log.forecast or instruction.forecast is None:
             return
         # Not the clients of this round: how many they are may be secret.
-        asked, _ = self.federation.sample_size(
+        asked, _ = self.messenger.sampler.sample_size(
             fraction=self.fraction_train, minimum=self.min_train_nodes
         )
         forecast = instruction.forecast(max(1, asked))
