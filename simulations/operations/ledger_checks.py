@@ -44,12 +44,15 @@ def check_ledgers(
 
 def _checks(file: Path, policy: Policy | None) -> Iterator[Check]:
     name = f"ledger {file.stem}"
-    yield _rights(name, file)
     try:
+        yield _rights(name, file)
         summary = summary_of(file, policy)
         entries = Ledger(file, data_set=file.stem).entries()
     except LedgerError as error:
         yield Check(name, FAIL, str(error))
+        return
+    except OSError as error:
+        yield Check(name, FAIL, f"{file} cannot be read: {error.strerror}")
         return
     yield Check(name, OK, f"{len(entries)} charges can be read")
     yield _answers(name, summary)

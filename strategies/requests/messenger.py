@@ -247,6 +247,32 @@ class Messenger:
         quorum : int, optional
             Number of used replies after which the exchange ends.
         """
+        request_log = self.opened(server_round, phase, assigned, summed=summed, quorum=quorum)
+        header = request_log.header
+        shared = RecordDict({**content, RECORD: ConfigRecord(header.write(fields))})
+        messages = messages_of(
+            request_log,
+            shared,
+            own=own or {},
+            groups=groups or {},
+            of_group=of_group or {},
+            clients=self.federation.virtual_clients or 0,
+            weighted_by=self._weighted_by,
+        )
+        if large:
+            request_log.largest = self._max_reply_bytes
+        return messages
+
+    def opened(
+        self,
+        server_round: int,
+        phase: str,
+        assigned: Assigned,
+        *,
+        summed: bool = False,
+        quorum: int | None = None,
+    ) -> RequestLog:
+        """Return the log of a new request; its parameters are those of `ask`."""
         header = self._header(phase, server_round)
         late, virtual_seconds = self._late(header, assigned, quorum)
         request_log = self._logs[phase] = RequestLog(
@@ -261,19 +287,7 @@ class Messenger:
         )
         if self.recorded:
             self._tally.add(request_log)
-        shared = RecordDict({**content, RECORD: ConfigRecord(header.write(fields))})
-        messages = messages_of(
-            request_log,
-            shared,
-            own=own or {},
-            groups=groups or {},
-            of_group=of_group or {},
-            clients=self.federation.virtual_clients or 0,
-            weighted_by=self._weighted_by,
-        )
-        if large:
-            request_log.largest = self._max_reply_bytes
-        return messages
+        return request_log
 
     def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
         """Send the messages of a phase; yield replies until quorum or deadline.

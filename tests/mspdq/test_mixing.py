@@ -281,6 +281,7 @@ def test_couplings_that_are_known():
         ({"gamma": 0.5, "m": 3}, r"largest_stable\(kappa=0\.5, m=3\) = 0\.4"),
         ({"gamma": 0.9, "m": 9, "mass": "normalized"}, r"m=1\) = 0\.857143"),
         ({"gamma": 0.9, "coupling": "random"}, "largest_stable"),
+        ({"kappa": 1.0, "coupling": "harmonic"}, r"kappa = 1\.0"),
         ({"rounds": -1}, "rounds = -1: expected an integer of at least 0"),
         ({"m": 0}, "m = 0: expected an integer of at least 1"),
         ({"coupling": "constant"}, "coupling = 'constant'.*nearest: 'const'"),

@@ -1,6 +1,6 @@
 """Functions for figures that show no training of the app, e.g. bounds and simulations.
 
-Some are formulas. Others are simulations: trainings by the mathematics alone, whose data, noise and
+Some are formulas. Others are simulations: trainings without messages, whose data, noise and
 stragglers depend on a seed, and which are compared over seeds as trainings are.
 """
 

@@ -1,6 +1,7 @@
 """What `flwr-privacy ledger` shows, checks and exports of a node's ledgers."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -192,6 +193,22 @@ def test_check_goes_on_after_a_damaged_ledger(ward: Ledger, tmp_path: Path) -> N
     assert done.exit_code == 1
     assert "does not begin with" in done.stdout
     assert "ok    ledger ward-7: 11 charges can be read" in done.stdout
+
+
+def test_a_ledger_in_a_folder_that_may_only_be_listed_has_a_line(
+    ward: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Path.stat
+
+    def denied(path: Path, **options: Any) -> Any:
+        if path.parent == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path, **options)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    done = run("check", tmp_path)
+    assert done.exit_code == 1
+    assert done.stdout == f"fail  ledger ward-7: {ward.path} cannot be read: Permission denied\n"
 
 
 @pytest.mark.parametrize("command", ["show", "check", "export"])
