@@ -4,7 +4,7 @@ A `SimulatedACFL` is the strategy itself: its plan of the noise, coded data, wei
 steps are those of `flwr_privacy.strategies.ACFL`, and a device encodes its data by
 `flwr_privacy.acfl.release.LocalCodedData`. What is left out is Flower, the nodes' stores and their
 ledgers. All devices compute their gradients together, so that a round of 100 devices is about a
-XXX times as fast as on the inline engine. A test compares the models of both.
+thousand times as fast as on the inline engine. A test compares the models of both.
 
 Trainings of one seed meet the same stragglers. All noise is from that seed: this protects nobody.
 """

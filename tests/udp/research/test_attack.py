@@ -10,8 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.nn import functional
 
 from flwr_privacy.accounting.gaussian import mu_of
+from flwr_privacy.clients import UDPClient
+from flwr_privacy.clients.torch import get_arrays, initialise
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.attack import ATTACKS
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions
@@ -23,7 +26,16 @@ from flwr_privacy.simulations.research.udp.canaries import (
     WeakNoiseUDPClient,
     audit,
 )
-from flwr_privacy.udp import UDPNoisePlan
+from flwr_privacy.simulations.research.udp.training import (
+    budget,
+    everybody,
+    imitate,
+    level,
+    train_inline,
+)
+from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.strategies import UDP
+from flwr_privacy.udp import RECORD_UNIT, UDPNoisePlan, sensitivity
 
 ROUNDS = 3  # the scores have the same law for any number of rounds
 
@@ -153,3 +165,34 @@ def test_one_run_of_the_command_shows_both(tmp_path: Path, monkeypatch: pytest.M
 def test_what_is_not_allowed_is_named(call, text: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidParameterError, match=text):
         call()
+
+
+def test_a_shadow_is_trained_as_the_real_strategy_and_clients_train() -> None:
+    """Without noise the models are equal; with it the shadow has the noise that is planned."""
+    draws, rounds, step = np.random.default_rng(0), 5, 2.0
+    data = [
+        (draws.random((20, 64), dtype=np.float32), draws.integers(0, 10, size=20)) for _ in range(3)
+    ]
+    start = partial(initialise, tasks.task("digits-linear").model, 0)
+    models = {}
+    for epsilon in (None, 4.0):
+        strategy = UDP(privacy=level(epsilon, step), **everybody(3), rounds=rounds)
+        models[epsilon] = train_inline(
+            strategy, UDPClient, start, data, functional.cross_entropy, rounds
+        )
+    shadow = partial(imitate, start, data, rounds, learning_rate=step, draws=draws)
+    plain = shadow(sigma=0.0)
+    moved = 0.0
+    for name, array in get_arrays(start()).items():
+        np.testing.assert_allclose(plain[name], models[None][name], rtol=0, atol=1e-6)
+        moved = max(moved, float(np.abs(plain[name] - array).max()))
+    assert moved > 0.05
+    (charge,) = {release.charge.noise_multiplier for release in strategy.releases}
+    plan = UDPNoisePlan(**budget(4.0), rounds=rounds, q=1.0)
+    assert charge == pytest.approx(plan.noise_multiplier, rel=1e-6)
+    sigma = charge * sensitivity(RECORD_UNIT, clipping_norm=1.0, learning_rate=step, records=20)
+    # What a round of noise in either adds up to: 650 weights, five rounds, a mean of three.
+    noised = shadow(sigma=sigma)
+    for found in (noised, models[4.0]):
+        size = sum(float(((found[name] - plain[name]) ** 2).sum()) for name in plain)
+        assert size == pytest.approx(650 * rounds * sigma**2 / 3, rel=0.5)
