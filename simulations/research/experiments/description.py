@@ -3,7 +3,9 @@
 ``<scheme>/figures/<figure>.toml`` has a title, the settings that all curves share (``[base]``),
 what the paper's own size puts over them (``[full]``), the curves (``[[curve]]``) and the claims
 (``[[claim]]``, see `flwr_privacy.simulations.research.experiments.claims`). Each curve is trained
-once per seed. Every setting that is not in the file is `Settings`' own default.
+once per seed. Every setting that is not in the file is `Settings`' own default; those whose default
+may change, and with it a verdict, must be there (``tests/simulations/research/experiments``,
+``test_pins.py``).
 
 A ``[sweep]`` names a setting and its values: each curve is then trained once per seed and value,
 and shows what the runs came to over that setting. A curve with ``search`` is trained with each
