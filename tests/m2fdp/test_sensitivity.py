@@ -482,9 +482,10 @@ def test_laws_are_ordered() -> None:
     assert grown[-1] == pytest.approx(law(tree, segments, Drift()))
 
 
-def test_a_growth_that_no_float_holds_is_the_worst_case() -> None:
+@pytest.mark.parametrize("steps", [2, 10])
+def test_a_growth_that_no_float_holds_is_the_worst_case(steps: int) -> None:
     reach = Reach(anchor=1, shared=1.0)
-    found = Drift(law="smooth", growth=1e300).trained(reach, bound=3.0, steps=10)
+    found = Drift(law="smooth", growth=1e300).trained(reach, bound=3.0, steps=steps)
     assert found == Reach(anchor=1, shared=7.0)
 
 

@@ -1,6 +1,6 @@
 """Plants errors in the rooms where one costs privacy, and lists those that no test notices.
 
-    .venv/bin/python -m tests.mutation --mutants 306 --room noise
+    .venv/bin/python -m tests.mutation --mutants 34 --room noise
 
 Works in a copy of the tree. What was found is kept in `runs/mutation.json`, so a run that was ended
 goes on; `--again` tries the survivors once more. `equivalent.toml` has the mutants that no test can
@@ -115,7 +115,7 @@ def main(
     """Run the command; return 1 if a mutant survived."""
     parser = argparse.ArgumentParser(prog="tests.mutation", description=__doc__)
     every = rooms(root)
-    parser.add_argument("--mutants", type=int, default=306, help="in all rooms together")
+    parser.add_argument("--mutants", type=int, default=306, help="in the rooms together")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--room", action="append", choices=every, help="only this one")
     parser.add_argument("--again", action="store_true", help="try what survived before")

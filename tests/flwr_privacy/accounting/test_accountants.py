@@ -308,6 +308,14 @@ def test_equal_releases_fit_as_long_as_their_total_keeps_the_cap(name, sampling,
     )
 
 
+@pytest.mark.parametrize("name", ["gdp", "rdp", "pld"])
+def test_gaps_count_towards_the_cap(name):
+    charge, accountant = gaussian(3.0, gap=0.05), new_accountant(name, [gaussian(3.0, 9, gap=0.05)])
+    total = spent([gaussian(3.0, 10, gap=0.05)], delta=1e-5, accountant=name)
+    assert accountant.would_exceed(charge, epsilon=0.999 * total, delta=1e-5)
+    assert not accountant.would_exceed(charge, epsilon=1.001 * total, delta=1e-5)
+
+
 @given(st.lists(st.floats(0.3, 30), max_size=30), st.floats(0.1, 30))
 def test_whatever_noise_is_chosen_gdp_never_passes_its_cap(noises, epsilon):
     accountant = new_accountant("gdp")

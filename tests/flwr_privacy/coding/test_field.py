@@ -17,7 +17,8 @@ from flwr_privacy.privacy.randomness import SecureRandom
 
 FIELD = PrimeField()
 # The smallest; one product; the last below 2**23.5 and the next, of one and of two limbs; two.
-PRIMES = (3, 5, 97, 4194301, 11863279, 11863289, 16777213, 2147483629, MERSENNE_31)
+# With 134223233, one term more in a sum would be too many for a float.
+PRIMES = (3, 5, 97, 4194301, 11863279, 11863289, 16777213, 134223233, 2147483629, MERSENNE_31)
 
 
 def draw(p: int, *shape: int, seed: int = 0) -> np.ndarray:
