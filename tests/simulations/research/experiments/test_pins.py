@@ -68,7 +68,7 @@ SETTLED = {
 _LOSSES = ("data", "alpha", "straggler_rate", "encoding")
 _COLUMNS = (
     *("data", "method", "learning_rate", "batch_size", "embedding", "order", "T", "data_bits"),
-    *("weight_bits", "w_max", "project", "log_base", "batch"),
+    *("weight_bits", "w_max", "log_base", "batch"),
 )
 SIMULATED: dict[str, tuple[str, ...]] = {
     "acfl-loss": _LOSSES,
